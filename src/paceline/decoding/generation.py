@@ -1,0 +1,274 @@
+"""One request as a state machine: it hands out blocks, takes rows of logits, says what is final.
+
+    generation = Generation(prompt, ...)
+    while not generation.finished:
+        block = generation.next_block()      # asks the drafters, and the policy how much to try
+        logits = ...                         # run it: this file knows no engine and no clock
+        step = generation.accept(logits)     # keeps the prefix that the target itself picks
+        ...                                  # step.kept slots are now part of the sequence
+
+It starts in the prompt (blocks are chunks of it, no drafts), goes on in the answer (blocks are the
+last token and drafts), and ends finished. State changes in `accept` and `cancel` alone. The rule it
+must not break: the tokens are those that one row at a time would give, whatever was drafted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.decoding.sampling import Sampler, Sampling
+from paceline.decoding.text import Decode, TextStream
+from paceline.decoding.types import (
+    NOTHING,
+    Block,
+    Drafter,
+    FinishReason,
+    Logits,
+    Outcome,
+    Policy,
+    Proposal,
+    Taps,
+    Verified,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When to end.
+
+    Raises:
+        ValueError: `max_tokens` is under 1, or a stop string is empty.
+    """
+
+    max_tokens: int | None = None
+    """Tokens in the answer; None goes on to the context limit."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer. The one met is the last of `answer`, and not in the text."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer; the text ends before the earliest one met."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; expected 1 or more")
+        if not all(self.stop):
+            raise ValueError("a stop string is empty; expected at least one character")
+
+
+class Step(NamedTuple):
+    """What one engine call brought."""
+
+    kept: int
+    """Rows of the block that are now part of the sequence: its length grows by this."""
+    tokens: Sequence[int]
+    """New tokens of the answer (empty inside the prompt)."""
+    text: str
+    """New text that will not change any more."""
+    drafted: int
+    """How many of the block's tokens were guesses."""
+    accepted: int
+    """How many of the guesses the target picked too."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened, in steps and tokens; decode only, the prompt is not a step."""
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    accepted_by: dict[str, int] = field(default_factory=dict)
+
+    def count(self, proposal: Proposal, accepted: int) -> None:
+        """Count one decode step."""
+        self.steps += 1
+        drafted = len(proposal.tokens)
+        if drafted:
+            self.drafted += drafted
+            self.accepted += accepted
+            source = proposal.source
+            self.drafted_by[source] = self.drafted_by.get(source, 0) + drafted
+            self.accepted_by[source] = self.accepted_by.get(source, 0) + accepted
+
+
+class Generation:
+    """The state machine for one request; see the top of this file."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        vocab_size: int,
+        context_length: int,
+        sampling: Sampling,
+        stopping: Stopping,
+        drafters: Sequence[Drafter],
+        policy: Policy,
+        decode: Decode,
+        cached: int = 0,
+        prefill_chunk: int = 512,
+    ) -> None:
+        """Prepare a request.
+
+        Args:
+            prompt: token ids, at least one.
+            vocab_size: tokens the target knows; prompt ids must be below it.
+            context_length: the most tokens prompt and answer may have together.
+            sampling: how the target picks.
+            stopping: when to end.
+            drafters: who guesses; all are asked, the policy takes one proposal. Empty: plain.
+            policy: how much is tried.
+            decode: token ids -> text, special tokens left out.
+            cached: how many of the prompt's first tokens the engine already has in its slots.
+            prefill_chunk: the most prompt tokens in one block.
+
+        Raises:
+            ValueError: the prompt is empty, has unknown tokens, or leaves no room for an answer.
+        """
+        if not prompt:
+            raise ValueError("the prompt is empty; expected at least one token")
+        if len(prompt) >= context_length:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens and the context holds {context_length}, the "
+                "answer included; shorten the prompt"
+            )
+        if not (0 <= min(prompt) and max(prompt) < vocab_size):
+            raise ValueError(f"the prompt has token ids outside 0 to {vocab_size - 1}")
+        if not 0 <= cached <= len(prompt):
+            raise ValueError(f"cached is {cached}; expected 0 to {len(prompt)}")
+        self.prompt_length = len(prompt)
+        self.finish_reason: FinishReason | None = None
+        self.counters = Counters()
+        self._tokens = list(prompt)
+        # The last prompt token is always run: its row picks the first token of the answer.
+        self._length = min(cached, len(prompt) - 1)
+        room = context_length - len(prompt)
+        self._end = len(prompt) + min(stopping.max_tokens or room, room)
+        self._stop_token_ids = stopping.stop_token_ids
+        self._text = TextStream(decode, stopping.stop)
+        self._sampler = Sampler(sampling, prompt, vocab_size)
+        self._drafters = drafters
+        self._policy = policy
+        self._prefill_chunk = prefill_chunk
+        self._block: Block | None = None
+        self._proposal = NOTHING
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer has ended."""
+        return self.finish_reason is not None
+
+    @property
+    def answer(self) -> list[int]:
+        """The answer's tokens so far, an ending stop token included."""
+        return self._tokens[self.prompt_length :]
+
+    @property
+    def length(self) -> int:
+        """Slots of the engine's cache that belong to the sequence."""
+        return self._length
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether the next block is a part of the prompt."""
+        return len(self._tokens) == self.prompt_length
+
+    def next_block(self) -> Block:
+        """What to run next, at slots [length, length + T). The same until `accept` is called.
+
+        Raises:
+            RuntimeError: the generation has finished.
+        """
+        if self.finished:
+            raise RuntimeError("next_block() after the generation finished")
+        if self._block is None:
+            self._block = self._prompt_chunk() if self.prefilling else self._draft_block()
+        return self._block
+
+    def accept(self, logits: Logits, *, taps: Taps | None = None, seconds: float = 0.0) -> Step:
+        """Take the block's rows, keep what stands, and learn from it.
+
+        Args:
+            logits: [block.rows, vocab] float32, only read.
+            taps: hidden states of all the block's rows, where a drafter asked for them.
+            seconds: what the step took since the last one, for policies that measure.
+
+        Returns:
+            What is now final. Call `next_block` next, unless `finished`.
+
+        Raises:
+            RuntimeError: no block is out.
+            ValueError: the number of rows is not what the block asked for.
+        """
+        block = self._block
+        if block is None:
+            raise RuntimeError("accept() without a block from next_block()")
+        if len(logits) != block.rows:
+            raise ValueError(f"got {len(logits)} rows of logits; the block asked for {block.rows}")
+        start = self._length
+        prefilling = self.prefilling
+        text = ""
+        first = len(self._tokens)
+        for row in logits:
+            token = self._sampler.pick(row, len(self._tokens))
+            text += self._append(token)
+            stood = len(self._tokens) - first
+            if self.finished or stood >= len(block.tokens) or token != block.tokens[stood]:
+                break
+        tokens = self._tokens[first:]
+        # In the answer every new token says that the row it was picked from is kept.
+        kept = len(block.tokens) if prefilling else len(tokens)
+        self._length += kept
+        self._block = None
+        draft = self._proposal.tokens
+        accepted = 0
+        while accepted < min(len(draft), len(tokens)) and draft[accepted] == tokens[accepted]:
+            accepted += 1
+        step = Step(kept, tokens, text, len(draft), accepted)
+        verified = Verified(block.tokens, start, kept, logits, taps or {})
+        for drafter in self._drafters:
+            drafter.observe(verified)
+        if not prefilling:
+            self.counters.count(self._proposal, step.accepted)
+            if not self.finished:  # an answer's end leaves the rest of the draft unjudged
+                self._policy.observe(Outcome(self._proposal, step.accepted, seconds))
+        self._proposal = NOTHING
+        return step
+
+    def cancel(self) -> str:
+        """End here, if it has not ended; returns the text that was held back."""
+        if self.finished:
+            return ""
+        self._block = None
+        self.finish_reason = FinishReason.CANCELLED
+        return self._text.finish()
+
+    def _prompt_chunk(self) -> Block:
+        end = min(self._length + self._prefill_chunk, self.prompt_length)
+        return Block(self._tokens[self._length : end], rows=int(end == self.prompt_length))
+
+    def _draft_block(self) -> Block:
+        # A block of T rows can bring T tokens: more drafts than that could not be kept.
+        limit = min(self._policy.limit(), self._end - len(self._tokens) - 1)
+        if limit > 0:
+            proposals = [d.propose(self._tokens, limit) for d in self._drafters]
+            self._proposal = self._policy.choose([p for p in proposals if p.tokens])
+        tokens = [self._tokens[-1], *self._proposal.tokens]
+        return Block(tokens, rows=len(tokens))
+
+    def _append(self, token: int) -> str:
+        """Make `token` part of the answer; return the text that became certain."""
+        self._tokens.append(token)
+        self._sampler.push(token)
+        if token in self._stop_token_ids:
+            self.finish_reason = FinishReason.STOP
+            return self._text.finish()
+        text = self._text.push(token)
+        if self._text.stopped_by is not None:
+            self.finish_reason = FinishReason.STOP
+        elif len(self._tokens) == self._end:
+            self.finish_reason = FinishReason.LENGTH
+            text += self._text.finish()
+            if self._text.stopped_by is not None:
+                self.finish_reason = FinishReason.STOP
+        return text

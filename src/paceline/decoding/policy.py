@@ -1,0 +1,110 @@
+"""How many tokens to draft, decided by rule: fixed, adaptive and Kelly-optimal.
+
+These are the rules that others use; `auto.py` holds ours. They are kept so that the comparison can
+be run again. A policy changes speed, never a token.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.decoding.types import NOTHING, Outcome, Proposal
+
+
+class Fixed:
+    """Always the same block; take the first drafter that has a guess."""
+
+    name = "fixed"
+
+    def __init__(self, max_block: int) -> None:
+        """Blocks of `max_block` rows: the last token and max_block - 1 drafts."""
+        self._max_block = max_block
+
+    def limit(self) -> int:
+        """Drafts for the current block."""
+        return self._max_block - 1
+
+    def choose(self, proposals: Sequence[Proposal]) -> Proposal:
+        """The first drafter's guess, whole."""
+        return proposals[0] if proposals else NOTHING
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+
+class Adaptive(Fixed):
+    """Short blocks after poor steps (mirror-sd's adaptive rule, `mirror_sd/generate.py`).
+
+    Over the last 3 steps that drafted: mean accepted under 1 gives block 2, under 2 gives 3, else
+    the full block.
+    """
+
+    name = "adaptive"
+
+    def __init__(self, max_block: int) -> None:
+        """Blocks of up to `max_block` rows."""
+        super().__init__(max_block)
+        self._accepted: deque[int] = deque(maxlen=3)
+
+    def limit(self) -> int:
+        """Drafts for the block that recent acceptance earns."""
+        if not self._accepted:
+            return self._max_block - 1
+        mean = sum(self._accepted) / len(self._accepted)
+        block = 2 if mean < 1 else 3 if mean < 2 else self._max_block
+        return min(block, self._max_block) - 1
+
+    def observe(self, outcome: Outcome) -> None:
+        """Note what was accepted."""
+        if outcome.proposal.tokens:
+            self._accepted.append(outcome.accepted)
+
+
+class Kelly(Fixed):
+    """Kelly-optimal drafting (KOD) as mirror-sd's public code has it.
+
+    Takes the block g in 2..max_block that maximises (ea + 1) / (a + b g), with
+    ea = alpha (1 - alpha^(g-1)) / (1 - alpha), alpha the mean acceptance of the last 8 steps, and
+    a, b a least-squares line through the last 16 (block, seconds) pairs.
+    """
+
+    name = "kelly"
+    _START = (0.0470, 0.0087)
+    """a and b in seconds, mirror-sd's, until two block sizes were seen."""
+
+    def __init__(self, max_block: int) -> None:
+        """Blocks of up to `max_block` rows."""
+        super().__init__(max_block)
+        self._rates: deque[float] = deque(maxlen=8)
+        self._times: deque[tuple[int, float]] = deque(maxlen=16)
+
+    def limit(self) -> int:
+        """Drafts for the block with the best expected rate."""
+        alpha = sum(self._rates) / len(self._rates) if self._rates else 0.5
+        a, b = self._line()
+
+        def rate(block: int) -> float:
+            drafts = block - 1
+            if alpha > 1 - 1e-9:
+                expected = float(drafts)
+            else:
+                expected = alpha * (1 - alpha**drafts) / (1 - alpha)
+            return (expected + 1) / max(a + b * block, 1e-9)
+
+        return max(range(2, max(self._max_block, 2) + 1), key=rate) - 1
+
+    def observe(self, outcome: Outcome) -> None:
+        """Note the acceptance and the time of the step."""
+        drafted = len(outcome.proposal.tokens)
+        if drafted:
+            self._rates.append(outcome.accepted / drafted)
+        if outcome.seconds > 0:
+            self._times.append((drafted + 1, outcome.seconds))
+
+    def _line(self) -> tuple[float, float]:
+        blocks = [block for block, _ in self._times]
+        if len(set(blocks)) < 2:
+            return self._START
+        slope, offset = np.polyfit(blocks, [seconds for _, seconds in self._times], 1)
+        return float(offset), float(slope)

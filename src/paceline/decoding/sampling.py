@@ -1,0 +1,193 @@
+"""What the target picks at a position.
+
+The rule: a pick depends only on that row's logits, on the tokens before it, and on (seed,
+position). It never depends on how the row was computed or on what was drafted, so verifying a
+draft by comparing it with the pick is exact for greedy and sampled decoding alike.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+_GREEDY_BELOW = 1e-5
+"""Dividing float32 logits by a smaller temperature would overflow to no use."""
+
+_NUCLEUS_WINDOW = 10.0
+"""Nats below the best logit within which the nucleus (top-p) nearly always lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to pick tokens. The defaults are greedy.
+
+    The steps are applied in this order: repetition penalty, presence and frequency penalties,
+    logit bias, temperature, top-k, top-p, min-p (as transformers and vLLM order them).
+
+    Raises:
+        ValueError: a value is out of its range; the message names it.
+    """
+
+    temperature: float = 0.0
+    """0 (or below 1e-5, as vLLM has it) is greedy; 1 samples from the model's own distribution."""
+    top_k: int = 0
+    """Keep the k most likely tokens (ties with the k-th stay); 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the fewest most likely tokens whose probabilities sum to top_p or more."""
+    min_p: float = 0.0
+    """Keep tokens at least min_p times as likely as the most likely one."""
+    repetition_penalty: float = 1.0
+    """Divides positive (multiplies negative) logits of tokens seen in prompt or answer (CTRL,
+    arXiv 1909.05858)."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token already in the answer."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time it is already in the answer."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token id -> value added to its logit."""
+    seed: int = 0
+    """Any integer from 0 to 2**64 - 1; the same seed gives the same tokens."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.temperature <= 100, "temperature", self.temperature, "0 to 100")
+        _require(_is_int(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, up to 1")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 to 1")
+        _require(
+            0 < self.repetition_penalty <= 100,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "above 0, up to 100",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(-100 <= getattr(self, name) <= 100, name, getattr(self, name), "-100 to 100")
+        for token, bias in self.logit_bias.items():
+            ok = _is_int(token) and token >= 0 and -1e6 <= bias <= 1e6
+            _require(ok, "logit_bias", {token: bias}, "token id -> number from -1e6 to 1e6")
+        _require(_is_int(self.seed) and 0 <= self.seed < 2**64, "seed", self.seed, "0 to 2**64 - 1")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always picked."""
+        return self.temperature < _GREEDY_BELOW
+
+
+class Sampler:
+    """Picks tokens for one request, and keeps the counts that penalties need.
+
+    Call `pick` for a position, then `push` the token that was kept there, in order.
+    """
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab_size: int) -> None:
+        """Prepare for one request.
+
+        Raises:
+            ValueError: a token id of `logit_bias` is not in the vocabulary.
+        """
+        self._how = sampling
+        beyond = [t for t in sampling.logit_bias if t >= vocab_size]
+        if beyond:
+            raise ValueError(
+                f"logit_bias names token {beyond[0]}, but the vocabulary ends at {vocab_size - 1}"
+            )
+        self._bias_ids = np.array(list(sampling.logit_bias), dtype=np.int64)
+        self._bias = np.array(list(sampling.logit_bias.values()), dtype=np.float32)
+        self._penalised = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        self._repetition = sampling.repetition_penalty != 1
+        self._answer: dict[int, int] = {}
+        self._seen: dict[int, None] = dict.fromkeys(prompt) if self._repetition else {}
+
+    def push(self, token: int) -> None:
+        """Note that `token` is now part of the answer."""
+        if self._penalised:
+            self._answer[token] = self._answer.get(token, 0) + 1
+        if self._repetition:
+            self._seen[token] = None
+
+    def pick(self, logits: npt.NDArray[np.float32], position: int) -> int:
+        """The token for `position` from its row of logits, [vocab] float32 (not changed)."""
+        logits = self._adjusted(logits)
+        if self._how.greedy:
+            return int(logits.argmax())
+        return _sample(logits, self._how, uniform(self._how.seed, position))
+
+    def _adjusted(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Penalties and bias, on a copy; the row itself when there are none."""
+        if not (self._seen or self._answer or self._bias.size):
+            return logits
+        logits = logits.copy()
+        if self._seen:
+            ids = np.fromiter(self._seen, dtype=np.int64, count=len(self._seen))
+            values = logits[ids]
+            penalty = np.float32(self._how.repetition_penalty)
+            logits[ids] = np.where(values > 0, values / penalty, values * penalty)
+        if self._answer:
+            count = len(self._answer)
+            ids = np.fromiter(self._answer, dtype=np.int64, count=count)
+            times = np.fromiter(self._answer.values(), dtype=np.float32, count=count)
+            logits[ids] -= self._how.presence_penalty + self._how.frequency_penalty * times
+        logits[self._bias_ids] += self._bias
+        return logits
+
+
+def uniform(seed: int, position: int) -> float:
+    """The one random number of a position: in [0, 1), the same on every machine.
+
+    A hash rather than a generator, because a generator's state would depend on how many numbers
+    were drawn before, and so on what was drafted. 52 bits, so that its product with any float64
+    total stays below that total.
+    """
+    digest = blake2b(
+        position.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")
+    ).digest()
+    return (int.from_bytes(digest, "little") >> 12) * 2.0**-52
+
+
+def _sample(logits: npt.NDArray[np.float32], how: Sampling, u: float) -> int:
+    """Inverse-CDF sampling of what top-k, top-p and min-p leave, in token-id order."""
+    top = logits.max()
+    scaled = (logits - top) / np.float32(how.temperature)
+    floor = -math.inf
+    if how.top_k and how.top_k < scaled.size:
+        floor = float(np.partition(scaled, -how.top_k)[-how.top_k])
+    if how.top_p < 1:
+        floor = max(floor, _nucleus_floor(scaled, floor, how.top_p))
+    if how.min_p > 0:
+        floor = max(floor, math.log(how.min_p))
+    if floor == -math.inf:
+        cumulative = np.exp(scaled).cumsum(dtype=np.float64)
+        return int(cumulative.searchsorted(u * cumulative[-1], side="right"))
+    kept = np.flatnonzero(scaled >= np.float32(floor))
+    cumulative = np.exp(scaled[kept]).cumsum(dtype=np.float64)
+    return int(kept[cumulative.searchsorted(u * cumulative[-1], side="right")])
+
+
+def _nucleus_floor(scaled: npt.NDArray[np.float32], floor: float, top_p: float) -> float:
+    """The smallest scaled logit in the nucleus of the tokens at or above `floor`.
+
+    Sorting a whole vocabulary is the slowest thing a sampler can do, so the nucleus is looked for
+    among the tokens near the top first; it is in there whenever they hold enough of the mass.
+    """
+    weights = np.exp(scaled)
+    if floor > -math.inf:
+        weights[scaled < np.float32(floor)] = 0
+    need = top_p * float(weights.sum(dtype=np.float64))
+    near = scaled[scaled >= np.float32(max(floor, -_NUCLEUS_WINDOW))]
+    if float(np.exp(near).sum(dtype=np.float64)) < need:
+        near = scaled[scaled >= np.float32(floor)]
+    ordered = np.sort(near)[::-1]
+    mass = np.exp(ordered).cumsum(dtype=np.float64)
+    last = min(int(mass.searchsorted(need, side="left")), ordered.size - 1)
+    return float(ordered[last])
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _require(ok: bool, name: str, value: object, expected: str) -> None:
+    if not ok:
+        raise ValueError(f"{name} is {value!r}; expected {expected}")

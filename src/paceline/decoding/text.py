@@ -1,0 +1,86 @@
+"""From token ids to text that can be shown: whole characters, no part of a stop string.
+
+Knows nothing of any tokenizer but one function, ids -> text. The rule: what was once emitted is
+never taken back, and what is emitted is the same however the tokens were grouped into blocks.
+"""
+
+from collections.abc import Callable, Sequence
+
+Decode = Callable[[Sequence[int]], str]
+
+_BROKEN = "\ufffd"
+"""What decoders put where bytes do not (yet) make a character."""
+
+_WINDOW = 16
+"""Tokens decoded together before the window is moved on; bounds the work per token."""
+
+_OVERLAP = 4
+"""Tokens kept when it moves: some tokenizers write a token differently at a text's start."""
+
+
+class TextStream:
+    """Turns tokens into text pieces, one token at a time.
+
+    A piece is held back while it ends in a broken character that more tokens may complete, and
+    while its end could be the beginning of a stop string.
+    """
+
+    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
+        """Prepare for one answer.
+
+        Raises:
+            ValueError: a stop string is empty.
+        """
+        if not all(stops):
+            raise ValueError("a stop string is empty; expected at least one character")
+        self._decode = decode
+        self._stops = tuple(stops)
+        self._window: list[int] = []
+        self._taken = 0  # characters of the window's text that have been taken from it
+        self._held = ""  # decoded, but perhaps the beginning of a stop string
+        self.stopped_by: str | None = None
+        """The stop string that was met, once one was."""
+
+    def push(self, token: int) -> str:
+        """Take one more token; return the text that is now certain.
+
+        Once `stopped_by` is set, the text before the stop string has all been returned.
+        """
+        self._window.append(token)
+        text = self._decode(self._window)
+        # A run of broken characters at the end may still become whole ones.
+        fresh = text.rstrip(_BROKEN)[self._taken :]
+        self._taken += len(fresh)
+        if len(self._window) > _WINDOW:
+            tail = self._decode(self._window[-_OVERLAP:])
+            if _BROKEN not in tail:
+                self._window = self._window[-_OVERLAP:]
+                self._taken = len(tail)
+        return self._release(fresh, at_end=False)
+
+    def finish(self) -> str:
+        """The rest, when no more tokens will come (broken characters included)."""
+        fresh = self._decode(self._window)[self._taken :] if self._window else ""
+        return self._release(fresh, at_end=True)
+
+    def _release(self, fresh: str, *, at_end: bool) -> str:
+        """Hold back what may begin a stop string; cut at the earliest whole one."""
+        if self.stopped_by is not None:
+            return ""
+        text = self._held + fresh
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            at, self.stopped_by = min(found)
+            self._held = ""
+            return text[:at]
+        keep = 0 if at_end else max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest proper beginning of `stop` that `text` ends with."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,118 @@
+"""The words the rooms speak with: what goes to an engine, what comes back, what a drafter offers.
+
+Knows nothing of engines, files or clocks; numpy is all it imports. Terms: a *block* is
+`[last token, draft 1, ... draft T-1]`, run in one call as T rows; row i's logits choose the token
+after row i.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Logits = npt.NDArray[np.float32]
+"""[rows, vocab] float32. A view of the engine's memory: valid until its next step."""
+
+Taps = Mapping[str, npt.NDArray[np.float32]]
+"""Layer name -> [T, d] float32, hidden states after that layer for every row of the block."""
+
+
+class Block(NamedTuple):
+    """Rows for one sequence in one engine call, at its slots [length, length + T)."""
+
+    tokens: Sequence[int]
+    """T token ids."""
+    rows: int
+    """How many trailing rows need logits: 0 inside a prompt, 1 at its end, T when drafting."""
+
+
+class Proposal(NamedTuple):
+    """What a drafter guesses will come next."""
+
+    tokens: Sequence[int]
+    """Draft token ids, best guess first in time; empty when it has nothing to say."""
+    source: str
+    """The drafter's name."""
+    match: int = 0
+    """How much evidence stands behind the first token, in the drafter's own measure (for matchers:
+    how many tokens of context matched). Acceptance is estimated per (source, match)."""
+
+
+NOTHING = Proposal((), "none")
+"""The proposal of a drafter that abstains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """One step's evidence beyond the tokens themselves, for drafters that learn from it."""
+
+    tokens: Sequence[int]
+    """The T token ids that were run."""
+    start: int
+    """The position of tokens[0] in the sequence."""
+    kept: int
+    """How many of them are now part of the sequence."""
+    logits: Logits
+    """[rows, vocab] for the block's trailing rows (may be empty inside a prompt)."""
+    taps: Taps = field(default_factory=dict)
+
+
+class Drafter(Protocol):
+    """Who guesses. One instance serves one request."""
+
+    name: str
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        """Guess at most `limit` tokens (>= 1) that follow `context`.
+
+        `context` is the prompt and everything generated so far. It only ever grows between calls,
+        so a drafter may index just what is new. It must not be changed.
+        """
+        ...
+
+    def observe(self, verified: Verified) -> None:
+        """Learn from a finished step. Called after every step, prompt chunks included."""
+        ...
+
+
+class Outcome(NamedTuple):
+    """How a decode step went, as a policy sees it."""
+
+    proposal: Proposal
+    """What was verified."""
+    accepted: int
+    """How many draft tokens stood."""
+    seconds: float
+    """What the step took, draft and verify, as the caller measured it; 0.0 where nobody did."""
+
+
+class Policy(Protocol):
+    """How many draft tokens to try. One instance serves one request."""
+
+    name: str
+
+    def limit(self) -> int:
+        """How many draft tokens are worth asking for now (0: do not ask)."""
+        ...
+
+    def choose(self, proposals: Sequence[Proposal]) -> Proposal:
+        """The proposal to verify, cut to the length worth verifying; `NOTHING` to decode plainly."""
+        ...
+
+    def observe(self, outcome: Outcome) -> None:
+        """Learn from a finished decode step."""
+        ...
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """An end-of-sequence token, a stop token or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` or the context limit."""
+    CANCELLED = "cancelled"
+    """The caller stopped it."""

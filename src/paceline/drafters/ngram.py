@@ -1,0 +1,53 @@
+"""n-gram lookup: what followed the last time these tokens stood together.
+
+The drafter of the seed experiments and of most runtimes ("prompt lookup"). The table is filled from
+the prompt before decoding starts and grows with every token.
+"""
+
+from collections.abc import Sequence
+
+from paceline.decoding.types import Proposal, Verified
+
+
+class NgramDrafter:
+    """Longest n-gram first, latest occurrence.
+
+    Raises:
+        ValueError: not 1 <= min <= max, or length under 1.
+    """
+
+    name = "ngram"
+
+    def __init__(self, *, min_match: int = 1, max_match: int = 4, length: int = 15) -> None:
+        """Look for the last `max_match` tokens, then fewer, down to `min_match`.
+
+        Args:
+            min_match: shortest n-gram that is trusted.
+            max_match: longest n-gram that is indexed.
+            length: the most tokens proposed.
+        """
+        if not 1 <= min_match <= max_match:
+            raise ValueError(f"ngram has min={min_match}, max={max_match}; expected 1 <= min <= max")
+        if length < 1:
+            raise ValueError(f"ngram has length={length}; expected 1 or more")
+        self._sizes = range(max_match, min_match - 1, -1)
+        self._length = length
+        self._after: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        """What followed the longest matching n-gram, up to `limit` tokens."""
+        # An n-gram is indexed by where its continuation starts, so the last one is not in yet.
+        for end in range(max(self._indexed, 1), len(context)):
+            for size in self._sizes:
+                if size <= end:
+                    self._after[tuple(context[end - size : end])] = end
+        self._indexed = len(context)
+        for size in self._sizes:
+            start = self._after.get(tuple(context[-size:])) if size <= len(context) else None
+            if start is not None:
+                return Proposal(context[start : start + min(limit, self._length)], self.name, size)
+        return Proposal((), self.name)
+
+    def observe(self, verified: Verified) -> None:
+        """The tokens come with the context; there is nothing more to learn."""

@@ -1,0 +1,43 @@
+"""A guess for the second row, which an exact engine computes anyway.
+
+Remembers, for each token, what last came after it: in the text, and in the target's own words where
+a draft was rejected: its row of logits says what would have followed (token recycling, arXiv
+2408.08696). Free of cost and often wrong; one token at a time.
+"""
+
+from collections.abc import Sequence
+
+from paceline.decoding.types import Proposal, Verified
+
+_SEEN_IN_TEXT = 1
+_SEEN_IN_LOGITS = 0
+
+
+class RecycleDrafter:
+    """Proposes one token: what followed the last token when it, or a guess of it, was last run."""
+
+    name = "recycle"
+
+    def __init__(self) -> None:
+        """Nothing seen yet."""
+        self._in_text: dict[int, int] = {}
+        self._in_logits: dict[int, int] = {}
+        self._indexed = 1
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        """One token, or nothing when the last token was never seen before."""
+        for at in range(self._indexed, len(context)):
+            self._in_text[context[at - 1]] = context[at]
+        self._indexed = len(context)
+        last = context[-1]
+        if last in self._in_text:
+            return Proposal((self._in_text[last],), self.name, _SEEN_IN_TEXT)
+        if last in self._in_logits:
+            return Proposal((self._in_logits[last],), self.name, _SEEN_IN_LOGITS)
+        return Proposal((), self.name)
+
+    def observe(self, verified: Verified) -> None:
+        """Keep what the target would have said after the first token that did not stand."""
+        if verified.kept < len(verified.tokens) == len(verified.logits):
+            rejected = verified.tokens[verified.kept]
+            self._in_logits[rejected] = int(verified.logits[verified.kept].argmax())

@@ -1,0 +1,82 @@
+"""What every engine does: run blocks of sequences in one call, and return a row of logits a token.
+
+An engine knows nothing of sampling, acceptance or text. Its rules, which the conformance tests
+hold it to: slots are append-only (see `Sequence`), and a row's logits depend neither on the number
+of rows in the call, nor on the row's place, nor on the other sequences.
+"""
+
+from collections.abc import Sequence as Ordered
+from typing import NamedTuple, Protocol
+
+from paceline.decoding.types import Block, Logits, Taps
+
+
+class Sequence(Protocol):
+    """One sequence's slots in an engine's key/value cache.
+
+    A block's keys and values go to slots [length, length + T). What is not committed is garbage
+    that the mask hides and the next block overwrites: nothing is copied or rolled back.
+    """
+
+    @property
+    def length(self) -> int:
+        """Slots that belong to the sequence."""
+        ...
+
+    def commit(self, rows: int) -> None:
+        """Keep the first `rows` rows of the last block."""
+        ...
+
+    def rewind(self, length: int) -> None:
+        """Forget all slots from `length` on; a few before it go too when they are shared."""
+        ...
+
+    def fork(self, length: int) -> "Sequence":
+        """A new sequence that shares this one's first slots, as many of `length` as can be.
+
+        Its `length` says how many those are.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the slots back. Further calls do nothing."""
+        ...
+
+
+class StepResult(NamedTuple):
+    """What one call brought. The arrays are views of the engine's memory: read before the next."""
+
+    logits: Ordered[Logits]
+    """For each block, [block.rows, vocab] float32."""
+    taps: Ordered[Taps]
+    """For each block, the named hidden states of all its rows; empty without taps."""
+    seconds: float
+    """Time in the engine's own call, without the preparation of its inputs."""
+
+
+class Engine(Protocol):
+    """Who verifies."""
+
+    name: str
+    vocab_size: int
+    """Width of a row of logits."""
+    context_length: int
+    """The most slots one sequence can have."""
+    min_rows: int
+    """Rows that a sequence gets in a call at least; an engine pads on its own."""
+
+    def open(self) -> Sequence:
+        """A new, empty sequence."""
+        ...
+
+    def step(self, work: Ordered[tuple[Sequence, Block]]) -> StepResult:
+        """Run blocks of different sequences in one call; none of their slots is committed yet.
+
+        Raises:
+            CacheFull: there are no slots for the blocks. Nothing was run.
+        """
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """What its costs and its exactness depend on: runtime version, processor, settings."""
+        ...

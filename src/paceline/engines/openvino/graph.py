@@ -1,0 +1,119 @@
+"""From an OpenVINO language model on disk to the graph that the engine runs.
+
+Knows the form of exported decoder models, no tokens and no cache. Three changes are made to the
+graph: attention becomes PagedAttention (keys and values in tensors of ours), only wanted rows reach
+the head, and hidden states after chosen layers become outputs.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelError
+
+WANTED_ROWS = "sampled_tokens_indices"
+"""Input: [wanted] int64, rows of the call that get logits (the name OpenVINO GenAI uses too)."""
+
+TAP_PREFIX = "tap."
+"""Outputs `tap.N`: [tokens, 1, d] float32, hidden states after layer N (0 is the first)."""
+
+
+def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
+    """Read a stateful model and make it a PagedAttention model with gathered head rows.
+
+    Raises:
+        ModelError: the file cannot be read, or is not a decoder of a form that is known here.
+    """
+    import openvino as ov
+    from openvino._offline_transformations import paged_attention_transformation
+
+    try:
+        model = ov.Core().read_model(path)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{path} cannot be read as an OpenVINO model ({_last_line(error)}); convert it again"
+        ) from error
+    names = {name for port in model.inputs for name in port.names}
+    if not {"input_ids", "beam_idx"} <= names or not model.get_sinks():
+        raise ModelError(
+            f"{path} is not a stateful language model (inputs: {', '.join(sorted(names))}); export "
+            "it with task text-generation-with-past"
+        )
+    try:
+        paged_attention_transformation(model)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{path}: PagedAttention cannot be put in ({_last_line(error)}); this architecture is "
+            "not supported by the openvino engine"
+        ) from error
+    hidden = _gather_before_head(model, path)
+    if taps:
+        _add_taps(model, hidden, taps, path)
+    model.validate_nodes_and_infer_types()
+    return model
+
+
+def _gather_before_head(model: Any, path: Path) -> Any:
+    """Let only wanted rows through to the head; returns the head's input, [tokens, 1, d]."""
+    import numpy as np
+    from openvino import opset13
+
+    node = model.output("logits").node.input_value(0).get_node()
+    while node.get_type_name() in {"Convert", "Multiply", "Divide", "Add", "Tanh", "Reshape"}:
+        node = node.input_value(0).get_node()
+    if node.get_type_name() != "MatMul":
+        raise ModelError(f"{path}: the head is a {node.get_type_name()}, expected a MatMul")
+    hidden = node.input_value(0)
+    rows = opset13.parameter([-1], np.int64, name=WANTED_ROWS)
+    rows.output(0).set_names({WANTED_ROWS})
+    gathered = opset13.gather(hidden, rows, opset13.constant(np.int64(0)))
+    node.input(0).replace_source_output(gathered.output(0))
+    model.add_parameters([rows])
+    return hidden
+
+
+def _add_taps(model: Any, hidden: Any, taps: Sequence[int], path: Path) -> None:
+    """Add outputs for the hidden states after layers `taps`."""
+    from openvino import opset13
+
+    layers = _layer_outputs(model, hidden, path)
+    for tap in taps:
+        if not 0 <= tap < len(layers):
+            raise ModelError(f"{path} has {len(layers)} layers; there is no layer {tap} to tap")
+        result = opset13.result(layers[tap], name=f"{TAP_PREFIX}{tap}")
+        result.output(0).set_names({f"{TAP_PREFIX}{tap}"})
+        model.add_results([result])
+
+
+def _layer_outputs(model: Any, hidden: Any, path: Path) -> list[Any]:
+    """The residual stream after each layer, first layer first.
+
+    The stream is a chain of sums x + f(x), two a layer: attention's, then the feed-forward's. Names
+    differ by exporter, so they are found by form: sums of two computed tensors as wide as the
+    head's input, in the order they are computed.
+    """
+    width = hidden.partial_shape[-1]
+    sums = [
+        node.output(0)
+        for node in model.get_ordered_ops()
+        if node.get_type_name() == "Add"
+        and node.get_output_partial_shape(0).rank.get_length() == 3
+        and all(
+            node.input_value(i).get_node().get_type_name() != "Constant"
+            and node.get_input_partial_shape(i)[-1] == width
+            for i in (0, 1)
+        )
+    ]
+    attentions = sum(
+        node.get_type_name() == "PagedAttentionExtension" for node in model.get_ordered_ops()
+    )
+    if len(sums) != 2 * attentions:
+        raise ModelError(
+            f"{path} has {attentions} attention layers and {len(sums)} residual sums, expected two "
+            "a layer; its layers cannot be tapped"
+        )
+    return sums[1::2]
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1]
