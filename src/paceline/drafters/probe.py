@@ -1,0 +1,50 @@
+"""Counts what a drafter would have proposed and how much would have stood, without using it."""
+
+from collections.abc import Sequence
+
+from paceline.decoding.types import Drafter, Proposal, Verified
+
+
+class Probe:
+    """Stands in for a drafter: asks it, proposes nothing, and compares its guess with the text.
+
+    It asks as often as speculation would: a guess that stands for m tokens is followed by the next
+    one m + 1 tokens on.
+    """
+
+    def __init__(self, drafter: Drafter, length: int) -> None:
+        """Watch `drafter`, asking for up to `length` tokens at a time."""
+        self.name = f"probe({drafter.name})"
+        self.steps = 0
+        self.drafted = 0
+        self.accepted = 0
+        self._drafter = drafter
+        self._length = length
+        self._guess: Sequence[int] = ()
+        self._start = -1  # where the open guess begins; -1 when none is open
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:  # noqa: ARG002 asks its own
+        """Nothing; the guess is kept for counting."""
+        self.settle(context)
+        if self._start < 0:
+            self._guess = self._drafter.propose(context, self._length).tokens
+            self._start = len(context)
+        return Proposal((), self.name)
+
+    def observe(self, verified: Verified) -> None:
+        """Pass it on."""
+        self._drafter.observe(verified)
+
+    def settle(self, context: Sequence[int], *, ended: bool = False) -> None:
+        """Count the open guess, if the text that follows it is known far enough (or has ended)."""
+        if self._start < 0:
+            return
+        came = context[self._start : self._start + len(self._guess) + 1]
+        stood = 0
+        while stood < min(len(came), len(self._guess)) and came[stood] == self._guess[stood]:
+            stood += 1
+        if stood < len(came) or ended:
+            self.steps += 1
+            self.drafted += len(self._guess)
+            self.accepted += stood
+            self._start = -1

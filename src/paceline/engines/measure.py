@@ -1,0 +1,138 @@
+"""What an engine's calls cost here, and whether its rows depend on how they are computed.
+
+Measured once for a model on a machine, and kept in a small file named after everything the answer
+depends on. The `auto` policy draws on the costs; `exact` in a result is this measurement, not a
+promise.
+"""
+
+import json
+import os
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from paceline.decoding.costs import CostTable
+from paceline.decoding.types import Block
+from paceline.engines.base import Engine
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""The T that are measured; costs between them are interpolated."""
+
+MAX_ROWS = ROWS[-1]
+"""The longest block that a policy may ask for."""
+
+_CONTEXT = 256
+_ROUNDS = (3, 9)
+_ROUNDS_SECONDS = 2.0
+_FORM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """How an engine with a model behaves on this machine."""
+
+    seconds: dict[int, float]
+    """T -> median seconds of a call with T rows of one sequence."""
+    row_invariant: bool
+    """Whether the same position gave bitwise the same logits in blocks of every T measured."""
+    largest_difference: float
+    """The largest difference between logits of one position; 0.0 when row-invariant."""
+    context: int
+    """Tokens that stood before the blocks."""
+
+    @property
+    def cost(self) -> CostTable:
+        """Seconds per call by T."""
+        return CostTable(self.seconds)
+
+
+def measure(engine: Engine, rows: Ordered[int] = ROWS) -> Measurement:
+    """Time blocks of each T after the same context, in turns, and compare their logits."""
+    longest = max(rows)
+    context = min(_CONTEXT, engine.context_length - longest - 1)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, engine.vocab_size, context + longest).tolist()
+    sequence = engine.open()
+    try:
+        engine.step([(sequence, Block(tokens[:context], 1))])
+        sequence.commit(context)
+        block = tokens[context:]
+        reference = engine.step([(sequence, Block(block, longest))]).logits[0].copy()
+        difference = 0.0
+        times: dict[int, list[float]] = {count: [] for count in rows}
+        started = perf_counter()
+        for done in range(_ROUNDS[1]):
+            for count in rows:
+                result = engine.step([(sequence, Block(block[:count], count))])
+                times[count].append(result.seconds)
+                if done == 0:
+                    apart = np.abs(result.logits[0] - reference[:count]).max()
+                    difference = max(difference, float(apart))
+            if done + 1 >= _ROUNDS[0] and perf_counter() - started > _ROUNDS_SECONDS:
+                break
+    finally:
+        sequence.close()
+    seconds = {count: median(times[count]) for count in rows}
+    return Measurement(seconds, difference == 0.0, difference, context)
+
+
+def measured(engine: Engine, fingerprint: str, folder: Path, *, again: bool = False) -> Measurement:
+    """The measurement kept in `folder` for this engine, model and machine; made when not there.
+
+    Args:
+        engine: the engine with its model.
+        fingerprint: identity of the model's weights.
+        folder: where measurements are kept; created when needed.
+        again: measure even though there is one.
+    """
+    depends = {**engine.describe(), "model": fingerprint, "form": str(_FORM)}
+    name = sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
+    path = folder / f"{name}.json"
+    if not again:
+        kept = _read(path)
+        if kept is not None:
+            return kept
+    measurement = measure(engine)
+    _write(path, measurement, depends)
+    return measurement
+
+
+def _read(path: Path) -> Measurement | None:
+    """A kept measurement; None when there is none, or none that can be read: it is made again."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        seconds = {int(rows): float(cost) for rows, cost in found["seconds"].items()}
+        measurement = Measurement(
+            seconds,
+            bool(found["row_invariant"]),
+            float(found["largest_difference"]),
+            int(found["context"]),
+        )
+        CostTable(measurement.seconds)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return measurement
+
+
+def _write(path: Path, measurement: Measurement, depends: dict[str, str]) -> None:
+    """Keep a measurement; one that cannot be kept is made again next time."""
+    content = {
+        "depends_on": depends,
+        "seconds": measurement.seconds,
+        "row_invariant": measurement.row_invariant,
+        "largest_difference": measurement.largest_difference,
+        "context": measurement.context,
+    }
+    beside = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(content, indent=1))
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)

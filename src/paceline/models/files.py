@@ -1,0 +1,160 @@
+"""A model that is ready for an engine: a graph, its tokenizer, its template, its facts.
+
+Knows the two kinds of folder that can be used as they are: one that paceline prepared (it has a
+manifest) and one that others exported for OpenVINO. Knows nothing about fetching or converting. The
+rule: everything that is missing from a folder is named in one error.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from paceline.errors import ModelError
+from paceline.models import foreign
+from paceline.models.manifest import (
+    GRAPH,
+    MANIFEST,
+    REQUIRED,
+    TEMPLATE,
+    WEIGHTS,
+    Facts,
+    read_manifest,
+)
+from paceline.models.template import ChatTemplate
+from paceline.models.tokenizer import Tokenizer
+
+_CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
+CONVERT_ADVICE = "convert it once with `paceline convert {} --to openvino --weights int8`"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model on this disk that an engine can open."""
+
+    name: str  # what the user asked for
+    folder: Path
+    context_length: int  # tokens
+    stop_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    add_bos: bool
+    bos_token: str | None
+    eos_token: str | None
+    fingerprint: str  # identity of graph and weights, hex; the same in every run
+    chat_template: str | None
+    license: str | None
+    source: str  # what it was made from, for people
+
+    @property
+    def graph(self) -> Path:
+        """The OpenVINO graph; its weights lie beside it."""
+        return self.folder / GRAPH
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, read at the first call. Raises ModelError when it cannot be read."""
+        return self._tokenizer
+
+    def template(self) -> ChatTemplate:
+        """The chat template, compiled at the first call. Raises ModelError when there is none."""
+        return self._template
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        path = self.folder / REQUIRED[2]
+        return Tokenizer(path, bos_token_id=self.bos_token_id, add_bos=self.add_bos)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(
+            self.chat_template,
+            bos_token=self.bos_token,
+            eos_token=self.eos_token,
+            model=self.name,
+        )
+
+
+def open_folder(folder: Path, name: str) -> ModelFiles:
+    """The model in `folder`, used where it is.
+
+    Raises ModelError that names every missing piece, or says what to do with a folder that holds
+    another kind of model.
+    """
+    if (folder / MANIFEST).exists():
+        return _prepared(folder, name)
+    missing = [piece for piece in (*REQUIRED, "config.json") if not (folder / piece).is_file()]
+    if GRAPH in missing:
+        raise ModelError(_no_graph(folder, missing))
+    if missing:
+        raise ModelError(
+            f"{folder} is not a whole OpenVINO model: {', '.join(missing)} missing; "
+            "export or download it again"
+        )
+    _check_weights(folder)
+    facts = foreign.read_facts(folder)
+    return _model(folder, name, facts, _stat_fingerprint(folder), source=str(folder))
+
+
+def _prepared(folder: Path, name: str) -> ModelFiles:
+    manifest = read_manifest(folder)
+    _check_weights(folder)
+    kind = manifest.source.get("kind", "unknown")
+    rest = " ".join(text for key, text in manifest.source.items() if key not in ("kind", "sha256"))
+    source = f"{kind}: {rest}"
+    return _model(folder, name, manifest.facts, manifest.fingerprint, source)
+
+
+def _model(folder: Path, name: str, facts: Facts, fingerprint: str, source: str) -> ModelFiles:
+    return ModelFiles(
+        name=name,
+        folder=folder,
+        context_length=facts.context_length,
+        stop_token_ids=facts.stop_token_ids,
+        bos_token_id=facts.bos_token_id,
+        add_bos=facts.add_bos,
+        bos_token=facts.bos_token,
+        eos_token=facts.eos_token,
+        fingerprint=fingerprint,
+        chat_template=foreign.read_template(folder),
+        license=facts.license,
+        source=source,
+    )
+
+
+def _no_graph(folder: Path, missing: list[str]) -> str:
+    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    if weights and "config.json" not in missing:
+        return (
+            f"{folder} holds a Hugging Face checkpoint, not an OpenVINO model; "
+            + CONVERT_ADVICE.format(folder)
+        )
+    ggufs = sorted(folder.glob("*.gguf"))
+    if ggufs:
+        return f"{folder} holds no OpenVINO model; for its GGUF file, give the path {ggufs[0]}"
+    return f"{folder} is not an OpenVINO model: {', '.join(missing)} missing"
+
+
+def _check_weights(folder: Path) -> None:
+    """Raise ModelError when the graph is cut off or speaks of weights past the end of the file."""
+    try:
+        graph = (folder / GRAPH).read_bytes()
+        size = (folder / WEIGHTS).stat().st_size
+    except OSError as error:
+        raise ModelError(f"cannot read {error.filename}: {error.strerror or error}") from error
+    if not graph.rstrip().endswith(b"</net>"):
+        raise ModelError(f"{folder / GRAPH} is not a whole OpenVINO graph (truncated?)")
+    end = max((int(at) + int(length) for at, length in _CONSTANT.findall(graph)), default=0)
+    if end > size:
+        raise ModelError(
+            f"{folder / WEIGHTS} has {size} bytes but the graph needs {end} (truncated?); "
+            "fetch or export it again"
+        )
+
+
+def _stat_fingerprint(folder: Path) -> str:
+    # No checksums to go by and gigabytes to hash: names, sizes and times identify the weights.
+    digest = hashlib.sha256()
+    for name in (GRAPH, WEIGHTS):
+        stat = (folder / name).stat()
+        digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,79 @@
+"""Telling a person how far long work is, on standard error.
+
+Knows a stream and whether a person watches it. Knows nothing about models. The rule: nothing here
+ever writes to standard output, and nothing here can make the work itself fail.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+Reach = Callable[[int], None]
+"""Called with the number of bytes that are done so far."""
+
+
+class Progress:
+    """Lines and bars on `stream` (standard error by default); silent when `quiet`.
+
+    A bar is drawn only when the stream is a terminal; otherwise each task is one plain line.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._stream = stream
+        self._quiet = quiet
+
+    def say(self, text: str) -> None:
+        """Write one line."""
+        if not self._quiet:
+            with contextlib.suppress(OSError, ValueError):  # a closed pipe is no reason to stop
+                stream = self._target()
+                stream.write(text + "\n")
+                stream.flush()
+
+    @contextlib.contextmanager
+    def task(self, label: str, total: int | None = None) -> Iterator[Reach]:
+        """Show `label` while the body runs; the body reports bytes out of `total` (None: unknown).
+
+        >>> with Progress(quiet=True).task("copying", total=100) as reach:
+        ...     reach(50)
+        """
+        if self._quiet or not self._watched():
+            self.say(label)
+            yield lambda _done: None
+            return
+        from rich.console import Console  # noqa: PLC0415
+        from rich.progress import (  # noqa: PLC0415
+            BarColumn,
+            DownloadColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+        from rich.progress import Progress as Bars  # noqa: PLC0415
+
+        text = TextColumn("{task.description}", markup=False)
+        columns = (
+            (SpinnerColumn(), text, TimeElapsedColumn())
+            if total is None
+            else (text, BarColumn(), DownloadColumn(), TimeElapsedColumn())
+        )
+        console = Console(file=self._target())
+        with Bars(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bars:
+            bar = bars.add_task(label, total=total)
+            yield lambda done: bars.update(bar, completed=done)
+            if total is not None:
+                bars.update(bar, completed=total)
+
+    def _target(self) -> TextIO:
+        return self._stream if self._stream is not None else sys.stderr
+
+    def _watched(self) -> bool:
+        try:
+            return self._target().isatty()
+        except (OSError, ValueError):
+            return False
+
+
+QUIET = Progress(quiet=True)
+"""Says nothing."""
