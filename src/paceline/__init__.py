@@ -1,3 +1,34 @@
-"""paceline: speculative decoding for local language models that never changes a token."""
+"""A local runtime for language models whose speculative decoding never changes a token.
+
+>>> import paceline
+>>> model = paceline.load("smollm2-135m")                        # doctest: +SKIP
+>>> model.generate("What is a paceline?", max_tokens=64).text    # doctest: +SKIP
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+__all__ = ["Conversation", "Model", "Options", "Result", "Stats", "Stream", "load"]
+
+if TYPE_CHECKING:
+    from paceline.options import Options
+    from paceline.results import Result, Stats
+    from paceline.runtime import Conversation, Model, load
+    from paceline.stream import Stream
+
+_ROOMS = {
+    **dict.fromkeys(("Conversation", "Model", "load"), "paceline.runtime"),
+    **dict.fromkeys(("Result", "Stats"), "paceline.results"),
+    "Options": "paceline.options",
+    "Stream": "paceline.stream",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that `paceline --help` does not wait."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_ROOMS[name]), name)

@@ -3,164 +3,242 @@
 Puts the rooms together for one stream at a time, and is where the clock is: `decoding` has none.
 """
 
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Unpack, cast
 
 from paceline import drafters
 from paceline.decoding.auto import Acceptance, Auto
-from paceline.decoding.generation import Generation, Step, Stopping
+from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
-from paceline.decoding.sampling import Sampling
-from paceline.decoding.types import Drafter, FinishReason, Policy
-from paceline.drafters.probe import Probe
+from paceline.decoding.types import Policy
+from paceline.drafters import Corpus, Probe
+from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.base import Sequence as Slots
-from paceline.engines.measure import MAX_ROWS, Measurement, measured
+from paceline.engines.measure import Measurement, measured
 from paceline.errors import InvalidRequest
-from paceline.models import ModelFiles, cache_dir, resolve
+from paceline.models import DEFAULT_MODEL, QUIET, ModelFiles, Progress, cache_dir, resolve
+from paceline.options import Options, Request, check
+from paceline.results import Result
+from paceline.stream import About, Stream
 
-Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
-"""A user's message, a list of chat messages, or token ids."""
+Message = Mapping[str, Any]
+"""{"role": "user", "content": "..."}"""
 
-DEFAULT_MODEL = "smollm2-135m"
-
-_RULE_BLOCK = 8
-"""Block of the policies that do not weigh costs, when the caller does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """How to answer. Every field of `Sampling` and `Stopping` that users set, and speculation."""
-
-    max_tokens: int | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    drafter: str = "auto"
-    policy: str = "auto"
-    max_block: int | None = None
-    probe: str | None = None
-    raw: bool = False
+Prompt = str | Sequence[Message] | Sequence[int]
+"""A user's message, the messages of a chat, or token ids."""
 
 
-@dataclass(slots=True)
-class Stats:
-    """What a generation did and where its time went. Times are seconds."""
+def load(
+    name_or_path: str | Path = DEFAULT_MODEL,
+    *,
+    engine: str = "openvino",
+    rows: int = 2,
+    cache_tokens: int | None = None,
+    threads: int | None = None,
+    progress: Progress = QUIET,
+) -> "Model":
+    """Load a model, fetching or converting it first when it is not here.
 
-    steps: int = 0
-    """Engine calls after the prompt."""
-    drafted: int = 0
-    accepted: int = 0
-    drafted_by: dict[str, int] = field(default_factory=dict)
-    accepted_by: dict[str, int] = field(default_factory=dict)
-    cached_tokens: int = 0
-    """Prompt tokens whose keys and values were there already."""
-    load_seconds: float = 0.0
-    """Loading the model, once per process."""
-    first_token_seconds: float = 0.0
-    """From the request to the first token."""
-    prefill_seconds: float = 0.0
-    """The prompt's engine calls and what surrounds them."""
-    decode_seconds: float = 0.0
-    """All of the answer after its first token: draft, verify, sample and the rest."""
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    """In the engine's calls, head included: the graph computes it."""
-    sample_seconds: float = 0.0
-    """Picking tokens, accepting, text."""
-    decoded: int = 0
-    """Tokens after the first."""
-    probe: dict[str, int] | None = None
-    """With a probe: steps, drafted and accepted that it would have had."""
+    Args:
+        name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, or
+            a hub name (owner/name).
+        engine: who computes: `openvino`.
+        rows: rows a sequence gets in a call at least. 2 is exact; 1 is not (see the guide).
+        cache_tokens: slots for keys and values of all sequences; None: one full context or 2 GiB.
+        threads: CPU threads; None leaves it to the engine.
+        progress: told about long work.
 
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted draft tokens over all of them; 0.0 without drafts."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+    Raises:
+        ModelNotFound: there is no such model.
+        ModelError: it cannot be fetched, read or run.
+        InvalidRequest: a setting is out of range.
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens per engine call (tau); 0.0 without steps."""
-        return self.decoded / self.steps if self.steps else 0.0
+    """
+    started = perf_counter()
+    files = resolve(str(name_or_path), progress=progress)
+    settings = EngineSettings(cache_tokens=cache_tokens, min_rows=rows, threads=threads)
+    opened = open_engine(engine, files.graph, files.context_length, settings)
+    return Model(files, opened, perf_counter() - started, progress)
 
-    @property
-    def host_seconds(self) -> float:
-        """Decode time outside the engine's calls."""
-        return self.decode_seconds - self.verify_seconds
 
-    @property
-    def decode_tokens_per_second(self) -> float:
-        """Tokens after the first, over decode time."""
-        return self.decoded / self.decode_seconds if self.decode_seconds else 0.0
+class Model:
+    """A model in memory. Not for several threads at once; streams may be interleaved in one."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        names = [
-            *("steps", "drafted", "accepted", "acceptance_rate", "tokens_per_step"),
-            *("drafted_by", "accepted_by", "cached_tokens", "load_seconds", "first_token_seconds"),
-            *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),
-            *("sample_seconds", "host_seconds", "decode_tokens_per_second"),
-        ]
-        return {name: getattr(self, name) for name in names} | (
-            {"probe": self.probe} if self.probe is not None else {}
+    def __init__(
+        self,
+        files: ModelFiles,
+        engine: Engine,
+        load_seconds: float = 0.0,
+        progress: Progress = QUIET,
+    ) -> None:
+        """Put an engine and the files it was opened from together; `load` is the usual way."""
+        self.files = files
+        self.engine = engine
+        self.load_seconds = load_seconds
+        self._progress = progress
+        self._acceptance = Acceptance()
+        self._corpus = Corpus()
+
+    @cached_property
+    def measurement(self) -> Measurement:
+        """What calls cost on this machine; measured at the first use ever, then kept."""
+        return self.measure()
+
+    def measure(self, *, again: bool = False) -> Measurement:
+        """The measurement for this model on this machine, made when there is none, or `again`."""
+        found = measured(
+            self.engine,
+            self.files.fingerprint,
+            cache_dir() / "measurements",
+            again=again,
+            before=lambda: self._progress.say("measuring this machine, once for this model"),
         )
+        self.__dict__["measurement"] = found
+        return found
+
+    def tokens(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """The prompt as token ids.
+
+        Raises:
+            InvalidRequest: an empty prompt, or messages that the chat template refuses.
+            ModelError: the model has no chat template and the prompt needs one.
+
+        """
+        if not prompt:
+            raise InvalidRequest("the prompt is empty; expected some text or a message")
+        tokenizer = self.files.tokenizer()
+        if isinstance(prompt, str):
+            if raw:
+                return tokenizer.encode(prompt, special=True)
+            prompt = [{"role": "user", "content": prompt}]
+        if all(isinstance(item, int) for item in prompt):
+            return list(cast("Sequence[int]", prompt))
+        messages = cast("Sequence[Message]", prompt)
+        return tokenizer.encode(self.files.template().render(messages), special=True)
+
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
+        """The whole answer. See `Options` for what can be set.
+
+        Raises:
+            InvalidRequest: the prompt or an option cannot be served.
+            CacheFull: prompt and answer do not fit into the cache.
+
+        """
+        stream = self.stream(prompt, **options)
+        for _ in stream:
+            pass
+        return stream.result
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> "Stream":
+        """The answer as it comes: iterate, then read `.result`. Raises what `generate` raises."""
+        request = check(options)
+        tokens = self.tokens(prompt, raw=request.raw)
+        slots = self.engine.open()
+        return self._stream(tokens, request, slots, lambda _: slots.close())
+
+    def conversation(self, messages: Sequence[Message] = ()) -> "Conversation":
+        """A chat whose earlier turns are not computed again."""
+        return Conversation(self, messages)
+
+    def exact(self, drafter: str) -> bool:
+        """Whether answers drafted so equal plain decoding's, as measured on this machine."""
+        if self.engine.min_rows < 2:
+            return False
+        return drafter == "none" or self.measurement.row_invariant
+
+    def _stream(
+        self, tokens: Sequence[int], request: Request, slots: Slots, end: Callable[[Stream], None]
+    ) -> Stream:
+        """A stream over `slots`, whose first ones hold the beginning of `tokens` already."""
+        acceptance = self._acceptance.carried()
+        chosen = drafters.create(request.drafter, self._corpus)
+        watched = drafters.create(request.probe, self._corpus) if request.probe else []
+        probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
+        try:
+            generation = Generation(
+                tokens,
+                vocab_size=self.engine.vocab_size,
+                context_length=self.engine.context_length,
+                sampling=request.sampling,
+                stopping=request.stopping(self.files.stop_token_ids),
+                drafters=[*chosen, *probes],
+                policy=self._policy(request, acceptance),
+                decode=self.files.tokenizer().decode,
+                cached=slots.length,
+            )
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+
+        def learn(stream: Stream) -> None:
+            self._acceptance = acceptance
+            if drafters.remembers(request.drafter):
+                self._corpus.add(generation.answer)
+            end(stream)
+
+        about = About(
+            model=self.files.name,
+            engine=self.engine.name,
+            drafter=request.drafter,
+            policy=request.policy,
+            exact=self.exact(request.drafter),
+            seed=request.sampling.seed,
+            load_seconds=self.load_seconds,
+        )
+        return Stream(self.engine, slots, generation, about, probes=probes, end=learn)
+
+    def _policy(self, request: Request, acceptance: Acceptance) -> Policy:
+        if request.drafter == "none":
+            return Fixed(2)  # nobody proposes, but probes are asked
+        if request.policy == "auto":
+            return Auto(request.max_block, self.measurement.cost, acceptance)
+        rules: dict[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
+        return rules[request.policy](request.max_block)
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A finished answer."""
+class Conversation:
+    """A chat: each turn is answered without computing the earlier ones again.
 
-    text: str
-    token_ids: list[int]
-    """The answer's tokens, an ending stop token included."""
-    finish_reason: FinishReason
-    stats: Stats
-    prompt_tokens: int
-    engine: str
-    drafter: str
-    policy: str
-    exact: bool
-    """Whether the tokens equal plain decoding's: rows were measured not to depend on the block."""
-    seed: int
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens in the answer."""
-        return len(self.token_ids)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "finish_reason": str(self.finish_reason),
-            "engine": self.engine,
-            "drafter": self.drafter,
-            "policy": self.policy,
-            "exact": self.exact,
-            "seed": self.seed,
-            "stats": self.stats.as_dict(),
-        }
-
-
-class Stream:
-    """An answer as it comes: iterate for `Piece`s of text; `result` is there at the end.
-
-    Leaving the loop early, or `close()`, gives the sequence's slots back.
+    Not for several threads; finish or close a turn's stream before the next.
     """
 
-    def __init__(self, pieces: Iterator[Step], result: "list[Result]") -> None:
-        self._pieces = pieces
-        self._result = result
+    def __init__(self, model: Model, messages: Sequence[Message] = ()) -> None:
+        """Start with `messages` (a system message, or turns of an earlier chat)."""
+        self.messages: list[Message] = list(messages)
+        """The turns so far; may be edited between turns."""
+        self._model = model
+        self._slots = model.engine.open()
+        self._held: list[int] = []  # tokens whose keys and values are in the slots
 
-    def __iter__(self) -> Iterator[Step]:
-        return self._pieces
+    def say(self, text: str, **options: Unpack[Options]) -> Stream:
+        """The answer to one more message; both become turns when the answer has ended.
 
-    def __next__(self) -> Step:
-        return next(self._pieces)
+        Raises:
+            InvalidRequest: the message or an option cannot be served; the chat is as it was.
+
+        """
+        if not text:
+            raise InvalidRequest("the message is empty; expected some text")
+        request = check(options)
+        turns = [*self.messages, {"role": "user", "content": text}]
+        tokens = self._model.tokens(turns)
+        same = 0
+        while same < min(len(self._held), len(tokens) - 1) and self._held[same] == tokens[same]:
+            same += 1
+        self._slots.rewind(same)
+        self._held = tokens[: self._slots.length]
+
+        def end(stream: Stream) -> None:
+            self._held = stream.tokens[: self._slots.length]
+            answer = {"role": "assistant", "content": stream.result.text}
+            self.messages = [*turns, answer]
+
+        return self._model._stream(tokens, request, self._slots, end)
+
+    def close(self) -> None:
+        """Give the slots back."""
+        self._slots.close()
+        self._held = []

@@ -1,0 +1,1 @@
+"""Measuring: the prompt suite, paired runs, checks of exactness, what speculation would pay."""

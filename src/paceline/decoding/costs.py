@@ -30,15 +30,15 @@ class CostTable:
         for rows, cost in self.seconds.items():
             if rows < 1 or not cost > 0:
                 raise ValueError(f"cost of {rows} rows is {cost}; expected rows >= 1, seconds > 0")
-        rows = sorted(self.seconds)
-        rising = accumulate((self.seconds[t] for t in rows), max)
-        object.__setattr__(self, "seconds", dict(zip(rows, rising, strict=True)))
+        order = sorted(self.seconds)
+        rising = accumulate((self.seconds[t] for t in order), max)
+        object.__setattr__(self, "seconds", dict(zip(order, rising, strict=True)))
 
     def __call__(self, rows: int) -> float:
         """Seconds for a call of `rows` rows."""
         known = list(self.seconds)
         if rows in self.seconds or len(known) == 1:
-            return self.seconds.get(rows, self.seconds[known[0]])
+            return float(self.seconds.get(rows, self.seconds[known[0]]))
         if rows < known[0]:
             return self.seconds[known[0]]
         at = min(max(bisect_left(known, rows), 1), len(known) - 1)

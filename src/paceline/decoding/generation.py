@@ -132,7 +132,7 @@ class Generation:
                 f"the prompt has {len(prompt)} tokens and the context holds {context_length}, the "
                 "answer included; shorten the prompt"
             )
-        if not (0 <= min(prompt) and max(prompt) < vocab_size):
+        if not (min(prompt) >= 0 and max(prompt) < vocab_size):
             raise ValueError(f"the prompt has token ids outside 0 to {vocab_size - 1}")
         if not 0 <= cached <= len(prompt):
             raise ValueError(f"cached is {cached}; expected 0 to {len(prompt)}")
@@ -157,6 +157,11 @@ class Generation:
     def finished(self) -> bool:
         """Whether the answer has ended."""
         return self.finish_reason is not None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and the answer so far."""
+        return list(self._tokens)
 
     @property
     def answer(self) -> list[int]:

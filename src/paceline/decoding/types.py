@@ -99,7 +99,7 @@ class Policy(Protocol):
         ...
 
     def choose(self, proposals: Sequence[Proposal]) -> Proposal:
-        """The proposal to verify, cut to the length worth verifying; `NOTHING` to decode plainly."""
+        """The proposal to verify, cut to what is worth verifying; `NOTHING` to decode plainly."""
         ...
 
     def observe(self, outcome: Outcome) -> None:

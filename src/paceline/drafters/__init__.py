@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from paceline.decoding.types import Drafter
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.probe import Probe
 from paceline.drafters.recycle import RecycleDrafter
 from paceline.drafters.suffix import Corpus, SuffixDrafter
 from paceline.errors import InvalidRequest
@@ -14,7 +15,17 @@ from paceline.errors import InvalidRequest
 DEFAULT = "suffix+recycle"
 """What `auto` stands for."""
 
-__all__ = ["DEFAULT", "Corpus", "NgramDrafter", "RecycleDrafter", "SuffixDrafter", "create"]
+__all__ = [
+    "DEFAULT",
+    "Corpus",
+    "NgramDrafter",
+    "Probe",
+    "RecycleDrafter",
+    "SuffixDrafter",
+    "create",
+    "remembers",
+    "resolved",
+]
 
 
 def create(spec: str, corpus: Corpus | None = None) -> list[Drafter]:
@@ -36,6 +47,11 @@ def create(spec: str, corpus: Corpus | None = None) -> list[Drafter]:
 def resolved(spec: str) -> str:
     """`spec` with `auto` spelled out."""
     return DEFAULT if spec == "auto" else spec
+
+
+def remembers(spec: str) -> bool:
+    """Whether a drafter of `spec` looks in earlier answers, so that this one should be kept."""
+    return any(part == "suffix:earlier" for part in resolved(spec).split("+"))
 
 
 def _ngram(options: Mapping[str, str], _corpus: Corpus | None) -> Drafter:

@@ -27,7 +27,9 @@ class NgramDrafter:
             length: the most tokens proposed.
         """
         if not 1 <= min_match <= max_match:
-            raise ValueError(f"ngram has min={min_match}, max={max_match}; expected 1 <= min <= max")
+            raise ValueError(
+                f"ngram has min={min_match}, max={max_match}; expected 1 <= min <= max"
+            )
         if length < 1:
             raise ValueError(f"ngram has length={length}; expected 1 or more")
         self._sizes = range(max_match, min_match - 1, -1)

@@ -15,6 +15,7 @@ class Probe:
     def __init__(self, drafter: Drafter, length: int) -> None:
         """Watch `drafter`, asking for up to `length` tokens at a time."""
         self.name = f"probe({drafter.name})"
+        self.watched = drafter.name
         self.steps = 0
         self.drafted = 0
         self.accepted = 0
@@ -23,7 +24,7 @@ class Probe:
         self._guess: Sequence[int] = ()
         self._start = -1  # where the open guess begins; -1 when none is open
 
-    def propose(self, context: Sequence[int], limit: int) -> Proposal:  # noqa: ARG002 asks its own
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """Nothing; the guess is kept for counting."""
         self.settle(context)
         if self._start < 0:
@@ -48,3 +49,8 @@ class Probe:
             self.drafted += len(self._guess)
             self.accepted += stood
             self._start = -1
+
+    def count(self, context: Sequence[int]) -> dict[str, int]:
+        """What it would have had, now that the text has ended: steps, drafted and accepted."""
+        self.settle(context, ended=True)
+        return {"steps": self.steps, "drafted": self.drafted, "accepted": self.accepted}

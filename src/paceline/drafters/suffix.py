@@ -51,7 +51,7 @@ class SuffixDrafter:
         self._cursor = START
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """What followed the longest match, up to `limit` tokens; the request's own text on a tie."""
+        """What followed the longest match, up to `limit` tokens; on a tie, in the own text."""
         self._catch_up(context)
         own = self._own.longest_repeat()
         earlier = self._earlier.at(self._cursor) if self._earlier else None

@@ -1,0 +1,25 @@
+"""Who verifies: one folder per runtime. `open_engine` opens one by name."""
+
+from pathlib import Path
+
+from paceline.engines.base import Engine, EngineSettings
+from paceline.errors import InvalidRequest
+
+ENGINES = ("openvino",)
+
+__all__ = ["ENGINES", "Engine", "EngineSettings", "open_engine"]
+
+
+def open_engine(name: str, graph: Path, context_length: int, settings: EngineSettings) -> Engine:
+    """The engine `name` with the model of `graph`.
+
+    Raises:
+        InvalidRequest: no engine has that name, or a setting is out of range.
+        ModelError: the engine cannot run this model.
+
+    """
+    if name == "openvino":
+        from paceline.engines.openvino import OpenVinoEngine
+
+        return OpenVinoEngine(graph, context_length, settings)
+    raise InvalidRequest(f"no engine is called {name!r}; expected {', '.join(ENGINES)}")

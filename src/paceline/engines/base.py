@@ -6,9 +6,11 @@ of rows in the call, nor on the row's place, nor on the other sequences.
 """
 
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from paceline.decoding.types import Block, Logits, Taps
+from paceline.errors import InvalidRequest
 
 
 class Sequence(Protocol):
@@ -52,6 +54,33 @@ class StepResult(NamedTuple):
     """For each block, the named hidden states of all its rows; empty without taps."""
     seconds: float
     """Time in the engine's own call, without the preparation of its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How an engine is set up.
+
+    Raises:
+        InvalidRequest: a value is out of range.
+
+    """
+
+    cache_tokens: int | None = None
+    """Slots for all sequences together; None: one full context, or what fits into 2 GiB."""
+    min_rows: int = 2
+    """2 is exact. 1 computes less for plain decoding, and rows then depend on T."""
+    taps: tuple[int, ...] = ()
+    """Layers whose output hidden states every step returns."""
+    threads: int | None = None
+    """CPU threads; None leaves it to the engine."""
+
+    def __post_init__(self) -> None:
+        if self.min_rows not in (1, 2):
+            raise InvalidRequest(f"rows is {self.min_rows}; expected 2 (exact) or 1")
+        if self.cache_tokens is not None and self.cache_tokens < 1:
+            raise InvalidRequest(f"cache_tokens is {self.cache_tokens}; expected 1 or more")
+        if self.threads is not None and self.threads < 1:
+            raise InvalidRequest(f"threads is {self.threads}; expected 1 or more")
 
 
 class Engine(Protocol):

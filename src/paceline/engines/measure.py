@@ -7,6 +7,7 @@ promise.
 
 import json
 import os
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from hashlib import sha256
@@ -82,7 +83,14 @@ def measure(engine: Engine, rows: Ordered[int] = ROWS) -> Measurement:
     return Measurement(seconds, difference == 0.0, difference, context)
 
 
-def measured(engine: Engine, fingerprint: str, folder: Path, *, again: bool = False) -> Measurement:
+def measured(
+    engine: Engine,
+    fingerprint: str,
+    folder: Path,
+    *,
+    again: bool = False,
+    before: Callable[[], object] = lambda: None,
+) -> Measurement:
     """The measurement kept in `folder` for this engine, model and machine; made when not there.
 
     Args:
@@ -90,6 +98,7 @@ def measured(engine: Engine, fingerprint: str, folder: Path, *, again: bool = Fa
         fingerprint: identity of the model's weights.
         folder: where measurements are kept; created when needed.
         again: measure even though there is one.
+        before: called when there is something to measure, which takes seconds.
     """
     depends = {**engine.describe(), "model": fingerprint, "form": str(_FORM)}
     name = sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
@@ -98,6 +107,7 @@ def measured(engine: Engine, fingerprint: str, folder: Path, *, again: bool = Fa
         kept = _read(path)
         if kept is not None:
             return kept
+    before()
     measurement = measure(engine)
     _write(path, measurement, depends)
     return measurement

@@ -1,4 +1,4 @@
-"""Which cache blocks belong to which sequence: a pool with a free list, and tables of block numbers.
+"""Which cache blocks belong to which sequence: a pool with a free list, tables of block numbers.
 
 Knows nothing of models or tensors. A *cache block* is a fixed number of consecutive slots; several
 sequences may hold the same one when it is full and they share a prefix.
@@ -69,20 +69,21 @@ class BlockTable:
         """Slots that belong to the sequence."""
         return self._length
 
-    def reserve(self, rows: int) -> None:
-        """Make room for a block of `rows` rows after `length`.
+    def reserve(self, rows: int, padding: int = 0) -> None:
+        """Make room for a block of `rows` rows after `length`, and padding that is never kept.
 
         Raises:
             CacheFull: the pool or the context has no room; the table is as it was.
         """
         reach = self._length + rows
-        if reach > self._context_length:
+        if reach + padding > self._context_length:
             raise CacheFull(
-                f"{reach} slots do not fit into a context of {self._context_length} tokens"
+                f"{reach + padding} slots do not fit into a context of "
+                f"{self._context_length} tokens"
             )
         held = len(self._numbers)
         try:
-            while len(self._numbers) * self._pool.block_size < reach:
+            while len(self._numbers) * self._pool.block_size < reach + padding:
                 self._numbers.append(self._pool.take())
         except CacheFull:
             self._release(held)
@@ -96,9 +97,7 @@ class BlockTable:
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the last block."""
         if not 0 <= rows <= self._reach - self._length:
-            raise ValueError(
-                f"commit({rows}) of a block of {self._reach - self._length} rows"
-            )
+            raise ValueError(f"commit({rows}) of a block of {self._reach - self._length} rows")
         self._length += rows
 
     def rewind(self, length: int) -> None:

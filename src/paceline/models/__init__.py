@@ -1,0 +1,28 @@
+"""Finding, fetching and reading model files; tokenizer and chat template.
+
+`resolve` turns what a user calls a model into `ModelFiles`, which an engine can open.
+"""
+
+from paceline.models.cache import cache_dir
+from paceline.models.files import ModelFiles
+from paceline.models.library import Listed, check_models, convert, list_models, pull, resolve
+from paceline.models.progress import QUIET, Progress
+from paceline.models.registry import DEFAULT_MODEL
+from paceline.models.template import ChatTemplate
+from paceline.models.tokenizer import Tokenizer
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "QUIET",
+    "ChatTemplate",
+    "Listed",
+    "ModelFiles",
+    "Progress",
+    "Tokenizer",
+    "cache_dir",
+    "check_models",
+    "convert",
+    "list_models",
+    "pull",
+    "resolve",
+]

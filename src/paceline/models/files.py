@@ -17,7 +17,7 @@ from paceline.models.manifest import (
     GRAPH,
     MANIFEST,
     REQUIRED,
-    TEMPLATE,
+    TOKENIZER,
     WEIGHTS,
     Facts,
     read_manifest,
@@ -61,7 +61,7 @@ class ModelFiles:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        path = self.folder / REQUIRED[2]
+        path = self.folder / TOKENIZER
         return Tokenizer(path, bos_token_id=self.bos_token_id, add_bos=self.add_bos)
 
     @cached_property

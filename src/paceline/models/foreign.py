@@ -13,8 +13,18 @@ from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts, read_json
 from paceline.models.tokenizer import Tokenizer
 
 END_NAMES = frozenset(
-    "</s> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|endoftext|> <|end_of_text|> <end_of_turn> "
-    "<｜end▁of▁sentence｜> <EOT>".split()
+    [
+        "</s>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<EOT>",
+    ]
 )
 """Control tokens that end an answer in the model families that use them."""
 

@@ -38,19 +38,19 @@ class Progress:
         >>> with Progress(quiet=True).task("copying", total=100) as reach:
         ...     reach(50)
         """
-        if self._quiet or not self._watched():
+        if not self.watched:
             self.say(label)
             yield lambda _done: None
             return
-        from rich.console import Console  # noqa: PLC0415
-        from rich.progress import (  # noqa: PLC0415
+        from rich.console import Console
+        from rich.progress import (
             BarColumn,
             DownloadColumn,
             SpinnerColumn,
             TextColumn,
             TimeElapsedColumn,
         )
-        from rich.progress import Progress as Bars  # noqa: PLC0415
+        from rich.progress import Progress as Bars
 
         text = TextColumn("{task.description}", markup=False)
         columns = (
@@ -65,14 +65,16 @@ class Progress:
             if total is not None:
                 bars.update(bar, completed=total)
 
-    def _target(self) -> TextIO:
-        return self._stream if self._stream is not None else sys.stderr
-
-    def _watched(self) -> bool:
+    @property
+    def watched(self) -> bool:
+        """Whether a person sees it: not quiet, and on a terminal."""
         try:
-            return self._target().isatty()
+            return not self._quiet and self._target().isatty()
         except (OSError, ValueError):
             return False
+
+    def _target(self) -> TextIO:
+        return self._stream if self._stream is not None else sys.stderr
 
 
 QUIET = Progress(quiet=True)

@@ -38,7 +38,7 @@ class ChatTemplate:
                 f"{model} has no chat template, so it cannot take messages; "
                 "give it a plain prompt with --raw"
             )
-        from jinja2 import TemplateSyntaxError  # noqa: PLC0415
+        from jinja2 import TemplateSyntaxError
 
         self._model = model
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
@@ -63,7 +63,7 @@ class ChatTemplate:
         variables that some templates know, such as enable_thinking. Raises InvalidRequest for
         messages that the template refuses, ModelError when the template itself fails.
         """
-        from jinja2 import TemplateError, UndefinedError  # noqa: PLC0415
+        from jinja2 import TemplateError, UndefinedError
 
         _check_messages(messages)
         names = {
@@ -104,10 +104,10 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _environment() -> "ImmutableSandboxedEnvironment":
-    from jinja2 import nodes  # noqa: PLC0415
-    from jinja2.ext import Extension, loopcontrols  # noqa: PLC0415
-    from jinja2.parser import Parser  # noqa: PLC0415
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
         """{% generation %} marks the answers in training data; here it is only its content."""

@@ -1,7 +1,8 @@
 """Text to token ids and back.
 
-Knows one `tokenizer.json`. Knows nothing about chat templates or generation. The rule: the same text
-gives the same ids whatever was encoded before, and a beginning-of-sequence token never comes twice.
+Knows one `tokenizer.json`. Knows nothing about chat templates or generation. The rule: the same
+text gives the same ids whatever was encoded before, and a beginning-of-sequence token never comes
+twice.
 """
 
 from collections.abc import Sequence
@@ -100,7 +101,7 @@ def _shared(path: Path, _size: int, _mtime_ns: int) -> "Backend":
 
 
 def _read(path: Path) -> "Backend":
-    from tokenizers import Tokenizer as Backend  # noqa: PLC0415
+    from tokenizers import Tokenizer as Backend
 
     try:
         backend = Backend.from_str(path.read_text(encoding="utf-8"))

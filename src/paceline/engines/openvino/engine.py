@@ -10,7 +10,6 @@ copies numbers.
 """
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from paceline.decoding.types import Block, Taps
-from paceline.engines.base import Sequence, StepResult
+from paceline.engines.base import EngineSettings, Sequence, StepResult
 from paceline.engines.openvino.graph import TAP_PREFIX, WANTED_ROWS, paged_model
 from paceline.engines.slots import BlockPool, BlockTable
-from paceline.errors import InvalidRequest, ModelError
+from paceline.errors import ModelError
 
 _PADDING = 0
 """Token of a padding row: any will do, its slot is overwritten before it is ever seen."""
@@ -30,43 +29,27 @@ _DEFAULT_CACHE_BYTES = 2 << 30
 """Keys and values a model gets at most when the caller does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenVinoSettings:
-    """How the engine is set up."""
-
-    cache_tokens: int | None = None
-    """Slots for all sequences together; None: one full context, or what fits into 2 GiB."""
-    min_rows: int = 2
-    """2 is exact. 1 is a little faster for plain decoding, and rows then depend on T."""
-    taps: tuple[int, ...] = ()
-    """Layers whose output hidden states every step returns."""
-    threads: int | None = None
-    """CPU threads; None leaves it to OpenVINO."""
-
-
 class OpenVinoEngine:
     """The engine; see the top of this file. One at a time may call `step`."""
 
     name = "openvino"
 
     def __init__(
-        self, graph: Path, context_length: int, settings: OpenVinoSettings | None = None
+        self, graph: Path, context_length: int, settings: EngineSettings | None = None
     ) -> None:
         """Compile a model.
 
         Args:
             graph: the `openvino_model.xml` of a stateful language model.
             context_length: the most slots a sequence may have, as the model was trained.
-            settings: see `OpenVinoSettings`.
+            settings: see `EngineSettings`.
 
         Raises:
             ModelError: the file is not such a model, or there is no memory for its cache.
-            InvalidRequest: a setting is out of range.
         """
         import openvino as ov
 
-        settings = settings or OpenVinoSettings()
-        _validate(settings)
+        settings = settings or EngineSettings()
         self.min_rows = settings.min_rows
         self.context_length = context_length
         options = {
@@ -159,9 +142,7 @@ class OpenVinoEngine:
             "taps": ",".join(self._taps),
         }
 
-    def _tapped(
-        self, begins: list[int], work: Ordered[tuple[Sequence, Block]]
-    ) -> list[Taps]:
+    def _tapped(self, begins: list[int], work: Ordered[tuple[Sequence, Block]]) -> list[Taps]:
         whole = {name: self._output(name) for name in self._taps}
         return [
             {name: rows[begin : begin + len(block.tokens)] for name, rows in whole.items()}
@@ -170,7 +151,7 @@ class OpenVinoEngine:
 
     def _output(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """An output as [rows, width] float32, a view."""
-        array = self._request.get_tensor(name).data
+        array: np.ndarray[Any, np.dtype[np.float32]] = self._request.get_tensor(name).data
         return array.reshape(-1, array.shape[-1])
 
     def _make_cache(self, compiled: Any, tokens: int | None, graph: Path) -> BlockPool:
@@ -178,7 +159,9 @@ class OpenVinoEngine:
         import openvino as ov
 
         ports = [
-            port for port in compiled.inputs if port.any_name.startswith(("key_cache.", "value_cache."))
+            port
+            for port in compiled.inputs
+            if port.any_name.startswith(("key_cache.", "value_cache."))
         ]
         shapes = [
             [dimension.get_length() for dimension in list(port.partial_shape)[1:]] for port in ports
@@ -225,12 +208,3 @@ class _Input:
             self._tensor.shape = [self._size]
             self._view = self._tensor.data
         self._view[...] = values
-
-
-def _validate(settings: OpenVinoSettings) -> None:
-    if settings.min_rows not in (1, 2):
-        raise InvalidRequest(f"rows is {settings.min_rows}; expected 2 (exact) or 1")
-    if settings.cache_tokens is not None and settings.cache_tokens < 1:
-        raise InvalidRequest(f"cache_tokens is {settings.cache_tokens}; expected 1 or more")
-    if settings.threads is not None and settings.threads < 1:
-        raise InvalidRequest(f"threads is {settings.threads}; expected 1 or more")

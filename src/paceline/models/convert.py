@@ -1,0 +1,78 @@
+"""A Hugging Face checkpoint made into an OpenVINO model, once.
+
+Knows the command of optimum-intel, which comes with the extra `convert`. Knows nothing about
+weights: the exporter does the work, in a process of its own.
+"""
+
+import importlib.util
+from pathlib import Path
+
+from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline.models.cache import disk_full
+from paceline.models.foreign import read_facts
+from paceline.models.manifest import GRAPH, TOKENIZER, Facts
+from paceline.models.processes import Finished, python, run_child
+from paceline.models.progress import Progress
+
+WEIGHTS = {"int8": "int8", "int4": "int4", "f16": "fp16"}
+"""Our names of weight forms, and optimum's."""
+
+_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+_NO_NETWORK = ("cannot find the requested files", "ConnectionError", "ConnectError", "Max retries")
+
+
+def convert_checkpoint(source: str, work: Path, weights: str, progress: Progress) -> Facts:
+    """Export the checkpoint `source` (a folder, or a hub name) into the folder `work`.
+
+    Raises MissingExtra without optimum-intel, InvalidRequest for an unknown weight form, ModelError
+    with the exporter's own reason. OSError passes through.
+    """
+    if weights not in WEIGHTS:
+        raise InvalidRequest(f"weights is {weights!r}; expected one of {', '.join(WEIGHTS)}")
+    if importlib.util.find_spec("optimum") is None:
+        raise MissingExtra(
+            "converting needs optimum-intel and torch: install them with "
+            "`pip install 'paceline[convert]'`"
+        )
+    command = python(
+        *("-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", source),
+        *("--task", "text-generation-with-past", "--weight-format", WEIGHTS[weights], str(work)),
+    )
+    with progress.task(f"converting {source} to OpenVINO, {weights} weights"):
+        finished = run_child(command)
+    if finished.code != 0 or not (work / GRAPH).is_file():
+        raise _failure(source, finished)
+    if not (work / TOKENIZER).is_file():
+        raise ModelError(
+            f"{source} has no fast tokenizer ({TOKENIZER}); add one to the checkpoint with "
+            "transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...))"
+        )
+    return read_facts(work)
+
+
+def checkpoint_bytes(source: str) -> int:
+    """The size of a checkpoint folder's weights; 0 for a hub name.
+
+    Raises ModelError for a folder without a checkpoint.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        return 0
+    weights = [path for pattern in _WEIGHT_FILES for path in folder.glob(pattern)]
+    if not weights or not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{source} is not a Hugging Face checkpoint: expected config.json and "
+            f"{' or '.join(_WEIGHT_FILES)}"
+        )
+    return sum(path.stat().st_size for path in weights)
+
+
+def _failure(source: str, finished: Finished) -> Exception:
+    if "No space left" in finished.text:
+        return disk_full()
+    if any(sign in finished.text for sign in _NO_NETWORK):
+        return ModelError(
+            f"cannot fetch {source}: the Hugging Face hub cannot be reached; check the network, or "
+            "give the path of a checkpoint folder"
+        )
+    return ModelError(f"{source} cannot be converted: {finished.reason}")

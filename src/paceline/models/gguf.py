@@ -1,0 +1,187 @@
+"""A GGUF file made into an OpenVINO model, once, without changing what its weights say.
+
+Knows GGUF's metadata and the way into OpenVINO: OpenVINO GenAI's own GGUF reader builds the graph.
+That reader rounds the offsets of asymmetric weights (Q4_1, Q4_K) to whole steps, so it is given the
+exact values as f16, and the graph's weights are then stored as 8 bits per channel
+(docs/decisions/gguf-weights.md has what each way costs).
+"""
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ModelError
+from paceline.models.cache import disk_full
+from paceline.models.foreign import end_ids
+from paceline.models.gguf_tokenizer import REQUIRED_FIELDS, build_tokenizer, special_tokens
+from paceline.models.int8 import store_as_int8
+from paceline.models.manifest import GRAPH, TEMPLATE, TOKENIZER, WEIGHTS, Facts
+from paceline.models.processes import python, run_child
+from paceline.models.progress import Progress
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""What OpenVINO GenAI's reader can build a graph of."""
+
+_MAGIC = b"GGUF"
+_EXACT = "exact.gguf"
+_BUILD_GRAPH = (
+    "import sys, openvino_genai;"
+    "openvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)"
+)
+
+
+def convert_gguf(path: Path, work: Path, progress: Progress) -> Facts:
+    """Write graph, weights, tokenizer and chat template of the GGUF file into the folder `work`.
+
+    Raises ModelError for a file that is not a whole GGUF model or of a kind not known here. OSError
+    passes through.
+    """
+    _check_header(path)
+    with progress.task(f"reading {path.name}"):
+        reader = _open(path)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    facts = _facts(path, fields)
+    tokenizer = build_tokenizer(path, fields)
+    (work / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+    if isinstance(template := fields.get("tokenizer.chat_template"), str):
+        (work / TEMPLATE).write_text(template, encoding="utf-8")
+    exact = work / _EXACT
+    _write_exact(reader, exact, progress)
+    _build_graph(path, exact, progress)
+    exact.unlink()
+    whole = work / "f16"
+    whole.mkdir()
+    for name in (GRAPH, WEIGHTS):
+        (work / name).rename(whole / name)
+    with progress.task(f"storing weights of {path.name} as 8 bits per channel"):
+        store_as_int8(whole / GRAPH, work / GRAPH)
+    for name in (GRAPH, WEIGHTS):
+        (whole / name).unlink()
+    whole.rmdir()
+    return facts
+
+
+def room_needed(gguf_bytes: int) -> int:
+    """Bytes that converting takes at its peak, at most about: f16 twice, from 4-bit weights."""
+    return gguf_bytes * 8
+
+
+def _check_header(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    if head[:4] != _MAGIC:
+        raise ModelError(f"{path} is not a GGUF file (it begins with {head[:4]!r}, not {_MAGIC!r})")
+    version = struct.unpack("<I", head[4:])[0] if len(head) == 8 else 0
+    if version not in (2, 3):
+        raise ModelError(f"{path} is GGUF version {version}; versions 2 and 3 can be read")
+
+
+def _open(path: Path) -> "GGUFReader":
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+        cut = [t.name for t in reader.tensors if t.data.nbytes != t.n_bytes]
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"{path} is not a whole GGUF file (truncated?): {' '.join(str(error).split())}; "
+            "fetch it again"
+        ) from error
+    if cut:
+        raise ModelError(f"{path} is truncated: tensor {cut[0]} is cut off; fetch it again")
+    return reader
+
+
+def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
+    architecture = fields.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{path} is a model of architecture {architecture!r}; GGUF files of "
+            f"{', '.join(ARCHITECTURES)} can be used. Its Hugging Face form may work: "
+            "`paceline convert FOLDER --to openvino`"
+        )
+    missing = [key for key in REQUIRED_FIELDS if key not in fields]
+    if missing:
+        raise ModelError(f"{path} has no {', '.join(missing)}: weights without a tokenizer?")
+    if fields.get("split.count", 0) > 1:
+        raise ModelError(f"{path} is one part of a split model; join the parts first")
+    context = fields.get(f"{architecture}.context_length")
+    if not isinstance(context, int) or context < 1:
+        raise ModelError(f"{path} does not say its context length ({architecture}.context_length)")
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    special = special_tokens(fields)
+    bos, eos = (_id(fields, name, len(tokens)) for name in ("bos", "eos"))
+    stops = end_ids(special) | ({eos} if eos is not None else set())
+    for name in ("eot", "eom"):
+        if (found := _id(fields, name, len(tokens))) is not None:
+            stops.add(found)
+    return Facts(
+        context_length=context,
+        stop_token_ids=tuple(sorted(stops)),
+        bos_token_id=bos,
+        add_bos=bool(fields.get("tokenizer.ggml.add_bos_token", False)) and bos is not None,
+        bos_token=tokens[bos] if bos is not None else None,
+        eos_token=tokens[eos] if eos is not None else None,
+        license=fields.get("general.license"),
+    )
+
+
+def _id(fields: Mapping[str, Any], name: str, size: int) -> int | None:
+    value = fields.get(f"tokenizer.ggml.{name}_token_id")
+    return value if isinstance(value, int) and 0 <= value < size else None
+
+
+def _write_exact(reader: "GGUFReader", target: Path, progress: Progress) -> None:
+    """Write the same model with its matrices as f16: no block format is left to be read wrongly."""
+    import numpy as np
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, dequantize
+
+    writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.alignment"):
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type=inner)
+    types = {}
+    for tensor in reader.tensors:
+        kept = len(tensor.shape) == 1  # norms and biases: few, and f32 in every file
+        types[tensor.name] = dtype = np.dtype(np.float32 if kept else np.float16)
+        shape = [int(size) for size in reversed(tensor.shape)]
+        writer.add_tensor_info(tensor.name, shape, dtype, tensor.n_elements * dtype.itemsize)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    total = sum(types[t.name].itemsize * int(t.n_elements) for t in reader.tensors)
+    with progress.task("reading weights", total) as reach:
+        done = 0
+        for tensor in reader.tensors:
+            try:
+                values = dequantize(tensor.data, GGMLQuantizationType(tensor.tensor_type))
+            except NotImplementedError as error:
+                raise ModelError(
+                    f"weights of type {tensor.tensor_type.name} cannot be read; "
+                    "get the model in another form, such as Q8_0 or Q4_K_M"
+                ) from error
+            values = np.ascontiguousarray(values, dtype=types[tensor.name])
+            writer.write_tensor_data(values)
+            reach(done := done + values.nbytes)
+    writer.close()
+
+
+def _build_graph(path: Path, exact: Path, progress: Progress) -> None:
+    with progress.task(f"building the graph of {path.name}"):
+        finished = run_child(python("-c", _BUILD_GRAPH, str(exact)))
+    folder = exact.parent
+    if finished.code == 0 and (folder / GRAPH).is_file() and (folder / WEIGHTS).is_file():
+        return
+    if "No space left" in finished.text:
+        raise disk_full()
+    raise ModelError(f"{path} cannot be made into an OpenVINO model: {finished.reason}")

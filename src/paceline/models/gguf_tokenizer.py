@@ -1,0 +1,72 @@
+"""The tokenizer inside a GGUF file, as a `tokenizer.json`.
+
+Knows byte-level BPE in the variants that the supported architectures use. GGUF names a variant by
+`tokenizer.ggml.pre`, and what that means is a regular expression in the reader's source; those here
+are the ones that the models' own tokenizer.json files have.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelError
+
+REQUIRED_FIELDS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
+"""Without these there is no tokenizer in the file."""
+
+_CONTROL = 3
+"""`tokenizer.ggml.token_type` of tokens that are not text."""
+
+_USER_DEFINED = 4
+"""The type of added tokens that are text."""
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+_PRE = ("default", "gpt-2", "llama-bpe", "llama3", "qwen2", "smollm")
+
+
+def special_tokens(fields: Mapping[str, Any]) -> dict[str, int]:
+    """The control tokens by name."""
+    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    return {tokens[i]: i for i, kind in enumerate(types) if kind == _CONTROL}
+
+
+def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
+    """The text of a tokenizer.json. Raises ModelError for a kind that is not known here."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+
+    kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
+    if kind != "gpt2" or pre not in _PRE:
+        raise ModelError(
+            f"{path} has a tokenizer of kind {kind}/{pre}; GGUF files with byte-level BPE "
+            f"({', '.join(_PRE)}) can be used. Its Hugging Face form will work: "
+            "`paceline convert FOLDER --to openvino`"
+        )
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    types: list[int] = fields["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ", 1)) for merge in fields.get("tokenizer.ggml.merges", ())]
+    llama3 = pre in ("llama-bpe", "llama3")
+    tokenizer = Tokenizer(
+        models.BPE({t: i for i, t in enumerate(tokens)}, merges, ignore_merges=llama3)
+    )
+    if pre == "smollm":
+        steps = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    elif llama3 or pre == "qwen2":
+        pattern = Regex(_LLAMA3 if llama3 else _QWEN2)
+        steps = [Split(pattern, "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    else:
+        steps = [ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = Sequence(steps)
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    for text, sort in zip(tokens, types, strict=True):
+        if sort in (_CONTROL, _USER_DEFINED):
+            added = AddedToken(text, special=sort == _CONTROL, normalized=False)
+            (tokenizer.add_special_tokens if sort == _CONTROL else tokenizer.add_tokens)([added])
+    return tokenizer.to_str()

@@ -1,0 +1,84 @@
+"""Models that others exported for OpenVINO, from the Hugging Face hub.
+
+Knows huggingface_hub, whose own cache keeps them: downloads resume, and other tools share the
+files. Knows nothing about what is in a snapshot.
+"""
+
+import re
+from pathlib import Path
+
+from paceline.errors import ModelError, ModelNotFound
+from paceline.models.manifest import GRAPH
+from paceline.models.progress import Progress
+
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED = ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model")
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` has the form owner/name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def cached_snapshot(name: str) -> Path | None:
+    """The folder of a snapshot with an OpenVINO graph that is already on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, GRAPH)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def cached_names() -> list[str]:
+    """The hub names whose OpenVINO graphs are on this machine."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        found = scan_cache_dir()
+    except CacheNotFound:
+        return []
+    names = [repo.repo_id for repo in found.repos if repo.repo_type == "model"]
+    return sorted(name for name in names if cached_snapshot(name) is not None)
+
+
+def fetch_snapshot(name: str, progress: Progress) -> Path:
+    """Download the OpenVINO model `name`, or what is new in it; returns its folder.
+
+    Raises ModelNotFound when the hub has no such model for us, ModelError when it has no OpenVINO
+    form, or cannot be reached. OSError passes through.
+    """
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not progress.watched:
+        disable_progress_bars()
+    progress.say(f"fetching {name} from the Hugging Face hub")
+    try:
+        hf_hub_download(name, GRAPH)  # first, as it says at once when there is none
+        return Path(snapshot_download(name, allow_patterns=list(_WANTED)))
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name} asks for consent on the hub: accept its terms there, then log in with "
+            "`hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"the hub has no model {name} (or it is private: log in with `hf auth login`)"
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+        raise ModelError(
+            f"cannot fetch {name}: the Hugging Face hub cannot be reached; check the network, or "
+            "give the path of a model"
+        ) from error
+    except EntryNotFoundError as error:
+        raise ModelError(
+            f"{name} has no OpenVINO form on the hub ({GRAPH}); convert it once with "
+            f"`paceline convert {name} --to openvino --weights int8`"
+        ) from error

@@ -1,0 +1,128 @@
+"""How to answer: the options of `generate` and `stream`, checked before anything runs.
+
+One list of names for the library and the command line. What a value may be is known where it is
+used (`Sampling`, `Stopping`, the drafters); here it becomes one request, or one clear error.
+"""
+
+import difflib
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
+
+from paceline import drafters
+from paceline.decoding.generation import Stopping
+from paceline.decoding.sampling import Sampling
+from paceline.engines.measure import MAX_ROWS
+from paceline.errors import InvalidRequest
+
+POLICIES = ("auto", "fixed", "adaptive", "kelly")
+
+_RULE_BLOCK = 8
+"""Block of the policies that do not weigh costs, when the caller does not say."""
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `Model.generate` and `Model.stream`; all may be left out."""
+
+    max_tokens: int | None
+    """Tokens in the answer; None (the default) goes on to the context limit."""
+    temperature: float
+    """0 (the default) is greedy."""
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    """0 to 2**64 - 1; None draws one, and the result says which."""
+    stop: str | Collection[str]
+    """Strings that end the answer; the text ends before them."""
+    ignore_eos: bool
+    """Go on after end-of-sequence tokens."""
+    drafter: str
+    """`auto`, `none`, or parts joined by +: `ngram:min=2,max=4,length=15`, `suffix`,
+    `suffix:earlier`, `recycle`."""
+    policy: str
+    """`auto`, `fixed`, `adaptive` or `kelly`."""
+    max_block: int | None
+    """The most rows in a block, its first token included: 2 to 32."""
+    probe: str | None
+    """A drafter that is only watched: the statistics say what it would have done."""
+    raw: bool
+    """Take a string as it is, without the chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Checked options."""
+
+    sampling: Sampling
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    drafter: str
+    policy: str
+    max_block: int
+    probe: str | None
+    raw: bool
+
+    def stopping(self, stop_token_ids: Collection[int]) -> Stopping:
+        """When to end, for a model with these end-of-sequence tokens."""
+        ends = frozenset() if self.ignore_eos else frozenset(stop_token_ids)
+        return Stopping(self.max_tokens, ends, self.stop)
+
+
+_SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")
+_FLAGS = ("ignore_eos", "raw")
+
+
+def check(options: Options) -> Request:
+    """The request that `options` ask for.
+
+    Raises:
+        InvalidRequest: an unknown option or a value out of its range; the message names it.
+    """
+    values: dict[str, Any] = dict(options)
+    for name in values.keys() - Options.__annotations__.keys():
+        near = difflib.get_close_matches(name, Options.__annotations__, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InvalidRequest(f"there is no option {name!r}{hint}")
+    for name in _FLAGS:
+        if not isinstance(values.get(name, False), bool):
+            raise InvalidRequest(f"{name} is {values[name]!r}; expected True or False")
+    stop = values.get("stop", ())
+    stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    seed = values.get("seed")
+    chosen = {name: values[name] for name in _SAMPLING if name in values}
+    try:
+        sampling = Sampling(**chosen, seed=secrets.randbits(63) if seed is None else seed)
+        Stopping(values.get("max_tokens"), frozenset(), stop)
+    except TypeError as error:
+        raise InvalidRequest(f"an option has a value of the wrong type: {error}") from error
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    policy = values.get("policy", "auto")
+    if policy not in POLICIES:
+        raise InvalidRequest(f"policy is {policy!r}; expected {', '.join(POLICIES)}")
+    block = values.get("max_block")
+    if block is None:
+        block = MAX_ROWS if policy == "auto" else _RULE_BLOCK
+    if not isinstance(block, int) or isinstance(block, bool) or not 2 <= block <= MAX_ROWS:
+        raise InvalidRequest(f"max_block is {block!r}; expected 2 to {MAX_ROWS} rows")
+    drafter, probe = values.get("drafter", "auto"), values.get("probe")
+    for spec in (drafter, *([] if probe is None else [probe])):
+        drafters.create(spec)  # raises for a spec that is none
+    return Request(
+        sampling=sampling,
+        max_tokens=values.get("max_tokens"),
+        stop=stop,
+        ignore_eos=values.get("ignore_eos", False),
+        drafter=drafters.resolved(drafter),
+        policy=policy,
+        max_block=block,
+        probe=probe,
+        raw=values.get("raw", False),
+    )

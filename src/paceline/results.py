@@ -1,0 +1,129 @@
+"""What comes back from a generation: the answer, what happened, where the time went."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.decoding.types import FinishReason
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a generation did and where its time went. Times are seconds."""
+
+    steps: int = 0
+    """Engine calls after the prompt."""
+    drafted: int = 0
+    accepted: int = 0
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    """Drafter -> tokens drafted."""
+    accepted_by: dict[str, int] = field(default_factory=dict)
+    """Drafter -> of these, accepted."""
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were there already."""
+    load_seconds: float = 0.0
+    """Loading the model, once per process."""
+    first_token_seconds: float = 0.0
+    """From the call to the first token: template, tokenizer and prompt."""
+    prefill_seconds: float = 0.0
+    """The prompt's engine calls and the pick of the first token."""
+    decode_seconds: float = 0.0
+    """All of the answer after its first token: draft, verify and the rest."""
+    draft_seconds: float = 0.0
+    """Asking drafters and policy."""
+    verify_seconds: float = 0.0
+    """In the engine's calls, the head included: it is part of the graph."""
+    sample_seconds: float = 0.0
+    """Picking tokens, accepting, text."""
+    decoded: int = 0
+    """Tokens after the first."""
+    probe: dict[str, dict[str, int]] | None = None
+    """With a probe: drafter -> the steps, drafted and accepted that it would have had."""
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens over all of them; 0.0 without drafts."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens per engine call (tau); 0.0 without steps."""
+        return self.decoded / self.steps if self.steps else 0.0
+
+    @property
+    def host_seconds(self) -> float:
+        """Decode time outside the engine's calls."""
+        return self.decode_seconds - self.verify_seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens after the first, over decode time."""
+        return self.decoded / self.decode_seconds if self.decode_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        names = [
+            *("steps", "drafted", "accepted", "acceptance_rate", "tokens_per_step"),
+            *("drafted_by", "accepted_by", "cached_tokens", "load_seconds", "first_token_seconds"),
+            *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),
+            *("sample_seconds", "host_seconds", "decode_tokens_per_second"),
+        ]
+        values = {name: getattr(self, name) for name in names}
+        return values if self.probe is None else {**values, "probe": self.probe}
+
+    def line(self) -> str:
+        """One line for people."""
+        rate = f"{self.decode_tokens_per_second:.1f} tokens/s"
+        if not self.steps:
+            return f"1 token in {self.first_token_seconds:.2f} s"
+        if not self.drafted:
+            drafts = "no drafts"
+        else:
+            drafts = f"{self.accepted} of {self.drafted} drafts accepted"
+        return (
+            f"{self.decoded + 1} tokens, {rate}, {self.tokens_per_step:.2f} tokens per step, "
+            f"{drafts}; first token after {self.first_token_seconds:.2f} s, "
+            f"host {100 * self.host_seconds / self.decode_seconds:.1f} %"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished answer."""
+
+    text: str
+    token_ids: list[int]
+    """The answer's tokens, an ending stop token included."""
+    finish_reason: FinishReason
+    stats: Stats
+    prompt_tokens: int
+    model: str
+    engine: str
+    drafter: str
+    policy: str
+    exact: bool
+    """Whether the tokens equal plain decoding's: rows were measured, on this machine, not to depend
+    on the block they are computed in."""
+    seed: int
+    """What the request was sampled with; the same seed gives the same tokens."""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens in the answer."""
+        return len(self.token_ids)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "finish_reason": str(self.finish_reason),
+            "model": self.model,
+            "engine": self.engine,
+            "drafter": self.drafter,
+            "policy": self.policy,
+            "exact": self.exact,
+            "seed": self.seed,
+            "stats": self.stats.as_dict(),
+        }

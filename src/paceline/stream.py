@@ -1,0 +1,165 @@
+"""One answer as it is made: blocks to the engine, rows to the generation, time accounted for.
+
+The clock is here: `decoding` has none. Every second of a step is put down to drafting, to the
+engine's call, or to picking and text.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+from paceline.decoding.generation import Generation, Step
+from paceline.decoding.types import FinishReason
+from paceline.drafters import Probe
+from paceline.engines.base import Engine
+from paceline.engines.base import Sequence as Slots
+from paceline.results import Result, Stats
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a result says about its request beside what happened."""
+
+    model: str
+    engine: str
+    drafter: str
+    policy: str
+    exact: bool
+    seed: int
+    load_seconds: float
+
+
+class Stream:
+    """Iterate for `Step`s, each with its new `tokens` and `text`; then read `result`.
+
+    To leave early, `close()` (or a `with` block): the answer so far is the result.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        slots: Slots,
+        generation: Generation,
+        about: About,
+        *,
+        probes: Sequence[Probe],
+        end: Callable[["Stream"], None],
+    ) -> None:
+        """Drive `generation` on `slots`; `end` is called once, when it has ended in any way."""
+        self._engine = engine
+        self._slots = slots
+        self._generation = generation
+        self._about = about
+        self._probes = probes
+        self._end = end
+        self._text: list[str] = []
+        self._stats = Stats(load_seconds=about.load_seconds, cached_tokens=slots.length)
+        self._started = perf_counter()
+        self._result: Result | None = None
+        self._steps = self._run()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and answer so far."""
+        return self._generation.tokens
+
+    @property
+    def result(self) -> Result:
+        """The finished answer.
+
+        Raises:
+            RuntimeError: it has not ended; iterate to its end, or close it.
+
+        """
+        if self._result is None:
+            raise RuntimeError("the answer has not ended: iterate to its end, or close the stream")
+        return self._result
+
+    def close(self) -> None:
+        """End here; the answer so far is the result. Nothing happens when it has ended."""
+        self._steps.close()
+        self._finish()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> Generator[Step, None, None]:
+        try:
+            while not self._generation.finished:
+                step = self._step()
+                if step.tokens:
+                    self._text.append(step.text)
+                    if self._generation.finished:
+                        self._finish()
+                    yield step
+        finally:
+            self._finish()
+
+    def _step(self) -> Step:
+        """One block through the engine."""
+        generation, stats = self._generation, self._stats
+        prefilling = generation.prefilling
+        began = perf_counter()
+        block = generation.next_block()
+        drafted = perf_counter()
+        rows = self._engine.step([(self._slots, block)])
+        verified = perf_counter()
+        step = generation.accept(rows.logits[0], taps=rows.taps[0], seconds=verified - began)
+        self._slots.commit(step.kept)
+        ended = perf_counter()
+        if prefilling:
+            stats.prefill_seconds += ended - began
+            if step.tokens:
+                stats.first_token_seconds = ended - self._started
+        else:
+            stats.decode_seconds += ended - began
+            stats.draft_seconds += drafted - began
+            stats.verify_seconds += rows.seconds
+            stats.sample_seconds += ended - verified
+            stats.decoded += len(step.tokens)
+        return step
+
+    def _finish(self) -> None:
+        """Make the result and let go of what was held; only the first call does anything."""
+        if self._result is not None:
+            return
+        generation, stats, about = self._generation, self._stats, self._about
+        self._text.append(generation.cancel())
+        stats.steps = generation.counters.steps
+        stats.drafted = generation.counters.drafted
+        stats.accepted = generation.counters.accepted
+        stats.drafted_by = generation.counters.drafted_by
+        stats.accepted_by = generation.counters.accepted_by
+        if self._probes:
+            stats.probe = {probe.watched: probe.count(self.tokens) for probe in self._probes}
+        assert generation.finish_reason is not None
+        self._result = Result(
+            text="".join(self._text),
+            token_ids=generation.answer,
+            finish_reason=FinishReason(generation.finish_reason),
+            stats=stats,
+            prompt_tokens=generation.prompt_length,
+            model=about.model,
+            engine=about.engine,
+            drafter=about.drafter,
+            policy=about.policy,
+            exact=about.exact,
+            seed=about.seed,
+        )
+        self._end(self)

@@ -1,0 +1,480 @@
+"""What every engine must pass. All comparisons of logits are bitwise."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from paceline.decoding.types import Block
+from paceline.engines import base
+from paceline.engines.base import Engine
+from paceline.errors import CacheFull
+
+Rows = np.ndarray
+Plain = Callable[[Sequence[int]], Rows]
+
+
+def random_text(engine: Engine, length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, engine.vocab_size, length).tolist()
+
+
+def run(engine: Engine, *work: tuple[base.Sequence, Sequence[int], int]) -> list[Rows]:
+    """The logits of one call with (sequence, tokens, rows wanted), kept beyond the next call."""
+    result = engine.step([(sequence, Block(tokens, rows)) for sequence, tokens, rows in work])
+    return [logits.copy() for logits in result.logits]
+
+
+def feed(engine: Engine, sequence: base.Sequence, tokens: Sequence[int]) -> None:
+    """Make `tokens` part of the sequence, wanting nothing back."""
+    if tokens:
+        run(engine, (sequence, tokens, 0))
+        sequence.commit(len(tokens))
+
+
+def same(rows: Rows, expected: Rows) -> bool:
+    """Bitwise, NaN and the sign of zero included."""
+    return rows.shape == expected.shape and rows.tobytes() == expected.tobytes()
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> Plain:
+    """Logits of every row of a text, run one token at a time in a sequence of its own."""
+    known: dict[tuple[int, ...], Rows] = {}
+
+    def rows_of(text: Sequence[int]) -> Rows:
+        key = tuple(text)
+        if key not in known:
+            rows = []
+            with closing(engine.open()) as sequence:
+                for token in text:
+                    rows += run(engine, (sequence, [token], 1))
+                    sequence.commit(1)
+            known[key] = np.concatenate(rows)
+        return known[key]
+
+    return rows_of
+
+
+@pytest.fixture
+def sequence(engine: Engine) -> Iterator[base.Sequence]:
+    with closing(engine.open()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def other(engine: Engine) -> Iterator[base.Sequence]:
+    with closing(engine.open()) as opened:
+        yield opened
+
+
+def test_plain_decoding_depends_on_every_token_before(engine: Engine, plain: Plain):
+    # Without this, rows that ignore the cache altogether would pass every test below.
+    text = random_text(engine, 40)
+    changed = [(text[0] + 1) % engine.vocab_size, *text[1:]]
+    assert not any(same(row, other) for row, other in zip(plain(text), plain(changed), strict=True))
+
+
+@pytest.mark.parametrize("rows", range(2, 17))
+def test_a_row_is_the_same_in_a_block_of_any_length_at_any_place(
+    engine: Engine, plain: Plain, sequence: base.Sequence, rows: int
+):
+    text = random_text(engine, 64)
+    feed(engine, sequence, text[:20])
+    # Blocks that begin one slot further each time put a position into each place in turn.
+    for start in range(20, 20 + rows + 12):
+        block = text[start : start + rows]
+        (logits,) = run(engine, (sequence, block, rows))
+        assert same(logits, plain(text)[start : start + rows]), f"block at {start}"
+        sequence.commit(1)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 7, 8, 16, 31, 32, 33, 64])
+def test_a_prompt_may_be_cut_into_chunks_of_any_length(
+    engine: Engine, plain: Plain, sequence: base.Sequence, chunk: int
+):
+    text = random_text(engine, 64)
+    for start in range(0, 63, chunk):
+        feed(engine, sequence, text[start : min(start + chunk, 63)])
+    (logits,) = run(engine, (sequence, text[63:], 1))
+    assert same(logits, plain(text)[63:])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 6])
+def test_the_trailing_rows_come_back_as_many_as_were_wanted(
+    engine: Engine, plain: Plain, sequence: base.Sequence, rows: int
+):
+    text = random_text(engine, 30)
+    feed(engine, sequence, text[:24])
+    (logits,) = run(engine, (sequence, text[24:], rows))
+    assert logits.shape == (rows, engine.vocab_size)
+    assert logits.dtype == np.float32
+    assert same(logits, plain(text)[30 - rows :])
+
+
+def test_a_call_reports_for_every_block_in_order(
+    engine: Engine, sequence: base.Sequence, other: base.Sequence
+):
+    text = random_text(engine, 8)
+    result = engine.step([(sequence, Block(text, 3)), (other, Block(text[:2], 0))])
+    assert [len(logits) for logits in result.logits] == [3, 0]
+    assert len(result.taps) == 2
+    assert result.seconds >= 0
+
+
+def test_a_step_commits_nothing(engine: Engine, plain: Plain, sequence: base.Sequence):
+    text = random_text(engine, 30)
+    feed(engine, sequence, text[:20])
+    for _ in range(2):
+        (logits,) = run(engine, (sequence, text[20:], 10))
+        assert sequence.length == 20
+        assert same(logits, plain(text)[20:])
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_sequences_of_one_call_do_not_see_each_other(
+    engine: Engine, plain: Plain, data: st.DataObject
+):
+    # Each has its own context and block length: prompt chunks and decode blocks are mixed.
+    count = data.draw(st.integers(2, 5), label="sequences")
+    texts = [random_text(engine, 48, seed) for seed in range(count)]
+    starts = [data.draw(st.integers(0, 32), label="context") for _ in texts]
+    blocks = [data.draw(st.integers(1, 16), label="block") for _ in texts]
+    with ExitStack() as stack:
+        work = []
+        for text, start, block in zip(texts, starts, blocks, strict=True):
+            sequence = stack.enter_context(closing(engine.open()))
+            feed(engine, sequence, text[:start])
+            rows = data.draw(st.integers(0, block), label="rows")
+            work.append((sequence, text[start : start + block], rows))
+        for logits, (_, tokens, rows), text, start in zip(
+            run(engine, *work), work, texts, starts, strict=True
+        ):
+            end = start + len(tokens)
+            assert same(logits, plain(text)[end - rows : end])
+
+
+def test_a_long_prompt_beside_a_decode_block_changes_neither(
+    engine: Engine, plain: Plain, sequence: base.Sequence, other: base.Sequence
+):
+    decoding, prompt = random_text(engine, 64, 1), random_text(engine, 64, 2)
+    feed(engine, sequence, decoding[:40])
+    for start in range(0, 64, 16):
+        block = decoding[40 + start // 4 : 44 + start // 4]
+        decoded, prefilled = run(
+            engine, (sequence, block, 4), (other, prompt[start : start + 16], 16)
+        )
+        assert same(decoded, plain(decoding)[40 + start // 4 : 44 + start // 4])
+        assert same(prefilled, plain(prompt)[start : start + 16])
+        sequence.commit(4)
+        other.commit(16)
+
+
+@pytest.mark.parametrize("kept", range(1, 9))
+def test_rejected_drafts_leave_no_trace(
+    engine: Engine, plain: Plain, sequence: base.Sequence, kept: int
+):
+    text = random_text(engine, 64)
+    wrong = [(token + 1) % engine.vocab_size for token in text]
+    feed(engine, sequence, text[:10])
+    while sequence.length < 50:
+        start = sequence.length
+        block = text[start : start + kept] + wrong[start + kept : start + 8]
+        (logits,) = run(engine, (sequence, block, 8))
+        assert same(logits[:kept], plain(text)[start : start + kept])
+        sequence.commit(kept)
+    # Shorter than the blocks before: garbage lies right behind it.
+    (logits,) = run(engine, (sequence, text[sequence.length :][:1], 1))
+    assert same(logits, plain(text)[sequence.length :][:1])
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 31, 32, 33, 47, 48])
+def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
+    engine: Engine, plain: Plain, sequence: base.Sequence, length: int
+):
+    first, second = random_text(engine, 48, 1), random_text(engine, 48, 2)
+    text = first[:length] + second[length:]
+    feed(engine, sequence, first)
+    sequence.rewind(length)
+    assert sequence.length == length, "nothing is shared, so nothing more need go"
+    for start in range(length, 45, 3):
+        (logits,) = run(engine, (sequence, text[start : start + 3], 3))
+        assert same(logits, plain(text)[start : start + 3])
+        sequence.commit(3)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 8, 31, 40, 64, 70, 200])
+@pytest.mark.parametrize("closed", ["parent", "child", "neither"])
+def test_a_fork_and_its_parent_go_on_without_each_other(
+    engine: Engine, plain: Plain, sequence: base.Sequence, shared: int, closed: str
+):
+    prefix = random_text(engine, 70)
+    ends = {"parent": random_text(engine, 40, 1), "child": random_text(engine, 40, 2)}
+    feed(engine, sequence, prefix)
+    with closing(sequence.fork(shared)) as child:
+        assert child.length <= min(shared, 70)
+        feed(engine, child, prefix[child.length :])
+        going = {"parent": sequence, "child": child}
+        for at in range(0, 40, 5):
+            if at == 20 and closed in going:
+                going.pop(closed).close()
+            work = [(one, ends[name][at : at + 5], 5) for name, one in going.items()]
+            for logits, (name, one) in zip(run(engine, *work), going.items(), strict=True):
+                expected = plain(prefix + ends[name])[70 + at : 75 + at]
+                assert same(logits, expected), f"the {name} at {at}"
+                one.commit(5)
+
+
+@pytest.mark.parametrize("rewound", ["parent", "child"])
+@pytest.mark.parametrize("length", [0, 5, 16, 31, 32, 33, 63])
+def test_rewinding_into_a_shared_prefix_does_not_touch_the_other(
+    engine: Engine, plain: Plain, sequence: base.Sequence, rewound: str, length: int
+):
+    prefix, new = random_text(engine, 64), random_text(engine, 70, 1)
+    feed(engine, sequence, prefix)
+    with closing(sequence.fork(64)) as child:
+        feed(engine, child, prefix[child.length :])
+        turned, left = (sequence, child) if rewound == "parent" else (child, sequence)
+        turned.rewind(length)
+        assert turned.length <= length
+        changed = prefix[: turned.length] + new
+        kept = prefix + new[:8]
+        (logits,) = run(engine, (turned, changed[turned.length : 70], 70 - turned.length))
+        assert same(logits, plain(changed[:70])[turned.length :])
+        (logits,) = run(engine, (left, kept[64:], 8))
+        assert same(logits, plain(kept)[64:])
+
+
+def test_slots_given_back_are_used_again_without_a_trace(
+    engine: Engine, plain: Plain, sequence: base.Sequence
+):
+    text = random_text(engine, 48)
+    feed(engine, sequence, random_text(engine, 64, 1))
+    sequence.close()
+    sequence.close()  # does nothing
+    with closing(engine.open()) as fresh:
+        assert fresh.length == 0
+        (logits,) = run(engine, (fresh, text, 48))
+        assert same(logits, plain(text))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("committed", [0, 20])
+def test_no_more_rows_can_be_kept_than_the_block_had(
+    engine: Engine, sequence: base.Sequence, rows: int, committed: int
+):
+    # Padding rows that an engine adds on its own are not the block's.
+    text = random_text(engine, committed + rows)
+    feed(engine, sequence, text[:committed])
+    run(engine, (sequence, text[committed:], rows))
+    for too_many in (rows + 1, -1):
+        with pytest.raises(ValueError, match=rf"commit\({too_many}\)"):
+            sequence.commit(too_many)
+    assert sequence.length == committed
+    sequence.commit(rows)
+    assert sequence.length == committed + rows
+    with pytest.raises(ValueError, match="commit"):
+        sequence.commit(1)
+
+
+@pytest.mark.parametrize("length", [-1, 21])
+def test_a_sequence_cannot_be_rewound_to_where_it_never_was(
+    engine: Engine, sequence: base.Sequence, length: int
+):
+    feed(engine, sequence, random_text(engine, 20))
+    with pytest.raises(ValueError, match=rf"rewind\({length}\)"):
+        sequence.rewind(length)
+    assert sequence.length == 20
+
+
+def test_a_sequence_can_fill_its_context_and_no_more(
+    engine: Engine, sequence: base.Sequence, other: base.Sequence
+):
+    text = random_text(engine, engine.context_length)
+    (expected,) = run(engine, (other, text, 4))
+    feed(engine, sequence, text[:-4])
+    with pytest.raises(CacheFull, match=str(engine.context_length)):
+        run(engine, (sequence, text[-5:], 5))
+    assert sequence.length == engine.context_length - 4
+    (logits,) = run(engine, (sequence, text[-4:], 4))
+    assert same(logits, expected)
+    sequence.commit(4)
+    with pytest.raises(CacheFull):
+        run(engine, (sequence, text[:1], 1))
+    assert sequence.length == engine.context_length
+
+
+def fill(engine: Engine, stack: ExitStack) -> list[base.Sequence]:
+    """Sequences that hold every slot that is free now; all but the last span a whole context."""
+    filling: list[base.Sequence] = []
+    text = random_text(engine, engine.context_length)
+    chunk = 16
+    while True:
+        if not filling or filling[-1].length + chunk > engine.context_length:
+            filling.append(stack.enter_context(closing(engine.open())))
+        at = filling[-1].length
+        try:
+            feed(engine, filling[-1], text[at : at + chunk])
+        except CacheFull:
+            if chunk == 1:
+                return filling
+            chunk = 1
+
+
+def test_a_full_cache_refuses_a_block_and_changes_nothing(
+    engine: Engine, plain: Plain, sequence: base.Sequence
+):
+    text = random_text(engine, 84)
+    expected = plain(text)[20:]
+    feed(engine, sequence, text[:20])
+    with ExitStack() as stack:
+        filling = fill(engine, stack)
+        for _ in range(2):
+            with pytest.raises(CacheFull, match="full"):
+                run(engine, (sequence, text[20:], 64))
+            assert sequence.length == 20
+            with pytest.raises(ValueError, match="commit"):
+                sequence.commit(1)  # nothing was run
+        filling[0].close()
+        (logits,) = run(engine, (sequence, text[20:], 64))
+        assert same(logits, expected)
+
+
+def test_a_call_that_does_not_fit_takes_no_slots(
+    engine: Engine, plain: Plain, sequence: base.Sequence, other: base.Sequence
+):
+    text = random_text(engine, engine.context_length * 7 // 10)
+    block, expected = text[20:], plain(text)[20:]
+    feed(engine, sequence, text[:20])
+    feed(engine, other, text[:20])
+    with ExitStack() as stack:
+        fill(engine, stack)[0].close()
+        # There is room for either of them, not for both.
+        with pytest.raises(CacheFull):
+            run(engine, (sequence, block, 0), (other, block, 0))
+        assert (sequence.length, other.length) == (20, 20)
+        for one in (sequence, other):
+            with pytest.raises(ValueError, match="commit"):
+                one.commit(1)
+        (logits,) = run(engine, (other, block, len(block)))
+        assert same(logits, expected)
+        other.rewind(20)
+        (logits,) = run(engine, (sequence, block, len(block)))
+        assert same(logits, expected)
+
+
+def test_an_engine_describes_itself_in_words(engine: Engine):
+    facts = engine.describe()
+    assert facts["engine"] == engine.name
+    assert all(isinstance(value, str) for value in facts.values())
+    assert facts == engine.describe()
+
+
+class Held:
+    """A sequence, and the tokens that should be in it."""
+
+    def __init__(self, sequence: base.Sequence, tokens: list[int]) -> None:
+        self.sequence = sequence
+        self.tokens = tokens
+
+
+LONGEST = 60
+MOST = 6
+
+
+class AnyUse(RuleBasedStateMachine):
+    """Opens, runs, keeps, rewinds, forks and closes in any order; rows must always be plain's."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+        self.opened: list[Held] = []
+        self.known: dict[tuple[int, ...], Rows] = {}
+
+    held = Bundle("held")
+
+    def fresh(self, text: list[int]) -> Rows:
+        """All rows of a text in a sequence of its own that nothing was ever done with."""
+        key = tuple(text)
+        if key not in self.known:
+            with closing(self.engine.open()) as sequence:
+                (self.known[key],) = run(self.engine, (sequence, text, len(text)))
+        return self.known[key]
+
+    def teardown(self) -> None:
+        for one in self.opened:
+            one.sequence.close()
+
+    def hold(self, sequence: base.Sequence, tokens: list[int]) -> Held:
+        self.opened.append(Held(sequence, tokens))
+        return self.opened[-1]
+
+    @rule(target=held)
+    def open(self):
+        if len(self.opened) >= MOST:
+            return multiple()
+        return self.hold(self.engine.open(), [])
+
+    @rule(
+        work=st.lists(
+            st.tuples(held, st.integers(1, 12), st.integers(0, 12), st.integers(0, 99)),
+            min_size=1,
+            max_size=4,
+            unique_by=lambda one: id(one[0]),
+        )
+    )
+    def step(self, work: list[tuple[Held, int, int, int]]):
+        call = []
+        for one, length, _, seed in work:
+            length = min(length, LONGEST - len(one.tokens))  # noqa: PLW2901 no room for more
+            if length:
+                call.append((one.sequence, random_text(self.engine, length, seed), length))
+        if not call:
+            return
+        results = iter(zip(call, run(self.engine, *call), strict=True))
+        for one, _, kept, _ in work:
+            if len(one.tokens) == LONGEST:
+                continue
+            (sequence, block, rows), logits = next(results)
+            expected = self.fresh(one.tokens + block)[len(one.tokens) :]
+            assert same(logits, expected)
+            kept = min(kept, rows)  # noqa: PLW2901 no more than there are
+            sequence.commit(kept)
+            one.tokens += block[:kept]
+            assert sequence.length == len(one.tokens)
+
+    @rule(one=held, length=st.integers(0, LONGEST))
+    def rewind(self, one: Held, length: int):
+        one.sequence.rewind(min(length, len(one.tokens)))
+        assert one.sequence.length <= length
+        del one.tokens[one.sequence.length :]
+
+    @rule(target=held, one=held, length=st.integers(0, LONGEST))
+    def fork(self, one: Held, length: int):
+        if len(self.opened) >= MOST:
+            return multiple()
+        child = one.sequence.fork(length)
+        assert child.length <= min(length, len(one.tokens))
+        return self.hold(child, one.tokens[: child.length])
+
+    @rule(one=consumes(held))
+    def close(self, one: Held):
+        one.sequence.close()
+        self.opened.remove(one)
+
+
+def test_any_use_in_any_order_gives_the_rows_of_a_fresh_sequence(engine: Engine):
+    run_state_machine_as_test(
+        lambda: AnyUse(engine), settings=settings(max_examples=40, stateful_step_count=30)
+    )

@@ -1,0 +1,291 @@
+"""The promise: whatever drafts, the tokens are those of plain decoding."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.drafters import Oracle
+from support.driver import POLICIES, Answer, answer, decode, generation, run, total
+
+from paceline.decoding.generation import Stopping
+from paceline.decoding.policy import Fixed
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import Block, FinishReason
+from paceline.drafters import Corpus, create
+from paceline.engines.base import Engine
+
+DRAFTERS = [
+    "none",
+    "ngram",
+    "ngram:min=2,max=5,length=4",
+    "suffix",
+    "suffix:earlier",
+    "recycle",
+    "suffix+recycle",
+    "ngram+suffix+recycle",
+]
+
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.4, seed=1),
+    Sampling(temperature=1.0, seed=2),
+    Sampling(temperature=1.6, seed=3),
+    Sampling(temperature=0.9, top_k=5, seed=4),
+    Sampling(temperature=1.0, top_p=0.7, seed=5),
+    Sampling(temperature=1.2, min_p=0.05, seed=6),
+    Sampling(repetition_penalty=1.2),
+    Sampling(temperature=0.8, presence_penalty=0.6, frequency_penalty=0.3, seed=7),
+    Sampling(
+        temperature=0.7,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.02,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        logit_bias={3: 2.0, 4: -5.0},
+        seed=8,
+    ),
+    Sampling(temperature=1.0, seed=2**64 - 1),
+]
+
+TOKENS = 24
+
+Plainly = Callable[..., Answer]
+
+
+def prompt_of(engine: Engine, which: int) -> list[int]:
+    """Prompts that repeat themselves a little, of different lengths."""
+    rng = np.random.default_rng(100 + which)
+    part = rng.integers(0, engine.vocab_size, 3 + which).tolist()
+    return [*part, *rng.integers(0, engine.vocab_size, 2 + which % 5).tolist(), *part]
+
+
+@pytest.fixture(scope="module")
+def plainly(engine: Engine) -> Plainly:
+    """Plain decoding's answer, alone on the engine, one row at a time."""
+    known: dict[tuple[int, int], Answer] = {}
+
+    def plain(prompt: int, sampling: int) -> Answer:
+        key = prompt, sampling
+        if key not in known:
+            known[key] = answer(
+                engine,
+                prompt_of(engine, prompt),
+                sampling=SAMPLINGS[sampling],
+                stopping=Stopping(max_tokens=TOKENS),
+            )
+        return known[key]
+
+    return plain
+
+
+@pytest.fixture(scope="module")
+def earlier(plainly: Plainly) -> Corpus:
+    """Answers to some of the prompts, as a process would have them from before."""
+    corpus = Corpus()
+    for prompt in range(4):
+        corpus.add(plainly(prompt, 0).tokens)
+    return corpus
+
+
+def test_answers_differ_between_prompts_samplings_and_seeds(plainly: Plainly):
+    # Without this, an engine that always says the same would pass every test below.
+    told = {tuple(plainly(prompt, sampling).tokens) for prompt in (0, 1) for sampling in range(11)}
+    assert len(told) > 16
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_no_drafter_and_no_policy_changes_a_token(
+    engine: Engine, plainly: Plainly, earlier: Corpus, spec: str, policy: str
+):
+    ran = []
+    for block in range(2, 17):
+        # One to eight sequences share a call, every one with its own sampling and prompt length.
+        asks = [(i % 8, (block + i) % len(SAMPLINGS)) for i in range(1 + block % 8)]
+        going = [
+            generation(
+                engine,
+                prompt_of(engine, prompt),
+                sampling=SAMPLINGS[sampling],
+                stopping=Stopping(max_tokens=TOKENS),
+                drafters=create(spec, earlier),
+                policy=POLICIES[policy](block),
+            )
+            for prompt, sampling in asks
+        ]
+        ran += going
+        for (prompt, sampling), told in zip(asks, run(engine, going), strict=True):
+            assert told == plainly(prompt, sampling), f"{block=} {prompt=} {SAMPLINGS[sampling]}"
+    counters = total(ran)
+    if spec == "none":
+        assert counters.drafted == 0
+    else:
+        # Otherwise nothing was shown: some drafts must have stood, and some must have fallen.
+        assert 0 < counters.accepted < counters.drafted
+
+
+@pytest.mark.parametrize("block", range(2, 17))
+def test_drafts_that_stand_or_fall_at_any_place_change_nothing(
+    engine: Engine, plainly: Plainly, block: int
+):
+    prompt = prompt_of(engine, 0)
+    for sampling in range(len(SAMPLINGS)):
+        expected = plainly(0, sampling)
+        text = prompt + expected.tokens
+        for every in (1, 2, 5, TOKENS):
+            wrong_at = range(len(prompt) + every, len(text), every)
+            one = generation(
+                engine,
+                prompt,
+                sampling=SAMPLINGS[sampling],
+                stopping=Stopping(max_tokens=TOKENS),
+                drafters=[Oracle(text, wrong_at)],
+                policy=Fixed(block),
+            )
+            assert run(engine, [one]) == [expected], f"{every=} {SAMPLINGS[sampling]}"
+            if every == TOKENS:
+                # All stood: the fewest calls that so many tokens can take.
+                assert one.counters.steps == -(-(TOKENS - 1) // block)
+            if every == 1:
+                assert one.counters.accepted == 0
+
+
+sampled = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 3, 20]),
+    top_p=st.sampled_from([0.3, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    repetition_penalty=st.sampled_from([0.8, 1.0, 1.3]),
+    presence_penalty=st.sampled_from([-0.5, 0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.2]),
+    logit_bias=st.dictionaries(st.integers(0, 40), st.sampled_from([-4.0, 3.0]), max_size=3),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+@settings(max_examples=40)
+@given(
+    asks=st.lists(
+        st.tuples(
+            st.integers(0, 7),  # prompt
+            sampled,
+            st.sampled_from(DRAFTERS),
+            st.sampled_from(sorted(POLICIES)),
+            st.integers(1, 16),  # block
+            st.integers(1, 9),  # prefill chunk
+            st.integers(0, 12),  # arrival
+            st.integers(1, 24),  # max_tokens
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_requests_that_come_and_go_in_any_order_change_nothing(
+    engine: Engine, earlier: Corpus, asks: list[tuple[Any, ...]]
+):
+    expected, going = [], []
+    for prompt, sampling, spec, policy, block, chunk, _, most in asks:
+        common = {"sampling": sampling, "stopping": Stopping(max_tokens=most)}
+        expected.append(answer(engine, prompt_of(engine, prompt), **common))
+        drafters, chosen = create(spec, earlier), POLICIES[policy](block)
+        going.append(
+            generation(
+                engine,
+                prompt_of(engine, prompt),
+                drafters=drafters,
+                policy=chosen,
+                prefill_chunk=chunk,
+                **common,
+            )
+        )
+    assert run(engine, going, arrivals=[ask[6] for ask in asks]) == expected
+
+
+@pytest.mark.parametrize("sampling", [0, 2, 9])
+def test_max_tokens_inside_an_accepted_block_gives_exactly_so_many(
+    engine: Engine, plainly: Plainly, sampling: int
+):
+    whole = plainly(0, sampling).tokens
+    for length in range(1, TOKENS):
+        told = _told(engine, sampling, whole, Stopping(max_tokens=length))
+        assert told.tokens == whole[:length]
+        assert told.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("sampling", [0, 2, 9])
+def test_a_stop_token_inside_an_accepted_block_ends_the_answer_there(
+    engine: Engine, plainly: Plainly, sampling: int
+):
+    whole = plainly(0, sampling).tokens
+    for token in set(whole):
+        stopping = Stopping(max_tokens=TOKENS, stop_token_ids=frozenset({token}))
+        told = _told(engine, sampling, whole, stopping)
+        end = whole.index(token) + 1
+        assert told == Answer(whole[:end], decode(whole[: end - 1]), FinishReason.STOP)
+
+
+@pytest.mark.parametrize("sampling", [0, 2, 9])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_stop_string_inside_an_accepted_block_ends_the_text_before_it(
+    engine: Engine, plainly: Plainly, sampling: int, length: int
+):
+    plain = plainly(0, sampling)
+    for at in range(0, len(plain.text) - length + 1, 2):
+        stop = plain.text[at : at + length]
+        told = _told(engine, sampling, plain.tokens, Stopping(max_tokens=TOKENS, stop=(stop,)))
+        assert told.text == plain.text[: plain.text.index(stop)], repr(stop)
+        assert told.finish_reason is FinishReason.STOP
+        assert told.tokens == plain.tokens[: len(told.tokens)]
+        # It ends with the token that completed the string, not later.
+        assert stop in decode(told.tokens)
+        assert stop not in decode(told.tokens[:-1]).rstrip("\ufffd")
+
+
+def _told(engine: Engine, sampling: int, text: Sequence[int], stopping: Stopping) -> Answer:
+    """The answer to prompt 0 with all drafts right, for blocks of 2, 7 and 16 rows and plain."""
+    prompt = prompt_of(engine, 0)
+    common = {"sampling": SAMPLINGS[sampling], "stopping": stopping}
+    told = answer(engine, prompt, **common)
+    for block in (2, 7, 16):
+        drafters = [Oracle([*prompt, *text])]
+        assert answer(engine, prompt, drafters=drafters, policy=Fixed(block), **common) == told
+    return told
+
+
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_an_answer_may_run_into_the_end_of_the_context(engine: Engine, earlier: Corpus, spec: str):
+    rng = np.random.default_rng(5)
+    prompt = rng.integers(0, engine.vocab_size, engine.context_length - 20).tolist()
+    told = answer(engine, prompt, drafters=create(spec, earlier), policy=Fixed(16))
+    assert told == answer(engine, prompt)
+    assert len(told.tokens) == 20
+    assert told.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("known", [1, 8, 33, 69, 70])
+def test_a_prompt_that_is_partly_cached_gives_the_same_answer(engine: Engine, known: int):
+    rng = np.random.default_rng(6)
+    prompt = rng.integers(0, engine.vocab_size, 70).tolist()
+    expected = answer(engine, prompt, stopping=Stopping(max_tokens=TOKENS))
+    with closing(engine.open()) as first:
+        engine.step([(first, Block(prompt, 0))])
+        first.commit(70)
+        # The last prompt token is always run, so it need not be shared.
+        with closing(first.fork(min(known, 69))) as sequence:
+            one = generation(
+                engine,
+                prompt,
+                cached=sequence.length,
+                stopping=Stopping(max_tokens=TOKENS),
+                drafters=create("suffix+recycle"),
+            )
+            while not one.finished:
+                result = engine.step([(sequence, one.next_block())])
+                sequence.commit(one.accept(result.logits[0]).kept)
+            assert one.answer == expected.tokens

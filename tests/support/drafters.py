@@ -1,0 +1,27 @@
+"""Drafters that know what is coming, for tests that need a draft to stand or to fall."""
+
+from collections.abc import Sequence
+
+from paceline.decoding.types import Proposal, Verified
+
+
+class Oracle:
+    """Proposes what follows in `text`; a token at a position in `wrong_at` is off by one."""
+
+    name = "oracle"
+
+    def __init__(self, text: Sequence[int], wrong_at: Sequence[int] = (), match: int = 24) -> None:
+        self.seen: list[Verified] = []
+        self.asked: list[int] = []
+        self._text = text
+        self._wrong_at = set(wrong_at)
+        self._match = match
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        self.asked.append(limit)
+        ends = range(len(context), min(len(context) + limit, len(self._text)))
+        tokens = [self._text[at] ^ (at in self._wrong_at) for at in ends]
+        return Proposal(tokens, self.name, self._match)
+
+    def observe(self, verified: Verified) -> None:
+        self.seen.append(verified)

@@ -1,0 +1,105 @@
+"""Runs generations on an engine, all that are due in one call, as a scheduler would."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.decoding.auto import Acceptance, Auto
+from paceline.decoding.costs import CostTable
+from paceline.decoding.generation import Counters, Generation, Stopping
+from paceline.decoding.policy import Adaptive, Fixed, Kelly
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import Drafter, FinishReason, Policy
+from paceline.engines.base import Engine
+
+CHEAP = CostTable({1: 1.0, 32: 1.5})
+"""Rows cost next to nothing, so that `Auto` drafts."""
+
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "fixed": Fixed,
+    "adaptive": Adaptive,
+    "kelly": Kelly,
+    "auto": lambda block: Auto(block, CHEAP, Acceptance()),
+}
+
+# Letters, two words with spaces, and the bytes of a two-byte and of a four-byte character.
+_PIECES = [bytes([letter]) for letter in b"abcdefghijklmnopqrstuvwxyz.,\n"]
+_PIECES += [b" the", b" and ", *(bytes([byte]) for byte in "é😀".encode())]
+
+
+def decode(ids: Sequence[int]) -> str:
+    return b"".join(_PIECES[i % len(_PIECES)] for i in ids).decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Answer:
+    tokens: list[int]
+    text: str
+    finish_reason: FinishReason | None
+
+
+def generation(
+    engine: Engine,
+    prompt: Sequence[int],
+    *,
+    sampling: Sampling | None = None,
+    stopping: Stopping | None = None,
+    drafters: Sequence[Drafter] = (),
+    policy: Policy | None = None,
+    **settings: Any,
+) -> Generation:
+    return Generation(
+        prompt,
+        vocab_size=engine.vocab_size,
+        context_length=engine.context_length,
+        sampling=sampling or Sampling(),
+        stopping=stopping or Stopping(),
+        drafters=drafters,
+        policy=policy or Fixed(8),
+        decode=decode,
+        **settings,
+    )
+
+
+def run(
+    engine: Engine, generations: Sequence[Generation], arrivals: Sequence[int] | None = None
+) -> list[Answer]:
+    """Drive them to their ends; generation i takes part from call number arrivals[i] on."""
+    texts = ["" for _ in generations]
+    with ExitStack() as stack:
+        sequences = [stack.enter_context(closing(engine.open())) for _ in generations]
+        call = 0
+        while any(not generation.finished for generation in generations):
+            due = [
+                i
+                for i, generation in enumerate(generations)
+                if not generation.finished and (arrivals is None or arrivals[i] <= call)
+            ]
+            call += 1
+            if not due:
+                continue
+            result = engine.step([(sequences[i], generations[i].next_block()) for i in due])
+            for i, logits in zip(due, result.logits, strict=True):
+                step = generations[i].accept(logits, seconds=result.seconds)
+                sequences[i].commit(step.kept)
+                assert sequences[i].length == generations[i].length
+                texts[i] += step.text
+    return [
+        Answer(generation.answer, text, generation.finish_reason)
+        for generation, text in zip(generations, texts, strict=True)
+    ]
+
+
+def answer(engine: Engine, prompt: Sequence[int], **settings: Any) -> Answer:
+    return run(engine, [generation(engine, prompt, **settings)])[0]
+
+
+def total(generations: Sequence[Generation]) -> Counters:
+    """What all of them did together."""
+    counters = Counters()
+    for one in generations:
+        counters.steps += one.counters.steps
+        counters.drafted += one.counters.drafted
+        counters.accepted += one.counters.accepted
+    return counters

@@ -1,0 +1,121 @@
+"""A model small enough for thousands of calls a second, with slots as real as any engine's.
+
+Keys and values live in arrays by cache block. A row is computed from the slots that the sequence's
+table says are its own, and from nothing else: the values of the last two say which tokens the model
+likes next, and a hash over every key moves each logit a little. So a stale, missing or misplaced
+slot changes the row. Integers wrap and the floats are added one by one: a row's bits do not depend
+on how many rows the call had.
+"""
+
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+
+from paceline.decoding.types import Block
+from paceline.engines.base import StepResult
+from paceline.engines.slots import BlockPool, BlockTable
+from paceline.errors import CacheFull
+
+PADDING = 0
+
+
+class ToyEngine:
+    name = "toy"
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 64,
+        context_length: int = 256,
+        cache_blocks: int = 128,
+        block_size: int = 8,
+        min_rows: int = 1,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.min_rows = min_rows
+        self.steps = 0
+        rng = np.random.default_rng(7)
+        # Slots start as garbage, so that one which nobody wrote to shows when it is read.
+        self._keys = rng.integers(0, 2**63, (cache_blocks, block_size), dtype=np.uint64)
+        self._values = rng.integers(0, vocab_size, (cache_blocks, block_size))
+        self._places = rng.integers(0, 2**63, context_length, dtype=np.uint64) | np.uint64(1)
+        self._columns = rng.integers(0, 2**63, vocab_size, dtype=np.uint64) | np.uint64(1)
+        self._likes = rng.normal(0, 1, (2, vocab_size, vocab_size)).astype(np.float32)
+        # A favourite after each token, in rounds of eight: texts come back to where they were.
+        tokens = np.arange(vocab_size)
+        self._likes[0, tokens, tokens // 8 * 8 + (tokens + 1) % 8] += 6
+        self._pool = BlockPool(cache_blocks, block_size)
+        self._logits = np.empty((0, vocab_size), np.float32)
+
+    @property
+    def free_slots(self) -> int:
+        return self._pool.free * self._pool.block_size
+
+    def open(self) -> BlockTable:
+        return BlockTable(self._pool, self.context_length)
+
+    def step(self, work: Ordered[tuple[BlockTable, Block]]) -> StepResult:
+        self._reserve(work)
+        self.steps += 1
+        for table, block in work:
+            self._write(table, [*block.tokens, *[PADDING] * self._padding(block)])
+        # As in a real engine, what the last call returned is gone now.
+        self._logits.fill(np.nan)
+        wanted = sum(block.rows for _, block in work)
+        if wanted > len(self._logits):
+            self._logits = np.empty((wanted, self.vocab_size), np.float32)
+        logits = []
+        at = 0
+        for table, block in work:
+            rows = self._logits[at : at + block.rows]
+            at += block.rows
+            if block.rows:
+                rows[...] = self._read(table, block)
+            logits.append(rows)
+        # Made-up time, so that policies which look at it decide the same in every run.
+        seconds = 1e-3 + 1e-4 * sum(len(block.tokens) for _, block in work)
+        return StepResult(logits, [{} for _ in work], seconds)
+
+    def describe(self) -> dict[str, str]:
+        return {"engine": self.name, "min_rows": str(self.min_rows)}
+
+    def _padding(self, block: Block) -> int:
+        return max(self.min_rows - len(block.tokens), 0)
+
+    def _reserve(self, work: Ordered[tuple[BlockTable, Block]]) -> None:
+        done: list[BlockTable] = []
+        try:
+            for table, block in work:
+                table.reserve(len(block.tokens), self._padding(block))
+                done.append(table)
+        except CacheFull:
+            for table in done:
+                table.rewind(table.length)
+            raise
+
+    def _slots(self, table: BlockTable, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where slots [0, end) of a sequence are: cache blocks, and offsets in them."""
+        size = self._pool.block_size
+        place = np.arange(end)
+        return np.array(table.blocks(end - table.length))[place // size], place % size
+
+    def _write(self, table: BlockTable, tokens: list[int]) -> None:
+        start, end = table.length, table.length + len(tokens)
+        blocks, offsets = self._slots(table, end)
+        where = blocks[start:], offsets[start:]
+        ids = np.array(tokens, np.uint64)
+        places = np.arange(start, end, dtype=np.uint64)
+        self._keys[where] = (ids * np.uint64(0x9E3779B97F4A7C15)) ^ (places << np.uint64(20))
+        self._values[where] = tokens
+
+    def _read(self, table: BlockTable, block: Block) -> np.ndarray:
+        end = table.length + len(block.tokens)
+        where = self._slots(table, end)
+        mixed = np.cumsum(self._keys[where] * self._places[:end], dtype=np.uint64)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        hashes = mixed[end - block.rows :, None] * self._columns >> np.uint64(40)
+        noise = hashes.astype(np.float32) * np.float32(2.0**-23)
+        last = self._values[where][end - block.rows :]
+        before = np.concatenate([[0], self._values[where]])[end - block.rows : end]
+        return self._likes[0][last] + self._likes[1][before] + noise
