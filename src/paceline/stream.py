@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Self
 
 from paceline.decoding.generation import Generation, Step
-from paceline.decoding.types import FinishReason
+from paceline.decoding.types import Block, FinishReason
 from paceline.drafters import Probe
-from paceline.engines.base import Engine
+from paceline.engines.base import Engine, StepResult
 from paceline.engines.base import Sequence as Slots
 from paceline.results import Result, Stats
 
@@ -56,7 +56,7 @@ class Stream:
         self._end = end
         self._text: list[str] = []
         self._stats = Stats(load_seconds=about.load_seconds, cached_tokens=slots.length)
-        self._started = perf_counter()
+        self._started = self._began = self._drafted = perf_counter()
         self._result: Result | None = None
         self._steps = self._run()
 
@@ -104,35 +104,45 @@ class Stream:
             while not self._generation.finished:
                 step = self._step()
                 if step.tokens:
-                    self._text.append(step.text)
-                    if self._generation.finished:
-                        self._finish()
                     yield step
         finally:
             self._finish()
 
     def _step(self) -> Step:
         """One block through the engine."""
-        generation, stats = self._generation, self._stats
-        prefilling = generation.prefilling
-        began = perf_counter()
-        block = generation.next_block()
-        drafted = perf_counter()
+        block = self._next_block()
         rows = self._engine.step([(self._slots, block)])
+        return self._accept(rows, 0)
+
+    def _next_block(self) -> Block:
+        self._began = perf_counter()
+        block = self._generation.next_block()
+        self._drafted = perf_counter()
+        return block
+
+    def _accept(self, rows: StepResult, place: int) -> Step:
+        """Take this stream's rows of a call, and put the step's time down."""
+        stats = self._stats
         verified = perf_counter()
-        step = generation.accept(rows.logits[0], taps=rows.taps[0], seconds=verified - began)
+        prefilling = self._generation.prefilling
+        taken = verified - self._began
+        step = self._generation.accept(rows.logits[place], taps=rows.taps[place], seconds=taken)
         self._slots.commit(step.kept)
         ended = perf_counter()
         if prefilling:
-            stats.prefill_seconds += ended - began
+            stats.prefill_seconds += ended - self._began
             if step.tokens:
                 stats.first_token_seconds = ended - self._started
         else:
-            stats.decode_seconds += ended - began
-            stats.draft_seconds += drafted - began
+            stats.decode_seconds += ended - self._began
+            stats.draft_seconds += self._drafted - self._began
             stats.verify_seconds += rows.seconds
             stats.sample_seconds += ended - verified
             stats.decoded += len(step.tokens)
+        if step.tokens:
+            self._text.append(step.text)
+        if self._generation.finished:
+            self._finish()
         return step
 
     def _finish(self) -> None:
@@ -163,3 +173,19 @@ class Stream:
             seed=about.seed,
         )
         self._end(self)
+
+
+def run_together(streams: Sequence[Stream]) -> None:
+    """Run streams of one model to their ends, all that go on in one call at a time.
+
+    The time of a call is put down whole to each of its streams.
+    """
+    try:
+        while going := [stream for stream in streams if not stream._generation.finished]:
+            work = [(stream._slots, stream._next_block()) for stream in going]
+            rows = going[0]._engine.step(work)
+            for place, stream in enumerate(going):
+                stream._accept(rows, place)
+    finally:
+        for stream in streams:
+            stream.close()

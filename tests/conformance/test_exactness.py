@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.drafters import Oracle
-from support.driver import POLICIES, Answer, answer, decode, generation, run, total
 
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
@@ -17,6 +15,8 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Block, FinishReason
 from paceline.drafters import Corpus, create
 from paceline.engines.base import Engine
+from support.drafters import Oracle
+from support.driver import POLICIES, Answer, answer, decode, generation, run, total
 
 DRAFTERS = [
     "none",

@@ -38,10 +38,10 @@ class CostTable:
         """Seconds for a call of `rows` rows."""
         known = list(self.seconds)
         if rows in self.seconds or len(known) == 1:
-            return float(self.seconds.get(rows, self.seconds[known[0]]))
+            return self.seconds.get(rows, self.seconds[known[0]])
         if rows < known[0]:
             return self.seconds[known[0]]
-        at = min(max(bisect_left(known, rows), 1), len(known) - 1)
+        at = min(bisect_left(known, rows), len(known) - 1)
         left, right = known[at - 1], known[at]
         slope = (self.seconds[right] - self.seconds[left]) / (right - left)
         return self.seconds[left] + slope * (rows - left)
@@ -49,7 +49,7 @@ class CostTable:
 
 def expected_tokens(chances: Iterable[float]) -> float:
     """E[tau] for drafts whose tokens stand with these chances, each given those before it."""
-    return 1.0 + sum(accumulate(chances, mul))
+    return 1.0 + float(sum(accumulate(chances, mul)))
 
 
 def speed_up(cost: CostTable, chances: list[float], draft_seconds: float = 0.0) -> float:

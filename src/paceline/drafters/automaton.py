@@ -68,7 +68,8 @@ class SuffixAutomaton:
         state, length = cursor
         while state > 0 and token not in self._next[state]:
             state = self._link[state]
-            length = self._length[state]
+            # A state that was split since the cursor came has a link that is longer than it.
+            length = min(length, self._length[state])
         if token in self._next[state]:
             return Cursor(self._next[state][token], length + 1)
         return START

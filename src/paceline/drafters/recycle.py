@@ -26,6 +26,8 @@ class RecycleDrafter:
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """One token, or nothing when the last token was never seen before."""
+        if not context:
+            return Proposal((), self.name)
         for at in range(self._indexed, len(context)):
             self._in_text[context[at - 1]] = context[at]
         self._indexed = len(context)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 Reach = Callable[[int], None]
-"""Called with the number of bytes that are done so far."""
+"""Called with how much is done so far."""
 
 
 class Progress:
@@ -32,8 +32,10 @@ class Progress:
                 stream.flush()
 
     @contextlib.contextmanager
-    def task(self, label: str, total: int | None = None) -> Iterator[Reach]:
-        """Show `label` while the body runs; the body reports bytes out of `total` (None: unknown).
+    def task(self, label: str, total: int | None = None, *, unit: str = "bytes") -> Iterator[Reach]:
+        """Show `label` while the body runs; the body reports how many of `total` are done.
+
+        A `total` of None is unknown. `unit` is `bytes`, or anything else for plain numbers.
 
         >>> with Progress(quiet=True).task("copying", total=100) as reach:
         ...     reach(50)
@@ -46,6 +48,7 @@ class Progress:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            MofNCompleteColumn,
             SpinnerColumn,
             TextColumn,
             TimeElapsedColumn,
@@ -53,10 +56,11 @@ class Progress:
         from rich.progress import Progress as Bars
 
         text = TextColumn("{task.description}", markup=False)
+        done = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
         columns = (
             (SpinnerColumn(), text, TimeElapsedColumn())
             if total is None
-            else (text, BarColumn(), DownloadColumn(), TimeElapsedColumn())
+            else (text, BarColumn(), done, TimeElapsedColumn())
         )
         console = Console(file=self._target())
         with Bars(*columns, console=console, redirect_stdout=False, redirect_stderr=False) as bars:

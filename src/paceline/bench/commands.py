@@ -1,0 +1,188 @@
+"""What the commands `bench run`, `verify` and `plan` do; printing is the command line's."""
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.bench.compare import PLAIN, SINGLE_ROW, Comparison, Contender, compare
+from paceline.bench.plan import ZAYA, best_by_chance
+from paceline.bench.plan import plan as plan_rows
+from paceline.bench.suite import Suite, load_suite
+from paceline.bench.verify import Verdict, cases, check_rows, check_tokens
+from paceline.decoding.costs import CostTable
+from paceline.models import Progress
+from paceline.runtime import Model
+
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""Title, head, rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a command found out."""
+
+    value: dict[str, Any]
+    """For JSON."""
+    passed: bool = True
+    text: str = ""
+    tables: Sequence[Table] = field(default_factory=tuple)
+
+
+def bench_run(
+    load: Callable[[int], Model],
+    *,
+    suite: Path | None,
+    kinds: Sequence[str],
+    per_kind: int | None,
+    drafters: Sequence[str],
+    policy: str,
+    rounds: int,
+    max_tokens: int,
+    progress: Progress,
+) -> Report:
+    """Plain decoding, single-row plain decoding and the drafters on a suite, in turns.
+
+    `load` opens the model with so many rows a call at least.
+    """
+    prompts = load_suite(suite).only(kinds, per_kind)
+    model = load(2)
+    model.measure()
+    contenders = [
+        Contender(PLAIN, model, {"drafter": "none"}),
+        Contender(SINGLE_ROW, load(1), {"drafter": "none"}),
+        *(Contender(name, model, {"drafter": name, "policy": policy}) for name in drafters),
+    ]
+    found = compare(prompts, contenders, rounds=rounds, max_tokens=max_tokens, watch=progress.say)
+    # Single-row decoding is not held to it: it is there to be an honest baseline.
+    same = all(row.same_tokens for row in found.rows if row.contender != SINGLE_ROW)
+    value = {
+        **_about(model, prompts),
+        "policy": policy,
+        "rounds": rounds,
+        "max_tokens": max_tokens,
+        "same_tokens": same,
+        **found.as_dict(),
+    }
+    return Report(value, same, tables=[_by_kind(found), _by_prompt(found)])
+
+
+def verify(
+    model: Model, *, suite: Path | None, max_tokens: int, whole: bool, progress: Progress
+) -> Report:
+    """Row invariance and token parity, with a verdict."""
+    prompts = load_suite(suite)
+    verdict = Verdict()
+    with progress.task("comparing rows"):
+        check_rows(model.engine, verdict)
+    chosen = cases(whole=whole)
+    label = f"comparing answers ({len(chosen)} combinations)"
+    with progress.task(label, len(chosen), unit="combinations") as reach:
+        check_tokens(
+            model,
+            prompts,
+            chosen,
+            verdict,
+            max_tokens=max_tokens,
+            together=(1, 2, 1, 3, 1, 5, 1, 8),
+            watch=reach,
+        )
+    invariant = "are" if not verdict.rows_differing else "are NOT"
+    lines = [
+        f"rows: {verdict.rows_compared} compared, {verdict.rows_differing} differ"
+        + (f" by up to {verdict.largest_difference:.3g}" if verdict.rows_differing else ""),
+        f"answers: {verdict.answers_compared} compared ({verdict.tokens_compared} tokens), "
+        f"{len(verdict.answers_differing)} differ",
+        *verdict.answers_differing[:10],
+        f"verdict: {model.files.name} on the {model.engine.name} engine "
+        f"{'is' if verdict.exact else 'is NOT'} exact here: rows {invariant} independent of how "
+        "they are computed",
+    ]
+    value = {**_about(model, prompts), "max_tokens": max_tokens, "whole": whole}
+    return Report({**value, **verdict.as_dict()}, verdict.exact, "\n".join(lines))
+
+
+def plan(model: Model, *, again: bool) -> Report:
+    """The cost table of this machine, and the seed experiment's in the same formula."""
+    measurement = model.measure(again=again)
+    here, zaya = measurement.cost, CostTable(ZAYA)
+    value = {
+        "model": model.files.name,
+        "engine": model.engine.describe(),
+        "context": measurement.context,
+        "row_invariant": measurement.row_invariant,
+        "plain_milliseconds": here(1) * 1e3,
+        "rows": plan_rows(here),
+        "best": _best(here),
+        "zaya": {"plain_milliseconds": zaya(1) * 1e3, "rows": plan_rows(zaya), "best": _best(zaya)},
+    }
+    title = f"{model.files.name} on this machine, plain {here(1) * 1e3:.1f} ms a token"
+    other = "the ZAYA experiment (soft-routed MoE, Neural Engine), plain 112 ms a token"
+    return Report(value, tables=[_plan_table(title, here), _plan_table(other, zaya)])
+
+
+def _about(model: Model, suite: Suite) -> dict[str, Any]:
+    return {
+        "paceline": paceline.__version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "model": model.files.name,
+        "fingerprint": model.files.fingerprint,
+        "engine": model.engine.describe(),
+        "suite_sha256": suite.sha256,
+        "prompts": len(suite.prompts),
+    }
+
+
+def _best(cost: CostTable) -> dict[str, dict[str, float]]:
+    found = best_by_chance(cost)
+    return {str(p): {"rows": rows, "speed_up": gain} for p, (rows, gain) in found.items()}
+
+
+def _plan_table(title: str, cost: CostTable) -> Table:
+    rows = []
+    for row in plan_rows(cost):
+        even = row["break_even"]
+        gains = [f"{gain:.2f}" for gain in row["speed_up"].values()]
+        rows.append(
+            [
+                str(row["rows"]),
+                f"{row['milliseconds']:.1f}",
+                f"{row['ratio']:.2f}",
+                "never" if even is None else f"{even:.2f}",
+                *gains,
+            ]
+        )
+    chances = [f"p={chance}" for chance in plan_rows(cost)[0]["speed_up"]]
+    return title, ["rows", "ms", "/ plain", "break-even p", *chances], rows
+
+
+def _by_kind(found: Comparison) -> Table:
+    names = found.contenders[1:]
+    means, single = found.means(), found.means_single_row()
+    rows = [[kind, *(f"{found.means(kind)[n]:.2f}" for n in names)] for kind in found.kinds]
+    rows.append(["all", *(f"{means[n]:.2f}" for n in names)])
+    rows.append(["worst prompt", *(f"{found.worst(n).ratio:.2f}" for n in names)])
+    rows.append(["all, against 1 row", *(f"{single[n]:.2f}" for n in names)])
+    return "speed over plain decoding, geometric means", ["kind", *names], rows
+
+
+def _by_prompt(found: Comparison) -> Table:
+    rows = [
+        [
+            row.prompt,
+            row.contender,
+            str(row.tokens),
+            f"{row.tokens_per_second:.1f}",
+            f"{row.tokens_per_step:.2f}",
+            f"{100 * row.acceptance_rate:.0f} %",
+            f"{100 * row.host_share:.1f} %",
+            f"{row.ratio:.2f}",
+            "" if row.ratio_single_row is None else f"{row.ratio_single_row:.2f}",
+            "yes" if row.same_tokens else "NO",
+        ]
+        for row in found.rows
+    ]
+    head = ["prompt", "contender", "tokens", "tok/s", "tau", "accepted", "host"]
+    return "prompts", [*head, "/ plain", "/ 1 row", "same tokens"], rows

@@ -1,0 +1,408 @@
+"""The command line: one short function per command; parses, calls, prints.
+
+Answers go to standard output, everything else to standard error. Exit codes: 0 done, 1 a check
+failed, 2 the user's mistake, 130 stopped with Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from paceline import __version__
+from paceline.errors import InvalidRequest, PacelineError
+
+if TYPE_CHECKING:
+    from paceline.models import Progress
+    from paceline.options import Options
+    from paceline.runtime import Model
+
+_SAMPLING = (
+    ("temperature", float, "0 (default) is greedy"),
+    ("top-k", int, "keep the k most likely tokens"),
+    ("top-p", float, "keep the fewest tokens with this much probability"),
+    ("min-p", float, "keep tokens this likely relative to the best"),
+    ("repetition-penalty", float, "divide logits of tokens seen"),
+    ("presence-penalty", float, "subtract from logits of tokens used"),
+    ("frequency-penalty", float, "the same, for each time used"),
+    ("seed", int, "the same seed gives the same tokens"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\npaceline: stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _pull(options: argparse.Namespace) -> int:
+    from paceline.models import pull
+
+    files = pull(options.model, progress=_progress(options))
+    found = {
+        "name": files.name,
+        "folder": str(files.folder),
+        "source": files.source,
+        "license": files.license,
+        "context_length": files.context_length,
+    }
+    _print(options, found, f"{files.name} is ready in {files.folder}")
+    return 0
+
+
+def _models(options: argparse.Namespace) -> int:
+    from paceline.models import check_models, list_models
+    from paceline.models.cache import megabytes
+
+    if options.check:
+        count = check_models(progress=_progress(options))
+        _print(options, {"checked": count}, f"{count} prepared models are as they were made")
+        return 0
+    found = list_models()
+    if options.json:
+        print(json.dumps([asdict(model) for model in found], default=str))
+        return 0
+    rows = [[m.name, megabytes(m.bytes) if m.here else "not here", m.about] for m in found]
+    _table(["model", "size", "about"], rows)
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from paceline.models import convert
+
+    files = convert(
+        options.source, options.weights, output=options.output, progress=_progress(options)
+    )
+    found = {"name": files.name, "folder": str(files.folder)}
+    _print(options, found, f"{files.name} is ready in {files.folder}; use it by that name")
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    prompt: Any = _prompt(options)
+    if options.system is not None:
+        if options.raw:
+            raise InvalidRequest("--system needs the chat template; leave --raw away")
+        prompt = [
+            {"role": "system", "content": options.system},
+            {"role": "user", "content": prompt},
+        ]
+    model = _load(options)
+    with model.stream(prompt, **_request(options)) as stream:
+        for step in stream:
+            if not options.json:
+                print(step.text, end="", flush=True)
+    if options.json:
+        print(json.dumps(stream.result.as_dict(), ensure_ascii=False))
+        return 0
+    print()
+    _stats(stream.result.stats.line(), options)
+    return 0
+
+
+def _chat(options: argparse.Namespace) -> int:
+    model = _load(options)
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    chat = model.conversation(system)
+    with contextlib.suppress(ImportError):
+        import_module("readline")  # line editing and history, where Python has it
+    if sys.stdin.isatty():
+        print("An empty line or Ctrl-D ends the chat; Ctrl-C stops an answer.", file=sys.stderr)
+    while True:
+        try:
+            said = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            said = ""
+        if not said.strip():
+            return 0
+        stream = chat.say(said, **_request(options))
+        try:
+            for step in stream:
+                if not options.json:
+                    print(step.text, end="", flush=True)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+        stream.close()
+        if options.json:
+            print(json.dumps(stream.result.as_dict(), ensure_ascii=False), flush=True)
+        else:
+            print()
+            _stats(stream.result.stats.line(), options)
+
+
+def _bench_run(options: argparse.Namespace) -> int:
+    from paceline.bench import commands
+
+    report = commands.bench_run(
+        lambda rows: _load(options, rows=rows),
+        suite=options.suite,
+        kinds=options.kind or [],
+        per_kind=options.per_kind,
+        drafters=options.drafter or ["auto"],
+        policy=options.policy,
+        rounds=options.rounds,
+        max_tokens=options.max_tokens,
+        progress=_progress(options),
+    )
+    if options.output is not None:
+        _write(options.output, report.value)
+    _print(options, report.value, "")
+    if not options.json:
+        for title, head, rows in report.tables:
+            print(f"\n{title}")
+            _table(head, rows)
+    return 0 if report.passed else 1
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from paceline.bench import commands
+
+    report = commands.verify(
+        _load(options),
+        suite=options.suite,
+        max_tokens=options.max_tokens,
+        whole=options.whole,
+        progress=_progress(options),
+    )
+    if options.output is not None:
+        _write(options.output, report.value)
+    _print(options, report.value, report.text)
+    return 0 if report.passed else 1
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from paceline.bench import commands
+
+    report = commands.plan(_load(options), again=options.again)
+    _print(options, report.value, "")
+    if not options.json:
+        for title, head, rows in report.tables:
+            print(f"\n{title}")
+            _table(head, rows)
+    return 0
+
+
+def _prompt(options: argparse.Namespace) -> str:
+    """The prompt: the argument, a file, or standard input."""
+    if options.prompt is not None and options.file is not None:
+        raise InvalidRequest("give the prompt as an argument or with --file, not both")
+    if options.file is not None:
+        try:
+            return str(options.file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidRequest(f"cannot read {options.file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"{options.file} is not UTF-8 text: {error.reason}") from error
+    if options.prompt not in (None, "-"):
+        return str(options.prompt)
+    if sys.stdin.isatty() and options.prompt is None:
+        raise InvalidRequest("there is no prompt; give it as an argument, with --file, or piped in")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"standard input is not UTF-8 text: {error.reason}") from error
+
+
+def _request(options: argparse.Namespace) -> "Options":
+    names = [name.replace("-", "_") for name, _, _ in _SAMPLING]
+    names += ["max_tokens", "drafter", "policy", "max_block", "probe"]
+    chosen: Any = {
+        name: getattr(options, name) for name in names if getattr(options, name) is not None
+    }
+    if options.stop:
+        chosen["stop"] = options.stop
+    if options.logit_bias:
+        chosen["logit_bias"] = dict(options.logit_bias)
+    chosen["ignore_eos"] = options.ignore_eos
+    chosen["raw"] = getattr(options, "raw", False)
+    request: Options = chosen
+    return request
+
+
+def _load(options: argparse.Namespace, rows: int | None = None) -> "Model":
+    from paceline.runtime import load
+
+    return load(
+        options.model,
+        engine=options.engine,
+        rows=options.rows if rows is None else rows,
+        cache_tokens=options.cache_tokens,
+        threads=options.threads,
+        progress=_progress(options),
+    )
+
+
+def _progress(options: argparse.Namespace) -> "Progress":
+    from paceline.models import Progress
+
+    return Progress(quiet=getattr(options, "quiet", False))
+
+
+def _stats(line: str, options: argparse.Namespace) -> None:
+    if not options.quiet:
+        print(f"[{line}]", file=sys.stderr)
+
+
+def _print(options: argparse.Namespace, value: Any, text: str) -> None:
+    """Print `value` with --json, else `text`."""
+    if options.json:
+        print(json.dumps(value, ensure_ascii=False))
+    elif text:
+        print(text)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*head, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _write(path: Path, value: Any) -> None:
+    """Write JSON beside, then rename: an old result is never half overwritten."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="paceline", description="Run language models here, faster by exact speculation."
+    )
+    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=_Parser)
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], about: str, within: Any = commands
+    ) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = within.add_parser(name, help=about, description=about)
+        made.set_defaults(run=run)
+        made.add_argument("--json", action="store_true", help="print JSON")
+        made.add_argument("--quiet", action="store_true", help="no progress, no statistics")
+        return made
+
+    pull = command("pull", _pull, "Fetch a model, or bring it up to date.")
+    pull.add_argument("model", nargs="?", default=_default_model())
+
+    models = command("models", _models, "List the models that are here or have a short name.")
+    models.add_argument("--check", action="store_true", help="compare every file's checksum")
+
+    convert = command("convert", _convert, "Convert a Hugging Face checkpoint, once.")
+    convert.add_argument("source", help="a folder, or a hub name (owner/name)")
+    convert.add_argument("--to", choices=["openvino"], default="openvino")
+    convert.add_argument("--weights", choices=["int8", "int4", "f16"], default="int8")
+    convert.add_argument("--output", type=Path, help="a folder to make; default: the cache")
+
+    generate = command("generate", _generate, "Answer one prompt.")
+    generate.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from stdin")
+    generate.add_argument("--file", type=Path, help="read the prompt from a file")
+    generate.add_argument("--raw", action="store_true", help="no chat template")
+    chat = command("chat", _chat, "Talk; earlier turns are not computed again.")
+    for made in (generate, chat):
+        made.add_argument("--system", help="a system message")
+        _model_arguments(made)
+        _generation_arguments(made)
+
+    bench = commands.add_parser("bench", help="Measure.", description="Measure.")
+    kinds = bench.add_subparsers(required=True, metavar="command", parser_class=_Parser)
+    run = command("run", _bench_run, "Compare drafters with plain decoding on a suite.", kinds)
+    run.add_argument("--drafter", action="append", help="a contender; may be given several times")
+    run.add_argument("--policy", default="auto")
+    run.add_argument("--rounds", type=_count, default=3)
+    run.add_argument("--kind", action="append", help="only this kind of prompt; may be repeated")
+    run.add_argument("--per-kind", type=_count, help="only so many prompts of each kind")
+    verify = command("verify", _verify, "Check row invariance and token parity on this machine.")
+    verify.add_argument(
+        "--whole", action="store_true", help="every combination instead of every pair; takes hours"
+    )
+    for made, tokens in ((run, 128), (verify, 128)):
+        made.add_argument("--suite", type=Path, help="JSON lines; default: paceline's own prompts")
+        made.add_argument("--max-tokens", type=_count, default=tokens)
+        made.add_argument("--output", type=Path, help="write the result as JSON, too")
+        _model_arguments(made)
+
+    plan = command("plan", _plan, "What a call costs here by rows, and what drafting must bring.")
+    plan.add_argument("--again", action="store_true", help="measure anew")
+    _model_arguments(plan)
+    return parser
+
+
+def _model_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", default=_default_model(), help="name, path or hub name")
+    group.add_argument("--engine", default="openvino")
+    group.add_argument("--rows", type=int, default=2, help="least rows a call: 2 is exact, 1 not")
+    group.add_argument("--cache-tokens", type=int, help="slots for keys and values")
+    group.add_argument("--threads", type=int)
+
+
+def _generation_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("answer")
+    group.add_argument("--max-tokens", type=int, help="default: up to the context limit")
+    for name, kind, about in _SAMPLING:
+        group.add_argument(f"--{name}", type=kind, help=about)
+    group.add_argument("--logit-bias", type=_bias, action="append", metavar="TOKEN=BIAS")
+    group.add_argument("--stop", action="append", help="a string that ends the answer")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
+    group = parser.add_argument_group("speculation")
+    group.add_argument("--drafter", help="auto, none, or ngram, suffix, recycle joined by +")
+    group.add_argument("--policy", help="auto, fixed, adaptive or kelly")
+    group.add_argument("--max-block", type=int, help="most rows in a block, 2 to 32")
+    group.add_argument("--probe", metavar="DRAFTER", help="count what a drafter would have done")
+
+
+def _default_model() -> str:
+    from paceline.models.registry import DEFAULT_MODEL
+
+    return DEFAULT_MODEL
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not TOKEN=BIAS, as in 42=-5") from None

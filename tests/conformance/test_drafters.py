@@ -1,0 +1,159 @@
+"""What every drafter must pass, whatever the text and whatever it was shown."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.decoding.types import Drafter, Proposal, Verified
+from paceline.drafters import Corpus, create
+
+VOCABULARY = 6
+
+SPECS = [
+    "ngram",
+    "ngram:min=2,max=5,length=4",
+    "suffix",
+    "suffix:earlier",
+    "recycle",
+    "suffix+recycle",
+    "ngram+suffix+recycle",
+]
+
+# So few different tokens that everything repeats.
+texts = st.lists(st.integers(0, VOCABULARY - 1), max_size=40)
+
+
+class Growth(NamedTuple):
+    """How a context grows by a step, and what the drafters are shown of it."""
+
+    tokens: list[int]
+    rejected: list[int]
+    logits_seed: int
+    in_prompt: bool
+
+
+growths = st.lists(
+    st.builds(
+        Growth,
+        st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=7),
+        st.lists(st.integers(0, VOCABULARY - 1), max_size=4),
+        st.integers(0, 99),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@pytest.fixture(params=SPECS, scope="module")
+def spec(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def earlier() -> Corpus:
+    corpus = Corpus()
+    corpus.add([0, 1, 2, 3, 4, 5, 0, 0, 1])
+    corpus.add([5, 5, 4])
+    return corpus
+
+
+def contexts(drafters: list[Drafter], grown: list[Growth]) -> Iterator[list[int]]:
+    """The context after each step, with every drafter shown the step before it is asked."""
+    context: list[int] = []
+    for tokens, rejected, seed, in_prompt in grown:
+        # A block is the last token and drafts; what it brought is its kept rows' tokens.
+        block = tokens if in_prompt else [*context[-1:], *tokens[:-1], *rejected]
+        rows = 0 if in_prompt else len(block)
+        logits = np.random.default_rng(seed).normal(size=(rows, VOCABULARY)).astype(np.float32)
+        kept = min(len(tokens), len(block))
+        verified = Verified(block, max(len(context) - (not in_prompt), 0), kept, logits)
+        context += tokens
+        for drafter in drafters:
+            drafter.observe(verified)
+        yield context
+
+
+def proposals(drafters: list[Drafter], grown: list[Growth], limit: int) -> list[Proposal]:
+    return [
+        drafter.propose(context, limit)
+        for context in contexts(drafters, grown)
+        for drafter in drafters
+    ]
+
+
+@given(grown=growths, limit=st.integers(1, 20))
+def test_a_proposal_keeps_to_the_limit_and_the_vocabulary(
+    spec: str, earlier: Corpus, grown: list[Growth], limit: int
+):
+    for proposal in proposals(create(spec, earlier), grown, limit):
+        assert len(proposal.tokens) <= limit
+        assert all(token in range(VOCABULARY) for token in proposal.tokens)
+        assert proposal.match >= 0
+
+
+@given(grown=growths, limit=st.integers(1, 20))
+def test_the_same_history_brings_the_same_proposals(
+    spec: str, earlier: Corpus, grown: list[Growth], limit: int
+):
+    first = proposals(create(spec, earlier), grown, limit)
+    assert proposals(create(spec, earlier), grown, limit) == first
+
+
+@given(grown=growths, limit=st.integers(1, 20))
+def test_asking_again_changes_neither_the_answer_nor_the_context(
+    spec: str, earlier: Corpus, grown: list[Growth], limit: int
+):
+    drafters = create(spec, earlier)
+    for context in contexts(drafters, grown):
+        before = list(context)
+        for drafter in drafters:
+            first = drafter.propose(context, limit)
+            kept = list(first.tokens)
+            assert drafter.propose(context, limit) == first
+            # A proposal stays what it was when the context grows.
+            context.append(0)
+            assert list(first.tokens) == kept
+            context.pop()
+        assert context == before
+
+
+@given(text=texts, growth=st.integers(1, 7), limit=st.integers(1, 20))
+def test_a_context_may_grow_token_by_token_or_by_leaps(
+    spec: str, earlier: Corpus, text: list[int], growth: int, limit: int
+):
+    leaping, stepping = create(spec, earlier), create(spec, earlier)
+    for end in range(growth, len(text) + 1, growth):
+        for seen in range(end - growth + 1, end):
+            for drafter in stepping:
+                drafter.propose(text[:seen], limit)
+        for leaps, steps in zip(leaping, stepping, strict=True):
+            assert leaps.propose(text[:end], limit) == steps.propose(text[:end], limit)
+
+
+@pytest.mark.parametrize("context", [[], [3]], ids=["empty", "one token"])
+def test_there_is_nothing_to_say_before_anything_repeats(spec: str, context: list[int]):
+    for drafter in create(spec):
+        assert not drafter.propose(context, 4).tokens
+        # And it starts from there as from any other context.
+        grown = [*context, *[1, 2, 3, 4] * 4]
+        assert list(drafter.propose(grown, 1).tokens) == [1]
+
+
+def test_a_fresh_drafter_knows_nothing_of_another_request(spec: str):
+    for drafter in create(spec):
+        drafter.propose([1, 2, 3] * 5, 4)
+    for drafter in create(spec):
+        assert not drafter.propose([1, 2], 4).tokens
+
+
+def test_a_text_that_repeats_is_guessed_right(spec: str):
+    text = [1, 2, 3, 4, 5, 0] * 4
+    for drafter in create(spec):
+        proposal = drafter.propose(text[:14], 3)
+        assert 0 < len(proposal.tokens) <= 3
+        assert list(proposal.tokens) == text[14 : 14 + len(proposal.tokens)]

@@ -1,0 +1,362 @@
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from paceline.decoding.sampling import Sampler, Sampling, uniform
+
+
+def row(*logits: float) -> np.ndarray:
+    return np.array(logits, np.float32)
+
+
+def sampler(
+    *, prompt: Sequence[int] = (), vocab_size: int = 8, answer: Sequence[int] = (), **how: object
+) -> Sampler:
+    made = Sampler(Sampling(**how), prompt, vocab_size)
+    for token in answer:
+        made.push(token)
+    return made
+
+
+def picked(made: Sampler, logits: np.ndarray, positions: range = range(200)) -> set[int]:
+    """Every token that is picked from the same row at many positions."""
+    return {made.pick(logits, position) for position in positions}
+
+
+# Made once by `uniform` and checked by hand against its definition: the upper 52 bits of an 8-byte
+# little-endian BLAKE2b of the position, keyed with the seed, both as 8 little-endian bytes.
+GOLDEN = [
+    (0, 0, 0.12311943861730135),
+    (0, 1, 0.5826717794384204),
+    (1, 0, 0.5363207289114678),
+    (42, 1000, 0.7121887160507674),
+    (2**64 - 1, 2**32, 0.3037532839811059),
+]
+
+
+@pytest.mark.parametrize(("seed", "position", "expected"), GOLDEN)
+def test_the_random_number_of_a_position_is_the_same_on_every_machine(
+    seed: int, position: int, expected: float
+):
+    # Answers that users made with a seed must come out again with the next version.
+    assert uniform(seed, position) == expected
+
+
+@given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40))
+def test_the_random_number_is_a_keyed_hash_of_the_position(seed: int, position: int):
+    key, message = (number.to_bytes(8, "little") for number in (seed, position))
+    number = int.from_bytes(blake2b(message, digest_size=8, key=key).digest(), "little")
+    assert uniform(seed, position) == (number // 2**12) / 2**52
+    assert 0 <= uniform(seed, position) < 1
+
+
+def test_the_random_numbers_of_neighbours_have_nothing_to_do_with_each_other():
+    for numbers in (
+        [uniform(5, position) for position in range(2000)],
+        [uniform(seed, 5) for seed in range(2000)],
+    ):
+        assert abs(np.mean(numbers) - 0.5) < 0.03
+        assert abs(np.var(numbers) - 1 / 12) < 0.01
+        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.08
+
+
+def test_a_pick_depends_on_row_history_and_position_alone():
+    # Whatever was picked before or in between, as a rejected draft's rows are.
+    rng = np.random.default_rng(0)
+    rows = rng.normal(0, 2, (30, 8)).astype(np.float32)
+    how = {"temperature": 0.9, "top_p": 0.9, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
+    plain, drafting = sampler(seed=3, **how), sampler(seed=3, **how)
+    for position, logits in enumerate(rows):
+        for ahead in range(position + 1, min(position + 4, 30)):
+            drafting.pick(rows[ahead], ahead)
+        token = plain.pick(logits, position)
+        # And from a row that lies elsewhere in memory.
+        block = np.zeros((3, 8), np.float32)
+        block[1] = logits
+        assert drafting.pick(block[1], position) == token
+        plain.push(token)
+        drafting.push(token)
+
+
+def test_seeds_and_positions_bring_different_picks():
+    logits = row(0, 0, 0, 0, 0, 0, 0, 0)
+    of_seeds = [sampler(temperature=1.0, seed=seed).pick(logits, 9) for seed in range(100)]
+    one = sampler(temperature=1.0)
+    of_positions = [one.pick(logits, position) for position in range(100)]
+    assert set(of_seeds) == set(of_positions) == set(range(8))
+
+
+def test_a_row_is_only_read():
+    logits = row(1, 2, 3, 4, 5, 6, 7, 8)
+    logits.flags.writeable = False
+    sampler(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1).pick(logits, 0)
+    sampler(
+        repetition_penalty=2.0,
+        presence_penalty=1.0,
+        logit_bias={0: 1.0},
+        prompt=[1],
+        answer=[2],
+    ).pick(logits, 0)
+
+
+CHI_SQUARE_999 = 24.32
+"""99.9 % quantile for 7 degrees of freedom. The seeds are fixed: it holds always or never."""
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("varied", ["positions", "seeds"])
+def test_tokens_come_as_often_as_the_softmax_says(temperature: float, varied: str):
+    logits = row(1.5, 1.0, 0.5, 0.0, 0.0, -0.5, 0.2, 1.2)
+    draws = 4000
+    if varied == "positions":
+        one = sampler(temperature=temperature, seed=11)
+        tokens = [one.pick(logits, position) for position in range(draws)]
+    else:
+        tokens = [sampler(temperature=temperature, seed=s).pick(logits, 7) for s in range(draws)]
+    weights = np.exp(logits.astype(np.float64) / temperature)
+    expected = draws * weights / weights.sum()
+    seen = np.bincount(tokens, minlength=8)
+    assert ((seen - expected) ** 2 / expected).sum() < CHI_SQUARE_999
+
+
+def slowly(logits: Sequence[float], how: Sampling, u: float) -> tuple[int, float]:
+    """The token as the documentation says, token by token, and how close the call was.
+
+    Temperature, then top-k, then top-p of what is left, then min-p, then the first token in the
+    order of ids at which the kept probabilities add up to more than u.
+    """
+    weight = {
+        token: math.exp((x - max(logits)) / how.temperature) for token, x in enumerate(logits)
+    }
+    ranked = sorted(weight, key=lambda token: -weight[token])
+    margin = 1.0
+    if how.top_k:
+        least = weight[ranked[: how.top_k][-1]]
+        ranked = [token for token in ranked if weight[token] >= least]
+    if how.top_p < 1:
+        total, mass, least = sum(weight[token] for token in ranked), 0.0, 0.0
+        for token in ranked:
+            margin = min(margin, abs(mass / total - how.top_p))
+            if mass < how.top_p * total:
+                mass, least = mass + weight[token], weight[token]
+        # Tokens as likely as the last one that is needed stay: nothing tells them apart.
+        ranked = [token for token in ranked if weight[token] >= least]
+    if how.min_p:
+        margin = min([margin, *(abs(weight[token] - how.min_p) for token in ranked)])
+        ranked = [token for token in ranked if weight[token] >= how.min_p]
+    total, mass = sum(weight[token] for token in ranked), 0.0
+    for token in sorted(ranked):
+        mass += weight[token]
+        margin = min(margin, abs(mass / total - u)) if mass < total else margin
+        if mass > u * total:
+            return token, margin
+    return max(ranked), margin
+
+
+@given(
+    # Quarters, so that ties are frequent.
+    logits=st.lists(st.integers(-40, 40).map(lambda x: x / 4), min_size=1, max_size=24),
+    how=st.builds(
+        Sampling,
+        temperature=st.sampled_from([0.25, 0.5, 1.0, 1.5, 4.0]),
+        top_k=st.integers(0, 26),
+        top_p=st.sampled_from([0.05, 0.3, 0.6, 0.9, 0.999, 1.0]),
+        min_p=st.sampled_from([0.0, 0.03, 0.4, 0.99]),
+        seed=st.integers(0, 99),
+    ),
+    position=st.integers(0, 99),
+)
+def test_filters_work_as_a_plain_reading_of_their_definitions(
+    logits: list[float], how: Sampling, position: int
+):
+    token, margin = slowly(logits, how, uniform(how.seed, position))
+    assume(margin > 1e-5)  # float32 may fall on the other side
+    assert Sampler(how, (), len(logits)).pick(row(*logits), position) == token
+
+
+def test_top_p_looks_at_what_top_k_left():
+    # 40 %, 30 %, 20 %, 10 %: of the first two alone, the first one has more than half.
+    logits = np.log(row(0.4, 0.3, 0.2, 0.1))
+    assert picked(sampler(temperature=1.0, top_p=0.5), logits) == {0, 1}
+    assert picked(sampler(temperature=1.0, top_p=0.5, top_k=2), logits) == {0}
+
+
+def test_temperature_comes_before_top_p():
+    logits = np.log(row(0.4, 0.3, 0.2, 0.1))
+    assert picked(sampler(temperature=4.0, top_p=0.5), logits) == {0, 1}
+    assert picked(sampler(temperature=0.2, top_p=0.5), logits) == {0}
+    assert picked(sampler(temperature=9.0, top_p=0.55), logits) == {0, 1, 2}
+
+
+def test_min_p_counts_from_the_most_likely_token():
+    logits = np.log(row(0.4, 0.3, 0.19, 0.11))
+    assert picked(sampler(temperature=1.0, min_p=0.5), logits) == {0, 1}
+    assert picked(sampler(temperature=1.0, min_p=1.0), logits) == {0}
+    assert picked(sampler(temperature=1.0, min_p=0.01), logits) == {0, 1, 2, 3}
+
+
+def test_top_k_keeps_all_that_tie_with_the_last():
+    logits = row(1, 3, 1, 2, 1, 2)
+    assert picked(sampler(temperature=1.0, top_k=1), logits) == {1}
+    assert picked(sampler(temperature=1.0, top_k=2), logits) == {1, 3, 5}
+    assert picked(sampler(temperature=1.0, top_k=4), logits) == {0, 1, 2, 3, 4, 5}
+    assert picked(sampler(temperature=1.0, top_k=6), logits) == {0, 1, 2, 3, 4, 5}
+
+
+def test_the_nucleus_of_a_flat_row_is_found_beyond_the_window():
+    # One likely token, and so many unlikely ones that they hold most of the mass together.
+    logits = np.full(100_000, -11.0, np.float32)
+    logits[7] = 0
+    share = 99_999 * math.exp(-11)
+    assert picked(sampler(temperature=1.0, top_p=0.1, vocab_size=100_000), logits) == {7}
+    assert share > 1
+    tokens = picked(sampler(temperature=1.0, top_p=0.9, vocab_size=100_000), logits)
+    assert len(tokens) > 100
+
+
+def test_a_masked_token_is_never_picked():
+    logits = row(-math.inf, 0, -math.inf, 0, -math.inf)
+    for how in ({}, {"top_k": 4}, {"top_p": 0.99}, {"min_p": 0.001}):
+        assert picked(sampler(temperature=1.0, **how), logits) == {1, 3}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 9.9e-6])
+def test_without_temperature_the_first_of_the_most_likely_is_picked(temperature: float):
+    # Dividing by so little would overflow; the tie must fall the same way everywhere.
+    how = sampler(temperature=temperature, top_k=3, top_p=0.5, seed=5)
+    assert picked(how, row(1, 4, 4, 2, 4)) == {1}
+    assert Sampling(temperature=temperature).greedy
+
+
+def test_the_least_temperature_that_samples_tells_ties_apart():
+    assert not Sampling(temperature=1e-5).greedy
+    assert picked(sampler(temperature=1e-5), row(1, 4, 4, 2, 4)) == {1, 2, 4}
+
+
+def greedy_after(logits: np.ndarray, **how: object) -> int:
+    return sampler(**how).pick(logits, 0)
+
+
+def test_repetition_penalty_weakens_tokens_of_prompt_and_answer():
+    logits = row(4.0, 3.5, 3.0, -1.0)
+    assert greedy_after(logits, repetition_penalty=1.2) == 0
+    assert greedy_after(logits, repetition_penalty=1.2, prompt=[0]) == 1
+    assert greedy_after(logits, repetition_penalty=1.2, prompt=[0], answer=[1]) == 0
+    assert greedy_after(logits, repetition_penalty=1.5, prompt=[0], answer=[1, 1, 1]) == 2
+
+
+def test_repetition_penalty_pushes_negative_logits_down_too():
+    # -1 * 2 = -2; dividing would have made it the better one.
+    assert greedy_after(row(-1.0, -1.5), repetition_penalty=2.0, prompt=[0]) == 1
+
+
+def test_repetition_penalty_under_one_asks_for_repetition():
+    assert greedy_after(row(4.0, 3.5), repetition_penalty=0.8, prompt=[1]) == 1
+
+
+def test_presence_penalty_counts_once_and_only_in_the_answer():
+    logits = row(4.0, 3.5, 3.2)
+    assert greedy_after(logits, presence_penalty=0.6, prompt=[0, 0]) == 0
+    assert greedy_after(logits, presence_penalty=0.6, answer=[0]) == 1
+    assert greedy_after(logits, presence_penalty=0.6, answer=[0, 0, 0, 0, 1]) == 0
+
+
+def test_frequency_penalty_counts_every_time_and_only_in_the_answer():
+    logits = row(4.0, 3.5, 3.2)
+    assert greedy_after(logits, frequency_penalty=0.3, prompt=[0, 0, 0]) == 0
+    assert greedy_after(logits, frequency_penalty=0.3, answer=[0]) == 0
+    assert greedy_after(logits, frequency_penalty=0.3, answer=[0, 0]) == 1
+    assert greedy_after(logits, frequency_penalty=0.3, answer=[0, 0, 0, 1, 1]) == 2
+
+
+def test_negative_penalties_ask_for_repetition():
+    assert greedy_after(row(4.0, 3.5), presence_penalty=-1.0, answer=[1]) == 1
+
+
+def test_logit_bias_is_added():
+    logits = row(4.0, 3.5, 3.2)
+    assert greedy_after(logits, logit_bias={2: 1.0}) == 2
+    assert greedy_after(logits, logit_bias={0: -1.0, 1: -1.0}) == 2
+    assert greedy_after(logits, logit_bias={0: -1e6}) == 1
+
+
+def test_penalties_and_bias_come_in_the_documented_order():
+    # 4 / 2 - 1 - 0.5 + 0.2 = 0.7 for token 0. The repetition penalty last would give 1.35, the
+    # bias before it 0.6; token 1 lies between, so another order picks another token.
+    how = {
+        "repetition_penalty": 2.0,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 0.5,
+        "logit_bias": {0: 0.2},
+        "answer": [0],
+    }
+    assert greedy_after(row(4.0, 0.69), **how) == 0
+    assert greedy_after(row(4.0, 0.71), **how) == 1
+
+
+def test_penalties_work_on_the_distribution_that_is_sampled():
+    logits = row(0.0, 0.0)
+    one = sampler(temperature=0.1, presence_penalty=5.0, answer=[0])
+    assert picked(one, logits) == {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("temperature", -0.1, "0 to 100"),
+        ("temperature", 101, "0 to 100"),
+        ("temperature", math.nan, "0 to 100"),
+        ("temperature", math.inf, "0 to 100"),
+        ("top_k", -1, "0 (off) or more"),
+        ("top_k", 2.5, "0 (off) or more"),
+        ("top_k", True, "0 (off) or more"),
+        ("top_p", 0, "above 0, up to 1"),
+        ("top_p", 1.1, "above 0, up to 1"),
+        ("min_p", -0.1, "0 to 1"),
+        ("min_p", 1.1, "0 to 1"),
+        ("repetition_penalty", 0, "above 0, up to 100"),
+        ("repetition_penalty", 101, "above 0, up to 100"),
+        ("presence_penalty", 101, "-100 to 100"),
+        ("frequency_penalty", -101, "-100 to 100"),
+        ("logit_bias", {-1: 1.0}, "token id -> number from -1e6 to 1e6"),
+        ("logit_bias", {"a": 1.0}, "token id -> number from -1e6 to 1e6"),
+        ("logit_bias", {1: 2e6}, "token id -> number from -1e6 to 1e6"),
+        ("logit_bias", {1: math.nan}, "token id -> number from -1e6 to 1e6"),
+        ("seed", -1, "0 to 2**64 - 1"),
+        ("seed", 2**64, "0 to 2**64 - 1"),
+        ("seed", 1.0, "0 to 2**64 - 1"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_its_range(name: str, value: object, expected: str):
+    with pytest.raises(ValueError) as caught:
+        Sampling(**{name: value})
+    assert str(caught.value) == f"{name} is {value!r}; expected {expected}"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", (0, 100)),
+        ("top_p", (1e-9, 1)),
+        ("min_p", (0, 1)),
+        ("repetition_penalty", (1e-3, 100)),
+        ("presence_penalty", (-100, 100)),
+        ("frequency_penalty", (-100, 100)),
+        ("logit_bias", ({}, {0: -1e6, 7: 1e6})),
+        ("seed", (0, 2**64 - 1)),
+    ],
+)
+def test_the_ends_of_a_range_are_allowed(name: str, values: tuple[object, object]):
+    for value in values:
+        made = sampler(**{"temperature": 1.0, name: value}, answer=[1])
+        assert made.pick(row(1, 2, 3, 4, 5, 6, 7, 8), 0) in range(8)
+
+
+def test_a_bias_beyond_the_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="names token 8, but the vocabulary ends at 7"):
+        sampler(logit_bias={7: 1.0, 8: 1.0})

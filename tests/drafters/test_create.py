@@ -1,0 +1,67 @@
+import pytest
+
+from paceline.drafters import Corpus, NgramDrafter, RecycleDrafter, SuffixDrafter, create, resolved
+from paceline.errors import InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("spec", "kinds"),
+    [
+        ("none", []),
+        ("ngram", [NgramDrafter]),
+        ("ngram:", [NgramDrafter]),
+        ("ngram:min=2,max=5", [NgramDrafter]),
+        ("recycle", [RecycleDrafter]),
+        ("suffix+recycle", [SuffixDrafter, RecycleDrafter]),
+        ("recycle+ngram:length=3+suffix", [RecycleDrafter, NgramDrafter, SuffixDrafter]),
+    ],
+)
+def test_a_spec_names_drafters_in_its_order(spec: str, kinds: list[type]):
+    assert [type(drafter) for drafter in create(spec)] == kinds
+
+
+def test_auto_stands_for_the_default():
+    assert [d.name for d in create("auto")] == [d.name for d in create(resolved("auto"))]
+    assert resolved("auto") == "suffix+recycle"
+    assert resolved("ngram") == "ngram"
+
+
+def test_the_options_of_ngram_are_obeyed():
+    text = [1, 2, 3, 7, 8, 9, 3, 5, 1, 2, 3]
+    assert list(create("ngram:max=1,length=2")[0].propose(text, 9).tokens) == [5, 1]
+    assert list(create("ngram:min=2,length=1")[0].propose(text, 9).tokens) == [7]
+    assert list(create("ngram:min=4")[0].propose(text, 9).tokens) == []
+
+
+def test_suffix_looks_in_earlier_answers_only_when_told_to():
+    corpus = Corpus()
+    corpus.add([1, 2, 3])
+    assert list(create("suffix:earlier", corpus)[0].propose([1, 2], 1).tokens) == [3]
+    assert list(create("suffix", corpus)[0].propose([1, 2], 1).tokens) == []
+    assert list(create("suffix:earlier")[0].propose([1, 2], 1).tokens) == []
+
+
+def test_every_request_gets_its_own_drafters():
+    assert create("ngram")[0] is not create("ngram")[0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("eagle", "no drafter is called 'eagle'; expected none, auto, or ngram, suffix, recycle"),
+        ("", "no drafter is called ''"),
+        ("ngram+", "no drafter is called ''"),
+        ("ngram+none", "no drafter is called 'none'"),
+        ("ngram:size=3", "drafter ngram has no option 'size'; expected length, max, min"),
+        ("recycle:min=1", "drafter recycle has no option 'min'; expected none"),
+        ("suffix:later", "drafter suffix has no option 'later'; expected earlier"),
+        ("ngram:min=two", "drafter option min is 'two'; expected a number"),
+        ("ngram:min", "drafter option min is ''; expected a number"),
+        ("ngram:min=0", "min=0, max=4"),
+        ("ngram:min=5", "min=5, max=4; expected 1 <= min <= max"),
+        ("ngram:length=0", "length=0; expected 1 or more"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_is_refused_by_name(spec: str, message: str):
+    with pytest.raises(InvalidRequest, match=message):
+        create(spec)

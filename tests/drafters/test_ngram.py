@@ -1,0 +1,60 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.drafters import NgramDrafter
+
+texts = st.lists(st.integers(0, 3), max_size=40)
+
+
+def looked_up(text: list[int], sizes: range, length: int) -> tuple[list[int], int]:
+    """Plain lookup: the longest n-gram at the end that stood before, its latest place."""
+    for size in reversed(sizes):
+        ending = text[-size:]
+        for end in range(len(text) - 1, size - 1, -1):
+            if len(ending) == size and text[end - size : end] == ending:
+                return text[end : end + length], size
+    return [], 0
+
+
+@given(
+    text=texts,
+    shortest=st.integers(1, 3),
+    more=st.integers(0, 4),
+    length=st.integers(1, 6),
+    limit=st.integers(1, 6),
+)
+def test_it_finds_what_a_search_through_the_whole_text_finds(
+    text: list[int], shortest: int, more: int, length: int, limit: int
+):
+    drafter = NgramDrafter(min_match=shortest, max_match=shortest + more, length=length)
+    for end in range(len(text) + 1):
+        proposal = drafter.propose(text[:end], limit)
+        sizes = range(shortest, shortest + more + 1)
+        expected = looked_up(text[:end], sizes, min(length, limit))
+        assert (list(proposal.tokens), proposal.match) == expected
+
+
+def test_the_longest_match_wins_over_a_later_shorter_one():
+    #       1 2 3 -> 7            3 -> 8
+    text = [1, 2, 3, 7, 7, 7, 0, 3, 8, 1, 2, 3]
+    assert list(NgramDrafter().propose(text, 1).tokens) == [7]
+    assert list(NgramDrafter(max_match=1).propose(text, 1).tokens) == [8]
+
+
+def test_of_equal_matches_the_latest_wins():
+    text = [1, 2, 7, 1, 2, 8, 1, 2]
+    assert list(NgramDrafter().propose(text, 2).tokens) == [8, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_match": 0}, "min=0, max=4; expected 1 <= min <= max"),
+        ({"min_match": 3, "max_match": 2}, "min=3, max=2"),
+        ({"length": 0}, "length=0; expected 1 or more"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(options: dict[str, int], message: str):
+    with pytest.raises(ValueError, match=message):
+        NgramDrafter(**options)
