@@ -1,5 +1,61 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+from paceline.engines import EngineSettings, open_engine
+from paceline.models import DEFAULT_MODEL, ModelFiles, cache_dir, resolve
+from paceline.runtime import Model
+from support.tiny import write_tiny
 
 # Two cores shared with others: how long an example takes says nothing about the code.
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def tiny_files(tiny_gguf: Path, tiny_cache: Path) -> ModelFiles:
+    return resolve(str(tiny_gguf), tiny_cache)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_files: ModelFiles) -> Model:
+    settings = EngineSettings(cache_tokens=8 * tiny_files.context_length)
+    return Model(
+        tiny_files,
+        open_engine("openvino", tiny_files.graph, tiny_files.context_length, settings),
+    )
+
+
+@pytest.fixture
+def cache(tiny_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of the tests, in which the tiny model is ready."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tiny_cache))
+    return tiny_cache
+
+
+@pytest.fixture
+def model(tiny_model: Model, cache: Path) -> Iterator[Model]:
+    """The tiny model with nothing learnt; a test that leaves slots behind fails."""
+    free = tiny_model.engine.free_slots
+    yield Model(tiny_model.files, tiny_model.engine)
+    assert tiny_model.engine.free_slots == free
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Model:
+    """The default model, from the user's own cache: it is fetched at most once."""
+    files = resolve(DEFAULT_MODEL, cache_dir())
+    settings = EngineSettings(cache_tokens=4096)
+    return Model(files, open_engine("openvino", files.graph, files.context_length, settings))

@@ -28,8 +28,7 @@ def picked(made: Sampler, logits: np.ndarray, positions: range = range(200)) -> 
     return {made.pick(logits, position) for position in positions}
 
 
-# Made once by `uniform` and checked by hand against its definition: the upper 52 bits of an 8-byte
-# little-endian BLAKE2b of the position, keyed with the seed, both as 8 little-endian bytes.
+# What `uniform` returned when paceline 0.1.0 was written; the next test has its definition.
 GOLDEN = [
     (0, 0, 0.12311943861730135),
     (0, 1, 0.5826717794384204),
@@ -209,14 +208,13 @@ def test_top_k_keeps_all_that_tie_with_the_last():
 
 
 def test_the_nucleus_of_a_flat_row_is_found_beyond_the_window():
-    # One likely token, and so many unlikely ones that they hold most of the mass together.
-    logits = np.full(100_000, -11.0, np.float32)
+    # One likely token, and so many unlikely ones that they hold nearly half of the mass.
+    size = 30_000
+    logits = np.full(size, -10.5, np.float32)
     logits[7] = 0
-    share = 99_999 * math.exp(-11)
-    assert picked(sampler(temperature=1.0, top_p=0.1, vocab_size=100_000), logits) == {7}
-    assert share > 1
-    tokens = picked(sampler(temperature=1.0, top_p=0.9, vocab_size=100_000), logits)
-    assert len(tokens) > 100
+    assert picked(sampler(temperature=1.0, top_p=0.1, vocab_size=size), logits) == {7}
+    # Equally likely, so all of them are in, and hardly one comes twice.
+    assert len(picked(sampler(temperature=1.0, top_p=0.9, vocab_size=size), logits)) > 50
 
 
 def test_a_masked_token_is_never_picked():

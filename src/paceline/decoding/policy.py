@@ -92,7 +92,7 @@ class Kelly(Fixed):
                 expected = alpha * (1 - alpha**drafts) / (1 - alpha)
             return (expected + 1) / max(a + b * block, 1e-9)
 
-        return max(range(2, max(self._max_block, 2) + 1), key=rate) - 1
+        return max(range(min(2, self._max_block), self._max_block + 1), key=rate) - 1
 
     def observe(self, outcome: Outcome) -> None:
         """Note the acceptance and the time of the step."""

@@ -51,7 +51,8 @@ class TextStream:
         # A run of broken characters at the end may still become whole ones.
         fresh = text.rstrip(_BROKEN)[self._taken :]
         self._taken += len(fresh)
-        if len(self._window) > _WINDOW:
+        # Not while something is held: it would be lost when the tail is tokens without text.
+        if len(self._window) > _WINDOW and self._taken == len(text):
             tail = self._decode(self._window[-_OVERLAP:])
             if _BROKEN not in tail:
                 self._window = self._window[-_OVERLAP:]

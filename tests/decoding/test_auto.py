@@ -1,0 +1,271 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.drafters import Oracle
+from support.driver import generation, run
+from support.toy import ToyEngine
+
+from paceline.decoding.auto import Acceptance, Auto, prior_chance
+from paceline.decoding.costs import CostTable, expected_tokens
+from paceline.decoding.generation import Stopping
+from paceline.decoding.types import NOTHING, Outcome, Proposal
+from paceline.drafters import create
+
+FLAT = CostTable({1: 1.0, 16: 1.0})
+CHEAP = CostTable({1: 1.0, 16: 2.0})
+STEEP = CostTable({1: 1.0, 2: 2.0})
+"""Every row costs as much as a call."""
+
+
+def guess(length: int, match: int = 4, source: str = "suffix") -> Proposal:
+    return Proposal(list(range(length)), source, match)
+
+
+def taught(length: int, accepted: int, times: int = 40, match: int = 4) -> Acceptance:
+    acceptance = Acceptance()
+    for _ in range(times):
+        acceptance.observe(guess(length, match), accepted)
+    return acceptance
+
+
+def chosen(cost: CostTable, acceptance: Acceptance, *proposals: Proposal, block: int = 16) -> int:
+    """How many drafts a request takes at its beginning."""
+    return len(Auto(block, cost, acceptance).choose(proposals).tokens)
+
+
+# --- how likely a draft stands
+
+
+def test_a_longer_match_is_believed_more_before_anything_was_seen():
+    chances = [prior_chance(match) for match in range(30)]
+    assert chances == sorted(chances)
+    assert 0 < chances[0] < chances[-1] < 1
+    assert Acceptance().chance("suffix", 3) == prior_chance(3)
+
+
+def test_every_place_of_a_draft_counts_as_a_match_longer_by_one():
+    chances = Acceptance().chances(guess(3, match=2))
+    assert chances == [prior_chance(2), prior_chance(3), prior_chance(4)]
+
+
+def test_what_stood_is_believed_more_and_what_fell_less():
+    acceptance = Acceptance()
+    acceptance.observe(guess(5, match=2), 2)
+    # Matches 2 and 3 stood, 4 fell, and nobody knows about 5.
+    assert acceptance.chance("suffix", 2) > prior_chance(2)
+    assert acceptance.chance("suffix", 3) > prior_chance(3)
+    assert acceptance.chance("suffix", 4) < prior_chance(4)
+    assert acceptance.chance("suffix", 5) == prior_chance(5)
+
+
+def test_a_draft_that_stood_whole_says_nothing_beyond_its_end():
+    acceptance = Acceptance()
+    acceptance.observe(guess(2, match=2), 2)
+    assert acceptance.chance("suffix", 4) == prior_chance(4)
+
+
+def test_drafters_are_believed_each_for_itself():
+    acceptance = taught(3, 0)
+    assert acceptance.chance("suffix", 4) < 0.1
+    assert acceptance.chance("ngram", 4) == prior_chance(4)
+
+
+def test_very_long_matches_are_all_one():
+    acceptance = taught(1, 0, match=24)
+    assert acceptance.chance("suffix", 500) == acceptance.chance("suffix", 24) < 0.1
+
+
+@given(seen=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=60))
+def test_a_chance_is_always_a_probability(seen: list[tuple[int, int]]):
+    acceptance = Acceptance()
+    for length, accepted in seen:
+        acceptance.observe(guess(length), min(accepted, length))
+    for learned in (acceptance, acceptance.carried()):
+        assert all(0 < chance < 1 for chance in learned.chances(guess(16)))
+
+
+def test_the_estimate_comes_to_the_share_that_stands():
+    acceptance = Acceptance()
+    for i in range(400):
+        acceptance.observe(guess(1), int(i % 4 != 0))
+    assert acceptance.chance("suffix", 4) == pytest.approx(0.75, abs=0.05)
+
+
+def test_old_evidence_fades():
+    acceptance = taught(1, 1, times=300)
+    for _ in range(100):
+        acceptance.observe(guess(1), 0)
+    assert acceptance.chance("suffix", 4) < 0.3
+
+
+def test_the_next_request_takes_belief_over_but_learns_faster():
+    acceptance = taught(1, 1, times=300)
+    carried = acceptance.carried()
+    believed = carried.chance("suffix", 4)
+    assert prior_chance(4) < believed <= acceptance.chance("suffix", 4)
+    for learning in (acceptance, carried):
+        for _ in range(10):
+            learning.observe(guess(1), 0)
+    assert carried.chance("suffix", 4) < acceptance.chance("suffix", 4)
+
+
+def test_carried_belief_is_a_copy():
+    acceptance = taught(1, 1, times=3)
+    before = acceptance.chance("suffix", 4)
+    acceptance.carried().observe(guess(1), 0)
+    assert acceptance.chance("suffix", 4) == before
+    assert acceptance.carried().chance("suffix", 4) == pytest.approx(before)
+
+
+# --- how much is drafted
+
+
+def test_nothing_is_drafted_where_a_row_costs_as_much_as_a_call():
+    assert chosen(STEEP, taught(15, 15, times=300), guess(15)) == 0
+
+
+def test_nothing_proposed_is_nothing_drafted():
+    assert Auto(16, FLAT, Acceptance()).choose([]) == NOTHING
+
+
+def test_a_sure_thing_is_drafted_to_its_end():
+    sure = taught(15, 15, times=300)
+    assert chosen(FLAT, sure, guess(15)) == 15
+    assert chosen(CHEAP, sure, guess(15)) == 15
+
+
+def test_free_rows_are_all_used():
+    assert chosen(FLAT, taught(15, 0), guess(15)) == 15
+
+
+def test_what_never_stands_is_not_drafted():
+    assert chosen(CHEAP, taught(1, 0, times=300), guess(1)) == 0
+
+
+def test_the_draft_is_cut_where_the_tokens_stop_standing():
+    # Three stand every time, the fourth never does.
+    assert chosen(CHEAP, taught(8, 3, times=300), guess(8)) == 3
+
+
+def test_the_better_of_two_proposals_is_taken_whatever_their_order():
+    known = taught(8, 8)
+    good, poor = guess(8), guess(8, match=0, source="recycle")
+    for proposals in ([good, poor], [poor, good]):
+        assert Auto(16, CHEAP, known).choose(proposals).source == "suffix"
+
+
+def test_a_cut_proposal_keeps_its_source_and_match():
+    taken = Auto(16, CHEAP, taught(8, 3, times=300)).choose([guess(8)])
+    assert taken == Proposal([0, 1, 2], "suffix", 4)
+
+
+slopes = st.floats(0, 1.2, allow_nan=False)
+learned = st.builds(taught, st.integers(1, 15), st.integers(0, 15), st.integers(0, 60))
+
+
+@given(slope=slopes, acceptance=learned, length=st.integers(1, 15))
+def test_no_other_length_would_gain_more(slope: float, acceptance: Acceptance, length: int):
+    cost = CostTable({1: 1.0, 16: 1.0 + 15 * slope})
+    chances = acceptance.chances(guess(length))
+    # At its beginning a request runs at a token a call.
+    gains = [expected_tokens(chances[:n]) - cost(n + 1) / cost(1) for n in range(length + 1)]
+    taken = chosen(cost, acceptance, guess(length))
+    assert gains[taken] == pytest.approx(max(gains), abs=1e-9)
+
+
+@given(slope=slopes, more=slopes, acceptance=learned)
+def test_the_steeper_the_cost_the_shorter_the_draft(
+    slope: float, more: float, acceptance: Acceptance
+):
+    lengths = [
+        chosen(CostTable({1: 1.0, 16: 1.0 + 15 * each}), acceptance, guess(15))
+        for each in (slope, slope + more)
+    ]
+    assert lengths[0] >= lengths[1]
+
+
+@given(
+    slope=slopes, accepted=st.integers(0, 14), times=st.integers(1, 60), length=st.integers(1, 15)
+)
+def test_the_more_has_stood_the_longer_the_draft(
+    slope: float, accepted: int, times: int, length: int
+):
+    cost = CostTable({1: 1.0, 16: 1.0 + 15 * slope})
+    fewer = chosen(cost, taught(15, accepted, times), guess(length))
+    assert chosen(cost, taught(15, accepted + 1, times), guess(length)) >= fewer
+
+
+@given(slope=slopes, acceptance=learned, unit=st.sampled_from([1e-4, 0.1, 30.0]))
+def test_a_machine_that_is_slower_throughout_drafts_the_same(
+    slope: float, acceptance: Acceptance, unit: float
+):
+    # Slopes on a coarse grid: an exact tie may be decided by rounding.
+    slope = round(slope, 1) + 0.0317
+    tables = [CostTable({1: u, 16: u * (1 + 15 * slope)}) for u in (1.0, unit)]
+    first, second = (chosen(table, acceptance, guess(15)) for table in tables)
+    assert first == second
+
+
+@given(block=st.integers(1, 16))
+def test_it_asks_for_what_the_longest_block_holds_and_chooses_no_more(block: int):
+    auto = Auto(block, FLAT, taught(15, 15))
+    assert auto.limit() == block - 1
+    if block > 1:
+        assert len(auto.choose([guess(auto.limit())]).tokens) == block - 1
+
+
+def test_a_request_that_runs_fast_spends_less_on_a_doubtful_guess():
+    # A second is worth more tokens there. What made it fast was another drafter.
+    lengths = []
+    for drafted in (0, 15):
+        auto = Auto(16, CostTable({1: 1.0, 16: 4.0}), Acceptance())
+        for _ in range(30):
+            auto.observe(Outcome(guess(drafted, source="other"), drafted, 0.0))
+        lengths.append(len(auto.choose([guess(15, match=12)]).tokens))
+    slow, fast = lengths
+    assert 0 < fast < slow
+
+
+def test_it_learns_from_what_it_verified():
+    auto = Auto(16, CHEAP, Acceptance())
+    before = len(auto.choose([guess(8)]).tokens)
+    for _ in range(40):
+        auto.observe(Outcome(guess(8), 0, 0.0))
+    assert len(auto.choose([guess(8)]).tokens) == 0 < before
+
+
+def test_a_step_without_drafts_teaches_nothing_about_drafters():
+    acceptance = Acceptance()
+    Auto(16, CHEAP, acceptance).observe(Outcome(NOTHING, 0, 0.0))
+    assert acceptance.counts == {}
+
+
+# --- in a whole request
+
+
+def test_on_a_machine_with_steep_costs_a_request_decodes_plainly():
+    one = generation(
+        ToyEngine(),
+        [1, 2, 3] * 4,
+        stopping=Stopping(max_tokens=60),
+        drafters=create("ngram+suffix+recycle"),
+        policy=Auto(16, STEEP, Acceptance()),
+    )
+    run(ToyEngine(), [one])
+    assert (one.counters.drafted, one.counters.steps) == (0, 59)
+
+
+def test_a_drafter_that_is_always_right_is_soon_followed_as_far_as_it_goes():
+    engine, prompt = ToyEngine(context_length=512), [1, 2, 3]
+    (plain,) = run(engine, [generation(engine, prompt, stopping=Stopping(max_tokens=400))])
+    oracle = Oracle(prompt + plain.tokens, match=0)
+    one = generation(
+        engine,
+        prompt,
+        stopping=Stopping(max_tokens=400),
+        drafters=[oracle],
+        policy=Auto(16, CHEAP, Acceptance()),
+    )
+    run(engine, [one])
+    assert one.counters.steps < 400 / 16 + 15
+    assert one.counters.accepted == one.counters.drafted

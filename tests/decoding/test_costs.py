@@ -1,0 +1,114 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.decoding.costs import CostTable, break_even, expected_tokens, speed_up
+
+tables = st.dictionaries(
+    st.integers(1, 40), st.floats(1e-4, 10, allow_nan=False), min_size=1, max_size=8
+).map(CostTable)
+
+ZAYA = CostTable({1: 0.112, 4: 0.499})
+"""The seed experiment's measurements."""
+
+
+def test_measured_costs_are_given_back():
+    cost = CostTable({4: 0.3, 1: 0.1, 8: 0.4})
+    assert [cost(1), cost(4), cost(8)] == [0.1, 0.3, 0.4]
+
+
+def test_between_and_beyond_measurements_costs_lie_on_straight_lines():
+    cost = CostTable({2: 1.0, 4: 2.0, 8: 3.0})
+    assert cost(3) == 1.5
+    assert cost(6) == 2.5
+    assert cost(12) == 4.0  # as from 4 to 8
+    assert cost(1) == 1.0  # no measurement says that fewer rows are cheaper
+
+
+def test_a_single_measurement_stands_for_every_block():
+    cost = CostTable({3: 0.2})
+    assert [cost(rows) for rows in (1, 3, 30)] == [0.2, 0.2, 0.2]
+
+
+def test_a_block_that_measured_cheaper_than_a_shorter_one_was_noise():
+    cost = CostTable({1: 0.2, 2: 0.15, 4: 0.3})
+    assert [cost(1), cost(2), cost(4)] == [0.2, 0.2, 0.3]
+
+
+@given(cost=tables)
+def test_a_row_more_is_never_cheaper(cost: CostTable):
+    costs = [cost(rows) for rows in range(1, 60)]
+    assert all(b >= a - 1e-9 for a, b in zip(costs, costs[1:], strict=False))
+    assert min(costs) > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "message"),
+    [
+        ({}, "needs at least one measured T"),
+        ({0: 0.1}, "cost of 0 rows is 0.1; expected rows >= 1"),
+        ({1: 0.0}, "cost of 1 rows is 0.0"),
+        ({1: 0.1, 2: -1.0}, "cost of 2 rows is -1.0"),
+        ({1: math.nan}, "cost of 1 rows is nan"),
+    ],
+)
+def test_a_table_that_cannot_be_true_is_refused(seconds: dict[int, float], message: str):
+    with pytest.raises(ValueError, match=message):
+        CostTable(seconds)
+
+
+def test_expected_tokens_are_one_and_what_stands():
+    assert expected_tokens([]) == 1
+    assert expected_tokens([0.5]) == 1.5
+    assert expected_tokens([0.5, 0.5, 1.0]) == 1 + 0.5 + 0.25 + 0.25
+    assert expected_tokens([1.0] * 7) == 8
+    assert expected_tokens([0.0, 1.0]) == 1
+
+
+def test_without_drafts_speculation_is_plain_decoding():
+    assert speed_up(ZAYA, []) == 1
+
+
+def test_a_drafters_own_time_counts():
+    cost = CostTable({1: 0.1, 2: 0.1})
+    assert speed_up(cost, [1.0]) == pytest.approx(2.0)
+    assert speed_up(cost, [1.0], draft_seconds=0.1) == pytest.approx(1.0)
+
+
+def test_on_zaya_no_acceptance_pays_for_four_rows():
+    # Four tokens one by one take 4 * 112 = 448 ms, and the block that might hold them 499 ms.
+    assert break_even(ZAYA, 4) is None
+    assert speed_up(ZAYA, [1.0] * 3) == pytest.approx(448 / 499)
+
+
+def test_break_even_has_the_values_that_can_be_worked_out_by_hand():
+    # c(2) = 1.5 c(1): 1 + p = 1.5.
+    assert break_even(CostTable({1: 1.0, 2: 1.5}), 2) == pytest.approx(0.5)
+    # c(3) = 1.75 c(1): 1 + p + p^2 = 1.75.
+    assert break_even(CostTable({1: 1.0, 3: 1.75}), 3) == pytest.approx(0.5)
+    # Free rows pay however rarely a draft stands.
+    assert break_even(CostTable({1: 1.0, 8: 1.0}), 8) == pytest.approx(0, abs=1e-9)
+    # Rows that cost all they could bring pay only when every draft stands.
+    assert break_even(CostTable({1: 1.0, 4: 4.0}), 4) == pytest.approx(1.0)
+
+
+def test_a_block_without_drafts_has_no_break_even():
+    assert break_even(ZAYA, 1) is None
+
+
+def test_a_drafters_own_time_can_make_a_block_never_pay():
+    cost = CostTable({1: 1.0, 2: 1.5})
+    assert break_even(cost, 2, draft_seconds=0.25) == pytest.approx(0.75)
+    assert break_even(cost, 2, draft_seconds=0.6) is None
+
+
+@given(cost=tables, rows=st.integers(2, 16))
+def test_speculation_pays_above_break_even_and_not_below(cost: CostTable, rows: int):
+    p = break_even(cost, rows)
+    if p is None:
+        assert speed_up(cost, [1.0] * (rows - 1)) < 1
+    else:
+        assert speed_up(cost, [min(p + 1e-6, 1.0)] * (rows - 1)) >= 1
+        assert p < 1e-6 or speed_up(cost, [p - 1e-6] * (rows - 1)) < 1

@@ -1,0 +1,503 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.drafters import Oracle
+
+from paceline.decoding.generation import Generation, Step, Stopping
+from paceline.decoding.policy import Fixed
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import NOTHING, Block, FinishReason, Outcome, Proposal
+
+VOCABULARY = 300
+PROMPT = [1, 2, 3, 4, 5]
+ANSWER = list(b"The riders draft each other.")
+TEXT = PROMPT + ANSWER
+ELSE = 299
+"""What the target picks behind a draft that is not in the text."""
+
+
+def decode(ids: Sequence[int]) -> str:
+    """Token i is byte i; those beyond are special and have no text."""
+    return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+
+
+class Listening(Fixed):
+    """A fixed policy that keeps what it is told."""
+
+    def __init__(self, max_block: int) -> None:
+        super().__init__(max_block)
+        self.offered: list[Sequence[Proposal]] = []
+        self.outcomes: list[Outcome] = []
+
+    def choose(self, proposals: Sequence[Proposal]) -> Proposal:
+        self.offered.append(proposals)
+        return super().choose(proposals)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def made(prompt: Sequence[int] = PROMPT, **settings: Any) -> Generation:
+    return Generation(
+        prompt,
+        **{
+            "vocab_size": VOCABULARY,
+            "context_length": 100,
+            "sampling": Sampling(),
+            "stopping": Stopping(max_tokens=len(ANSWER)),
+            "drafters": [],
+            "policy": Fixed(8),
+            "decode": decode,
+            **settings,
+        },
+    )
+
+
+def rows(block: Block, start: int, text: Sequence[int] = TEXT) -> np.ndarray:
+    """What a target that says `text` returns for a block at slots [start, start + T)."""
+    logits = np.zeros((block.rows, VOCABULARY), np.float32)
+    for row in range(block.rows):
+        end = start + len(block.tokens) - block.rows + row + 1
+        true = list(block.tokens[: end - start]) == list(text[start:end]) and end < len(text)
+        logits[row, text[end] if true else ELSE] = 1
+    return logits
+
+
+def step(generation: Generation, text: Sequence[int] = TEXT, **evidence: Any) -> Step:
+    return generation.accept(rows(generation.next_block(), generation.length, text), **evidence)
+
+
+def finished(generation: Generation, text: Sequence[int] = TEXT) -> list[Step]:
+    steps = []
+    while not generation.finished:
+        steps.append(step(generation, text))
+    return steps
+
+
+def past_the_prompt(text: Sequence[int] = TEXT, **settings: Any) -> Generation:
+    """A generation with the first token of its answer."""
+    generation = made(**settings)
+    while generation.prefilling:
+        step(generation, text)
+    return generation
+
+
+# --- the prompt
+
+
+def test_the_prompt_comes_in_chunks_and_only_its_last_row_is_wanted():
+    generation = made(prefill_chunk=2)
+    seen = []
+    while generation.prefilling:
+        block = generation.next_block()
+        seen.append((generation.length, list(block.tokens), block.rows))
+        brought = step(generation)
+        assert (brought.kept, brought.drafted, brought.accepted) == (len(block.tokens), 0, 0)
+    assert seen == [(0, [1, 2], 0), (2, [3, 4], 0), (4, [5], 1)]
+    assert brought.tokens == [ord("T")]
+    assert brought.text == "T"
+    assert generation.length == generation.prompt_length == len(PROMPT)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 5, 6])
+def test_chunks_inside_the_prompt_bring_no_tokens(chunk: int):
+    generation = made(prefill_chunk=chunk)
+    for _ in range(-(-5 // chunk) - 1):
+        assert step(generation) == Step(chunk, [], "", 0, 0)
+    assert step(generation).tokens == ANSWER[:1]
+    assert not generation.prefilling
+
+
+@pytest.mark.parametrize("cached", range(6))
+def test_cached_prompt_tokens_are_not_run_again_but_for_the_last(cached: int):
+    generation = made(cached=cached)
+    assert generation.length == min(cached, 4)
+    assert generation.next_block() == Block(PROMPT[min(cached, 4) :], 1)
+    finished(generation)
+    assert generation.answer == ANSWER
+
+
+def test_nothing_is_drafted_before_the_answer_has_begun():
+    oracle, policy = Oracle(TEXT), Listening(8)
+    generation = made(drafters=[oracle], policy=policy, prefill_chunk=2)
+    for _ in range(3):
+        step(generation)
+    assert oracle.asked == policy.offered == policy.outcomes == []
+    assert generation.counters.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompt": []}, "the prompt is empty; expected at least one token"),
+        ({"context_length": 5}, "the prompt has 5 tokens and the context holds 5"),
+        ({"context_length": 4}, "the prompt has 5 tokens and the context holds 4"),
+        ({"prompt": [1, VOCABULARY]}, "token ids outside 0 to 299"),
+        ({"prompt": [1, -1]}, "token ids outside 0 to 299"),
+        ({"cached": 6}, "cached is 6; expected 0 to 5"),
+        ({"cached": -1}, "cached is -1; expected 0 to 5"),
+        ({"sampling": Sampling(logit_bias={300: 1.0})}, "logit_bias names token 300"),
+    ],
+)
+def test_a_prompt_that_cannot_be_served_is_refused(settings: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        made(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0; expected 1 or more"),
+        ({"stop": ("a", "")}, "a stop string is empty"),
+    ],
+)
+def test_impossible_ways_to_stop_are_refused(settings: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        Stopping(**settings)
+
+
+# --- the answer
+
+
+def test_without_a_drafter_every_step_brings_one_token():
+    generation = past_the_prompt()
+    block = generation.next_block()
+    assert block == Block([ord("T")], 1)
+    assert step(generation) == Step(1, [ord("h")], "h", 0, 0)
+    assert generation.length == 6
+    steps = finished(generation)
+    assert [len(one.tokens) for one in steps] == [1] * (len(ANSWER) - 2)
+    assert generation.answer == ANSWER
+    assert generation.finish_reason is FinishReason.LENGTH
+
+
+def test_a_block_is_the_last_token_and_the_drafts_and_all_rows_are_wanted():
+    generation = past_the_prompt(drafters=[Oracle(TEXT)], policy=Fixed(4))
+    assert generation.next_block() == Block(list(b"The "), 4)
+
+
+@pytest.mark.parametrize("stands", range(8))
+def test_drafts_are_kept_up_to_the_first_that_the_target_does_not_pick(stands: int):
+    # Seven drafts, of which the one behind the first `stands` is wrong; those after it are right.
+    oracle = Oracle(TEXT, wrong_at=[len(PROMPT) + 1 + stands])
+    generation = past_the_prompt(drafters=[oracle], policy=Fixed(8))
+    before = generation.length
+    brought = step(generation)
+    # And one token more: the target's own pick behind the last that stood.
+    tokens = ANSWER[1 : stands + 2]
+    assert brought == Step(stands + 1, tokens, decode(tokens), 7, stands)
+    assert generation.length == before + stands + 1
+    # The next block begins with the last token, whose slot is not filled yet.
+    assert generation.next_block().tokens[0] == tokens[-1]
+    finished(generation)
+    assert generation.answer == ANSWER
+
+
+def test_a_draft_that_is_right_by_chance_behind_a_wrong_one_does_not_count():
+    # The row behind the wrong draft picks ELSE, which is just what the drafter guessed next.
+    text = [*TEXT[:7], ELSE - 1, ELSE, ELSE]
+    generation = past_the_prompt(drafters=[Oracle(text)], policy=Fixed(4))
+    assert step(generation) == Step(2, ANSWER[1:3], "he", 3, 1)
+
+
+@given(
+    block=st.integers(1, 16),
+    wrong=st.sets(st.integers(len(PROMPT), len(TEXT))),
+    chunk=st.integers(1, 6),
+    most=st.integers(1, len(ANSWER)),
+)
+def test_tokens_and_text_are_the_same_whatever_is_drafted(
+    block: int, wrong: set[int], chunk: int, most: int
+):
+    generation = made(
+        drafters=[Oracle(TEXT, wrong)],
+        policy=Fixed(block),
+        prefill_chunk=chunk,
+        stopping=Stopping(max_tokens=most),
+    )
+    steps = finished(generation)
+    assert generation.answer == ANSWER[:most]
+    assert [token for one in steps for token in one.tokens] == ANSWER[:most]
+    assert "".join(one.text for one in steps) == decode(ANSWER[:most])
+    assert sum(one.kept for one in steps) == generation.length == len(PROMPT) + most - 1
+    assert sum(one.drafted for one in steps) == generation.counters.drafted
+    assert sum(one.accepted for one in steps) == generation.counters.accepted
+
+
+def test_the_same_block_is_out_until_its_rows_come():
+    oracle = Oracle(TEXT)
+    generation = past_the_prompt(drafters=[oracle])
+    assert generation.next_block() is generation.next_block()
+    assert len(oracle.asked) == 1
+    assert not generation.prefilling
+    assert generation.answer == ANSWER[:1]
+
+
+def test_every_drafter_is_asked_and_the_policy_chooses_among_those_that_answer():
+    silent, knowing, other = Oracle([]), Oracle(TEXT), Oracle(TEXT, wrong_at=[7])
+    policy = Listening(4)
+    generation = past_the_prompt(drafters=[silent, knowing, other], policy=policy)
+    generation.next_block()
+    assert silent.asked == knowing.asked == other.asked == [3]
+    assert [list(p.tokens) for p in policy.offered[0]] == [list(b"he "), [ord("h"), ord("d"), 32]]
+
+
+def test_a_policy_that_wants_no_drafts_spares_the_asking():
+    oracle = Oracle(TEXT)
+    generation = past_the_prompt(drafters=[oracle], policy=Fixed(1))
+    assert generation.next_block() == Block([ord("T")], 1)
+    assert oracle.asked == []
+
+
+# --- its end
+
+
+@pytest.mark.parametrize("most", range(1, 12))
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 16])
+def test_max_tokens_is_met_exactly_and_nothing_is_drafted_beyond(most: int, block: int):
+    oracle = Oracle(TEXT)
+    generation = made(stopping=Stopping(max_tokens=most), drafters=[oracle], policy=Fixed(block))
+    while not generation.finished:
+        rest = most - len(generation.answer)
+        assert generation.prefilling or len(generation.next_block().tokens) <= rest
+        step(generation)
+    assert generation.answer == ANSWER[:most]
+    assert generation.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("max_tokens", [None, 10, 11])
+def test_the_context_limit_ends_the_answer(max_tokens: int | None):
+    generation = made(
+        context_length=len(PROMPT) + 10,
+        stopping=Stopping(max_tokens=max_tokens),
+        drafters=[Oracle(TEXT)],
+    )
+    finished(generation)
+    assert generation.answer == ANSWER[:10]
+    assert generation.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("at", range(10))
+def test_an_end_token_inside_an_accepted_block_ends_the_answer_with_it(at: int):
+    eos = 256
+    text = [*PROMPT, *ANSWER[:at], eos, *ANSWER[at:]]
+    for block in (1, 2, 4, 16):
+        generation = made(
+            stopping=Stopping(stop_token_ids=frozenset({eos, 257})),
+            drafters=[Oracle(text)],
+            policy=Fixed(block),
+        )
+        steps = finished(generation, text)
+        assert generation.answer == [*ANSWER[:at], eos]
+        assert "".join(one.text for one in steps) == decode(ANSWER[:at])
+        assert generation.finish_reason is FinishReason.STOP
+        # The end token was picked, not run: its slot is not part of the sequence.
+        assert generation.length == len(PROMPT) + at
+
+
+def test_an_end_token_has_no_text_even_when_it_could_be_read():
+    generation = made(stopping=Stopping(stop_token_ids=frozenset({ord("r")})))
+    steps = finished(generation)
+    assert "".join(one.text for one in steps) == "The "
+    assert generation.answer == list(b"The r")
+
+
+def test_what_an_accepted_block_held_beyond_the_end_is_not_counted_as_accepted():
+    generation = past_the_prompt(
+        stopping=Stopping(stop_token_ids=frozenset({ord(" ")})), drafters=[Oracle(TEXT)]
+    )
+    assert step(generation) == Step(3, list(b"he "), "he", 7, 3)
+
+
+@pytest.mark.parametrize("block", range(1, 10))
+@pytest.mark.parametrize(
+    ("stop", "text", "tokens"),
+    [
+        (("ride",), "The ", "The ride"),
+        (("riders draft",), "The ", "The riders draft"),
+        (("T",), "", "T"),
+        (("er", "rs", "id"), "The r", "The rid"),
+        (("ride!", "s d"), "The rider", "The riders d"),
+        (("each other.",), "The riders draft ", "The riders draft each other."),
+    ],
+)
+def test_a_stop_string_may_lie_across_tokens_and_blocks(
+    block: int, stop: tuple[str, ...], text: str, tokens: str
+):
+    generation = made(
+        stopping=Stopping(max_tokens=len(ANSWER), stop=stop),
+        drafters=[Oracle(TEXT)],
+        policy=Fixed(block),
+    )
+    steps = finished(generation)
+    assert "".join(one.text for one in steps) == text
+    assert generation.answer == list(tokens.encode())
+    assert generation.finish_reason is FinishReason.STOP
+
+
+def test_text_that_was_held_back_comes_with_the_last_token():
+    generation = made(stopping=Stopping(max_tokens=3, stop=("hex",)))
+    steps = finished(generation)
+    assert [one.text for one in steps] == ["T", "", "he"]
+    assert generation.finish_reason is FinishReason.LENGTH
+
+
+def test_text_that_was_held_back_comes_with_the_end_token():
+    text = [*PROMPT, *b"he", 256]
+    generation = made(stopping=Stopping(stop_token_ids=frozenset({256}), stop=("hex",)))
+    assert [one.text for one in finished(generation, text)] == ["", "", "he"]
+    assert generation.finish_reason is FinishReason.STOP
+
+
+def test_a_stop_string_that_only_the_end_completes_still_stops():
+    # Half a character: it is certain to stay broken only when max_tokens is reached.
+    text = [*PROMPT, ord("a"), 0xF0, 0x9F]
+    generation = made(stopping=Stopping(max_tokens=3, stop=("\ufffd",)))
+    assert [one.text for one in finished(generation, text)] == ["a", "", ""]
+    assert generation.finish_reason is FinishReason.STOP
+
+
+def test_no_block_is_handed_out_after_the_end():
+    generation = made(stopping=Stopping(max_tokens=1))
+    finished(generation)
+    with pytest.raises(RuntimeError, match="after the generation finished"):
+        generation.next_block()
+    with pytest.raises(RuntimeError, match="without a block"):
+        generation.accept(np.zeros((1, VOCABULARY), np.float32))
+
+
+# --- cancelling
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+@pytest.mark.parametrize("block_is_out", [False, True])
+def test_a_generation_can_be_cancelled_at_any_time(steps: int, block_is_out: bool):
+    generation = made(prefill_chunk=3, drafters=[Oracle(TEXT)], policy=Fixed(3))
+    for _ in range(steps):
+        step(generation)
+    answer, length = generation.answer, generation.length
+    if block_is_out:
+        generation.next_block()
+    assert generation.cancel() == ""
+    assert generation.finished
+    assert generation.finish_reason is FinishReason.CANCELLED
+    assert (generation.answer, generation.length) == (answer, length)
+    with pytest.raises(RuntimeError, match="finished"):
+        generation.next_block()
+    with pytest.raises(RuntimeError, match="without a block"):
+        generation.accept(np.zeros((3, VOCABULARY), np.float32))
+
+
+def test_cancelling_brings_the_text_that_was_held_back_once():
+    generation = past_the_prompt(stopping=Stopping(stop=("There",)))
+    step(generation)
+    assert generation.cancel() == "Th"
+    assert generation.cancel() == ""
+
+
+def test_cancelling_what_has_ended_changes_nothing():
+    generation = made(stopping=Stopping(max_tokens=2, stop=("There",)))
+    finished(generation)
+    assert generation.cancel() == ""
+    assert generation.finish_reason is FinishReason.LENGTH
+
+
+# --- rows that do not fit
+
+
+def test_rows_without_a_block_are_refused():
+    with pytest.raises(RuntimeError, match="accept\\(\\) without a block from next_block"):
+        made().accept(np.zeros((1, VOCABULARY), np.float32))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4])
+def test_a_wrong_number_of_rows_is_refused_and_the_block_stays_out(count: int):
+    generation = past_the_prompt(drafters=[Oracle(TEXT)], policy=Fixed(3))
+    block = generation.next_block()
+    with pytest.raises(ValueError, match=f"got {count} rows of logits; the block asked for 3"):
+        generation.accept(np.zeros((count, VOCABULARY), np.float32))
+    assert generation.next_block() is block
+    assert step(generation).tokens == list(b"he ")
+
+
+# --- who learns what
+
+
+def test_every_drafter_sees_every_step():
+    first, second = Oracle(TEXT, wrong_at=[8]), Oracle([])
+    generation = made(
+        drafters=[first, second],
+        policy=Fixed(4),
+        prefill_chunk=3,
+        stopping=Stopping(max_tokens=6),
+    )
+    taps = {"layer": np.ones((3, 2), np.float32)}
+    step(generation, taps=taps)
+    finished(generation)
+    seen = [(list(v.tokens), v.start, v.kept, len(v.logits)) for v in first.seen]
+    assert seen == [
+        ([1, 2, 3], 0, 3, 0),
+        ([4, 5], 3, 2, 1),
+        ([*b"The", ord(" ") ^ 1], 5, 3, 4),
+        (list(b" r"), 8, 2, 2),
+    ]
+    assert second.seen == first.seen
+    assert first.seen[0].taps is taps
+    assert first.seen[1].taps == {}
+
+
+def test_the_policy_learns_how_each_step_of_the_answer_went_and_how_long_it_took():
+    policy = Listening(4)
+    generation = made(drafters=[Oracle(TEXT[:9], wrong_at=[7])], policy=policy)
+    step(generation, seconds=9.0)
+    step(generation, seconds=0.5)
+    step(generation)
+    step(generation, seconds=0.25)
+    (first, second, third) = policy.outcomes
+    assert (list(first.proposal.tokens), first.accepted, first.seconds) == ([104, 100, 32], 1, 0.5)
+    assert (list(second.proposal.tokens), second.accepted) == ([ord(" ")], 1)
+    assert third == Outcome(NOTHING, 0, 0.25)
+
+
+def test_the_last_step_teaches_the_policy_nothing():
+    # The end left the rest of the draft unjudged.
+    policy = Listening(8)
+    generation = past_the_prompt(
+        policy=policy,
+        drafters=[Oracle(TEXT)],
+        stopping=Stopping(stop_token_ids=frozenset({ord(" ")})),
+    )
+    step(generation)
+    assert generation.finished
+    assert policy.outcomes == []
+    assert generation.counters.steps == 1
+
+
+def test_steps_and_drafts_are_counted_by_drafter():
+    first, second = Oracle(TEXT[:9], wrong_at=[8]), Oracle(TEXT)
+    second.name = "other"
+    generation = made(drafters=[first, second], policy=Fixed(4), stopping=Stopping(max_tokens=12))
+    finished(generation)
+    counters = generation.counters
+    # "he" and a wrong space; then " rid" and "ers", of which the last needs no row.
+    assert counters.drafted_by == {"oracle": 3, "other": 3 + 3}
+    assert counters.accepted_by == {"oracle": 2, "other": 3 + 3}
+    assert (counters.steps, counters.drafted, counters.accepted) == (3, 9, 8)
+
+
+def test_sampling_is_keyed_by_the_position_in_the_whole_text():
+    # So a prompt that is longer by a token draws other numbers, and a block draws the same.
+    flat = np.zeros((8, VOCABULARY), np.float32)
+
+    def drawn(prompt: list[int], block: int) -> list[int]:
+        generation = made(prompt, sampling=Sampling(temperature=1.0, seed=1), policy=Fixed(block))
+        while not generation.finished:
+            generation.accept(flat[: generation.next_block().rows])
+        return generation.answer
+
+    assert drawn([1, 2], 1) == drawn([1, 2], 8)
+    assert drawn([1], 1)[1:] == drawn([1, 2], 1)[:-1]

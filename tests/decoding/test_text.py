@@ -1,0 +1,190 @@
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from paceline.decoding.text import TextStream
+
+BROKEN = "\ufffd"
+
+
+def bytewise(pieces: Sequence[bytes]) -> Callable[[Sequence[int]], str]:
+    """A byte-level tokenizer whose token i is pieces[i]."""
+    return lambda ids: b"".join(pieces[i] for i in ids).decode("utf-8", "replace")
+
+
+def told(stream: TextStream, count: int) -> list[str]:
+    """What comes of tokens 0, 1, ... as long as nothing stops it, and of the end."""
+    pieces = []
+    for token in range(count):
+        pieces.append(stream.push(token))
+        if stream.stopped_by is not None:
+            return pieces
+    return [*pieces, stream.finish()]
+
+
+def cut(data: bytes, at: Sequence[int]) -> list[bytes]:
+    """The data as tokens, cut at these places (modulo its length); equal places make empty ones."""
+    ends = sorted(place % (len(data) + 1) for place in at)
+    return [data[i:j] for i, j in zip([0, *ends], [*ends, len(data)], strict=True)]
+
+
+cuts = st.lists(st.integers(0, 999), max_size=60)
+
+# Letters of one to four bytes, and few enough of them that stop strings are met.
+scripts = st.text(st.sampled_from("abcé漢😀\u0301\n"), max_size=60)
+
+
+@given(text=st.text(max_size=60) | scripts, at=cuts)
+def test_the_pieces_make_the_text_however_it_is_cut_into_tokens(text: str, at: list[int]):
+    tokens = cut(text.encode(), at)
+    pieces = told(TextStream(bytewise(tokens)), len(tokens))
+    assert "".join(pieces) == text
+    assert not any(BROKEN in piece for piece in pieces)
+
+
+@given(data=st.binary(max_size=60), at=cuts)
+# A broken character at the end, and then nothing but tokens without text (special ones).
+@example(data=b"a\xf0\x9f", at=[3] * 40)
+@example(data=b"a\xf0\x9f b", at=[3] * 40)
+def test_broken_bytes_become_what_the_decoder_makes_of_them(data: bytes, at: list[int]):
+    tokens = cut(data, at)
+    pieces = told(TextStream(bytewise(tokens)), len(tokens))
+    assert "".join(pieces) == data.decode("utf-8", "replace")
+
+
+@given(text=scripts, at=cuts)
+def test_a_character_comes_with_the_token_that_completes_it(text: str, at: list[int]):
+    tokens = cut(text.encode(), at)
+    stream = TextStream(bytewise(tokens))
+    shown, run = "", b""
+    for token, piece in enumerate(tokens):
+        shown += stream.push(token)
+        run += piece
+        assert shown == run.decode("utf-8", "ignore")
+
+
+@given(
+    text=scripts,
+    at=cuts,
+    stops=st.lists(st.text("abcé漢😀\n", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_the_text_ends_before_the_earliest_stop_string_and_never_shows_part_of_one(
+    text: str, at: list[int], stops: list[str]
+):
+    tokens = cut(text.encode(), at)
+    # Plainly: look at all the text after every token.
+    expected, count = text, len(tokens)
+    for end in range(1, len(tokens) + 1):
+        known = b"".join(tokens[:end]).decode("utf-8", "ignore")
+        met = [known.index(stop) for stop in stops if stop in known]
+        if met:
+            expected, count = known[: min(met)], end
+            break
+    stream = TextStream(bytewise(tokens), stops)
+    pieces = told(stream, len(tokens))
+    assert "".join(pieces) == expected
+    if stream.stopped_by is not None:
+        assert len(pieces) == count, "it stops with the token that completes the string"
+        assert text[len(expected) :].startswith(stream.stopped_by)
+        assert stream.stopped_by in stops
+    else:
+        assert not any(stop in text for stop in stops)
+    # Nothing is shown that a later token could make part of a stop string.
+    shown = ""
+    for end, piece in enumerate(pieces[: count - 1], start=1):
+        shown += piece
+        known = b"".join(tokens[:end]).decode("utf-8", "ignore")
+        open_ends = [known[i:] for i in range(len(shown))]
+        assert not any(stop.startswith(rest) for stop in stops for rest in open_ends), shown
+
+
+@given(text=scripts, at=cuts, stop=st.text("abc", min_size=1, max_size=3))
+def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, at: list[int], stop: str):
+    tokens = cut(text.encode(), at)
+    stream = TextStream(bytewise(tokens), [stop])
+    shown, run = "", b""
+    for token, piece in enumerate(tokens):
+        shown += stream.push(token)
+        run += piece
+        if stream.stopped_by is not None:
+            break
+        held = run.decode("utf-8", "ignore")[len(shown) :]
+        assert stop.startswith(held)
+        assert len(held) < len(stop)
+
+
+def stream_of(tokens: Sequence[str | bytes], *stops: str) -> TextStream:
+    pieces = [token.encode() if isinstance(token, str) else token for token in tokens]
+    return TextStream(bytewise(pieces), stops)
+
+
+def test_a_stop_string_may_lie_across_tokens_and_end_inside_one():
+    tokens = ["one. ", "E", "N", "D of", " it"]
+    assert told(stream_of(tokens, "END"), 5) == ["one. ", "", "", ""]
+
+
+def test_what_looked_like_a_stop_string_is_shown_when_it_was_none():
+    assert told(stream_of(["E", "N", "o"], "END"), 3) == ["", "", "ENo", ""]
+    assert told(stream_of(["E", "E", "N", "D"], "END"), 4) == ["", "E", "", ""]
+
+
+def test_what_may_begin_a_stop_string_is_shown_at_the_end():
+    assert told(stream_of(["a", "EN"], "END"), 2) == ["a", "", "EN"]
+
+
+def test_the_earliest_of_several_stop_strings_wins_whatever_their_order():
+    for stops in (["cd", "bc"], ["bc", "cd"]):
+        stream = stream_of(["abcde"], *stops)
+        assert stream.push(0) == "a"
+        assert stream.stopped_by == "bc"
+
+
+def test_nothing_comes_after_a_stop_string():
+    stream = stream_of(["a|", "b"], "|")
+    assert [stream.push(0), stream.push(1), stream.finish()] == ["a", "", ""]
+
+
+def test_a_stop_string_may_be_completed_by_the_end_itself():
+    # A broken character is only certain when no more bytes come.
+    stream = stream_of(["ab", b"\xf0\x9f"], f"b{BROKEN}")
+    assert [stream.push(0), stream.push(1)] == ["a", ""]
+    assert stream.stopped_by is None
+    assert stream.finish() == ""
+    assert stream.stopped_by == f"b{BROKEN}"
+
+
+def test_a_broken_character_is_shown_once_it_cannot_be_completed():
+    stream = stream_of([b"a", b"\xf0", b"\x9f", b"b"])
+    assert [stream.push(i) for i in range(4)] == ["a", "", "", f"{BROKEN}b"]
+
+
+def test_an_answer_without_tokens_has_no_text():
+    assert stream_of([]).finish() == ""
+
+
+def test_a_tokenizer_that_drops_the_space_at_a_texts_start_keeps_it_in_the_middle():
+    # As sentencepiece's do: the same tokens read differently at the start of a text.
+    words = [" the", " road", " goes", " ever", " on"] * 8
+    stream = TextStream(lambda ids: "".join(words[i] for i in ids).removeprefix(" "))
+    assert "".join(told(stream, 40)) == "".join(words).removeprefix(" ")
+
+
+def test_the_work_per_token_does_not_grow_with_the_answer():
+    lengths: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        lengths.append(len(ids))
+        return "ab" * len(ids)
+
+    stream = TextStream(decode)
+    for token in range(500):
+        stream.push(token)
+    assert max(lengths) < 25
+
+
+@pytest.mark.parametrize("stops", [[""], ["a", ""]])
+def test_an_empty_stop_string_is_refused(stops: list[str]):
+    with pytest.raises(ValueError, match="a stop string is empty"):
+        stream_of(["a"], *stops)

@@ -1,0 +1,246 @@
+"""A random model small enough to convert in a second or two, as a real GGUF file.
+
+It knows nothing, but it is whole: attention, rotary positions, a byte-level BPE tokenizer with
+control tokens, a chat template. What is tested on it is everything but the quality of the text.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, TokenType
+from gguf.quants import dequantize, quantize
+
+Type = GGMLQuantizationType
+SIZES = {"d": 64, "ff": 128, "layers": 2, "heads": 4, "kv_heads": 2, "context": 512}
+WIDE = {**SIZES, "d": 256, "ff": 256}  # K-quants come in runs of 256
+START, END, TEXT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('roles are system, user and assistant') }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_MERGES = (
+    "t h|th e|i n|e r|a n|r e|o n|e s|o r|i s|a t|e n|i t|a l|a r|n d|Ġ t|Ġ a|Ġt he|Ġ s|Ġ w|Ġ c"
+    "|in g|Ġa nd|Ġ o|Ġ b|o u|Ġ p|Ġ f|e d|Ġ m|o m|Ġ in|l l|Ġ d|u s|er s|as s|u ser|s t|st an|t ant"
+    "|i stant|ass istant|Ċ Ċ|Ġ Ġ|1 2|l e|Ġth is|on e"
+)
+
+
+def byte_letters() -> list[str]:
+    """The printable letter that stands for each byte, as GPT-2 has them."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {byte: chr(byte) for byte in plain}
+    rest = (byte for byte in range(256) if byte not in letters)
+    letters.update({byte: chr(256 + place) for place, byte in enumerate(rest)})
+    return [letters[byte] for byte in range(256)]
+
+
+def vocabulary() -> tuple[list[str], list[int], list[str]]:
+    """Tokens, their types, and merges whose parts and results are all tokens."""
+    tokens = [TEXT_END, START, END, *byte_letters()]
+    types = [TokenType.CONTROL] * 3 + [TokenType.NORMAL] * 256
+    merges = []
+    for merge in _MERGES.split("|"):
+        left, right = merge.split(" ")
+        if left in tokens and right in tokens and left + right not in tokens:
+            merges.append(merge)
+            tokens.append(left + right)
+            types.append(TokenType.NORMAL)
+    tokens += ["<tool>"] + [f"<unused{i}>" for i in range(320 - 1 - len(tokens))]
+    types += [TokenType.USER_DEFINED] + [TokenType.UNUSED] * (len(tokens) - len(types) - 1)
+    return tokens, [int(kind) for kind in types], merges
+
+
+def write_tiny(
+    path: Path,
+    architecture: str = "llama",
+    weights: Type = Type.F16,
+    *,
+    sizes: Mapping[str, int] = SIZES,
+    seed: int = 0,
+    fields: Mapping[str, Any] | None = None,
+    exact: bool = False,
+) -> Path:
+    """Write a tiny model and return its path.
+
+    `fields` replaces metadata (None leaves a field out). `exact` writes the same values as the
+    file of type `weights` has, as F32.
+    """
+    writer = GGUFWriter(path, architecture)
+    for key, value in {**_fields(architecture, sizes), **(fields or {})}.items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif value is not None:
+            writer.add_array(key, value)
+    rng = np.random.default_rng(seed)
+    for name, shape in _shapes(architecture, sizes).items():
+        if len(shape) == 1:
+            around = 1.0 if name.endswith("norm.weight") else 0.0
+            writer.add_tensor(name, rng.normal(around, 0.1, shape).astype(np.float32))
+            continue
+        stored = _stored(rng, shape, weights)
+        if exact:
+            writer.add_tensor(name, dequantize(stored, weights).astype(np.float32))
+        else:
+            writer.add_tensor(name, stored, raw_dtype=weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _fields(architecture: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    tokens, types, merges = vocabulary()
+    head = sizes["d"] // sizes["heads"]
+    about = {
+        "context_length": sizes["context"],
+        "embedding_length": sizes["d"],
+        "block_count": sizes["layers"],
+        "feed_forward_length": sizes["ff"],
+        "attention.head_count": sizes["heads"],
+        "attention.head_count_kv": sizes["kv_heads"],
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "rope.freq_base": 10000.0,
+        "rope.dimension_count": head,
+        "vocab_size": len(tokens),
+    }
+    return {
+        "general.name": "tiny",
+        "general.license": "cc0-1.0",
+        "general.file_type": 1,
+        **{f"{architecture}.{key}": value for key, value in about.items()},
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2" if architecture.startswith("qwen") else "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.padding_token_id": 2,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def _shapes(architecture: str, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> [out, in], or [d]."""
+    d, ff = sizes["d"], sizes["ff"]
+    head = d // sizes["heads"]
+    kv = head * sizes["kv_heads"]
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (len(vocabulary()[0]), d)}
+    for layer in range(sizes["layers"]):
+        block: dict[str, tuple[int, ...]] = {
+            "attn_norm.weight": (d,),
+            "attn_q.weight": (d, d),
+            "attn_k.weight": (kv, d),
+            "attn_v.weight": (kv, d),
+            "attn_output.weight": (d, d),
+            "ffn_norm.weight": (d,),
+            "ffn_gate.weight": (ff, d),
+            "ffn_up.weight": (ff, d),
+            "ffn_down.weight": (d, ff),
+        }
+        if architecture == "qwen2":
+            block |= {"attn_q.bias": (d,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
+        if architecture == "qwen3":
+            block |= {"attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,)}
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
+    shapes["output_norm.weight"] = (d,)
+    if architecture == "llama":  # the others share the embedding's weights
+        shapes["output.weight"] = shapes["token_embd.weight"]
+    return shapes
+
+
+def _stored(rng: np.random.Generator, shape: tuple[int, ...], kind: Type) -> np.ndarray:
+    """Random weights as they lie in a file of this type."""
+    if kind not in (Type.Q4_K, Type.Q6_K):
+        values = rng.normal(0, shape[1] ** -0.5, shape).astype(np.float32)
+        if shape[0] == len(vocabulary()[0]):
+            # Weak rows are seldom the best: the text is nearly all letters that can be read.
+            readable = [token.isascii() and token.isprintable() for token in vocabulary()[0]]
+            named = [token.startswith("<") and len(token) > 1 for token in vocabulary()[0]]
+            values[~np.array(readable) | np.array(named)] *= 0.1
+        return quantize(values, kind)
+    # The gguf package only reads these: their blocks are made from random bits and small scales.
+    blocks = shape[0] * shape[1] // 256
+    scale = rng.uniform(0.5, 1.5, blocks)
+    if kind == Type.Q4_K:
+        bits = rng.integers(0, 256, (blocks, 140), dtype=np.uint8)
+        whole = (scale * 4e-4).astype(np.float16).view(np.uint8).reshape(blocks, 2)
+        least = (scale * 3e-3).astype(np.float16).view(np.uint8).reshape(blocks, 2)
+        data = np.concatenate([whole, least, bits], axis=1)
+    else:
+        bits = rng.integers(0, 256, (blocks, 208), dtype=np.uint8)
+        whole = (scale * 5e-5).astype(np.float16).view(np.uint8).reshape(blocks, 2)
+        data = np.concatenate([bits, whole], axis=1)
+    return data.reshape(shape[0], -1)
+
+
+def reference_logits(path: Path, tokens: list[int]) -> np.ndarray:
+    """[tokens, vocab]: the model of a file written here, computed plainly and in float64."""
+    reader = GGUFReader(path)
+    weights = {
+        tensor.name: dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
+        for tensor in reader.tensors
+    }
+    facts = {name: field.contents() for name, field in reader.fields.items()}
+    kind = facts["general.architecture"]
+    heads, kv_heads = facts[f"{kind}.attention.head_count"], facts[f"{kind}.attention.head_count_kv"]
+    size = facts[f"{kind}.attention.key_length"]
+    count = len(tokens)
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weights[f"{name}.weight"]
+
+    def linear(x: np.ndarray, name: str) -> np.ndarray:
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
+
+    angle = np.arange(count)[:, None, None] * 10000.0 ** (-np.arange(0, size, 2) / size)
+
+    def rotate(x: np.ndarray) -> np.ndarray:
+        # llama's files have the two numbers of a pair side by side, the others half a head apart.
+        split = (lambda v: (v[..., ::2], v[..., 1::2])) if kind == "llama" else _halves
+        a, b = split(x)
+        turned = a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)
+        return np.concatenate(turned, axis=-1)
+
+    x = weights["token_embd.weight"][tokens]
+    future = np.triu(np.full((count, count), -np.inf), 1)
+    for layer in range(facts[f"{kind}.block_count"]):
+        at = f"blk.{layer}."
+        h = norm(x, at + "attn_norm")
+        q = linear(h, at + "attn_q").reshape(count, heads, size)
+        k = linear(h, at + "attn_k").reshape(count, kv_heads, size)
+        v = linear(h, at + "attn_v").reshape(count, kv_heads, size)
+        if kind == "qwen3":
+            q, k = norm(q, at + "attn_q_norm"), norm(k, at + "attn_k_norm")
+        k, v = (np.repeat(each, heads // kv_heads, axis=1) for each in (rotate(k), v))
+        scores = np.einsum("qhd,khd->hqk", rotate(q), k) / np.sqrt(size) + future
+        chances = np.exp(scores - scores.max(-1, keepdims=True))
+        chances /= chances.sum(-1, keepdims=True)
+        mixed = np.einsum("hqk,khd->qhd", chances, v).reshape(count, -1)
+        x = x + linear(mixed, at + "attn_output")
+        h = norm(x, at + "ffn_norm")
+        gate = linear(h, at + "ffn_gate")
+        x = x + linear(gate / (1 + np.exp(-gate)) * linear(h, at + "ffn_up"), at + "ffn_down")
+    head = "output" if "output.weight" in weights else "token_embd"
+    return linear(norm(x, "output_norm"), head)
+
+
+def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    middle = x.shape[-1] // 2
+    return x[..., :middle], x[..., middle:]
