@@ -10,13 +10,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from paceline import __version__
+from paceline.arguments import SAMPLING, parser
 from paceline.errors import InvalidRequest, PacelineError
 
 if TYPE_CHECKING:
@@ -24,21 +24,20 @@ if TYPE_CHECKING:
     from paceline.options import Options
     from paceline.runtime import Model
 
-_SAMPLING = (
-    ("temperature", float, "0 (default) is greedy"),
-    ("top-k", int, "keep the k most likely tokens"),
-    ("top-p", float, "keep the fewest tokens with this much probability"),
-    ("min-p", float, "keep tokens this likely relative to the best"),
-    ("repetition-penalty", float, "divide logits of tokens seen"),
-    ("presence-penalty", float, "subtract from logits of tokens used"),
-    ("frequency-penalty", float, "the same, for each time used"),
-    ("seed", int, "the same seed gives the same tokens"),
-)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    commands = {
+        "pull": _pull,
+        "models": _models,
+        "convert": _convert,
+        "generate": _generate,
+        "chat": _chat,
+        "bench run": _bench_run,
+        "verify": _verify,
+        "plan": _plan,
+    }
+    options = parser(commands).parse_args(arguments)
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -224,7 +223,7 @@ def _prompt(options: argparse.Namespace) -> str:
 
 
 def _request(options: argparse.Namespace) -> "Options":
-    names = [name.replace("-", "_") for name, _, _ in _SAMPLING]
+    names = [name.replace("-", "_") for name, _, _ in SAMPLING]
     names += ["max_tokens", "drafter", "policy", "max_block", "probe"]
     chosen: Any = {
         name: getattr(options, name) for name in names if getattr(options, name) is not None
@@ -292,117 +291,3 @@ def _write(path: Path, value: Any) -> None:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="paceline", description="Run language models here, faster by exact speculation."
-    )
-    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command", parser_class=_Parser)
-
-    def command(
-        name: str, run: Callable[[argparse.Namespace], int], about: str, within: Any = commands
-    ) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = within.add_parser(name, help=about, description=about)
-        made.set_defaults(run=run)
-        made.add_argument("--json", action="store_true", help="print JSON")
-        made.add_argument("--quiet", action="store_true", help="no progress, no statistics")
-        return made
-
-    pull = command("pull", _pull, "Fetch a model, or bring it up to date.")
-    pull.add_argument("model", nargs="?", default=_default_model())
-
-    models = command("models", _models, "List the models that are here or have a short name.")
-    models.add_argument("--check", action="store_true", help="compare every file's checksum")
-
-    convert = command("convert", _convert, "Convert a Hugging Face checkpoint, once.")
-    convert.add_argument("source", help="a folder, or a hub name (owner/name)")
-    convert.add_argument("--to", choices=["openvino"], default="openvino")
-    convert.add_argument("--weights", choices=["int8", "int4", "f16"], default="int8")
-    convert.add_argument("--output", type=Path, help="a folder to make; default: the cache")
-
-    generate = command("generate", _generate, "Answer one prompt.")
-    generate.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from stdin")
-    generate.add_argument("--file", type=Path, help="read the prompt from a file")
-    generate.add_argument("--raw", action="store_true", help="no chat template")
-    chat = command("chat", _chat, "Talk; earlier turns are not computed again.")
-    for made in (generate, chat):
-        made.add_argument("--system", help="a system message")
-        _model_arguments(made)
-        _generation_arguments(made)
-
-    bench = commands.add_parser("bench", help="Measure.", description="Measure.")
-    kinds = bench.add_subparsers(required=True, metavar="command", parser_class=_Parser)
-    run = command("run", _bench_run, "Compare drafters with plain decoding on a suite.", kinds)
-    run.add_argument("--drafter", action="append", help="a contender; may be given several times")
-    run.add_argument("--policy", default="auto")
-    run.add_argument("--rounds", type=_count, default=3)
-    run.add_argument("--kind", action="append", help="only this kind of prompt; may be repeated")
-    run.add_argument("--per-kind", type=_count, help="only so many prompts of each kind")
-    verify = command("verify", _verify, "Check row invariance and token parity on this machine.")
-    verify.add_argument(
-        "--whole", action="store_true", help="every combination instead of every pair; takes hours"
-    )
-    for made, tokens in ((run, 128), (verify, 128)):
-        made.add_argument("--suite", type=Path, help="JSON lines; default: paceline's own prompts")
-        made.add_argument("--max-tokens", type=_count, default=tokens)
-        made.add_argument("--output", type=Path, help="write the result as JSON, too")
-        _model_arguments(made)
-
-    plan = command("plan", _plan, "What a call costs here by rows, and what drafting must bring.")
-    plan.add_argument("--again", action="store_true", help="measure anew")
-    _model_arguments(plan)
-    return parser
-
-
-def _model_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument("--model", default=_default_model(), help="name, path or hub name")
-    group.add_argument("--engine", default="openvino")
-    group.add_argument("--rows", type=int, default=2, help="least rows a call: 2 is exact, 1 not")
-    group.add_argument("--cache-tokens", type=int, help="slots for keys and values")
-    group.add_argument("--threads", type=int)
-
-
-def _generation_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("answer")
-    group.add_argument("--max-tokens", type=int, help="default: up to the context limit")
-    for name, kind, about in _SAMPLING:
-        group.add_argument(f"--{name}", type=kind, help=about)
-    group.add_argument("--logit-bias", type=_bias, action="append", metavar="TOKEN=BIAS")
-    group.add_argument("--stop", action="append", help="a string that ends the answer")
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
-    group = parser.add_argument_group("speculation")
-    group.add_argument("--drafter", help="auto, none, or ngram, suffix, recycle joined by +")
-    group.add_argument("--policy", help="auto, fixed, adaptive or kelly")
-    group.add_argument("--max-block", type=int, help="most rows in a block, 2 to 32")
-    group.add_argument("--probe", metavar="DRAFTER", help="count what a drafter would have done")
-
-
-def _default_model() -> str:
-    from paceline.models.registry import DEFAULT_MODEL
-
-    return DEFAULT_MODEL
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
-
-
-def _bias(text: str) -> tuple[int, float]:
-    token, _, value = text.partition("=")
-    try:
-        return int(token), float(value)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not TOKEN=BIAS, as in 42=-5") from None

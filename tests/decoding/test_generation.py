@@ -119,6 +119,7 @@ def test_cached_prompt_tokens_are_not_run_again_but_for_the_last(cached: int):
     assert generation.next_block() == Block(PROMPT[min(cached, 4) :], 1)
     finished(generation)
     assert generation.answer == ANSWER
+    assert generation.tokens == TEXT
 
 
 def test_nothing_is_drafted_before_the_answer_has_begun():

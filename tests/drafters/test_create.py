@@ -1,6 +1,14 @@
 import pytest
 
-from paceline.drafters import Corpus, NgramDrafter, RecycleDrafter, SuffixDrafter, create, resolved
+from paceline.drafters import (
+    Corpus,
+    NgramDrafter,
+    RecycleDrafter,
+    SuffixDrafter,
+    create,
+    remembers,
+    resolved,
+)
 from paceline.errors import InvalidRequest
 
 
@@ -39,6 +47,16 @@ def test_suffix_looks_in_earlier_answers_only_when_told_to():
     assert list(create("suffix:earlier", corpus)[0].propose([1, 2], 1).tokens) == [3]
     assert list(create("suffix", corpus)[0].propose([1, 2], 1).tokens) == []
     assert list(create("suffix:earlier")[0].propose([1, 2], 1).tokens) == []
+
+
+@pytest.mark.parametrize("spec", ["suffix:earlier", "ngram+suffix:earlier", "suffix:earlier+ngram"])
+def test_answers_are_kept_for_a_spec_that_looks_in_them(spec: str):
+    assert remembers(spec)
+
+
+@pytest.mark.parametrize("spec", ["none", "auto", "suffix", "ngram:min=2+recycle"])
+def test_answers_are_not_kept_for_a_spec_that_does_not(spec: str):
+    assert not remembers(spec)
 
 
 def test_every_request_gets_its_own_drafters():

@@ -36,7 +36,7 @@ def counts(probe: Probe) -> tuple[int, int, int]:
 def test_it_proposes_nothing_and_asks_for_its_own_length():
     saying = Saying([5, 6])
     probe = Probe(saying, length=4)
-    assert probe.name == "probe(saying)"
+    assert (probe.name, probe.watched) == ("probe(saying)", "saying")
     assert not probe.propose([1], 15).tokens
     assert saying.limits == [4]
 
@@ -62,10 +62,9 @@ def test_a_guess_that_stands_whole_is_judged_with_the_token_after_it():
 def test_an_open_guess_is_counted_when_the_text_ends():
     probe = Probe(Saying([5, 6]), length=2)
     probe.propose([1], 1)
-    probe.settle([1, 5], ended=True)
-    assert counts(probe) == (1, 2, 1)
-    probe.settle([1, 5], ended=True)
-    assert counts(probe) == (1, 2, 1)
+    told = {"steps": 1, "drafted": 2, "accepted": 1}
+    assert probe.count([1, 5]) == told
+    assert probe.count([1, 5]) == told
 
 
 def test_a_drafter_that_abstains_makes_a_step_of_every_token():

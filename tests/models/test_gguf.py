@@ -155,10 +155,10 @@ def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: A
         ({"llama.context_length": 0}, "does not say its context length"),
         ({"llama.block_count": None}, "cannot be made into an OpenVINO model"),
         ({"tokenizer.ggml.tokens": ["a", "b"]}, "320 token types for 2 tokens"),
-        ({"tokenizer.ggml.tokens": "abc"}, "tokenizer.ggml.tokens"),
-        ({"tokenizer.ggml.token_type": 7}, "tokenizer.ggml.token_type"),
-        ({"tokenizer.ggml.merges": ["t h", "nonsense q"]}, "merge"),
-        ({"tokenizer.ggml.merges": ["nospace"]}, "merge"),
+        ({"tokenizer.ggml.tokens": "abc"}, "tokens is not a list of str"),
+        ({"tokenizer.ggml.token_type": 7}, "token_type is not a list of int"),
+        ({"tokenizer.ggml.merges": ["t h", "nonsense q"]}, "the merge 'nonsense q'"),
+        ({"tokenizer.ggml.merges": ["nospace"]}, "the merge 'nospace'"),
     ],
 )
 def test_a_file_without_what_is_needed_is_refused(
@@ -174,6 +174,30 @@ def test_an_architecture_that_cannot_be_built_is_refused_with_the_other_way(
     assert "architecture 'gemma3'" in said
     assert "llama, qwen2, qwen3" in said
     assert "paceline convert" in said
+
+
+def test_a_number_of_values_past_the_end_of_the_file_is_found_out_at_once(
+    refused: Any, tmp_path: Path
+):
+    path = write_tiny(tmp_path / "bad.gguf")
+    data = bytearray(path.read_bytes())
+    # An array of numbers: key, the type array, the type of its items, their number.
+    at = data.index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 8
+    assert data[at : at + 8] == struct.pack("<Q", 320)
+    data[at : at + 8] = struct.pack("<Q", 2**50)
+    path.write_bytes(data)
+    assert "truncated" in refused(path)
+
+
+def test_metadata_that_is_an_empty_list_is_no_obstacle(tmp_path: Path):
+    path = write_tiny(tmp_path / "m.gguf", fields={"general.tags": ["x" * 24]})
+    # The writer refuses to write one, but other tools do. Without its 32 bytes, the weights are
+    # still where they are looked for: at a multiple of 32.
+    one = b"general.tags" + struct.pack("<IIQQ", 9, 8, 1, 24) + b"x" * 24
+    content = path.read_bytes()
+    assert one in content
+    path.write_bytes(content.replace(one, b"general.tags" + struct.pack("<IIQ", 9, 8, 0)))
+    assert resolve(str(path), tmp_path).context_length == SIZES["context"]
 
 
 def test_weights_of_a_type_that_cannot_be_read_are_refused(refused: Any, tmp_path: Path):

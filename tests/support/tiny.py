@@ -199,7 +199,10 @@ def reference_logits(path: Path, tokens: list[int]) -> np.ndarray:
     }
     facts = {name: field.contents() for name, field in reader.fields.items()}
     kind = facts["general.architecture"]
-    heads, kv_heads = facts[f"{kind}.attention.head_count"], facts[f"{kind}.attention.head_count_kv"]
+    heads, kv_heads = (
+        facts[f"{kind}.attention.head_count"],
+        facts[f"{kind}.attention.head_count_kv"],
+    )
     size = facts[f"{kind}.attention.key_length"]
     count = len(tokens)
 

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import ModelError
 from paceline.models.cache import disk_full
 from paceline.models.foreign import end_ids
-from paceline.models.gguf_tokenizer import REQUIRED_FIELDS, build_tokenizer, special_tokens
+from paceline.models.gguf_tokenizer import (
+    REQUIRED_FIELDS,
+    build_tokenizer,
+    special_tokens,
+    vocabulary_faults,
+)
 from paceline.models.int8 import store_as_int8
 from paceline.models.manifest import GRAPH, TEMPLATE, TOKENIZER, WEIGHTS, Facts
 from paceline.models.processes import python, run_child
@@ -42,15 +47,14 @@ def convert_gguf(path: Path, work: Path, progress: Progress) -> Facts:
     """
     _check_header(path)
     with progress.task(f"reading {path.name}"):
-        reader = _open(path)
-    fields = {name: field.contents() for name, field in reader.fields.items()}
+        reader, fields = _open(path)
     facts = _facts(path, fields)
     tokenizer = build_tokenizer(path, fields)
     (work / TOKENIZER).write_text(tokenizer, encoding="utf-8")
     if isinstance(template := fields.get("tokenizer.chat_template"), str):
         (work / TEMPLATE).write_text(template, encoding="utf-8")
     exact = work / _EXACT
-    _write_exact(reader, exact, progress)
+    _write_exact(path, reader, exact, progress)
     _build_graph(path, exact, progress)
     exact.unlink()
     whole = work / "f16"
@@ -83,20 +87,32 @@ def _check_header(path: Path) -> None:
         raise ModelError(f"{path} is GGUF version {version}; versions 2 and 3 can be read")
 
 
-def _open(path: Path) -> "GGUFReader":
+def _open(path: Path) -> tuple["GGUFReader", dict[str, Any]]:
+    """The file's reader and its metadata."""
     from gguf import GGUFReader
 
+    class Bounded(GGUFReader):  # type: ignore[misc]
+        """Refuses to read past the end, where its base would go on with nothing for ever."""
+
+        def _get(self, offset: Any, dtype: Any, count: Any = 1, *rest: Any, **more: Any) -> Any:
+            found = super()._get(offset, dtype, count, *rest, **more)
+            if len(found) != int(count):
+                raise ValueError(f"it ends before {int(count)} values at byte {int(offset)}")
+            return found
+
     try:
-        reader = GGUFReader(path)
+        reader = Bounded(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
         cut = [t.name for t in reader.tensors if t.data.nbytes != t.n_bytes]
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
+    # A file of wrong numbers makes its reader fail in any of these ways.
+    except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as error:
         raise ModelError(
             f"{path} is not a whole GGUF file (truncated?): {' '.join(str(error).split())}; "
             "fetch it again"
         ) from error
     if cut:
         raise ModelError(f"{path} is truncated: tensor {cut[0]} is cut off; fetch it again")
-    return reader
+    return reader, fields
 
 
 def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
@@ -110,7 +126,9 @@ def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
     missing = [key for key in REQUIRED_FIELDS if key not in fields]
     if missing:
         raise ModelError(f"{path} has no {', '.join(missing)}: weights without a tokenizer?")
-    if fields.get("split.count", 0) > 1:
+    if faults := vocabulary_faults(fields):
+        raise ModelError(f"{path} has a tokenizer that cannot be used: {'; '.join(faults)}")
+    if fields.get("split.count", 0) not in (0, 1):
         raise ModelError(f"{path} is one part of a split model; join the parts first")
     context = fields.get(f"{architecture}.context_length")
     if not isinstance(context, int) or context < 1:
@@ -129,7 +147,7 @@ def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
         add_bos=bool(fields.get("tokenizer.ggml.add_bos_token", False)) and bos is not None,
         bos_token=tokens[bos] if bos is not None else None,
         eos_token=tokens[eos] if eos is not None else None,
-        license=fields.get("general.license"),
+        license=words if isinstance(words := fields.get("general.license"), str) else None,
     )
 
 
@@ -138,7 +156,7 @@ def _id(fields: Mapping[str, Any], name: str, size: int) -> int | None:
     return value if isinstance(value, int) and 0 <= value < size else None
 
 
-def _write_exact(reader: "GGUFReader", target: Path, progress: Progress) -> None:
+def _write_exact(path: Path, reader: "GGUFReader", target: Path, progress: Progress) -> None:
     """Write the same model with its matrices as f16: no block format is left to be read wrongly."""
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, dequantize
@@ -147,9 +165,10 @@ def _write_exact(reader: "GGUFReader", target: Path, progress: Progress) -> None
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name in ("general.architecture", "general.alignment"):
             continue
-        kind = field.types[0]
+        kind, value = field.types[0], field.contents()
         inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), kind, sub_type=inner)
+        if value != []:  # which cannot be written
+            writer.add_key_value(name, value, kind, sub_type=inner)
     types = {}
     for tensor in reader.tensors:
         kept = len(tensor.shape) == 1  # norms and biases: few, and f32 in every file
@@ -167,7 +186,7 @@ def _write_exact(reader: "GGUFReader", target: Path, progress: Progress) -> None
                 values = dequantize(tensor.data, GGMLQuantizationType(tensor.tensor_type))
             except NotImplementedError as error:
                 raise ModelError(
-                    f"weights of type {tensor.tensor_type.name} cannot be read; "
+                    f"{path} has weights of type {tensor.tensor_type.name}, which cannot be read; "
                     "get the model in another form, such as Q8_0 or Q4_K_M"
                 ) from error
             values = np.ascontiguousarray(values, dtype=types[tensor.name])

@@ -35,6 +35,31 @@ def special_tokens(fields: Mapping[str, Any]) -> dict[str, int]:
     return {tokens[i]: i for i, kind in enumerate(types) if kind == _CONTROL}
 
 
+def vocabulary_faults(fields: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the tokens, their types and the merges: they must fit together."""
+    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    merges = fields.get("tokenizer.ggml.merges", [])
+    faults = [
+        f"tokenizer.ggml.{name} is not a list of {kind.__name__}"
+        for name, value, kind in (
+            ("tokens", tokens, str),
+            ("token_type", types, int),
+            ("merges", merges, str),
+        )
+        if not isinstance(value, list) or not all(isinstance(each, kind) for each in value)
+    ]
+    if faults:
+        return faults
+    if len(types) != len(tokens):
+        return [f"there are {len(types)} token types for {len(tokens)} tokens"]
+    known = set(tokens)
+    for merge in merges:
+        left, space, right = merge.partition(" ")
+        if not space or not {left, right, left + right} <= known:
+            return [f"the merge {merge!r} is not of two tokens into one"]
+    return []
+
+
 def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
     """The text of a tokenizer.json. Raises ModelError for a kind that is not known here."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers

@@ -1,0 +1,130 @@
+"""What the commands take; what they do is in `cli.py`."""
+
+import argparse
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from paceline import __version__
+from paceline.models.registry import DEFAULT_MODEL
+
+SAMPLING = (
+    ("temperature", float, "0 (default) is greedy"),
+    ("top-k", int, "keep the k most likely tokens"),
+    ("top-p", float, "keep the fewest tokens with this much probability"),
+    ("min-p", float, "keep tokens this likely relative to the best"),
+    ("repetition-penalty", float, "divide logits of tokens seen"),
+    ("presence-penalty", float, "subtract from logits of tokens used"),
+    ("frequency-penalty", float, "the same, for each time used"),
+    ("seed", int, "the same seed gives the same tokens"),
+)
+
+Command = Callable[[Namespace], int]
+
+
+class _Parser(ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser(commands: Mapping[str, Command]) -> ArgumentParser:
+    """The whole command line; the function of the chosen command is `run` in what it parses."""
+    top = _Parser(
+        prog="paceline", description="Run language models here, faster by exact speculation."
+    )
+    top.add_argument("--version", action="version", version=f"paceline {__version__}")
+    under = top.add_subparsers(required=True, metavar="command", parser_class=_Parser)
+
+    def add(name: str, about: str, within: Any = under) -> ArgumentParser:
+        made: ArgumentParser = within.add_parser(name.rsplit(maxsplit=1)[-1], help=about, description=about)
+        made.set_defaults(run=commands[name])
+        made.add_argument("--json", action="store_true", help="print JSON")
+        made.add_argument("--quiet", action="store_true", help="no progress, no statistics")
+        return made
+
+    pull = add("pull", "Fetch a model, or bring it up to date.")
+    pull.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+
+    models = add("models", "List the models that are here or have a short name.")
+    models.add_argument("--check", action="store_true", help="compare every file's checksum")
+
+    convert = add("convert", "Convert a Hugging Face checkpoint, once.")
+    convert.add_argument("source", help="a folder, or a hub name (owner/name)")
+    convert.add_argument("--to", choices=["openvino"], default="openvino")
+    convert.add_argument("--weights", choices=["int8", "int4", "f16"], default="int8")
+    convert.add_argument("--output", type=Path, help="a folder to make; default: the cache")
+
+    generate = add("generate", "Answer one prompt.")
+    generate.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from stdin")
+    generate.add_argument("--file", type=Path, help="read the prompt from a file")
+    generate.add_argument("--raw", action="store_true", help="no chat template")
+    chat = add("chat", "Talk; earlier turns are not computed again.")
+    for made in (generate, chat):
+        made.add_argument("--system", help="a system message")
+        _add_model(made)
+        _add_answer(made)
+
+    bench = under.add_parser("bench", help="Measure.", description="Measure.")
+    within = bench.add_subparsers(required=True, metavar="command", parser_class=_Parser)
+    run = add("bench run", "Compare drafters with plain decoding on a suite.", within)
+    run.add_argument("--drafter", action="append", help="a contender; may be repeated")
+    run.add_argument("--policy", default="auto")
+    run.add_argument("--rounds", type=_count, default=3)
+    run.add_argument("--kind", action="append", help="only this kind of prompt; may be repeated")
+    run.add_argument("--per-kind", type=_count, help="only so many prompts of each kind")
+    verify = add("verify", "Check row invariance and token parity on this machine.")
+    verify.add_argument(
+        "--whole", action="store_true", help="every combination instead of every pair; takes hours"
+    )
+    for made in (run, verify):
+        made.add_argument("--suite", type=Path, help="JSON lines; default: paceline's own prompts")
+        made.add_argument("--max-tokens", type=_count, default=128)
+        made.add_argument("--output", type=Path, help="write the result as JSON, too")
+        _add_model(made)
+
+    plan = add("plan", "What a call costs here by rows, and what drafting must bring.")
+    plan.add_argument("--again", action="store_true", help="measure anew")
+    _add_model(plan)
+    return top
+
+
+def _add_model(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", default=DEFAULT_MODEL, help="name, path or hub name")
+    group.add_argument("--engine", default="openvino")
+    group.add_argument("--rows", type=int, default=2, help="least rows a call: 2 is exact, 1 not")
+    group.add_argument("--cache-tokens", type=int, help="slots for keys and values")
+    group.add_argument("--threads", type=int)
+
+
+def _add_answer(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("answer")
+    group.add_argument("--max-tokens", type=int, help="default: up to the context limit")
+    for name, kind, about in SAMPLING:
+        group.add_argument(f"--{name}", type=kind, help=about)
+    group.add_argument("--logit-bias", type=_bias, action="append", metavar="TOKEN=BIAS")
+    group.add_argument("--stop", action="append", help="a string that ends the answer")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
+    group = parser.add_argument_group("speculation")
+    group.add_argument("--drafter", help="auto, none, or ngram, suffix, recycle joined by +")
+    group.add_argument("--policy", help="auto, fixed, adaptive or kelly")
+    group.add_argument("--max-block", type=int, help="most rows in a block, 2 to 32")
+    group.add_argument("--probe", metavar="DRAFTER", help="count what a drafter would have done")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not TOKEN=BIAS, as in 42=-5") from None

@@ -1,0 +1,175 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.toy import ToyEngine
+
+from paceline.engines.base import StepResult
+from paceline.engines.measure import ROWS, Measurement, measure, measured
+from paceline.errors import CacheFull
+
+
+class Drifting(ToyEngine):
+    """The last row of a block of five rows or more is off by a quarter."""
+
+    def step(self, work: list) -> StepResult:
+        result = super().step(work)
+        for (_, block), logits in zip(work, result.logits, strict=True):
+            if len(block.tokens) >= 5 and block.rows > 1:
+                logits[-1, 0] += 0.25
+        return result
+
+
+class Failing(ToyEngine):
+    """Has no room for a block of eight rows."""
+
+    def step(self, work: list) -> StepResult:
+        if len(work[0][1].tokens) == 8:
+            raise CacheFull("no room")
+        return super().step(work)
+
+
+@pytest.fixture
+def engine() -> ToyEngine:
+    return ToyEngine(context_length=512)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Not there yet: it is made when needed."""
+    return tmp_path / "cache" / "measured"
+
+
+def test_every_block_length_is_timed_behind_a_context(engine: ToyEngine):
+    found = measure(engine)
+    assert found.context == 256
+    # The toy says that a call takes a millisecond and every row a tenth of one.
+    assert found.seconds == pytest.approx({rows: 1e-3 + 1e-4 * rows for rows in ROWS})
+    assert found.cost(5) == pytest.approx(1.5e-3)
+
+
+def test_only_the_block_lengths_asked_for_are_timed(engine: ToyEngine):
+    assert list(measure(engine, rows=(1, 2, 4)).seconds) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("min_rows", [1, 2])
+def test_an_engine_whose_rows_do_not_depend_on_the_block_is_found_exact(min_rows: int):
+    found = measure(ToyEngine(context_length=512, min_rows=min_rows))
+    assert found.row_invariant
+    assert found.largest_difference == 0.0
+
+
+def test_an_engine_whose_rows_depend_on_the_block_is_found_out():
+    found = measure(Drifting(context_length=512))
+    assert not found.row_invariant
+    assert found.largest_difference == pytest.approx(0.25, abs=1e-5)
+
+
+def test_a_short_context_is_measured_as_far_as_it_goes():
+    assert measure(ToyEngine(context_length=100)).context == 100 - 32 - 1
+
+
+def test_measuring_leaves_no_slots_behind(engine: ToyEngine):
+    free = engine.free_slots
+    measure(engine)
+    assert engine.free_slots == free
+
+
+def test_a_measurement_that_fails_leaves_no_slots_behind():
+    engine = Failing(context_length=512)
+    free = engine.free_slots
+    with pytest.raises(CacheFull):
+        measure(engine)
+    assert engine.free_slots == free
+
+
+def test_what_was_measured_once_is_read_the_next_time(engine: ToyEngine, folder: Path):
+    first = measured(engine, "model", folder)
+    steps = engine.steps
+    announced: list[None] = []
+    again = measured(engine, "model", folder, before=lambda: announced.append(None))
+    assert again == first
+    assert (engine.steps, announced) == (steps, [])
+    assert isinstance(next(iter(again.seconds)), int)
+
+
+def test_measuring_is_announced_before_it_begins(engine: ToyEngine, folder: Path):
+    steps: list[int] = []
+    measured(engine, "model", folder, before=lambda: steps.append(engine.steps))
+    assert steps == [0]
+
+
+def test_it_is_measured_again_on_demand(engine: ToyEngine, folder: Path):
+    measured(engine, "model", folder)
+    steps = engine.steps
+    measured(engine, "model", folder, again=True)
+    assert engine.steps == 2 * steps
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_every_model_and_every_setting_is_measured_for_itself(engine: ToyEngine, folder: Path):
+    measured(engine, "model", folder)
+    measured(engine, "other model", folder)
+    padded = ToyEngine(context_length=512, min_rows=2)
+    measured(padded, "model", folder)
+    assert padded.steps > 0
+    files = sorted(folder.iterdir())
+    assert len(files) == 3
+    # What a file stands for can be read in it.
+    said = [json.loads(file.read_text())["depends_on"] for file in files]
+    assert {one["model"] for one in said} == {"model", "other model"}
+    assert {one["min_rows"] for one in said} == {"1", "2"}
+
+
+def without_context(content: str) -> str:
+    return json.dumps({k: v for k, v in json.loads(content).items() if k != "context"})
+
+
+def at_no_cost(content: str) -> str:
+    return json.dumps({**json.loads(content), "seconds": {"1": 0.0}})
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        lambda _: "",
+        lambda content: content[: len(content) // 2],
+        lambda _: "[]",
+        lambda _: '"text"',
+        lambda _: "{}",
+        lambda content: content.replace('"seconds": {', '"seconds": {"many": 1, '),
+        without_context,
+        at_no_cost,
+    ],
+    ids=["empty", "cut", "a list", "a string", "nothing", "no number", "a key less", "no cost"],
+)
+def test_a_file_that_cannot_be_read_is_made_again(
+    engine: ToyEngine, folder: Path, spoilt: Callable[[str], str]
+):
+    first = measured(engine, "model", folder)
+    (file,) = folder.iterdir()
+    good = file.read_text()
+    file.write_text(spoilt(good))
+    assert measured(engine, "model", folder) == first
+    assert file.read_text() == good
+
+
+def test_a_measurement_that_cannot_be_kept_is_used_all_the_same(engine: ToyEngine, folder: Path):
+    measured(engine, "model", folder)
+    (file,) = folder.iterdir()
+    file.unlink()
+    file.mkdir()  # in the way
+    assert measured(engine, "model", folder).row_invariant
+    assert list(folder.iterdir()) == [file], "nothing half-written is left"
+
+
+@pytest.mark.xfail(strict=True, reason="measure._write: unlink() itself fails below a file")
+def test_a_folder_that_cannot_be_made_does_not_matter(engine: ToyEngine, tmp_path: Path):
+    (tmp_path / "file").touch()
+    assert measured(engine, "model", tmp_path / "file" / "measured").row_invariant
+
+
+def test_a_measurement_knows_its_costs():
+    found = Measurement({1: 0.1, 3: 0.2}, True, 0.0, 256)
+    assert found.cost(2) == pytest.approx(0.15)
