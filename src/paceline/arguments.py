@@ -39,7 +39,8 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
     under = top.add_subparsers(required=True, metavar="command", parser_class=_Parser)
 
     def add(name: str, about: str, within: Any = under) -> ArgumentParser:
-        made: ArgumentParser = within.add_parser(name.rsplit(maxsplit=1)[-1], help=about, description=about)
+        word = name.rpartition(" ")[2]
+        made: ArgumentParser = within.add_parser(word, help=about, description=about)
         made.set_defaults(run=commands[name])
         made.add_argument("--json", action="store_true", help="print JSON")
         made.add_argument("--quiet", action="store_true", help="no progress, no statistics")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.decoding.types import Drafter, Proposal, Verified
@@ -86,6 +86,7 @@ def proposals(drafters: list[Drafter], grown: list[Growth], limit: int) -> list[
     ]
 
 
+@settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
 def test_a_proposal_keeps_to_the_limit_and_the_vocabulary(
     spec: str, earlier: Corpus, grown: list[Growth], limit: int
@@ -96,6 +97,7 @@ def test_a_proposal_keeps_to_the_limit_and_the_vocabulary(
         assert proposal.match >= 0
 
 
+@settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
 def test_the_same_history_brings_the_same_proposals(
     spec: str, earlier: Corpus, grown: list[Growth], limit: int
@@ -104,6 +106,7 @@ def test_the_same_history_brings_the_same_proposals(
     assert proposals(create(spec, earlier), grown, limit) == first
 
 
+@settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
 def test_asking_again_changes_neither_the_answer_nor_the_context(
     spec: str, earlier: Corpus, grown: list[Growth], limit: int
@@ -122,6 +125,7 @@ def test_asking_again_changes_neither_the_answer_nor_the_context(
         assert context == before
 
 
+@settings(max_examples=40)
 @given(text=texts, growth=st.integers(1, 7), limit=st.integers(1, 20))
 def test_a_context_may_grow_token_by_token_or_by_leaps(
     spec: str, earlier: Corpus, text: list[int], growth: int, limit: int

@@ -1,15 +1,15 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drafters import Oracle
-from support.driver import generation, run
-from support.toy import ToyEngine
 
 from paceline.decoding.auto import Acceptance, Auto, prior_chance
 from paceline.decoding.costs import CostTable, expected_tokens
 from paceline.decoding.generation import Stopping
 from paceline.decoding.types import NOTHING, Outcome, Proposal
 from paceline.drafters import create
+from support.drafters import Oracle
+from support.driver import generation, run
+from support.toy import ToyEngine
 
 FLAT = CostTable({1: 1.0, 16: 1.0})
 CHEAP = CostTable({1: 1.0, 16: 2.0})

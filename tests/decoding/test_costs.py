@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -40,7 +41,7 @@ def test_a_block_that_measured_cheaper_than_a_shorter_one_was_noise():
 @given(cost=tables)
 def test_a_row_more_is_never_cheaper(cost: CostTable):
     costs = [cost(rows) for rows in range(1, 60)]
-    assert all(b >= a - 1e-9 for a, b in zip(costs, costs[1:], strict=False))
+    assert all(b >= a - 1e-9 for a, b in pairwise(costs))
     assert min(costs) > 0
 
 

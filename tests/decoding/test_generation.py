@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.drafters import Oracle
 
 from paceline.decoding.generation import Generation, Step, Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import NOTHING, Block, FinishReason, Outcome, Proposal
+from support.drafters import Oracle
 
 VOCABULARY = 300
 PROMPT = [1, 2, 3, 4, 5]

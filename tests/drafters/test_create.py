@@ -30,7 +30,7 @@ def test_a_spec_names_drafters_in_its_order(spec: str, kinds: list[type]):
 
 def test_auto_stands_for_the_default():
     assert [d.name for d in create("auto")] == [d.name for d in create(resolved("auto"))]
-    assert resolved("auto") == "suffix+recycle"
+    assert resolved("auto") == "suffix"
     assert resolved("ngram") == "ngram"
 
 

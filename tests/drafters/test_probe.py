@@ -1,14 +1,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.driver import generation, run
-from support.toy import ToyEngine
 
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.types import Proposal, Verified
 from paceline.drafters import NgramDrafter, create
 from paceline.drafters.probe import Probe
+from support.driver import generation, run
+from support.toy import ToyEngine
 
 
 class Saying:

@@ -3,11 +3,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.toy import ToyEngine
 
 from paceline.engines.base import StepResult
 from paceline.engines.measure import ROWS, Measurement, measure, measured
 from paceline.errors import CacheFull
+from support.toy import ToyEngine
 
 
 class Drifting(ToyEngine):

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
@@ -313,6 +313,7 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
+TestTables.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @given(lengths=st.lists(st.integers(1, 30), max_size=8))

@@ -25,8 +25,12 @@ _RATE_MEMORY = 24.0
 
 
 def prior_chance(match: int) -> float:
-    """How likely a draft token is to stand, before anything was seen, by length of match."""
-    return (match + 0.5) / (match + 2.5)
+    """How likely a draft token is to stand, before anything was seen, by length of match.
+
+    Between what greedy and sampled answers showed on the suite (docs/decisions/auto-policy.md).
+    """
+    match = max(match, 1)
+    return (match - 0.5) / (match + 2)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from paceline.drafters.recycle import RecycleDrafter
 from paceline.drafters.suffix import Corpus, SuffixDrafter
 from paceline.errors import InvalidRequest
 
-DEFAULT = "suffix+recycle"
+DEFAULT = "suffix"
 """What `auto` stands for."""
 
 __all__ = [

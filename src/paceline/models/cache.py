@@ -18,6 +18,7 @@ from paceline.errors import ModelError
 CACHE_VARIABLE = "PACELINE_CACHE"
 PARTIAL = ".partial-"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM_BYTES = 1 << 20
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
 
@@ -57,6 +58,11 @@ def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
         with _locked_folder(parent, name) as work:
             try:
                 yield work
+            except (OSError, ModelError) as error:
+                # Those who write for us seldom say why they could not.
+                if shutil.disk_usage(parent).free < _NO_ROOM_BYTES:
+                    raise disk_full() from error
+                raise
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     except OSError as error:

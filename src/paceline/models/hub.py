@@ -23,8 +23,12 @@ def is_hub_name(name: str) -> bool:
 def cached_snapshot(name: str) -> Path | None:
     """The folder of a snapshot with an OpenVINO graph that is already on this machine."""
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    found = try_to_load_from_cache(name, GRAPH)
+    try:
+        found = try_to_load_from_cache(name, GRAPH)
+    except HFValidationError:
+        return None
     return Path(found).parent if isinstance(found, str) else None
 
 
@@ -45,14 +49,15 @@ def fetch_snapshot(name: str, progress: Progress) -> Path:
     """Download the OpenVINO model `name`, or what is new in it; returns its folder.
 
     Raises ModelNotFound when the hub has no such model for us, ModelError when it has no OpenVINO
-    form, or cannot be reached. OSError passes through.
+    form, cannot be reached, or what it sends cannot be kept.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import (
-        EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
+        RemoteEntryNotFoundError,
         RepositoryNotFoundError,
     )
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -72,13 +77,23 @@ def fetch_snapshot(name: str, progress: Progress) -> Path:
         raise ModelNotFound(
             f"the hub has no model {name} (or it is private: log in with `hf auth login`)"
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
-        raise ModelError(
-            f"cannot fetch {name}: the Hugging Face hub cannot be reached; check the network, or "
-            "give the path of a model"
-        ) from error
-    except EntryNotFoundError as error:
+    except HFValidationError as error:
+        raise ModelNotFound(f"{name} is not a hub name: {error}") from error
+    except RemoteEntryNotFoundError as error:
         raise ModelError(
             f"{name} has no OpenVINO form on the hub ({GRAPH}); convert it once with "
             f"`paceline convert {name} --to openvino --weights int8`"
         ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError) as error:
+        raise _unreachable(name) from error
+    except OSError as error:
+        raise ModelError(f"cannot keep {name}: {error}") from error
+    except Exception as error:  # the transport's own, whose library is not ours to know
+        raise _unreachable(name) from error
+
+
+def _unreachable(name: str) -> ModelError:
+    return ModelError(
+        f"cannot fetch {name}: the Hugging Face hub cannot be reached; check the network, or "
+        "give the path of a model"
+    )
