@@ -86,6 +86,9 @@ def run(
                     **{p.speculative: answers[p.speculative] != answers[p.plain] for p in peers},
                     OURS: answers[OURS] != answers[OURS_PLAIN],
                 },
+                "same_text_as_paceline": {
+                    name: answers[name] == answers[OURS] for name in contenders
+                },
             }
         )
         print(json.dumps(rows[-1]), flush=True)
@@ -117,6 +120,17 @@ def report(
             name: _mean(row["paceline_over"][name] for row in kept[name])
             for name in speculative
             if name != OURS and kept[name]
+        },
+        "same_text_as_paceline": {
+            name: sum(row["same_text_as_paceline"][name] for row in rows)
+            for name in rows[0]["same_text_as_paceline"]
+        },
+        "paceline_over_where_texts_are_equal": {
+            name: _mean(
+                row["paceline_over"][name] for row in rows if row["same_text_as_paceline"][name]
+            )
+            for name in rows[0]["paceline_over"]
+            if any(row["same_text_as_paceline"][name] for row in rows)
         },
         "rows": rows,
     }

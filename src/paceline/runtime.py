@@ -62,6 +62,7 @@ def load(
     files = resolve(str(name_or_path), progress=progress)
     settings = EngineSettings(cache_tokens=cache_tokens, min_rows=rows, threads=threads)
     opened = open_engine(engine, files.graph, files.context_length, settings)
+    files.tokenizer()  # read now rather than with the first prompt
     return Model(files, opened, perf_counter() - started, progress)
 
 
@@ -135,10 +136,11 @@ class Model:
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> "Stream":
         """The answer as it comes: iterate, then read `.result`. Raises what `generate` raises."""
+        started = perf_counter()
         request = check(options)
         tokens = self.tokens(prompt, raw=request.raw)
         slots = self.engine.open()
-        return self._stream(tokens, request, slots, lambda _: slots.close())
+        return self._stream(tokens, request, slots, started, end=lambda _: slots.close())
 
     def conversation(self, messages: Sequence[Message] = ()) -> "Conversation":
         """A chat whose earlier turns are not computed again."""
@@ -151,7 +153,13 @@ class Model:
         return drafter == "none" or self.measurement.row_invariant
 
     def _stream(
-        self, tokens: Sequence[int], request: Request, slots: Slots, end: Callable[[Stream], None]
+        self,
+        tokens: Sequence[int],
+        request: Request,
+        slots: Slots,
+        started: float,
+        *,
+        end: Callable[[Stream], None],
     ) -> Stream:
         """A stream over `slots`, whose first ones hold the beginning of `tokens` already."""
         acceptance = self._acceptance.carried()
@@ -188,7 +196,9 @@ class Model:
             seed=request.sampling.seed,
             load_seconds=self.load_seconds,
         )
-        return Stream(self.engine, slots, generation, about, probes=probes, end=learn)
+        return Stream(
+            self.engine, slots, generation, about, started=started, probes=probes, end=learn
+        )
 
     def _policy(self, request: Request, acceptance: Acceptance) -> Policy:
         if request.drafter == "none":
@@ -222,6 +232,7 @@ class Conversation:
         """
         if not text:
             raise InvalidRequest("the message is empty; expected some text")
+        started = perf_counter()
         request = check(options)
         turns = [*self.messages, {"role": "user", "content": text}]
         tokens = self._model.tokens(turns)
@@ -236,7 +247,7 @@ class Conversation:
             answer = {"role": "assistant", "content": stream.result.text}
             self.messages = [*turns, answer]
 
-        return self._model._stream(tokens, request, self._slots, end)
+        return self._model._stream(tokens, request, self._slots, started, end=end)
 
     def close(self) -> None:
         """Give the slots back."""

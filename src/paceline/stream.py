@@ -44,10 +44,15 @@ class Stream:
         generation: Generation,
         about: About,
         *,
+        started: float,
         probes: Sequence[Probe],
         end: Callable[["Stream"], None],
     ) -> None:
-        """Drive `generation` on `slots`; `end` is called once, when it has ended in any way."""
+        """Drive `generation` on `slots`.
+
+        `started` is when the request came (`perf_counter`); `end` is called once, when it has ended
+        in any way.
+        """
         self._engine = engine
         self._slots = slots
         self._generation = generation
@@ -56,7 +61,7 @@ class Stream:
         self._end = end
         self._text: list[str] = []
         self._stats = Stats(load_seconds=about.load_seconds, cached_tokens=slots.length)
-        self._started = self._began = self._drafted = perf_counter()
+        self._started = self._began = self._drafted = started
         self._result: Result | None = None
         self._steps = self._run()
 

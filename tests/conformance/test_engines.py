@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
-    consumes,
-    multiple,
+    initialize,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -393,16 +392,18 @@ LONGEST = 60
 MOST = 6
 
 
+places = st.integers(0, MOST - 1)
+"""Which of the open sequences, counted round."""
+
+
 class AnyUse(RuleBasedStateMachine):
     """Opens, runs, keeps, rewinds, forks and closes in any order; rows must always be plain's."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.engine = engine
-        self.opened: list[Held] = []
+        self.held: list[Held] = []
         self.known: dict[tuple[int, ...], Rows] = {}
-
-    held = Bundle("held")
 
     def fresh(self, text: list[int]) -> Rows:
         """All rows of a text in a sequence of its own that nothing was ever done with."""
@@ -413,65 +414,64 @@ class AnyUse(RuleBasedStateMachine):
         return self.known[key]
 
     def teardown(self) -> None:
-        for one in self.opened:
+        for one in self.held:
             one.sequence.close()
 
-    def hold(self, sequence: base.Sequence, tokens: list[int]) -> Held:
-        self.opened.append(Held(sequence, tokens))
-        return self.opened[-1]
+    @initialize()
+    def begin(self):
+        self.held.append(Held(self.engine.open(), []))
 
-    @rule(target=held)
+    @precondition(lambda self: len(self.held) < MOST)
+    @rule()
     def open(self):
-        if len(self.opened) >= MOST:
-            return multiple()
-        return self.hold(self.engine.open(), [])
+        self.held.append(Held(self.engine.open(), []))
 
+    @precondition(lambda self: self.held)
     @rule(
-        work=st.lists(
-            st.tuples(held, st.integers(1, 12), st.integers(0, 12), st.integers(0, 99)),
+        wanted=st.dictionaries(
+            places,
+            st.tuples(st.integers(1, 12), st.integers(0, 12), st.integers(0, 99)),
             min_size=1,
             max_size=4,
-            unique_by=lambda one: id(one[0]),
         )
     )
-    def step(self, work: list[tuple[Held, int, int, int]]):
-        call = []
-        for one, length, _, seed in work:
-            length = min(length, LONGEST - len(one.tokens))  # noqa: PLW2901 no room for more
-            if length:
-                call.append((one.sequence, random_text(self.engine, length, seed), length))
-        if not call:
+    def step(self, wanted: dict[int, tuple[int, int, int]]):
+        work = []
+        for place, (length, kept, seed) in wanted.items():
+            if place < len(self.held):
+                one = self.held[place]
+                block = random_text(self.engine, min(length, LONGEST - len(one.tokens)), seed)
+                if block:
+                    work.append((one, block, min(kept, len(block))))
+        if not work:
             return
-        results = iter(zip(call, run(self.engine, *call), strict=True))
-        for one, _, kept, _ in work:
-            if len(one.tokens) == LONGEST:
-                continue
-            (sequence, block, rows), logits = next(results)
-            expected = self.fresh(one.tokens + block)[len(one.tokens) :]
-            assert same(logits, expected)
-            kept = min(kept, rows)  # noqa: PLW2901 no more than there are
-            sequence.commit(kept)
+        calls = [(one.sequence, block, len(block)) for one, block, _ in work]
+        for logits, (one, block, kept) in zip(run(self.engine, *calls), work, strict=True):
+            assert same(logits, self.fresh(one.tokens + block)[len(one.tokens) :])
+            one.sequence.commit(kept)
             one.tokens += block[:kept]
-            assert sequence.length == len(one.tokens)
+            assert one.sequence.length == len(one.tokens)
 
-    @rule(one=held, length=st.integers(0, LONGEST))
-    def rewind(self, one: Held, length: int):
+    @precondition(lambda self: self.held)
+    @rule(place=places, length=st.integers(0, LONGEST))
+    def rewind(self, place: int, length: int):
+        one = self.held[place % len(self.held)]
         one.sequence.rewind(min(length, len(one.tokens)))
         assert one.sequence.length <= length
         del one.tokens[one.sequence.length :]
 
-    @rule(target=held, one=held, length=st.integers(0, LONGEST))
-    def fork(self, one: Held, length: int):
-        if len(self.opened) >= MOST:
-            return multiple()
+    @precondition(lambda self: 0 < len(self.held) < MOST)
+    @rule(place=places, length=st.integers(0, LONGEST))
+    def fork(self, place: int, length: int):
+        one = self.held[place % len(self.held)]
         child = one.sequence.fork(length)
+        self.held.append(Held(child, one.tokens[: child.length]))
         assert child.length <= min(length, len(one.tokens))
-        return self.hold(child, one.tokens[: child.length])
 
-    @rule(one=consumes(held))
-    def close(self, one: Held):
-        one.sequence.close()
-        self.opened.remove(one)
+    @precondition(lambda self: len(self.held) > 1)
+    @rule(place=places)
+    def close(self, place: int):
+        self.held.pop(place % len(self.held)).sequence.close()
 
 
 def test_any_use_in_any_order_gives_the_rows_of_a_fresh_sequence(engine: Engine):

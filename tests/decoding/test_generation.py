@@ -491,14 +491,21 @@ def test_steps_and_drafts_are_counted_by_drafter():
 
 
 def test_sampling_is_keyed_by_the_position_in_the_whole_text():
-    # So a prompt that is longer by a token draws other numbers, and a block draws the same.
+    # Flat rows: what is picked says which random number was used.
     flat = np.zeros((8, VOCABULARY), np.float32)
 
-    def drawn(prompt: list[int], block: int) -> list[int]:
-        generation = made(prompt, sampling=Sampling(temperature=1.0, seed=1), policy=Fixed(block))
+    def drawn(prompt: list[int], text: Sequence[int] = ()) -> list[int]:
+        generation = made(
+            prompt,
+            sampling=Sampling(temperature=1.0, seed=1),
+            drafters=[Oracle(text, wrong_at=[9, 14])],
+        )
         while not generation.finished:
             generation.accept(flat[: generation.next_block().rows])
+        assert generation.counters.accepted > 10 or not text
         return generation.answer
 
-    assert drawn([1, 2], 1) == drawn([1, 2], 8)
-    assert drawn([1], 1)[1:] == drawn([1, 2], 1)[:-1]
+    plain = drawn([1, 2])
+    assert drawn([1, 2], [1, 2, *plain]) == plain
+    # In a prompt that is longer by a token every place of the answer is one further on.
+    assert drawn([1])[1:] == plain[:-1]

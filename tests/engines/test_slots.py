@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.engines.slots import BlockPool, BlockTable
 from paceline.errors import CacheFull
@@ -236,31 +236,41 @@ def test_shared_blocks_are_free_when_all_that_share_them_are_closed(
     assert pool.free == 10
 
 
-class Tables(RuleBasedStateMachine):
-    """Any use of several tables: no slot that two tables see is ever written to."""
+MOST = 5
+places = st.integers(0, MOST - 1)
+"""Which of the open tables, counted round."""
 
-    tables = Bundle("tables")
+
+class Tables(RuleBasedStateMachine):
+    """Any use of several tables: each keeps seeing what it wrote, and no block is lost."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(12, SIZE)
-        self.open: list[BlockTable] = []
-        # (cache block, offset) -> what was written there last; one per table and length.
-        self.slots: dict[tuple[int, int], int] = {}
-        self.texts: dict[int, list[int]] = {}
+        self.tables: list[BlockTable] = []
+        self.texts: list[list[int]] = []  # what each table wrote to the slots that are its own
+        self.slots: dict[tuple[int, int], int] = {}  # (cache block, offset) -> written there last
         self.written = 0
 
-    def add(self, table: BlockTable, text: list[int]) -> BlockTable:
-        self.open.append(table)
-        self.texts[id(table)] = text
-        return table
+    @initialize()
+    def begin(self):
+        self.new()
 
-    @rule(target=tables)
+    @precondition(lambda self: len(self.tables) < MOST)
+    @rule()
     def new(self):
-        return self.add(BlockTable(self.pool, CONTEXT), []) if len(self.open) < 5 else multiple()
+        self.tables.append(BlockTable(self.pool, CONTEXT))
+        self.texts.append([])
 
-    @rule(table=tables, rows=st.integers(1, 14), padding=st.integers(0, 2), keep=st.integers(0, 14))
-    def step(self, table: BlockTable, rows: int, padding: int, keep: int):
+    @rule(
+        place=places,
+        rows=st.integers(1, 14),
+        padding=st.integers(0, 2),
+        keep=st.integers(0, 14),
+    )
+    def step(self, place: int, rows: int, padding: int, keep: int):
+        table = self.tables[place % len(self.tables)]
+        text = self.texts[place % len(self.tables)]
         free, length = self.pool.free, table.length
         try:
             table.reserve(rows, padding)
@@ -269,7 +279,6 @@ class Tables(RuleBasedStateMachine):
             return
         blocks = table.blocks(rows + padding)
         assert len(blocks) == -(-(length + rows + padding) // SIZE)
-        text = self.texts[id(table)]
         for slot in range(length, length + rows + padding):
             self.written += 1
             self.slots[blocks[slot // SIZE], slot % SIZE] = self.written
@@ -278,36 +287,38 @@ class Tables(RuleBasedStateMachine):
         assert table.length == length + min(keep, rows)
         del text[table.length :]
 
-    @rule(table=tables, length=st.integers(0, CONTEXT))
-    def rewind(self, table: BlockTable, length: int):
+    @rule(place=places, length=st.integers(0, CONTEXT))
+    def rewind(self, place: int, length: int):
+        table = self.tables[place % len(self.tables)]
         length = min(length, table.length)
         table.rewind(length)
         # No more goes than the started cache block.
         assert length - length % SIZE <= table.length <= length
-        del self.texts[id(table)][table.length :]
+        del self.texts[place % len(self.tables)][table.length :]
 
-    @rule(target=tables, table=tables, length=st.integers(0, CONTEXT))
-    def fork(self, table: BlockTable, length: int):
-        if len(self.open) == 5:
-            return multiple()
+    @precondition(lambda self: len(self.tables) < MOST)
+    @rule(place=places, length=st.integers(0, CONTEXT))
+    def fork(self, place: int, length: int):
+        table = self.tables[place % len(self.tables)]
         other = table.fork(length)
         assert other.length == min(length, table.length) // SIZE * SIZE
-        return self.add(other, self.texts[id(table)][: other.length])
+        self.texts.append(self.texts[place % len(self.tables)][: other.length])
+        self.tables.append(other)
 
-    @rule(table=consumes(tables))
-    def close(self, table: BlockTable):
-        table.close()
-        self.open.remove(table)
+    @precondition(lambda self: len(self.tables) > 1)
+    @rule(place=places)
+    def close(self, place: int):
+        self.texts.pop(place % len(self.tables))
+        self.tables.pop(place % len(self.tables)).close()
 
     @invariant()
     def every_table_still_sees_what_it_wrote(self):
-        for table in self.open:
+        for table, text in zip(self.tables, self.texts, strict=True):
             blocks = table.blocks(0)
-            seen = [self.slots[blocks[at // SIZE], at % SIZE] for at in range(table.length)]
-            assert seen == self.texts[id(table)]
+            assert [self.slots[blocks[at // SIZE], at % SIZE] for at in range(table.length)] == text
 
     def teardown(self) -> None:
-        for table in self.open:
+        for table in self.tables:
             table.close()
         assert self.pool.free == 12, "a block was lost"
 

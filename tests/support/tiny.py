@@ -25,7 +25,7 @@ TEMPLATE = (
 )
 _MERGES = (
     "t h|th e|i n|e r|a n|r e|o n|e s|o r|i s|a t|e n|i t|a l|a r|n d|Ġ t|Ġ a|Ġt he|Ġ s|Ġ w|Ġ c"
-    "|in g|Ġa nd|Ġ o|Ġ b|o u|Ġ p|Ġ f|e d|Ġ m|o m|Ġ in|l l|Ġ d|u s|er s|as s|u ser|s t|st an|t ant"
+    "|in g|Ġa nd|Ġ o|Ġ b|o u|Ġ p|Ġ f|e d|Ġ m|o m|Ġ in|l l|Ġ d|u s|er s|as s|us er|s t|st an|t ant"
     "|i stant|ass istant|Ċ Ċ|Ġ Ġ|1 2|l e|Ġth is|on e"
 )
 

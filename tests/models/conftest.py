@@ -1,0 +1,20 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.models import ModelFiles
+from paceline.models.manifest import MANIFEST
+
+CONFIG = {"max_position_embeddings": 512, "eos_token_id": 2, "bos_token_id": 1}
+
+
+@pytest.fixture
+def exported(tiny_files: ModelFiles, tmp_path: Path) -> Path:
+    """A whole OpenVINO model as others export it: a config instead of a manifest."""
+    folder = tmp_path / "exported"
+    shutil.copytree(tiny_files.folder, folder)
+    (folder / MANIFEST).unlink()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder

@@ -1,0 +1,258 @@
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ModelError
+from paceline.models import cache_dir, gguf, resolve
+from paceline.models.cache import PARTIAL, disk_full, megabytes, models_dir, publish, workspace
+from paceline.models.processes import Finished
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def partial(folder: Path) -> list[Path]:
+    return [*folder.glob(f"{PARTIAL}*")]
+
+
+def test_the_cache_is_where_the_environment_says_or_the_users_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PACELINE_CACHE", "~/elsewhere")
+    assert cache_dir() == Path("~/elsewhere").expanduser()
+    monkeypatch.delenv("PACELINE_CACHE")
+    assert cache_dir().name == "paceline"
+
+
+def test_a_workspace_is_an_empty_folder_beside_its_goal_and_is_gone_afterwards(tmp_path: Path):
+    with workspace(tmp_path / "models", "m", needed=1) as work:
+        assert work.parent == tmp_path / "models"
+        assert not [*work.iterdir()]
+        (work / "half").mkdir()
+    assert not [*(tmp_path / "models").iterdir()]
+
+
+@pytest.mark.parametrize(
+    "error", [ModelError("no"), KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")]
+)
+def test_whatever_goes_wrong_nothing_stays_of_a_workspace(error: BaseException, tmp_path: Path):
+    expected = ModelError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected), workspace(tmp_path, "m", needed=1) as work:
+        (work / "half").write_text("x")
+        raise error
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_published_appears_whole_under_its_name(tmp_path: Path):
+    with workspace(tmp_path, "m", needed=1) as work:
+        (work / "file").write_text("whole")
+        publish(work, tmp_path / "m", replace=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert (tmp_path / "m" / "file").read_text() == "whole"
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_what_another_process_published_first_is_kept_unless_it_is_to_be_replaced(
+    replace: bool, tmp_path: Path
+):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "file").write_text("first")
+    with workspace(tmp_path, "m", needed=1) as work:
+        (work / "file").write_text("second")
+        publish(work, tmp_path / "m", replace=replace)
+    assert (tmp_path / "m" / "file").read_text() == ("second" if replace else "first")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_disk_without_room_is_found_out_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 2_000_000))
+    with (
+        pytest.raises(ModelError, match=r"disk is full: m needs 3\.0 MB .* which has 2\.0 MB"),
+        workspace(tmp_path, "m", needed=3_000_000),
+    ):
+        pytest.fail("the work began")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "error", [disk_full(), OSError(errno.EDQUOT, "Disk quota exceeded"), OSError("4 of 8 written")]
+)
+def test_a_disk_that_fills_up_during_the_work_is_one_line_and_nothing_stays(
+    error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with (
+        pytest.raises(ModelError) as caught,
+        workspace(tmp_path / "models", "m", needed=5_000_000) as work,
+    ):
+        (work / "half").write_text("x")
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 4096))
+        raise error
+    assert str(caught.value).startswith("the disk is full: m needs 5.0 MB")
+    assert "$PACELINE_CACHE" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not [*(tmp_path / "models").iterdir()]
+
+
+def test_what_cannot_be_made_for_want_of_room_is_not_put_down_to_the_model(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def child(_: object) -> Finished:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 0))
+        return Finished(1, ("RuntimeError: basic_ios::clear: iostream error",))
+
+    monkeypatch.setattr(gguf, "run_child", child)
+    with pytest.raises(ModelError, match="the disk is full"):
+        resolve(str(tiny_gguf), tmp_path)
+    assert not [*models_dir(tmp_path).iterdir()]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_cache_folder_that_cannot_be_made_is_one_line(place: str, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(ModelError, match=r"cannot make m in .*file.*\$PACELINE_CACHE"),
+        workspace(tmp_path / place, "m", needed=1),
+    ):
+        pytest.fail("the work began")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from paceline.models.cache import workspace
+with workspace(Path(sys.argv[1]), "m", needed=1) as work:
+    print(work, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process at work, and its folder."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    yield child, Path(child.stdout.readline().strip())
+    child.kill()
+    child.communicate()
+
+
+def test_the_folder_of_a_process_at_work_stays_and_that_of_a_dead_one_is_removed(
+    other: tuple[subprocess.Popen[str], Path], tmp_path: Path
+):
+    child, folder = other
+    with workspace(tmp_path, "m", needed=1) as work:
+        assert folder.is_dir()
+        assert {*partial(tmp_path)} == {folder, work}
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert folder.is_dir(), "a killed process cannot clear up"
+    with workspace(tmp_path, "m", needed=1) as work:
+        assert partial(tmp_path) == [work]
+
+
+def test_where_folders_cannot_be_locked_nothing_is_taken_for_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (tmp_path / f"{PARTIAL}m-1").mkdir()
+    with workspace(tmp_path, "m", needed=1) as work:
+        publish(work, tmp_path / "m", replace=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"m", f"{PARTIAL}m-1"}
+
+
+PULL = """
+import sys
+from pathlib import Path
+from paceline.models import pull
+sys.stdin.readline()
+print(pull(sys.argv[1], Path(sys.argv[2])).folder)
+"""
+
+
+def test_two_processes_that_pull_the_same_model_at_once_both_get_it(
+    tiny_gguf: Path, tmp_path: Path
+):
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", PULL, str(tiny_gguf), str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for child in children:  # both have imported what they need, or soon will
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    told = [child.communicate() for child in children]
+    assert [child.returncode for child in children] == [0, 0], told
+    folders = {Path(out.strip()) for out, _ in told}
+    assert len(folders) == 1
+    assert [*models_dir(tmp_path).iterdir()] == [*folders]
+
+
+@pytest.mark.parametrize("step", ["build_tokenizer", "_write_exact", "_build_graph"])
+def test_an_interrupted_conversion_leaves_nothing(
+    step: str, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    real: Callable[..., object] = getattr(gguf, step)
+
+    def interrupted(*arguments: object) -> None:
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gguf, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        resolve(str(tiny_gguf), tmp_path)
+    assert not [*models_dir(tmp_path).iterdir()]
+
+
+def test_an_interrupt_ends_the_child_that_builds_the_graph(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # The child says which process it is, and waits to be ended.
+    monkeypatch.setattr(
+        gguf, "_BUILD_GRAPH", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    )
+    born: list[int] = []
+    real = gguf.run_child
+
+    def watched(argv: list[str]) -> Finished:
+        def on_line(line: str) -> None:
+            born.append(int(line))
+            raise KeyboardInterrupt
+
+        return real(argv, on_line=on_line)
+
+    monkeypatch.setattr(gguf, "run_child", watched)
+    with pytest.raises(KeyboardInterrupt):
+        resolve(str(tiny_gguf), tmp_path)
+    with pytest.raises(ProcessLookupError):
+        os.kill(born[0], 0)
+    assert not [*models_dir(tmp_path).iterdir()]
+
+
+def test_sizes_are_written_as_people_read_them():
+    assert [megabytes(count) for count in (0, 98_362_432, 1_500_000_000)] == [
+        "0.0 MB",
+        "98.4 MB",
+        "1.5 GB",
+    ]

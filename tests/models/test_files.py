@@ -1,0 +1,120 @@
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.engines import EngineSettings, open_engine
+from paceline.errors import ModelError
+from paceline.models import ModelFiles
+from paceline.models.files import open_folder
+from paceline.models.manifest import GRAPH, MANIFEST, TOKENIZER, WEIGHTS
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        open_folder(folder, "m")
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_prepared_folder_is_opened_by_its_manifest(tiny_files: ModelFiles, tiny_gguf: Path):
+    files = open_folder(tiny_files.folder, "any name")
+    assert files.name == "any name"
+    assert files.source == f"gguf: {tiny_gguf}"
+    assert files.graph.is_file()
+    assert len(files.fingerprint) == 64
+
+
+def test_a_folder_that_others_exported_is_used_where_it_is(exported: Path):
+    files = open_folder(exported, "m")
+    assert files.folder == exported
+    assert files.context_length == 512
+    assert files.stop_token_ids == (0, 2)
+    assert files.chat_template is not None
+    engine = open_engine("openvino", files.graph, files.context_length, EngineSettings())
+    assert engine.vocab_size == 320
+
+
+def test_the_identity_of_an_exported_folder_changes_with_its_weights(exported: Path):
+    before = open_folder(exported, "m").fingerprint
+    assert open_folder(exported, "m").fingerprint == before
+    stat = (exported / WEIGHTS).stat()
+    os.utime(exported / WEIGHTS, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000))
+    assert open_folder(exported, "m").fingerprint != before
+
+
+def test_every_piece_that_is_missing_is_named_at_once(exported: Path):
+    for name in (WEIGHTS, TOKENIZER, "config.json"):
+        (exported / name).unlink()
+    said = refusal(exported)
+    assert f"{WEIGHTS}, {TOKENIZER}, config.json missing" in said
+
+
+def test_an_empty_folder_is_no_model(tmp_path: Path):
+    said = refusal(tmp_path)
+    assert "is not an OpenVINO model" in said
+    for name in (GRAPH, WEIGHTS, TOKENIZER, "config.json"):
+        assert name in said
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model-00001-of-2.bin"])
+def test_a_hugging_face_checkpoint_comes_with_the_command_that_converts_it(
+    weights: str, tmp_path: Path
+):
+    for name in (weights, "config.json", TOKENIZER):
+        (tmp_path / name).write_text("{}")
+    said = refusal(tmp_path)
+    assert "holds a Hugging Face checkpoint" in said
+    assert f"paceline convert {tmp_path} --to openvino --weights int8" in said
+
+
+def test_a_folder_with_a_gguf_file_comes_with_its_path(tmp_path: Path):
+    (tmp_path / "model.gguf").write_text("GGUF")
+    assert f"give the path {tmp_path / 'model.gguf'}" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 0.5, 0.999])
+def test_cut_off_weights_are_found_before_they_are_used(keep: float, exported: Path):
+    size = (exported / WEIGHTS).stat().st_size
+    os.truncate(exported / WEIGHTS, int(size * keep))
+    assert f"has {int(size * keep)} bytes but the graph needs {size}" in refusal(exported)
+
+
+@pytest.mark.parametrize("keep", [0, 0.5, 0.999])
+def test_a_cut_off_graph_is_found_before_it_is_used(keep: float, exported: Path):
+    os.truncate(exported / GRAPH, int((exported / GRAPH).stat().st_size * keep))
+    assert "not a whole OpenVINO graph" in refusal(exported)
+
+
+def test_a_prepared_folder_with_a_cut_off_file_is_refused(tiny_files: ModelFiles, tmp_path: Path):
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_files.folder, folder)
+    os.truncate(folder / WEIGHTS, 1000)
+    assert f"{WEIGHTS} has 1000 bytes, expected" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", TOKENIZER, "tokenizer_config.json"])
+def test_a_file_that_is_not_what_its_name_says_is_named(name: str, exported: Path):
+    (exported / name).write_text("<html>")
+    assert name in refusal(exported)
+
+
+def test_a_context_length_that_is_not_said_is_missed(exported: Path):
+    (exported / "config.json").write_text(json.dumps({"eos_token_id": 2}))
+    assert "max_position_embeddings" in refusal(exported)
+
+
+def test_a_model_without_a_template_takes_no_messages(exported: Path):
+    (exported / "chat_template.jinja").unlink()
+    with pytest.raises(ModelError, match="--raw"):
+        open_folder(exported, "m").template()
+
+
+def test_a_manifest_that_is_no_json_is_named(tiny_files: ModelFiles, tmp_path: Path):
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_files.folder, folder)
+    (folder / MANIFEST).write_text("{")
+    assert "not valid JSON" in refusal(folder)

@@ -1,0 +1,163 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import ModelError
+from paceline.models.manifest import (
+    GRAPH,
+    MANIFEST,
+    TOKENIZER,
+    WEIGHTS,
+    Facts,
+    changed_files,
+    read_json,
+    read_manifest,
+    sha256_of,
+    write_manifest,
+)
+
+FACTS = Facts(512, (0, 2), 1, True, "<s>", None, "cc0-1.0")
+SOURCE = {"kind": "gguf", "from": "/somewhere/é.gguf"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in (GRAPH, WEIGHTS, TOKENIZER):
+        (tmp_path / name).write_text(f"the {name}")
+    write_manifest(tmp_path, "a model", SOURCE, FACTS)
+    return tmp_path
+
+
+def change(folder: Path, **values: Any) -> None:
+    content = {**json.loads((folder / MANIFEST).read_text()), **values}
+    kept = {key: value for key, value in content.items() if value is not ...}
+    (folder / MANIFEST).write_text(json.dumps(kept))
+
+
+def fault_of(folder: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        read_manifest(folder)
+    assert str(folder / MANIFEST) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_written_is_read_back(folder: Path):
+    manifest = read_manifest(folder)
+    assert manifest.name == "a model"
+    assert manifest.source == SOURCE
+    assert manifest.facts == FACTS
+    assert manifest.made_by.startswith("paceline ")
+    assert {name: record.bytes for name, record in manifest.files.items()} == {
+        name: len(f"the {name}") for name in (GRAPH, WEIGHTS, TOKENIZER)
+    }
+    assert changed_files(folder, manifest) == []
+
+
+def test_the_fingerprint_is_that_of_graph_and_weights_alone(folder: Path):
+    before = read_manifest(folder).fingerprint
+    (folder / TOKENIZER).write_text("another")
+    write_manifest(folder, "another name", {}, FACTS)
+    assert read_manifest(folder).fingerprint == before
+    (folder / WEIGHTS).write_text("others")
+    write_manifest(folder, "a model", SOURCE, FACTS)
+    assert read_manifest(folder).fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"format": "other"}, "format is 'other', expected 'paceline-model'"),
+        ({"version": 2}, "version is 2, expected 1"),
+        ({"name": 5}, "name is 5, expected a string"),
+        ({"source": {"kind": 1}}, "source is"),
+        ({"made_by": ...}, "made_by is missing"),
+        ({"context_length": 0}, "context_length is 0, expected tokens, 1 or more"),
+        ({"context_length": True}, "context_length is True"),
+        ({"stop_token_ids": [1, -1]}, "stop_token_ids is [1, -1]"),
+        ({"stop_token_ids": 3}, "stop_token_ids is 3"),
+        ({"bos_token_id": "x"}, "bos_token_id is 'x'"),
+        ({"bos_token_id": None}, "add_bos is true but there is no bos_token_id"),
+        ({"add_bos": 1}, "add_bos is 1, expected true or false"),
+        ({"bos_token": 1}, "bos_token is 1"),
+        ({"eos_token": ...}, "eos_token is missing"),
+        ({"license": []}, "license is []"),
+        ({"files": []}, "files is [], expected an object"),
+        ({"files": {}}, f"files does not list {WEIGHTS}"),
+    ],
+)
+def test_a_wrong_value_is_named(values: dict[str, Any], fault: str, folder: Path):
+    change(folder, **values)
+    assert fault in fault_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        (None, "no size for extra"),
+        ({"sha256": "0" * 64}, "no size for extra"),
+        ({"bytes": 3}, "no SHA-256 for extra"),
+        ({"bytes": 3, "sha256": "12"}, "no SHA-256 for extra"),
+    ],
+)
+def test_a_wrong_entry_of_a_file_is_named(record: Any, fault: str, folder: Path):
+    files = json.loads((folder / MANIFEST).read_text())["files"]
+    change(folder, files={**files, "extra": record})
+    assert fault in fault_of(folder)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/b"])
+def test_a_file_outside_the_folder_is_refused(name: str, folder: Path):
+    files = json.loads((folder / MANIFEST).read_text())["files"]
+    change(folder, files={**files, name: {"bytes": 1, "sha256": "0" * 64}})
+    assert "expected a plain file name" in fault_of(folder)
+
+
+def test_every_fault_of_a_manifest_is_named_at_once(folder: Path):
+    change(folder, name=5, version=..., context_length=-1, files={GRAPH: {"bytes": 1}})
+    said = fault_of(folder)
+    for fault in ("name is 5", "version is missing", "context_length is -1", WEIGHTS, "SHA-256"):
+        assert fault in said
+
+
+def test_every_file_that_is_missing_or_of_another_size_is_named_at_once(folder: Path):
+    (folder / WEIGHTS).unlink()
+    (folder / GRAPH).write_text("x")
+    said = fault_of(folder)
+    assert f"{WEIGHTS} is missing" in said
+    assert f"{GRAPH} has 1 bytes, expected {len(f'the {GRAPH}')}" in said
+
+
+def test_a_file_with_other_bytes_is_found_by_its_checksum(folder: Path):
+    manifest = read_manifest(folder)
+    size = (folder / WEIGHTS).stat().st_size
+    (folder / WEIGHTS).write_bytes(b"x" * size)
+    (fault,) = changed_files(folder, manifest)
+    assert fault.startswith(f"{WEIGHTS}: SHA-256 is ")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a": NaN', b"3"]
+)
+def test_what_is_no_json_object_is_one_line_that_names_the_file(content: bytes, tmp_path: Path):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=str(path)):
+        read_json(path)
+
+
+def test_a_file_that_is_not_there_is_one_line_that_names_it(tmp_path: Path):
+    with pytest.raises(ModelError, match="No such file"):
+        read_json(tmp_path / "x.json")
+
+
+def test_a_checksum_is_counted_on_from_what_was_done(tmp_path: Path):
+    path = tmp_path / "x"
+    path.write_bytes(b"x" * 3_000_000)
+    reached: list[int] = []
+    found = sha256_of(path, reached.append, 10)
+    assert reached == sorted(reached)
+    assert reached[-1] == 3_000_010
+    assert found == sha256_of(path)

@@ -1,0 +1,80 @@
+import sys
+from io import StringIO
+
+import pytest
+
+from paceline.models import QUIET, Progress
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Closed(StringIO):
+    def write(self, _: str) -> int:
+        raise BrokenPipeError
+
+
+def test_where_nobody_watches_a_task_is_one_plain_line():
+    stream = StringIO()
+    with Progress(stream).task("fetching [x] of y", 100) as reach:
+        reach(50)
+    assert stream.getvalue() == "fetching [x] of y\n"
+    assert not Progress(stream).watched
+
+
+def test_a_quiet_one_says_nothing_even_to_a_terminal():
+    stream = Terminal()
+    progress = Progress(stream, quiet=True)
+    progress.say("hello")
+    with progress.task("work") as reach:
+        reach(1)
+    assert stream.getvalue() == ""
+    assert not progress.watched
+
+
+@pytest.mark.parametrize(("total", "unit"), [(None, "bytes"), (100, "bytes"), (3, "prompts")])
+def test_a_terminal_sees_what_is_done_and_how_far(total: int | None, unit: str):
+    stream = Terminal()
+    progress = Progress(stream)
+    assert progress.watched
+    with progress.task("fetching [x]", total, unit=unit) as reach:
+        reach(1)
+    assert "fetching [x]" in stream.getvalue()
+    assert ("3/3" in stream.getvalue()) == (unit == "prompts")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_goes_wrong_in_a_task_passes_through(terminal: bool):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Progress(Terminal() if terminal else StringIO()).task("work", 2) as reach,
+    ):
+        reach(1)
+        raise KeyboardInterrupt
+
+
+def test_a_stream_that_is_closed_is_no_reason_to_stop():
+    for stream in (StringIO(), Closed()):
+        if not isinstance(stream, Closed):
+            stream.close()
+        progress = Progress(stream)
+        progress.say("hello")
+        with progress.task("work", 1) as reach:
+            reach(1)
+        assert not progress.watched
+
+
+def test_standard_output_is_left_to_answers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    Progress().say("hello")
+    with Progress().task("work"):
+        pass
+    assert capsys.readouterr() == ("", "hello\nwork\n")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress().task("work"):
+        pass
+    assert capsys.readouterr().out == ""
+    QUIET.say("nothing")

@@ -1,0 +1,150 @@
+import datetime
+import json
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import ChatTemplate
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def rendered(source: str, messages: Any = USER, **names: Any) -> str:
+    return ChatTemplate(source, model="tiny").render(messages, **names)
+
+
+# What gives an attacker the interpreter, were it not for the sandbox.
+ESCAPES = [
+    "{{ ''.__class__.__mro__ }}",
+    "{{ ''['__class__'] }}",
+    "{{ ''|attr('__class__') }}",
+    "{{ messages.__class__ }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__globals__['datetime'] }}",
+    "{{ self._TemplateReference__context }}",
+    "{{ cycler.__init__.__globals__.os }}",
+    "{{ namespace.__init__.__globals__ }}",
+    "{{ '{0.__class__}'.format(messages) }}",
+    "{{ ''.format_map.__self__.__class__ }}",
+    "{{ (messages|tojson).__class__ }}",
+    "{{ messages.append({'role': 'user', 'content': 'more'}) }}",
+    "{{ messages[0].update({'content': 'other'}) }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}",
+    "{{ range(10 ** 9) | list }}",
+]
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_a_template_gets_out_of_its_sandbox_in_no_known_way(source: str):
+    messages = [dict(each) for each in USER]
+    with pytest.raises((ModelError, InvalidRequest)) as caught:
+        said = rendered(source, messages)
+        # An attribute that the sandbox hides is undefined, and nothing comes of it.
+        assert "class" not in said
+        assert said.strip() == ""
+        raise InvalidRequest("it came to nothing")
+    assert "\n" not in str(caught.value)
+    assert messages == USER
+
+
+def test_raise_exception_refuses_the_messages_in_the_templates_words():
+    with pytest.raises(InvalidRequest, match="refuses these messages: roles must alternate"):
+        rendered("{{ raise_exception('roles must alternate') }}")
+
+
+def test_tojson_writes_plain_json_as_the_models_were_trained_on():
+    tools = [{"name": "größe", "note": "<a & 'b'>"}]
+    assert rendered("{{ tools | tojson }}", tools=tools) == json.dumps(tools, ensure_ascii=False)
+    indented = rendered("{{ tools | tojson(indent=2) }}", tools=tools)
+    assert indented == json.dumps(tools, ensure_ascii=False, indent=2)
+    assert "\\u00f6" in rendered("{{ tools | tojson(ensure_ascii=true) }}", tools=tools)
+
+
+def test_strftime_now_is_today():
+    before, said, after = (
+        datetime.datetime.now().astimezone().strftime("%d %b %Y"),
+        rendered("{{ strftime_now('%d %b %Y') }}"),
+        datetime.datetime.now().astimezone().strftime("%d %b %Y"),
+    )
+    assert said in (before, after)
+
+
+def test_the_generation_tag_is_only_its_content():
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    assert rendered(source) == "Hi"
+
+
+def test_loops_may_be_left():
+    source = "{% for m in messages %}{{ m.content }}{% if m.role == 'user' %}{% break %}{% endif %}"
+    assert rendered(source + "{% endfor %}", [*USER, *USER]) == "Hi"
+
+
+def test_lines_of_tags_alone_leave_no_blank_lines():
+    source = ["{% for m in messages %}", "    {% if true %}", "{{ m.content }}", "    {% endif %}"]
+    assert rendered("\n".join([*source, "{% endfor %}"])) == "Hi\n"
+
+
+def test_a_template_knows_the_tokens_and_whether_an_answer_is_to_come():
+    source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ add_generation_prompt }}"
+    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    assert template.render(USER) == "<s>Hi</s>True"
+    assert template.render(USER, add_generation_prompt=False) == "<s>Hi</s>False"
+    assert ChatTemplate(source).render(USER) == "HiTrue"
+
+
+def test_extra_names_reach_the_template_but_do_not_replace_its_own():
+    assert rendered("{{ enable_thinking }}", enable_thinking=False) == "False"
+    assert rendered("{{ bos_token }}", bos_token="<evil>") == ""
+
+
+def test_the_messages_themselves_are_not_changed_by_the_sandbox_nor_shared():
+    frozen = ({"role": "user", "content": "Hi"},)
+    assert rendered("{{ messages[0]['content'] }}", frozen) == "Hi"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], "text", [{}], [{"content": "x"}], [{"role": 3}], ["x"], [None], None, {"role": "user"}],
+)
+def test_what_are_no_messages_is_refused(messages: Any):
+    with pytest.raises(InvalidRequest, match=r"messages? "):
+        rendered("x", messages)
+
+
+def test_messages_that_lack_what_the_template_needs_are_refused():
+    with pytest.raises(InvalidRequest, match="needs something that the messages lack"):
+        rendered("{{ messages[0].content.parts.first }}")
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[0].content + 1 }}", "{{ messages | join(3, 4, 5) }}"]
+)
+def test_messages_that_the_template_cannot_take_are_refused(source: str):
+    with pytest.raises(InvalidRequest, match="the chat template of tiny cannot take"):
+        rendered(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 1 / 0 }}",
+        "{{ 'a' | nofilter }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_template_that_fails_is_the_models_fault(source: str):
+    with pytest.raises(ModelError, match="the chat template of tiny"):
+        rendered(source)
+
+
+@pytest.mark.parametrize("source", ["{{", "{% if %}", "{% for x in %}", "{% endfor %}", "{{ 'a }}"])
+def test_what_is_no_template_is_refused_when_it_is_read(source: str):
+    with pytest.raises(ModelError, match=r"template of tiny is not valid.*--raw"):
+        ChatTemplate(source, model="tiny")
+
+
+def test_a_model_without_a_template_says_how_to_go_on():
+    with pytest.raises(ModelError, match=r"tiny has no chat template.*--raw"):
+        ChatTemplate(None, model="tiny")
