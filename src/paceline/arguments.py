@@ -80,9 +80,9 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
     verify.add_argument(
         "--whole", action="store_true", help="every combination instead of every pair; takes hours"
     )
-    for made in (run, verify):
+    for made, tokens in ((run, 128), (verify, 64)):
         made.add_argument("--suite", type=Path, help="JSON lines; default: paceline's own prompts")
-        made.add_argument("--max-tokens", type=_count, default=128)
+        made.add_argument("--max-tokens", type=_count, default=tokens)
         made.add_argument("--output", type=Path, help="write the result as JSON, too")
         _add_model(made)
 

@@ -20,6 +20,7 @@ from paceline.arguments import SAMPLING, parser
 from paceline.errors import InvalidRequest, PacelineError
 
 if TYPE_CHECKING:
+    from paceline.bench.commands import Report
     from paceline.models import Progress
     from paceline.options import Options
     from paceline.runtime import Model
@@ -152,6 +153,7 @@ def _chat(options: argparse.Namespace) -> int:
 def _bench_run(options: argparse.Namespace) -> int:
     from paceline.bench import commands
 
+    _check_writable(options.output)
     report = commands.bench_run(
         lambda rows: _load(options, rows=rows),
         suite=options.suite,
@@ -163,19 +165,13 @@ def _bench_run(options: argparse.Namespace) -> int:
         max_tokens=options.max_tokens,
         progress=_progress(options),
     )
-    if options.output is not None:
-        _write(options.output, report.value)
-    _print(options, report.value, "")
-    if not options.json:
-        for title, head, rows in report.tables:
-            print(f"\n{title}")
-            _table(head, rows)
-    return 0 if report.passed else 1
+    return _report(report, options)
 
 
 def _verify(options: argparse.Namespace) -> int:
     from paceline.bench import commands
 
+    _check_writable(options.output)
     report = commands.verify(
         _load(options),
         suite=options.suite,
@@ -183,22 +179,13 @@ def _verify(options: argparse.Namespace) -> int:
         whole=options.whole,
         progress=_progress(options),
     )
-    if options.output is not None:
-        _write(options.output, report.value)
-    _print(options, report.value, report.text)
-    return 0 if report.passed else 1
+    return _report(report, options)
 
 
 def _plan(options: argparse.Namespace) -> int:
     from paceline.bench import commands
 
-    report = commands.plan(_load(options), again=options.again)
-    _print(options, report.value, "")
-    if not options.json:
-        for title, head, rows in report.tables:
-            print(f"\n{title}")
-            _table(head, rows)
-    return 0
+    return _report(commands.plan(_load(options), again=options.again), options)
 
 
 def _prompt(options: argparse.Namespace) -> str:
@@ -270,6 +257,18 @@ def _print(options: argparse.Namespace, value: Any, text: str) -> None:
         print(text)
 
 
+def _report(report: "Report", options: argparse.Namespace) -> int:
+    """Write and print what a command found out; returns its exit code."""
+    if getattr(options, "output", None) is not None:
+        _write(options.output, report.value)
+    _print(options, report.value, report.text)
+    if not options.json:
+        for title, head, rows in report.tables:
+            print(f"\n{title}")
+            _table(head, rows)
+    return 0 if report.passed else 1
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -279,6 +278,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Find out before minutes of work that their result could not be kept."""
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise InvalidRequest(f"cannot write {path}: {path.parent} is not a folder to write to")
 
 
 def _write(path: Path, value: Any) -> None:

@@ -6,8 +6,9 @@ used (`Sampling`, `Stopping`, the drafters); here it becomes one request, or one
 
 import difflib
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, TypedDict
 
 from paceline import drafters
@@ -76,7 +77,39 @@ class Request:
 
 
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")
-_FLAGS = ("ignore_eos", "raw")
+_NUMBERS = tuple(name for name in _SAMPLING if name not in ("top_k", "logit_bias"))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_whole(token) and _is_number(bias) for token, bias in value.items()
+    )
+
+
+def _are_strings(value: object) -> bool:
+    many = [value] if isinstance(value, str) else value
+    return isinstance(many, Collection) and all(isinstance(each, str) for each in many)
+
+
+_KINDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(_NUMBERS, ("a number", _is_number)),
+    "top_k": ("a whole number", _is_whole),
+    "max_tokens": ("a whole number or None", lambda value: value is None or _is_whole(value)),
+    "seed": ("a whole number or None", lambda value: value is None or _is_whole(value)),
+    "logit_bias": ("token id -> number", _is_bias),
+    "stop": ("a string, or several", _are_strings),
+    **dict.fromkeys(("ignore_eos", "raw"), ("True or False", lambda v: isinstance(v, bool))),
+    "drafter": ("a string", lambda value: isinstance(value, str)),
+    "probe": ("a string or None", lambda value: value is None or isinstance(value, str)),
+}
 
 
 def check(options: Options) -> Request:
@@ -90,18 +123,16 @@ def check(options: Options) -> Request:
         near = difflib.get_close_matches(name, Options.__annotations__, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InvalidRequest(f"there is no option {name!r}{hint}")
-    for name in _FLAGS:
-        if not isinstance(values.get(name, False), bool):
-            raise InvalidRequest(f"{name} is {values[name]!r}; expected True or False")
+    for name, (expected, fits) in _KINDS.items():
+        if name in values and not fits(values[name]):
+            raise InvalidRequest(f"{name} is {values[name]!r}; expected {expected}")
     stop = values.get("stop", ())
-    stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
     seed = values.get("seed")
     chosen = {name: values[name] for name in _SAMPLING if name in values}
     try:
         sampling = Sampling(**chosen, seed=secrets.randbits(63) if seed is None else seed)
         Stopping(values.get("max_tokens"), frozenset(), stop)
-    except TypeError as error:
-        raise InvalidRequest(f"an option has a value of the wrong type: {error}") from error
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
     policy = values.get("policy", "auto")
@@ -110,7 +141,7 @@ def check(options: Options) -> Request:
     block = values.get("max_block")
     if block is None:
         block = MAX_ROWS if policy == "auto" else _RULE_BLOCK
-    if not isinstance(block, int) or isinstance(block, bool) or not 2 <= block <= MAX_ROWS:
+    if not _is_whole(block) or not 2 <= block <= MAX_ROWS:
         raise InvalidRequest(f"max_block is {block!r}; expected 2 to {MAX_ROWS} rows")
     drafter, probe = values.get("drafter", "auto"), values.get("probe")
     for spec in (drafter, *([] if probe is None else [probe])):

@@ -21,24 +21,27 @@ from paceline.runtime import Model
 from paceline.stream import run_together
 
 DRAFTERS = (
-    "auto",
-    "ngram",
-    "ngram:min=2,max=3,length=4",
     "suffix",
     "suffix:earlier",
+    "ngram",
+    "ngram:min=2,max=3,length=4",
     "recycle",
+    "ngram+suffix+recycle",
 )
 BLOCKS = tuple(range(2, 17))
-GREEDY: Options = {"temperature": 0.0}
-SAMPLINGS: tuple[Options, ...] = (
-    GREEDY,
-    {"temperature": 0.5, "seed": 1},
-    {"temperature": 0.5, "seed": 2, "top_p": 0.9},
-    {"temperature": 0.8, "seed": 3, "top_k": 40},
-    {"temperature": 0.8, "seed": 4, "repetition_penalty": 1.1, "presence_penalty": 0.2},
-    {"temperature": 1.2, "seed": 5, "min_p": 0.05},
-    {"temperature": 1.2, "seed": 6, "frequency_penalty": 0.3},
+SAMPLINGS: tuple[tuple[Options, Options], ...] = (
+    ({"temperature": 0.0}, {"temperature": 0.0}),
+    ({"temperature": 0.5, "seed": 1}, {"temperature": 0.5, "seed": 2, "top_p": 0.9}),
+    (
+        {"temperature": 0.8, "seed": 3, "top_k": 40},
+        {"temperature": 0.8, "seed": 4, "repetition_penalty": 1.1, "presence_penalty": 0.2},
+    ),
+    (
+        {"temperature": 1.2, "seed": 5, "min_p": 0.05},
+        {"temperature": 1.2, "seed": 6, "frequency_penalty": 0.3},
+    ),
 )
+"""Greedy and three temperatures, each in two ways that take turns."""
 
 _CONTEXTS = (64, 300, 1000)
 _CHUNKS = (2, 3, 16, 31, 64, 100)
@@ -92,7 +95,11 @@ class Case:
 
 def cases(*, whole: bool) -> list[Case]:
     """Every drafter x policy x block x sampling, or a few dozen that cover each pair of values."""
-    every = [Case(*each) for each in product(DRAFTERS, POLICIES, BLOCKS, SAMPLINGS)]
+    every = [
+        Case(drafter, policy, block, ways[number % 2])
+        for number, (drafter, policy, block) in enumerate(product(DRAFTERS, POLICIES, BLOCKS))
+        for ways in SAMPLINGS
+    ]
     if whole:
         return every
     wanted = {pair for case in every for pair in _pairs(case)}

@@ -30,7 +30,7 @@ MAX_ROWS = ROWS[-1]
 _CONTEXT = 256
 _ROUNDS = (3, 9)
 _ROUNDS_SECONDS = 2.0
-_FORM = 1
+_FORM = 2
 
 
 @dataclass(frozen=True, slots=True)
