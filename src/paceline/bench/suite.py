@@ -70,7 +70,7 @@ def load_suite(path: Path | None = None) -> Suite:
         try:
             found = json.loads(line)
             prompts.append(SuitePrompt(found["id"], found["kind"], found["messages"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidRequest(
                 f"line {number} of the suite is not an object with id, kind and messages: {error}"
             ) from error

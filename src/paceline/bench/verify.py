@@ -129,8 +129,11 @@ def check_rows(engine: Engine, verdict: Verdict) -> None:
         try:
             _fill(engine, reference, tokens[:context], context)
             expected = _rows(engine, reference, block)
-            for count in BLOCKS:
+            for count in (1, *BLOCKS):  # 1: plain decoding
                 _compare(verdict, _rows(engine, reference, block[:count]), expected[:count])
+            # The first token of an answer is picked from the last row of a whole prompt.
+            whole = engine.step([(other, Block(tokens[: context + 1], 1))]).logits[0].copy()
+            _compare(verdict, whole, expected[:1])
             for chunk in _CHUNKS:
                 other.rewind(0)
                 _fill(engine, other, tokens[:context], chunk)

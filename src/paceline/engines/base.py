@@ -13,6 +13,9 @@ from paceline.decoding.types import Block, Logits, Taps
 from paceline.errors import InvalidRequest
 
 
+_MOST_THREADS = 4096
+
+
 class Sequence(Protocol):
     """One sequence's slots in an engine's key/value cache.
 
@@ -79,8 +82,8 @@ class EngineSettings:
             raise InvalidRequest(f"rows is {self.min_rows}; expected 2 (exact) or 1")
         if self.cache_tokens is not None and self.cache_tokens < 1:
             raise InvalidRequest(f"cache_tokens is {self.cache_tokens}; expected 1 or more")
-        if self.threads is not None and self.threads < 1:
-            raise InvalidRequest(f"threads is {self.threads}; expected 1 or more")
+        if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
+            raise InvalidRequest(f"threads is {self.threads}; expected 1 to {_MOST_THREADS}")
 
 
 class Engine(Protocol):

@@ -182,7 +182,7 @@ class OpenVinoEngine:
                 tensor = ov.Tensor(zeros, shared_memory=True)
                 self._request.set_tensor(port, tensor)
                 self._cache += [zeros, tensor]
-        except MemoryError as error:
+        except (MemoryError, ValueError) as error:  # ValueError: beyond any address
             raise ModelError(
                 f"no memory for a cache of {tokens} tokens of {graph.parent.name} "
                 f"({blocks * block_bytes / 2**30:.1f} GiB); set cache_tokens lower"

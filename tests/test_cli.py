@@ -1,0 +1,657 @@
+import contextlib
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import main
+from paceline.models import DEFAULT_MODEL, list_models
+from paceline.models.cache import models_dir
+from paceline.models.manifest import GRAPH, WEIGHTS
+from support.tiny import SIZES, write_tiny
+
+COMMAND = [sys.executable, "-m", "paceline"]
+LONG = {**SIZES, "context": 200_000}  # answers that last until they are stopped
+
+Run = Callable[..., "subprocess.CompletedProcess[Any]"]
+
+
+@pytest.fixture
+def environment(cache: Path, tiny_model: Any, tmp_path: Path) -> dict[str, str]:
+    """The tests' cache, and no hub."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Run:
+    def run(*arguments: object, **options: Any) -> Any:
+        options = {"text": True, "env": environment, "stdin": subprocess.DEVNULL, **options}
+        if "input" in options:
+            del options["stdin"]
+        return subprocess.run(
+            [*COMMAND, *map(str, arguments)],
+            capture_output=True,
+            check=False,
+            timeout=60,
+            **options,
+        )
+
+    return run
+
+
+@pytest.fixture
+def refused(run: Run) -> Callable[..., str]:
+    """Runs a command that must be refused: exit 2, and one line that says why."""
+
+    def refused(*arguments: object, code: int = 2, **options: Any) -> str:
+        found = run(*arguments, **options)
+        said = found.stderr if isinstance(found.stderr, str) else found.stderr.decode()
+        assert found.returncode == code, said
+        assert "Traceback" not in said
+        lines = [line for line in said.splitlines() if line.startswith("paceline")]
+        assert len(lines) == 1, said
+        assert said.endswith(f"{lines[0]}\n"), "nothing after it"
+        return lines[0]
+
+    return refused
+
+
+@pytest.fixture
+def answer(run: Run, tiny_gguf: Path) -> Run:
+    def answer(*arguments: object, **options: Any) -> Any:
+        return run("generate", "--model", tiny_gguf, *arguments, **options)
+
+    return answer
+
+
+@pytest.fixture(scope="session")
+def endless_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("endless") / "endless.gguf", sizes=LONG)
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_an_answer_goes_to_standard_output_and_all_else_to_standard_error(answer: Run, model: Any):
+    found = answer("Hello", "--max-tokens", 20)
+    assert found.returncode == 0
+    assert found.stdout == model.generate("Hello", max_tokens=20).text + "\n"
+    assert "20 tokens" in found.stderr
+    assert answer("Hello", "--max-tokens", 20, "--quiet").stderr == ""
+
+
+STATS = {
+    *("steps", "drafted", "accepted", "acceptance_rate", "tokens_per_step", "load_seconds"),
+    *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds", "host_seconds"),
+    "decode_tokens_per_second",
+}
+
+
+def test_an_answer_as_json_has_all_of_the_result(answer: Run, model: Any):
+    found = answer("Hello", "--max-tokens", 20, "--json", "--drafter", "ngram", "--probe", "suffix")
+    value = json.loads(found.stdout)
+    assert value.keys() >= {
+        *("text", "token_ids", "prompt_tokens", "completion_tokens", "finish_reason", "engine"),
+        *("drafter", "exact", "stats", "seed", "model", "policy"),
+    }
+    assert value["stats"].keys() >= STATS
+    assert value["token_ids"] == model.generate("Hello", max_tokens=20).token_ids
+    assert (value["completion_tokens"], value["finish_reason"]) == (20, "length")
+    assert (value["engine"], value["drafter"], value["exact"]) == ("openvino", "ngram", True)
+    assert value["stats"]["probe"]["suffix"]["steps"] > 0
+
+
+def test_a_prompt_comes_as_argument_file_or_on_standard_input(answer: Run, tmp_path: Path):
+    prompt = "naïve 漢字\nsecond line"
+    (tmp_path / "prompt.txt").write_text(prompt, encoding="utf-8")
+    options = ("--max-tokens", 5, "--json")
+    values = [
+        json.loads(found.stdout)
+        for found in (
+            answer(prompt, *options),
+            answer("--file", tmp_path / "prompt.txt", *options),
+            answer(*options, input=prompt),
+            answer("-", *options, input=prompt),
+        )
+    ]
+    assert len({value["prompt_tokens"] for value in values}) == 1
+    assert all(value["token_ids"] == values[0]["token_ids"] for value in values)
+
+
+def test_options_reach_the_model(answer: Run, model: Any):
+    options: Any = {
+        "temperature": 0.9,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "seed": 7,
+        "max_tokens": 30,
+        "max_block": 4,
+        "policy": "kelly",
+        "drafter": "suffix+ngram",
+    }
+    given = [
+        str(part)
+        for name, value in options.items()
+        for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    bias = ("--logit-bias", "2=-100", "--logit-bias", "40=-3", "--ignore-eos", "--stop", "zzzz")
+    found = answer("Hello", *given, *bias, "--json")
+    expected = model.generate(
+        "Hello", **options, logit_bias={2: -100.0, 40: -3.0}, ignore_eos=True, stop="zzzz"
+    )
+    value = json.loads(found.stdout)
+    assert value["token_ids"] == expected.token_ids
+    assert (value["policy"], value["seed"]) == ("kelly", 7)
+
+
+def test_a_system_message_and_a_raw_prompt(answer: Run, model: Any):
+    messages = [{"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}]
+    with_system = json.loads(answer("Hi", "--system", "Be", "--json", "--max-tokens", 3).stdout)
+    assert with_system["token_ids"] == model.generate(messages, max_tokens=3).token_ids
+    raw = json.loads(answer("Hi", "--raw", "--json", "--max-tokens", 3).stdout)
+    assert raw["prompt_tokens"] == len(model.tokens("Hi", raw=True))
+
+
+def test_a_chat_answers_line_by_line_and_ends_with_the_input(run: Run, tiny_gguf: Path, model: Any):
+    found = run("chat", "--model", tiny_gguf, "--max-tokens", 5, "--json", input="Hello\nand\n")
+    first, second = (json.loads(line) for line in found.stdout.splitlines())
+    assert found.returncode == 0
+    messages = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": first["text"]},
+        {"role": "user", "content": "and"},
+    ]
+    assert second["token_ids"] == model.generate(messages, max_tokens=5).token_ids
+    assert second["stats"]["cached_tokens"] > 0
+    plain = run("chat", "--model", tiny_gguf, "--max-tokens", 5, "--quiet", input="Hello\n\nnot")
+    assert plain.stdout == first["text"] + "\n", "an empty line ends it"
+    assert plain.stderr == ""
+
+
+# -- the other commands ----------------------------------------------------------------------------
+
+
+def test_pull_makes_a_model_ready_and_says_where(run: Run, tiny_gguf: Path, tiny_files: Any):
+    found = run("pull", tiny_gguf)
+    assert found.stdout == f"{tiny_gguf} is ready in {tiny_files.folder}\n"
+    value = json.loads(run("pull", tiny_gguf, "--json").stdout)
+    assert value == {
+        "name": str(tiny_gguf),
+        "folder": str(tiny_files.folder),
+        "source": tiny_files.source,
+        "license": "cc0-1.0",
+        "context_length": 512,
+    }
+
+
+def test_models_are_listed_for_people_and_as_json(run: Run, cache: Path, tiny_files: Any):
+    value = json.loads(run("models", "--json").stdout)
+    names = {model.name for model in list_models(cache)}
+    assert {each["name"] for each in value} == names >= {DEFAULT_MODEL, tiny_files.name}
+    (mine,) = (each for each in value if each["name"] == tiny_files.name)
+    assert mine["here"]
+    assert mine["folder"] == str(tiny_files.folder)
+    text = run("models").stdout
+    assert DEFAULT_MODEL in text
+    assert "not here" in text
+
+
+def test_a_check_of_models_fails_with_exit_1(
+    run: Run, refused: Any, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+):  # fmt: skip
+    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
+    assert run("pull", tiny_gguf).returncode == 0
+    assert json.loads(run("models", "--check", "--json").stdout) == {"checked": 1}
+    (folder,) = models_dir(tmp_path / "cache").iterdir()
+    os.truncate(folder / WEIGHTS, 1000)
+    assert f"{WEIGHTS} has 1000 bytes" in refused("models", "--check", code=1)
+    assert "cannot be used" in refused("generate", "x", "--model", tiny_gguf)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    path = tmp_path / "suite.jsonl"
+    message = {"role": "user", "content": "this is one and the user"}
+    path.write_text(json.dumps({"id": "one", "kind": "chat", "messages": [message]}))
+    return path
+
+
+def test_a_bench_run_prints_tables_or_json_and_writes_what_it_prints(
+    run: Run, tiny_gguf: Path, suite: Path, tmp_path: Path
+):
+    common = ("--model", tiny_gguf, "--suite", suite, "--max-tokens", 20, "--rounds", 1)
+    out = tmp_path / "result.json"
+    out.write_text("older")
+    found = run("bench", "run", *common, "--drafter", "suffix", "--json", "--output", out)
+    assert found.returncode == 0, found.stderr
+    value = json.loads(found.stdout)
+    assert value["same_tokens"]
+    assert json.loads(out.read_text()) == value
+    assert {path.name for path in tmp_path.iterdir()} <= {"result.json", "suite.jsonl", "hub"}
+    text = run("bench", "run", *common).stdout
+    assert "geometric means" in text
+    assert "worst prompt" in text
+
+
+def test_a_plan_prints_tables_or_json(run: Run, tiny_gguf: Path):
+    value = json.loads(run("plan", "--model", tiny_gguf, "--json").stdout)
+    assert value["row_invariant"]
+    assert "break-even" in run("plan", "--model", tiny_gguf).stdout
+
+
+@pytest.mark.slow
+def test_a_verification_passes_and_as_json_says_what_was_compared(
+    run: Run, tiny_gguf: Path, suite: Path
+):
+    found = run(
+        "verify", "--model", tiny_gguf, "--suite", suite, "--max-tokens", 3, "--json", "--quiet"
+    )
+    assert found.returncode == 0, found.stderr
+    value = json.loads(found.stdout)
+    assert value["exact"]
+    assert value["rows_compared"] > 400
+    assert value["answers_compared"] > 100
+
+
+def test_help_and_version_are_no_errors(run: Run):
+    assert run("--version").stdout.startswith("paceline ")
+    for command in ("pull", "models", "convert", "generate", "chat", "bench", "verify", "plan"):
+        found = run(command, "--help")
+        assert found.returncode == 0
+        assert f"paceline {command}" in found.stdout
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "required"),
+        (("dance",), "dance"),
+        (("bench",), "required"),
+        (("bench", "dance"), "dance"),
+        (("generate", "a", "b"), "unrecognized arguments: b"),
+        (("generate", "--nonsense"), "--nonsense"),
+        (("generate", "x", "--max-tokens", "many"), "invalid int value: 'many'"),
+        (("generate", "x", "--temperature", "hot"), "invalid float value: 'hot'"),
+        (("generate", "x", "--seed", "1.5"), "invalid int value: '1.5'"),
+        (("generate", "x", "--logit-bias", "5"), "'5' is not TOKEN=BIAS, as in 42=-5"),
+        (("generate", "x", "--logit-bias", "a=b"), "is not TOKEN=BIAS"),
+        (("bench", "run", "--rounds", "0"), "0 is not 1 or more"),
+        (("bench", "run", "--per-kind", "-3"), "-3 is not 1 or more"),
+        (("bench", "run", "--rounds", "x"), "invalid _count value: 'x'"),
+        (("verify", "--max-tokens", "0"), "0 is not 1 or more"),
+        (("convert",), "source"),
+        (("convert", "x", "--weights", "int2"), "invalid choice: 'int2'"),
+        (("convert", "x", "--to", "coreml"), "invalid choice: 'coreml'"),
+        (("convert", "./nowhere"), "neither a folder nor a hub name"),
+        (("pull", "gpt-9"), "no model is called 'gpt-9'"),
+        (("generate", "x", "--model", "smolm2-135m"), f"did you mean {DEFAULT_MODEL}?"),
+        (("generate", "x", "--model", "/no/such.gguf"), "there is no file or folder"),
+        (("generate", "x", "--model", "owner/name"), "hub cannot be reached"),
+        (("pull", "a--b/c"), "not a hub name"),
+        (("generate", "x", "--model", "/root\x7f/" + "x" * 300), "File name too long"),
+        (("generate", "x", "--file", "y"), "not both"),
+        (("generate", "--file", "/no/such/file"), "cannot read /no/such/file"),
+        (("generate", "--file", "/"), "cannot read /"),
+        (("generate", "x", "--raw", "--system", "y"), "--system needs the chat template"),
+        (("bench", "run", "--suite", "/no/suite"), "cannot read /no/suite"),
+        (("verify", "--suite", "/"), "cannot read /"),
+        (("bench", "run", "--kind", "poem"), "no prompt is of kind 'poem'"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(arguments: tuple[str, ...], reason: str, refused: Any):
+    assert reason in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--max-tokens", "0"), "max_tokens is 0"),
+        (("--max-tokens", "-5"), "max_tokens is -5"),
+        (("--temperature", "-1"), "temperature is -1.0"),
+        (("--temperature", "nan"), "temperature is nan"),
+        (("--temperature", "inf"), "temperature is inf"),
+        (("--top-k", "-1"), "top_k is -1"),
+        (("--top-p", "0"), "top_p is 0.0"),
+        (("--top-p", "1.5"), "top_p is 1.5"),
+        (("--min-p", "2"), "min_p is 2.0"),
+        (("--repetition-penalty", "0"), "repetition_penalty is 0.0"),
+        (("--presence-penalty", "1000"), "presence_penalty is 1000.0"),
+        (("--frequency-penalty", "nan"), "frequency_penalty is nan"),
+        (("--seed", "-1"), "seed is -1"),
+        (("--seed", str(2**64)), "expected 0 to 2**64 - 1"),
+        (("--logit-bias", "-1=5"), "logit_bias is {-1: 5.0}"),
+        (("--logit-bias", "5=nan"), "logit_bias is {5: nan}"),
+        (("--logit-bias", "99999=1"), "logit_bias names token 99999"),
+        (("--stop", ""), "stop string is empty"),
+        (("--drafter", "magic"), "no drafter is called 'magic'"),
+        (("--drafter", "ngram:min=0"), "ngram"),
+        (("--drafter", ""), "no drafter is called ''"),
+        (("--probe", "magic"), "no drafter is called 'magic'"),
+        (("--policy", "best"), "policy is 'best'; expected auto"),
+        (("--max-block", "1"), "max_block is 1; expected 2 to 32"),
+        (("--max-block", "33"), "max_block is 33"),
+        (("--rows", "0"), "rows is 0"),
+        (("--rows", "3"), "rows is 3; expected 2 (exact) or 1"),
+        (("--cache-tokens", "0"), "cache_tokens is 0"),
+        (("--cache-tokens", "-7"), "cache_tokens is -7"),
+        (("--cache-tokens", str(10**18)), "set cache_tokens lower"),
+        (("--cache-tokens", str(10**30)), "set cache_tokens lower"),
+        (("--threads", "0"), "threads is 0"),
+        (("--threads", str(10**12)), f"threads is {10**12}"),
+        (("--engine", "magic"), "no engine is called 'magic'; expected openvino"),
+    ],
+)
+def test_a_value_out_of_range_is_one_line_that_names_it(
+    options: tuple[str, ...], reason: str, tiny_gguf: Path, cache: Path, tiny_files: Any,
+    capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    # In this process: thirty loads of OpenVINO would show nothing more.
+    assert main(["generate", "Hello", "--model", str(tiny_gguf), "--quiet", *options]) == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert reason in said
+    assert said.startswith("paceline: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--drafter", "magic"), "no drafter is called 'magic'"),
+        (("--policy", "best"), "policy is 'best'"),
+        (("--output", "/no/such/folder/x.json"), "cannot write /no/such/folder/x.json"),
+        (("--output", "/"), "cannot write /"),
+        (("--threads", "0"), "threads is 0"),
+    ],
+)
+def test_a_mistake_in_a_bench_run_is_found_before_anything_is_measured(
+    options: tuple[str, ...], reason: str, run: Run, refused: Any, tiny_gguf: Path, suite: Path
+):
+    common = ("bench", "run", "--model", tiny_gguf, "--suite", suite, "--max-tokens", 3)
+    assert reason in refused(*common, *options)
+    assert "1/1 one" not in run(*common, *options).stderr
+
+
+@pytest.mark.parametrize("command", ["verify", "bench run"])
+def test_an_output_that_cannot_be_written_is_found_before_the_work(
+    command: str, run: Run, tiny_gguf: Path, suite: Path, tmp_path: Path
+):
+    out = tmp_path / "missing" / "out.json"
+    found = run(*command.split(), "--model", tiny_gguf, "--suite", suite, "--output", out)
+    assert found.returncode == 2
+    assert found.stderr == f"paceline: cannot write {out}: No such file or directory\n"
+
+
+def test_an_empty_prompt_is_refused_wherever_it_comes_from(
+    refused: Any, tiny_gguf: Path, tmp_path: Path
+):
+    (tmp_path / "empty").write_text("")
+    common = ("generate", "--model", tiny_gguf)
+    assert "prompt is empty" in refused(*common, "")
+    assert "prompt is empty" in refused(*common, "--raw", "")
+    assert "prompt is empty" in refused(*common, "--file", tmp_path / "empty")
+    assert "prompt is empty" in refused(*common, input="")
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_lengths(
+    refused: Any, tiny_gguf: Path
+):
+    said = refused("generate", "--model", tiny_gguf, input="x " * 3000)
+    assert "tokens and the context holds 512" in said
+
+
+def test_a_prompt_that_does_not_fit_the_cache_is_refused(refused: Any, tiny_gguf: Path):
+    said = refused("generate", "--model", tiny_gguf, "--cache-tokens", 32, input="x " * 100)
+    assert "cache_tokens" in said
+
+
+def test_bytes_that_are_no_text_are_refused(
+    refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
+):
+    common = ("generate", "--model", tiny_gguf)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xfa")
+    assert "is not UTF-8 text" in refused(*common, "--file", tmp_path / "bytes")
+    said = refused(*common, input=b"a\xff\xfe", text=False)
+    assert "not UTF-8 text" in said or "not valid Unicode" in said
+    # Where the locale says nothing, Python lets such bytes through as lone surrogates.
+    environment.update({"LC_ALL": "C", "PYTHONUTF8": "1"})
+    said = refused(*common, input=b"a\xff\xfe", text=False)
+    assert "not UTF-8 text" in said or "not valid Unicode" in said
+    assert "not valid Unicode" in refused(*common, os.fsdecode(b"a\xff"))
+
+
+@pytest.mark.parametrize("command", ["generate", "pull", "plan", "chat", "verify"])
+@pytest.mark.parametrize("kind", ["foreign", "truncated", "empty", "folder"])
+def test_a_file_that_is_no_model_is_refused_by_every_command(
+    command: str, kind: str, refused: Any, tiny_gguf: Path, tmp_path: Path, cache: Path
+):
+    path = tmp_path / "bad.gguf"
+    content = tiny_gguf.read_bytes()
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes({"foreign": b"%PDF-1.7", "truncated": content[:-99], "empty": b""}[kind])
+    before = {*models_dir(cache).iterdir()}
+    where = [path] if command == "pull" else ["--model", path]
+    said = refused(command, *where, *(["x"] if command == "generate" else []))
+    assert str(path) in said
+    assert {*models_dir(cache).iterdir()} == before
+
+
+def test_an_openvino_folder_with_a_cut_off_piece_is_refused(
+    refused: Any, tiny_files: Any, tmp_path: Path
+):
+    import shutil
+
+    for piece in (GRAPH, WEIGHTS):
+        folder = tmp_path / piece
+        shutil.copytree(tiny_files.folder, folder)
+        os.truncate(folder / piece, 500)
+        assert f"{piece} has 500 bytes" in refused("generate", "x", "--model", folder)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_refused(
+    refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
+):
+    (tmp_path / "file").write_text("")
+    environment["PACELINE_CACHE"] = str(tmp_path / "file")
+    assert "$PACELINE_CACHE" in refused("pull", tiny_gguf)
+
+
+def test_without_the_extra_convert_says_which(refused: Any, tmp_path: Path):
+    import importlib.util
+
+    if importlib.util.find_spec("optimum"):
+        pytest.skip("it is installed here")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    assert "pip install 'paceline[convert]'" in refused("convert", tmp_path)
+
+
+def test_text_that_the_terminal_cannot_show_is_no_crash(
+    answer: Run, environment: dict[str, str], tmp_path: Path
+):
+    environment.update({"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    # 132 is the token of a byte that is no ASCII.
+    found = answer("Hello", "--max-tokens", 5, "--logit-bias", "200=1000")
+    assert found.returncode == 0, found.stderr
+    assert "Traceback" not in found.stderr
+
+
+# -- stopped in the middle -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def started(environment: dict[str, str], *arguments: object, **options: Any) -> Iterator[Any]:
+    """A command at work, in a process group of its own as a terminal would have it."""
+    child = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, **options},
+        start_new_session=True,
+    )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def stopped_line(said: bytes) -> None:
+    lines = [line for line in said.decode().splitlines() if line.startswith("paceline")]
+    assert lines == ["paceline: stopped"]
+    assert b"Traceback" not in said
+    assert said.endswith(b"paceline: stopped\n")
+
+
+@pytest.mark.parametrize("json_output", [False, True])
+def test_ctrl_c_ends_an_answer_with_one_line(
+    json_output: bool, environment: dict[str, str], endless_gguf: Path
+):
+    options = ["--json"] if json_output else []
+    with started(
+        environment, "generate", "x", "--model", endless_gguf, "--ignore-eos", *options,
+        "--drafter", "none",
+    ) as child:  # fmt: skip
+        if json_output:
+            wait_for(child.stderr, b"checksums")
+        else:
+            assert child.stdout.read(40)
+        os.killpg(child.pid, signal.SIGINT)
+        out, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    stopped_line(said)
+    if json_output:
+        assert out == b""
+
+
+def wait_for(stream: Any, word: bytes) -> bytes:
+    """Read lines until one has `word`."""
+    heard = b""
+    for line in stream:
+        heard += line
+        if word in line:
+            return heard
+    raise AssertionError(heard)
+
+
+def test_ctrl_c_ends_a_chat_that_is_read_from_a_pipe(
+    environment: dict[str, str], endless_gguf: Path
+):
+    with started(
+        environment, "chat", "--model", endless_gguf, "--ignore-eos", stdin=subprocess.PIPE
+    ) as child:
+        child.stdin.write(b"Hello\n")
+        child.stdin.flush()
+        assert child.stdout.read(40)
+        os.killpg(child.pid, signal.SIGINT)
+        _, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    stopped_line(said)
+
+
+def test_ctrl_c_at_a_terminal_ends_the_answer_and_the_chat_goes_on(
+    environment: dict[str, str], endless_gguf: Path
+):
+    terminal, inner = pty.openpty()
+    with started(
+        environment, "chat", "--model", endless_gguf, "--ignore-eos", stdin=inner
+    ) as child:
+        os.write(terminal, b"Hello\n")
+        assert child.stdout.read(40)
+        os.killpg(child.pid, signal.SIGINT)
+        heard = wait_for(child.stderr, b"tokens per step")
+        assert b"Traceback" not in heard
+        os.write(terminal, b"more\n")
+        rest = child.stdout.read(200)
+        assert rest
+        os.killpg(child.pid, signal.SIGINT)
+        wait_for(child.stderr, b"tokens per step")
+        os.write(terminal, b"\n")  # an empty line
+        child.communicate(timeout=30)
+    assert child.returncode == 0
+    os.close(terminal)
+    os.close(inner)
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["at a terminal", "by kill"])
+def test_ctrl_c_while_a_model_is_fetched_leaves_nothing_and_nobody(
+    whole_group: bool, environment: dict[str, str], tmp_path: Path
+):
+    # An index that takes the question and never answers.
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        environment |= {
+            "PACELINE_CACHE": str(tmp_path / "cache"),
+            "PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/simple",
+            "PIP_CONFIG_FILE": os.devnull,
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+        }
+        with started(environment, "pull", DEFAULT_MODEL) as child:
+            index.settimeout(60)
+            question, _ = index.accept()
+            (work,) = models_dir(tmp_path / "cache").iterdir()
+            assert work.name.startswith(".partial-")
+            if whole_group:
+                os.killpg(child.pid, signal.SIGINT)
+            else:
+                child.send_signal(signal.SIGINT)
+            _, said = child.communicate(timeout=30)
+            assert child.returncode == 130
+            stopped_line(said)
+            question.settimeout(10)
+            while question.recv(65536):
+                pass  # what it had sent; then the end, as pip is gone
+            question.close()
+    assert not [*models_dir(tmp_path / "cache").iterdir()]
+
+
+def test_ctrl_c_while_a_model_is_converted_leaves_nothing(
+    environment: dict[str, str], tmp_path: Path, endless_gguf: Path
+):
+    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
+    with started(environment, "pull", endless_gguf) as child:
+        wait_for(child.stderr, b"building the graph")
+        os.killpg(child.pid, signal.SIGINT)
+        _, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    stopped_line(said)
+    assert not [*models_dir(tmp_path / "cache").iterdir()]
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(
+    environment: dict[str, str], endless_gguf: Path
+):
+    with started(environment, "generate", "x", "--model", endless_gguf, "--ignore-eos") as child:
+        assert child.stdout.read(10)
+        child.stdout.close()
+        said = child.stderr.read()
+        assert child.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert b"Traceback" not in said
+    assert b"Exception ignored" not in said
+    assert b"BrokenPipe" not in said
+
+
+def test_output_into_head_works_as_people_expect(environment: dict[str, str], tiny_gguf: Path):
+    line = f"{sys.executable} -m paceline models --json | head -c 1; exit ${{PIPESTATUS[0]}}"
+    found = subprocess.run(
+        ["bash", "-c", line], capture_output=True, env=environment, check=False, timeout=60
+    )
+    assert found.stdout == b"["
+    assert found.stderr == b""

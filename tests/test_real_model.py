@@ -1,0 +1,85 @@
+"""The promise with a model that means something: all else is tested on the tiny one."""
+
+from typing import Any
+
+import pytest
+
+from paceline.bench import verify
+from paceline.bench.suite import load_suite
+from paceline.bench.verify import Verdict, check_rows
+from paceline.options import Options
+from paceline.runtime import Model
+from paceline.stream import run_together
+
+pytestmark = pytest.mark.real_model
+
+TOKENS = 48
+PROMPTS = [
+    "Write this sentence again, three times: the quick brown fox jumps over the lazy dog.",
+    "```python\ndef add(a, b):\n    return a + b\n```\nRename the function to `plus`.",
+    "What is the capital of France?",
+]
+SAMPLED: Options = {"temperature": 0.8, "seed": 5, "top_p": 0.95}
+
+
+@pytest.fixture(scope="module")
+def plain(real_model: Model) -> Any:
+    """Plain decoding's tokens, by prompt and sampling."""
+    known: dict[tuple[str, str], list[int]] = {}
+
+    def plain(prompt: str, sampling: Options) -> list[int]:
+        key = (prompt, str(sampling))
+        if key not in known:
+            found = real_model.generate(prompt, max_tokens=TOKENS, drafter="none", **sampling)
+            known[key] = found.token_ids
+        return known[key]
+
+    return plain
+
+
+@pytest.mark.parametrize("drafter", ["auto", "suffix", "ngram"])
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_whatever_drafts_the_tokens_are_plain_decodings(
+    drafter: str, sampling: Options, plain: Any, real_model: Model
+):
+    accepted = 0
+    for prompt in PROMPTS:
+        # A policy that weighs nothing drafts as often as it can.
+        policy = "auto" if drafter == "auto" else "fixed"
+        found = real_model.generate(
+            prompt, max_tokens=TOKENS, drafter=drafter, policy=policy, **sampling
+        )
+        assert found.token_ids == plain(prompt, sampling)
+        accepted += found.stats.accepted
+    assert drafter == "auto" or accepted > 0
+
+
+def test_rows_do_not_depend_on_how_they_are_computed(
+    real_model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(verify, "_CONTEXTS", (64, 300))  # 1000 takes long here
+    verdict = Verdict()
+    check_rows(real_model.engine, verdict)
+    assert verdict.rows_compared > 400
+    assert verdict.rows_differing == 0
+
+
+def test_four_together_in_one_call_have_the_tokens_of_each_alone(plain: Any, real_model: Model):
+    ways = [(PROMPTS[0], {}), (PROMPTS[1], SAMPLED), (PROMPTS[2], {}), (PROMPTS[0], SAMPLED)]
+    streams = [
+        real_model.stream(prompt, max_tokens=TOKENS, drafter="suffix", policy="fixed", **sampling)
+        for prompt, sampling in ways
+    ]
+    run_together(streams)
+    found = [stream.result.token_ids for stream in streams]
+    assert found == [plain(prompt, sampling) for prompt, sampling in ways]
+
+
+def test_it_answers_a_question(real_model: Model):
+    # Beyond rounding: a model that was converted wrongly does not know this.
+    assert "Paris" in real_model.generate(PROMPTS[2], max_tokens=TOKENS).text
+
+
+def test_our_own_suite_fits_into_its_context(real_model: Model):
+    for prompt in load_suite().prompts:
+        assert len(real_model.tokens(prompt.messages)) < 2048
