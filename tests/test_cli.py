@@ -209,9 +209,8 @@ def test_models_are_listed_for_people_and_as_json(run: Run, cache: Path, tiny_fi
 
 
 def test_a_check_of_models_fails_with_exit_1(
-    run: Run, refused: Any, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-):  # fmt: skip
+    run: Run, refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
+):
     environment["PACELINE_CACHE"] = str(tmp_path / "cache")
     assert run("pull", tiny_gguf).returncode == 0
     assert json.loads(run("models", "--check", "--json").stdout) == {"checked": 1}
@@ -257,7 +256,8 @@ def test_a_verification_passes_and_as_json_says_what_was_compared(
     run: Run, tiny_gguf: Path, suite: Path
 ):
     found = run(
-        "verify", "--model", tiny_gguf, "--suite", suite, "--max-tokens", 3, "--json", "--quiet"
+        *("verify", "--model", tiny_gguf, "--suite", suite, "--max-tokens", 3),
+        *("--cache-tokens", 4096, "--json", "--quiet"),
     )
     assert found.returncode == 0, found.stderr
     value = json.loads(found.stdout)
@@ -304,7 +304,7 @@ def test_help_and_version_are_no_errors(run: Run):
         (("generate", "x", "--model", "/no/such.gguf"), "there is no file or folder"),
         (("generate", "x", "--model", "owner/name"), "hub cannot be reached"),
         (("pull", "a--b/c"), "not a hub name"),
-        (("generate", "x", "--model", "/root\x7f/" + "x" * 300), "File name too long"),
+        (("generate", "x", "--model", "x" * 300), "File name too long"),
         (("generate", "x", "--file", "y"), "not both"),
         (("generate", "--file", "/no/such/file"), "cannot read /no/such/file"),
         (("generate", "--file", "/"), "cannot read /"),
@@ -335,7 +335,7 @@ def test_a_mistake_is_one_line_that_names_it(arguments: tuple[str, ...], reason:
         (("--frequency-penalty", "nan"), "frequency_penalty is nan"),
         (("--seed", "-1"), "seed is -1"),
         (("--seed", str(2**64)), "expected 0 to 2**64 - 1"),
-        (("--logit-bias", "-1=5"), "logit_bias is {-1: 5.0}"),
+        (("--logit-bias=-1=5",), "logit_bias is {-1: 5.0}"),
         (("--logit-bias", "5=nan"), "logit_bias is {5: nan}"),
         (("--logit-bias", "99999=1"), "logit_bias names token 99999"),
         (("--stop", ""), "stop string is empty"),
@@ -358,11 +358,10 @@ def test_a_mistake_is_one_line_that_names_it(arguments: tuple[str, ...], reason:
     ],
 )
 def test_a_value_out_of_range_is_one_line_that_names_it(
-    options: tuple[str, ...], reason: str, tiny_gguf: Path, cache: Path, tiny_files: Any,
-    capsys: pytest.CaptureFixture[str],
-):  # fmt: skip
+    options: tuple[str, ...], reason: str, model: Any, capsys: pytest.CaptureFixture[str]
+):
     # In this process: thirty loads of OpenVINO would show nothing more.
-    assert main(["generate", "Hello", "--model", str(tiny_gguf), "--quiet", *options]) == 2
+    assert main(["generate", "Hello", "--model", model.files.name, "--quiet", *options]) == 2
     out, said = capsys.readouterr()
     assert out == ""
     assert reason in said
@@ -381,11 +380,12 @@ def test_a_value_out_of_range_is_one_line_that_names_it(
     ],
 )
 def test_a_mistake_in_a_bench_run_is_found_before_anything_is_measured(
-    options: tuple[str, ...], reason: str, run: Run, refused: Any, tiny_gguf: Path, suite: Path
+    options: tuple[str, ...], reason: str, run: Run, tiny_gguf: Path, suite: Path
 ):
-    common = ("bench", "run", "--model", tiny_gguf, "--suite", suite, "--max-tokens", 3)
-    assert reason in refused(*common, *options)
-    assert "1/1 one" not in run(*common, *options).stderr
+    found = run("bench", "run", "--model", tiny_gguf, "--suite", suite, *options)
+    assert found.returncode == 2
+    assert reason in found.stderr
+    assert found.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["verify", "bench run"])
@@ -395,7 +395,9 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(
     out = tmp_path / "missing" / "out.json"
     found = run(*command.split(), "--model", tiny_gguf, "--suite", suite, "--output", out)
     assert found.returncode == 2
-    assert found.stderr == f"paceline: cannot write {out}: No such file or directory\n"
+    assert (
+        found.stderr == f"paceline: cannot write {out}: {out.parent} is not a folder to write to\n"
+    )
 
 
 def test_an_empty_prompt_is_refused_wherever_it_comes_from(
@@ -439,10 +441,11 @@ def test_bytes_that_are_no_text_are_refused(
 @pytest.mark.parametrize("command", ["generate", "pull", "plan", "chat", "verify"])
 @pytest.mark.parametrize("kind", ["foreign", "truncated", "empty", "folder"])
 def test_a_file_that_is_no_model_is_refused_by_every_command(
-    command: str, kind: str, refused: Any, tiny_gguf: Path, tmp_path: Path, cache: Path
+    command: str, kind: str, refused: Any, tiny_files: Any, tmp_path: Path
 ):
     path = tmp_path / "bad.gguf"
-    content = tiny_gguf.read_bytes()
+    cache = tiny_files.folder.parents[1]
+    content = Path(tiny_files.name).read_bytes()
     if kind == "folder":
         path.mkdir()
     else:
@@ -488,10 +491,10 @@ def test_text_that_the_terminal_cannot_show_is_no_crash(
     answer: Run, environment: dict[str, str], tmp_path: Path
 ):
     environment.update({"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
-    # 132 is the token of a byte that is no ASCII.
+    # The token of a byte that is no ASCII.
     found = answer("Hello", "--max-tokens", 5, "--logit-bias", "200=1000")
     assert found.returncode == 0, found.stderr
-    assert "Traceback" not in found.stderr
+    assert found.stdout == "?????\n"
 
 
 # -- stopped in the middle -------------------------------------------------------------------------
@@ -520,25 +523,13 @@ def stopped_line(said: bytes) -> None:
     assert said.endswith(b"paceline: stopped\n")
 
 
-@pytest.mark.parametrize("json_output", [False, True])
-def test_ctrl_c_ends_an_answer_with_one_line(
-    json_output: bool, environment: dict[str, str], endless_gguf: Path
-):
-    options = ["--json"] if json_output else []
-    with started(
-        environment, "generate", "x", "--model", endless_gguf, "--ignore-eos", *options,
-        "--drafter", "none",
-    ) as child:  # fmt: skip
-        if json_output:
-            wait_for(child.stderr, b"checksums")
-        else:
-            assert child.stdout.read(40)
+def test_ctrl_c_ends_an_answer_with_one_line(environment: dict[str, str], endless_gguf: Path):
+    with started(environment, "generate", "x", "--model", endless_gguf, "--ignore-eos") as child:
+        assert child.stdout.read(40)
         os.killpg(child.pid, signal.SIGINT)
-        out, said = child.communicate(timeout=30)
+        _, said = child.communicate(timeout=30)
     assert child.returncode == 130
     stopped_line(said)
-    if json_output:
-        assert out == b""
 
 
 def wait_for(stream: Any, word: bytes) -> bytes:

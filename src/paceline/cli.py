@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "plan": _plan,
     }
     options = parser(commands).parse_args(arguments)
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal that lacks a letter shows another
+        sys.stdout.reconfigure(errors="replace")
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -282,7 +285,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 def _check_writable(path: Path | None) -> None:
     """Find out before minutes of work that their result could not be kept."""
-    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+    if path is None:
+        return
+    if path.is_dir():
+        raise InvalidRequest(f"cannot write {path}: it is a folder")
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise InvalidRequest(f"cannot write {path}: {path.parent} is not a folder to write to")
 
 

@@ -164,7 +164,6 @@ def test_a_measurement_that_cannot_be_kept_is_used_all_the_same(engine: ToyEngin
     assert list(folder.iterdir()) == [file], "nothing half-written is left"
 
 
-@pytest.mark.xfail(strict=True, reason="measure._write: unlink() itself fails below a file")
 def test_a_folder_that_cannot_be_made_does_not_matter(engine: ToyEngine, tmp_path: Path):
     (tmp_path / "file").touch()
     assert measured(engine, "model", tmp_path / "file" / "measured").row_invariant

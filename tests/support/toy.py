@@ -13,8 +13,7 @@ import numpy as np
 
 from paceline.decoding.types import Block
 from paceline.engines.base import StepResult
-from paceline.engines.slots import BlockPool, BlockTable
-from paceline.errors import CacheFull
+from paceline.engines.slots import BlockPool, BlockTable, Wanted, reserve_all
 
 PADDING = 0
 
@@ -56,7 +55,7 @@ class ToyEngine:
         return BlockTable(self._pool, self.context_length)
 
     def step(self, work: Ordered[tuple[BlockTable, Block]]) -> StepResult:
-        self._reserve(work)
+        reserve_all([Wanted(t, len(block.tokens), self._padding(block)) for t, block in work])
         self.steps += 1
         for table, block in work:
             self._write(table, [*block.tokens, *[PADDING] * self._padding(block)])
@@ -82,17 +81,6 @@ class ToyEngine:
 
     def _padding(self, block: Block) -> int:
         return max(self.min_rows - len(block.tokens), 0)
-
-    def _reserve(self, work: Ordered[tuple[BlockTable, Block]]) -> None:
-        done: list[BlockTable] = []
-        try:
-            for table, block in work:
-                table.reserve(len(block.tokens), self._padding(block))
-                done.append(table)
-        except CacheFull:
-            for table in done:
-                table.rewind(table.length)
-            raise
 
     def _slots(self, table: BlockTable, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Where slots [0, end) of a sequence are: cache blocks, and offsets in them."""

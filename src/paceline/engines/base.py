@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 from paceline.decoding.types import Block, Logits, Taps
 from paceline.errors import InvalidRequest
 
-
 _MOST_THREADS = 4096
 
 

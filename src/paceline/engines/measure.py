@@ -5,6 +5,7 @@ depends on. The `auto` policy draws on the costs; `exact` in a result is this me
 promise.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -145,4 +146,5 @@ def _write(path: Path, measurement: Measurement, depends: dict[str, str]) -> Non
         beside.write_text(json.dumps(content, indent=1))
         beside.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)

@@ -4,6 +4,9 @@ Knows nothing of models or tensors. A *cache block* is a fixed number of consecu
 sequences may hold the same one when it is full and they share a prefix.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from paceline.errors import CacheFull
 
 
@@ -130,3 +133,28 @@ class BlockTable:
         """Give back all blocks but the first `keep`."""
         while len(self._numbers) > keep:
             self._pool.give_back(self._numbers.pop())
+
+
+class Wanted(NamedTuple):
+    """Slots that a call needs for one sequence."""
+
+    table: BlockTable
+    rows: int
+    padding: int
+
+
+def reserve_all(call: Sequence[Wanted]) -> None:
+    """Make room for every block of a call.
+
+    Raises:
+        CacheFull: there is no room for all; none has got any.
+    """
+    done: list[BlockTable] = []
+    try:
+        for table, rows, padding in call:
+            table.reserve(rows, padding)
+            done.append(table)
+    except CacheFull:
+        for table in done:
+            table.rewind(table.length)
+        raise

@@ -19,7 +19,7 @@ import numpy as np
 from paceline.decoding.types import Block, Taps
 from paceline.engines.base import EngineSettings, Sequence, StepResult
 from paceline.engines.openvino.graph import TAP_PREFIX, WANTED_ROWS, paged_model
-from paceline.engines.slots import BlockPool, BlockTable
+from paceline.engines.slots import BlockPool, BlockTable, Wanted, reserve_all
 from paceline.errors import ModelError
 
 _PADDING = 0
@@ -84,31 +84,27 @@ class OpenVinoEngine:
 
     def step(self, work: Ordered[tuple[Sequence, Block]]) -> StepResult:
         """Run blocks of different sequences in one call; see `Engine.step`."""
+        call = [self._wanted(sequence, block) for sequence, block in work]
+        reserve_all(call)
         ids: list[int] = []
         begins = [0]
         wanted: list[int] = []
-        tables: list[BlockTable] = []
-        for table, block in work:
-            if not isinstance(table, BlockTable):
-                raise TypeError(f"a {type(table).__name__} is not a sequence of this engine")
-            padding = max(self.min_rows - len(block.tokens), 0)
-            table.reserve(len(block.tokens) + padding)
-            tables.append(table)
+        for (_, block), (_, rows, padding) in zip(work, call, strict=True):
             ids += block.tokens
             ids += [_PADDING] * padding
-            last = begins[-1] + len(block.tokens)
+            last = begins[-1] + rows
             wanted += range(last - block.rows, last)
             begins.append(last + padding)
         positions: list[int] = []
         blocks: list[int] = []
         block_begins = [0]
-        for table, begin, end in zip(tables, begins, begins[1:], strict=False):
-            positions += range(table.length, table.length + end - begin)
-            blocks += table.blocks(end - begin)
+        for table, rows, padding in call:
+            positions += range(table.length, table.length + rows + padding)
+            blocks += table.blocks(rows + padding)
             block_begins.append(len(blocks))
         self._inputs["input_ids"].write(ids)
         self._inputs["position_ids"].write(positions)
-        self._inputs["past_lens"].write([table.length for table in tables])
+        self._inputs["past_lens"].write([table.length for table, _, _ in call])
         self._inputs["subsequence_begins"].write(begins)
         self._inputs["block_indices"].write(blocks)
         self._inputs["block_indices_begins"].write(block_begins)
@@ -141,6 +137,12 @@ class OpenVinoEngine:
             "kv_cache": "f16",
             "taps": ",".join(self._taps),
         }
+
+    def _wanted(self, sequence: Sequence, block: Block) -> Wanted:
+        if not isinstance(sequence, BlockTable):
+            raise TypeError(f"a {type(sequence).__name__} is not a sequence of this engine")
+        rows = len(block.tokens)
+        return Wanted(sequence, rows, padding=max(self.min_rows - rows, 0))
 
     def _tapped(self, begins: list[int], work: Ordered[tuple[Sequence, Block]]) -> list[Taps]:
         whole = {name: self._output(name) for name in self._taps}
