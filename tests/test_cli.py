@@ -26,8 +26,9 @@ Run = Callable[..., "subprocess.CompletedProcess[Any]"]
 
 @pytest.fixture
 def environment(cache: Path, tiny_model: Any, tmp_path: Path) -> dict[str, str]:
-    """The tests' cache, and no hub."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    """The tests' cache, no hub and no package index."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub"), "PIP_NO_INDEX": "1"}
+    return {**os.environ, **offline}
 
 
 @pytest.fixture
@@ -310,7 +311,6 @@ def test_help_and_version_are_no_errors(run: Run):
         (("generate", "--file", "/"), "cannot read /"),
         (("generate", "x", "--raw", "--system", "y"), "--system needs the chat template"),
         (("bench", "run", "--suite", "/no/suite"), "cannot read /no/suite"),
-        (("verify", "--suite", "/"), "cannot read /"),
         (("bench", "run", "--kind", "poem"), "no prompt is of kind 'poem'"),
     ],
 )
@@ -376,6 +376,7 @@ def test_a_value_out_of_range_is_one_line_that_names_it(
         (("--policy", "best"), "policy is 'best'"),
         (("--output", "/no/such/folder/x.json"), "cannot write /no/such/folder/x.json"),
         (("--output", "/"), "cannot write /"),
+        (("--suite", "/"), "cannot read /"),
         (("--threads", "0"), "threads is 0"),
     ],
 )
@@ -398,6 +399,14 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(
     assert (
         found.stderr == f"paceline: cannot write {out}: {out.parent} is not a folder to write to\n"
     )
+
+
+def test_a_model_that_cannot_be_fetched_is_one_line(
+    refused: Any, environment: dict[str, str], tmp_path: Path
+):
+    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
+    assert f"cannot fetch {DEFAULT_MODEL}" in refused("generate", "x")
+    assert not [*models_dir(tmp_path / "cache").iterdir()]
 
 
 def test_an_empty_prompt_is_refused_wherever_it_comes_from(
@@ -590,6 +599,7 @@ def test_ctrl_c_while_a_model_is_fetched_leaves_nothing_and_nobody(
         environment |= {
             "PACELINE_CACHE": str(tmp_path / "cache"),
             "PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/simple",
+            "PIP_NO_INDEX": "0",
             "PIP_CONFIG_FILE": os.devnull,
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",

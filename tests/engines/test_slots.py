@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.engines.slots import BlockPool, BlockTable
+from paceline.engines.slots import BlockPool, BlockTable, Wanted, reserve_all
 from paceline.errors import CacheFull
 
 SIZE = 4
@@ -147,6 +147,22 @@ def test_a_pool_that_runs_out_leaves_the_table_as_it_was(pool: BlockPool, table:
     assert table.length == 36
 
 
+def test_a_call_gets_slots_for_all_its_blocks_or_for_none(pool: BlockPool, table: BlockTable):
+    other = BlockTable(pool, CONTEXT)
+    grow(table, 3)
+    grow(other, 3)
+    with pytest.raises(CacheFull):
+        reserve_all([Wanted(table, 10, 1), Wanted(other, 32, 0)])
+    assert (table.length, other.length, pool.free) == (3, 3, 8)
+    for one in (table, other):
+        with pytest.raises(ValueError, match="commit"):
+            one.commit(1)
+    reserve_all([Wanted(table, 4, 1), Wanted(other, 29, 0)])
+    assert pool.free == 0
+    table.commit(4)
+    other.commit(29)
+
+
 # --- going back
 
 
@@ -220,6 +236,12 @@ def test_a_fork_shares_the_full_blocks_and_no_others(
     assert pool.free == 7
     with pytest.raises(ValueError, match="commit"):
         other.commit(1)
+
+
+def test_a_fork_of_less_than_nothing_is_refused(table: BlockTable):
+    grow(table, 10)
+    with pytest.raises(ValueError, match=r"fork\(-1\)"):
+        table.fork(-1)
 
 
 def test_shared_blocks_are_free_when_all_that_share_them_are_closed(

@@ -118,6 +118,8 @@ class BlockTable:
 
     def fork(self, length: int) -> "BlockTable":
         """A new sequence that shares the full blocks among this one's first `length` slots."""
+        if length < 0:
+            raise ValueError(f"fork({length}) of a sequence of {self._length} slots")
         full = min(length, self._length) // self._pool.block_size
         other = BlockTable(self._pool, self._context_length)
         other._numbers = [self._pool.share(block) for block in self._numbers[:full]]
