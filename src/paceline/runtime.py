@@ -222,16 +222,20 @@ class Conversation:
         self._model = model
         self._slots = model.engine.open()
         self._held: list[int] = []  # tokens whose keys and values are in the slots
+        self._answering = False
 
     def say(self, text: str, **options: Unpack[Options]) -> Stream:
         """The answer to one more message; both become turns when the answer has ended.
 
         Raises:
-            InvalidRequest: the message or an option cannot be served; the chat is as it was.
+            InvalidRequest: the message or an option cannot be served, or the last answer has not
+                ended; the chat is as it was.
 
         """
         if not text:
             raise InvalidRequest("the message is empty; expected some text")
+        if self._answering:
+            raise InvalidRequest("the last answer has not ended: read on, or close its stream")
         started = perf_counter()
         request = check(options)
         turns = [*self.messages, {"role": "user", "content": text}]
@@ -243,11 +247,15 @@ class Conversation:
         self._held = tokens[: self._slots.length]
 
         def end(stream: Stream) -> None:
+            self._answering = False
             self._held = stream.tokens[: self._slots.length]
-            answer = {"role": "assistant", "content": stream.result.text}
-            self.messages = [*turns, answer]
+            if not stream.failed:
+                answer = {"role": "assistant", "content": stream.result.text}
+                self.messages = [*turns, answer]
 
-        return self._model._stream(tokens, request, self._slots, started, end=end)
+        stream = self._model._stream(tokens, request, self._slots, started, end=end)
+        self._answering = True
+        return stream
 
     def close(self) -> None:
         """Give the slots back."""

@@ -63,6 +63,8 @@ class Stream:
         self._stats = Stats(load_seconds=about.load_seconds, cached_tokens=slots.length)
         self._started = self._began = self._drafted = started
         self._result: Result | None = None
+        self.failed = False
+        """Whether an error ended it."""
         self._steps = self._run()
 
     @property
@@ -110,6 +112,9 @@ class Stream:
                 step = self._step()
                 if step.tokens:
                     yield step
+        except Exception:
+            self.failed = True
+            raise
         finally:
             self._finish()
 

@@ -43,7 +43,7 @@ SAMPLINGS: tuple[tuple[Options, Options], ...] = (
 )
 """Greedy and three temperatures, each in two ways that take turns."""
 
-_CONTEXTS = (64, 300, 1000)
+_CONTEXTS = (16, 64, 300, 1000)
 _CHUNKS = (2, 3, 16, 31, 64, 100)
 
 
@@ -61,8 +61,9 @@ class Verdict:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing differed."""
-        return not self.rows_differing and not self.answers_differing
+        """Whether something was compared, and nothing differed."""
+        compared = self.rows_compared or self.answers_compared
+        return bool(compared) and not (self.rows_differing or self.answers_differing)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -8,7 +8,8 @@
         ...                                  # step.kept slots are now part of the sequence
 
 It starts in the prompt (blocks are chunks of it, no drafts), goes on in the answer (blocks are the
-last token and drafts), and ends finished. State changes in `accept` and `cancel` alone. The rule it
+last token and drafts), and ends finished. What is final changes in `accept` and `cancel`
+alone. The rule it
 must not break: the tokens are those that one row at a time would give, whatever was drafted.
 """
 

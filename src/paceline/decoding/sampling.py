@@ -36,7 +36,7 @@ class Sampling:
     top_k: int = 0
     """Keep the k most likely tokens (ties with the k-th stay); 0 keeps all."""
     top_p: float = 1.0
-    """Keep the fewest most likely tokens whose probabilities sum to top_p or more."""
+    """Keep the fewest most likely tokens whose probabilities sum to top_p or more (ties stay)."""
     min_p: float = 0.0
     """Keep tokens at least min_p times as likely as the most likely one."""
     repetition_penalty: float = 1.0

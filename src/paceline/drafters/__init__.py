@@ -91,11 +91,13 @@ def _part(part: str, corpus: Corpus | None) -> Drafter:
         )
     make, allowed = _KNOWN[name]
     options = {}
-    for option in filter(None, rest.split(",")):
-        key, _, value = option.partition("=")
+    for option in rest.split(",") if rest else ():
+        key, equals, value = option.partition("=")
         if key not in allowed:
             expected = ", ".join(sorted(allowed)) or "none"
             raise InvalidRequest(f"drafter {name} has no option {key!r}; expected {expected}")
+        if equals and key == "earlier":
+            raise InvalidRequest(f"drafter option {key} takes no value")
         options[key] = value
     return make(options, corpus)
 

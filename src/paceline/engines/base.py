@@ -96,6 +96,11 @@ class Engine(Protocol):
     min_rows: int
     """Rows that a sequence gets in a call at least; an engine pads on its own."""
 
+    @property
+    def free_slots(self) -> int:
+        """Slots that no sequence holds."""
+        ...
+
     def open(self) -> Sequence:
         """A new, empty sequence."""
         ...

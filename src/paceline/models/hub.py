@@ -60,8 +60,10 @@ def fetch_snapshot(name: str, progress: Progress) -> Path:
         RemoteEntryNotFoundError,
         RepositoryNotFoundError,
     )
+    from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    logging.set_verbosity_error()  # its warnings repeat what our one line says
     if not progress.watched:
         disable_progress_bars()
     progress.say(f"fetching {name} from the Hugging Face hub")

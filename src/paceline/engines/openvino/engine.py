@@ -57,6 +57,9 @@ class OpenVinoEngine:
             "KV_CACHE_PRECISION": "f16",
             # Left to itself a CPU with bf16 would use it: no faster here, and less precise.
             "INFERENCE_PRECISION_HINT": "f32",
+            # Activations meet 8-bit weights as 8 bits, a scale for each 32: twice as fast from
+            # 6 rows on (docs/decisions/openvino-from-python.md).
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",
         }
         if settings.threads is not None:
             options["INFERENCE_NUM_THREADS"] = str(settings.threads)
