@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.engines.slots import BlockPool, BlockTable, Wanted, reserve_all
+from paceline.engines.slots import BlockPool, BlockTable, reserve_all
 from paceline.errors import CacheFull
 
 SIZE = 4
@@ -105,21 +105,13 @@ def test_nothing_can_be_kept_before_a_block_was_run(table: BlockTable):
         table.commit(1)
 
 
-def test_padding_takes_slots_but_is_never_kept(pool: BlockPool, table: BlockTable):
+def test_rows_beyond_those_reserved_lie_in_the_spare_block(pool: BlockPool, table: BlockTable):
     grow(table, 3)
-    table.reserve(1, padding=1)
-    assert len(table.blocks(2)) == 2
-    assert pool.free == 8
-    with pytest.raises(ValueError, match=r"commit\(2\) of a block of 1 rows"):
-        table.commit(2)
-    table.commit(1)
-    assert table.length == 4
-
-
-def test_padding_counts_towards_the_context(table: BlockTable):
-    grow(table, 39)
-    with pytest.raises(CacheFull, match="41 slots do not fit into a context of 40 tokens"):
-        table.reserve(1, padding=1)
+    table.reserve(1)
+    assert table.blocks(1) == table.blocks(0)
+    assert table.blocks(2) == [*table.blocks(1), pool.spare]
+    assert pool.free == 9
+    assert pool.spare not in {pool.take() for _ in range(9)}
 
 
 def test_a_context_that_is_full_takes_no_more(pool: BlockPool, table: BlockTable):
@@ -152,12 +144,12 @@ def test_a_call_gets_slots_for_all_its_blocks_or_for_none(pool: BlockPool, table
     grow(table, 3)
     grow(other, 3)
     with pytest.raises(CacheFull):
-        reserve_all([Wanted(table, 10, 1), Wanted(other, 32, 0)])
+        reserve_all([(table, 10), (other, 32)])
     assert (table.length, other.length, pool.free) == (3, 3, 8)
     for one in (table, other):
         with pytest.raises(ValueError, match="commit"):
             one.commit(1)
-    reserve_all([Wanted(table, 4, 1), Wanted(other, 29, 0)])
+    reserve_all([(table, 5), (other, 29)])
     assert pool.free == 0
     table.commit(4)
     other.commit(29)
@@ -295,7 +287,7 @@ class Tables(RuleBasedStateMachine):
         text = self.texts[place % len(self.tables)]
         free, length = self.pool.free, table.length
         try:
-            table.reserve(rows, padding)
+            table.reserve(rows)
         except CacheFull:
             assert (self.pool.free, table.length) == (free, length)
             return
@@ -355,7 +347,11 @@ def test_no_block_is_lost_when_tables_are_closed_in_any_order(lengths: list[int]
     tables = [BlockTable(pool, CONTEXT) for _ in lengths]
     for table, length in zip(tables, lengths, strict=True):
         grow(table, length, keep=length // 2)
-    held = [block for table, n in zip(tables, lengths, strict=True) for block in table.blocks(n)]
+    held = [
+        block
+        for table, n in zip(tables, lengths, strict=True)
+        for block in table.blocks(n - n // 2)
+    ]
     assert len(held) == len(set(held))
     for table in sorted(tables, key=lambda table: table.length):
         table.close()

@@ -177,8 +177,8 @@ def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path):
         Tokenizer(tmp_path / "tokenizer.json")
 
 
-# Made with this code in November 2026, when OpenVINO GenAI's own tokenizer gave the same ids for 500
-# random strings.
+# Made with this code in November 2026, when OpenVINO GenAI's own tokenizer gave the same ids for
+# 500 random strings.
 GOLDEN = {
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
     "<|im_end|>\n": "1 9690 198 2683 359 253 5356 5646 11173 3365 3511 308 34519 28 7018 411 407 "

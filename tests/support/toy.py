@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.decoding.types import Block
 from paceline.engines.base import StepResult
-from paceline.engines.slots import BlockPool, BlockTable, Wanted, reserve_all
+from paceline.engines.slots import BlockPool, BlockTable, reserve_all
 
 PADDING = 0
 
@@ -36,9 +36,10 @@ class ToyEngine:
         self.steps = 0
         rng = np.random.default_rng(7)
         # Slots start as garbage, so that one which nobody wrote to shows when it is read.
-        self._keys = rng.integers(0, 2**63, (cache_blocks, block_size), dtype=np.uint64)
-        self._values = rng.integers(0, vocab_size, (cache_blocks, block_size))
-        self._places = rng.integers(0, 2**63, context_length, dtype=np.uint64) | np.uint64(1)
+        self._keys = rng.integers(0, 2**63, (cache_blocks + 1, block_size), dtype=np.uint64)
+        self._values = rng.integers(0, vocab_size, (cache_blocks + 1, block_size))
+        places = context_length + min_rows  # padding may lie beyond the context
+        self._places = rng.integers(0, 2**63, places, dtype=np.uint64) | np.uint64(1)
         self._columns = rng.integers(0, 2**63, vocab_size, dtype=np.uint64) | np.uint64(1)
         self._likes = rng.normal(0, 1, (2, vocab_size, vocab_size)).astype(np.float32)
         # A favourite after each token, in rounds of eight: texts come back to where they were.
@@ -55,7 +56,7 @@ class ToyEngine:
         return BlockTable(self._pool, self.context_length)
 
     def step(self, work: Ordered[tuple[BlockTable, Block]]) -> StepResult:
-        reserve_all([Wanted(t, len(block.tokens), self._padding(block)) for t, block in work])
+        reserve_all([(table, len(block.tokens)) for table, block in work])
         self.steps += 1
         for table, block in work:
             self._write(table, [*block.tokens, *[PADDING] * self._padding(block)])

@@ -5,7 +5,6 @@ sequences may hold the same one when it is full and they share a prefix.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from paceline.errors import CacheFull
 
@@ -17,6 +16,8 @@ class BlockPool:
         """A pool of `blocks` blocks of `block_size` slots each."""
         self.block_size = block_size
         self.blocks = blocks
+        self.spare = blocks
+        """One more block, which belongs to nobody: for rows that nobody will read."""
         self._free = list(range(blocks - 1, -1, -1))
         self._holders = [0] * blocks
 
@@ -72,21 +73,21 @@ class BlockTable:
         """Slots that belong to the sequence."""
         return self._length
 
-    def reserve(self, rows: int, padding: int = 0) -> None:
-        """Make room for a block of `rows` rows after `length`, and padding that is never kept.
+    def reserve(self, rows: int) -> None:
+        """Make room for a block of `rows` rows after `length`.
 
         Raises:
             CacheFull: the pool or the context has no room; the table is as it was.
+
         """
         reach = self._length + rows
-        if reach + padding > self._context_length:
+        if reach > self._context_length:
             raise CacheFull(
-                f"{reach + padding} slots do not fit into a context of "
-                f"{self._context_length} tokens"
+                f"{reach} slots do not fit into a context of {self._context_length} tokens"
             )
         held = len(self._numbers)
         try:
-            while len(self._numbers) * self._pool.block_size < reach + padding:
+            while len(self._numbers) * self._pool.block_size < reach:
                 self._numbers.append(self._pool.take())
         except CacheFull:
             self._release(held)
@@ -94,8 +95,10 @@ class BlockTable:
         self._reach = reach
 
     def blocks(self, rows: int) -> list[int]:
-        """The cache blocks that hold slots [0, length + rows)."""
-        return self._numbers[: -(-(self._length + rows) // self._pool.block_size)]
+        """The cache blocks that hold slots [0, length + rows), the spare one where none is held."""
+        needed = -(-(self._length + rows) // self._pool.block_size)
+        held = self._numbers[:needed]
+        return held + [self._pool.spare] * (needed - len(held))
 
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the last block."""
@@ -137,24 +140,17 @@ class BlockTable:
             self._pool.give_back(self._numbers.pop())
 
 
-class Wanted(NamedTuple):
-    """Slots that a call needs for one sequence."""
-
-    table: BlockTable
-    rows: int
-    padding: int
-
-
-def reserve_all(call: Sequence[Wanted]) -> None:
-    """Make room for every block of a call.
+def reserve_all(call: Sequence[tuple[BlockTable, int]]) -> None:
+    """Make room for every block of a call, given the rows of each.
 
     Raises:
         CacheFull: there is no room for all; none has got any.
+
     """
     done: list[BlockTable] = []
     try:
-        for table, rows, padding in call:
-            table.reserve(rows, padding)
+        for table, rows in call:
+            table.reserve(rows)
             done.append(table)
     except CacheFull:
         for table in done:

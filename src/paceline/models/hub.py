@@ -4,6 +4,7 @@ Knows huggingface_hub, whose own cache keeps them: downloads resume, and other t
 files. Knows nothing about what is in a snapshot.
 """
 
+import logging
 import re
 from pathlib import Path
 
@@ -60,10 +61,10 @@ def fetch_snapshot(name: str, progress: Progress) -> Path:
         RemoteEntryNotFoundError,
         RepositoryNotFoundError,
     )
-    from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    logging.set_verbosity_error()  # its warnings repeat what our one line says
+    # Its warnings repeat what our one line says.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     if not progress.watched:
         disable_progress_bars()
     progress.say(f"fetching {name} from the Hugging Face hub")

@@ -5,13 +5,13 @@ Rows do not depend on how they are computed because every sequence gets at least
 neighbouring slots, rejected ones included). Both were measured, and `engines/measure.py` measures
 again on each machine.
 
-Nothing is made inside the loop: one tensor per input, bound once; a step only sets shapes and
-copies numbers.
+Nothing is made inside the loop: a step copies numbers into tensors that are bound already. Rows
+that only fill up a call are written to a cache block that belongs to nobody.
 """
 
 from collections.abc import Sequence as Ordered
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,16 @@ import numpy as np
 from paceline.decoding.types import Block, Taps
 from paceline.engines.base import EngineSettings, Sequence, StepResult
 from paceline.engines.openvino.graph import TAP_PREFIX, WANTED_ROWS, paged_model
-from paceline.engines.slots import BlockPool, BlockTable, Wanted, reserve_all
+from paceline.engines.openvino.lane import Lane
+from paceline.engines.slots import BlockPool, BlockTable, reserve_all
 from paceline.errors import ModelError
 
 _PADDING = 0
 """Token of a padding row: any will do, its slot is overwritten before it is ever seen."""
+
+_MOST_COPIED_BYTES = 1 << 30
+"""Weights up to which the graph is compiled three times; a larger model's calls take so long that
+preparing one again hardly shows."""
 
 _DEFAULT_CACHE_BYTES = 2 << 30
 """Keys and values a model gets at most when the caller does not say."""
@@ -47,8 +52,6 @@ class OpenVinoEngine:
         Raises:
             ModelError: the file is not such a model, or there is no memory for its cache.
         """
-        import openvino as ov
-
         settings = settings or EngineSettings()
         self.min_rows = settings.min_rows
         self.context_length = context_length
@@ -64,17 +67,14 @@ class OpenVinoEngine:
         if settings.threads is not None:
             options["INFERENCE_NUM_THREADS"] = str(settings.threads)
         model = paged_model(graph, settings.taps)
-        compiled = ov.Core().compile_model(model, "CPU", options)
+        sizes = _sizes(graph, self.min_rows)
+        with ThreadPoolExecutor() as threads:
+            self._lanes = list(threads.map(lambda each: Lane(model, options, each), sizes))
+        compiled = self._lanes[0].compiled
         self._threads = compiled.get_property("INFERENCE_NUM_THREADS")
-        self._request = compiled.create_infer_request()
         self._taps = tuple(f"{TAP_PREFIX}{tap}" for tap in settings.taps)
         self.vocab_size = compiled.output("logits").partial_shape[-1].get_length()
-        self._pool = self._make_cache(compiled, settings.cache_tokens, graph)
-        self._inputs = {
-            port.any_name: _Input(self._request, port)
-            for port in compiled.inputs
-            if not port.any_name.startswith(("key_cache.", "value_cache."))
-        }
+        self._pool = self._make_cache(settings.cache_tokens, graph)
 
     @property
     def free_slots(self) -> int:
@@ -87,45 +87,48 @@ class OpenVinoEngine:
 
     def step(self, work: Ordered[tuple[Sequence, Block]]) -> StepResult:
         """Run blocks of different sequences in one call; see `Engine.step`."""
-        call = [self._wanted(sequence, block) for sequence, block in work]
-        reserve_all(call)
+        tables = [_table(sequence) for sequence, _ in work]
+        reserve_all(
+            [(table, len(block.tokens)) for table, (_, block) in zip(tables, work, strict=True)]
+        )
+        lane, least = self._lane(work)
         ids: list[int] = []
+        positions: list[int] = []
         begins = [0]
         wanted: list[int] = []
-        for (_, block), (_, rows, padding) in zip(work, call, strict=True):
-            ids += block.tokens
-            ids += [_PADDING] * padding
-            last = begins[-1] + rows
-            wanted += range(last - block.rows, last)
-            begins.append(last + padding)
-        positions: list[int] = []
         blocks: list[int] = []
         block_begins = [0]
-        for table, rows, padding in call:
-            positions += range(table.length, table.length + rows + padding)
-            blocks += table.blocks(rows + padding)
+        for table, (_, block) in zip(tables, work, strict=True):
+            rows = max(len(block.tokens), least)
+            ids += block.tokens
+            ids += [_PADDING] * (rows - len(block.tokens))
+            positions += range(table.length, table.length + rows)
+            last = begins[-1] + len(block.tokens)
+            wanted += range(last - block.rows, last)
+            begins.append(begins[-1] + rows)
+            blocks += table.blocks(rows)
             block_begins.append(len(blocks))
-        self._inputs["input_ids"].write(ids)
-        self._inputs["position_ids"].write(positions)
-        self._inputs["past_lens"].write([table.length for table, _, _ in call])
-        self._inputs["subsequence_begins"].write(begins)
-        self._inputs["block_indices"].write(blocks)
-        self._inputs["block_indices_begins"].write(block_begins)
-        self._inputs["max_context_len"].write(max(positions) + 1)
-        # A call in which nobody wants a row still computes one: the graph needs at least that.
-        self._inputs[WANTED_ROWS].write(wanted or [0])
-
-        started = perf_counter()
-        self._request.infer(share_outputs=True)
-        seconds = perf_counter() - started
-
-        logits = self._output("logits")
+        seconds = lane.run(
+            {
+                "input_ids": ids,
+                "position_ids": positions,
+                "past_lens": [table.length for table in tables],
+                "subsequence_begins": begins,
+                "block_indices": blocks,
+                "block_indices_begins": block_begins,
+                "max_context_len": max(positions) + 1,
+                # A call in which nobody wants a row still computes one: the graph needs at least
+                # that.
+                WANTED_ROWS: wanted or [0],
+            }
+        )
+        logits = lane.output("logits")
         per_block = []
         at = 0
         for _, block in work:
             per_block.append(logits[at : at + block.rows])
             at += block.rows
-        return StepResult(per_block, self._tapped(begins, work), seconds)
+        return StepResult(per_block, self._tapped(lane, begins, work), seconds)
 
     def describe(self) -> dict[str, str]:
         """What costs and exactness depend on."""
@@ -138,36 +141,34 @@ class OpenVinoEngine:
             "threads": str(self._threads),
             "min_rows": str(self.min_rows),
             "kv_cache": "f16",
+            "lanes": "|".join(",".join(map(str, lane.sizes)) for lane in self._lanes),
             "taps": ",".join(self._taps),
         }
 
-    def _wanted(self, sequence: Sequence, block: Block) -> Wanted:
-        if not isinstance(sequence, BlockTable):
-            raise TypeError(f"a {type(sequence).__name__} is not a sequence of this engine")
-        rows = len(block.tokens)
-        return Wanted(sequence, rows, padding=max(self.min_rows - rows, 0))
+    def _lane(self, work: Ordered[tuple[Sequence, Block]]) -> tuple[Lane, int]:
+        """The copy of the graph to run, and the rows that a sequence gets at least."""
+        if len(work) == 1:
+            rows = len(work[0][1].tokens)
+            for lane in self._lanes:
+                for size in lane.sizes:
+                    if rows <= size:
+                        return lane, size
+        return self._lanes[-1], self.min_rows
 
-    def _tapped(self, begins: list[int], work: Ordered[tuple[Sequence, Block]]) -> list[Taps]:
-        whole = {name: self._output(name) for name in self._taps}
+    def _tapped(
+        self, lane: Lane, begins: list[int], work: Ordered[tuple[Sequence, Block]]
+    ) -> list[Taps]:
+        whole = {name: lane.output(name) for name in self._taps}
         return [
             {name: rows[begin : begin + len(block.tokens)] for name, rows in whole.items()}
             for begin, (_, block) in zip(begins, work, strict=False)
         ]
 
-    def _output(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """An output as [rows, width] float32, a view."""
-        array: np.ndarray[Any, np.dtype[np.float32]] = self._request.get_tensor(name).data
-        return array.reshape(-1, array.shape[-1])
-
-    def _make_cache(self, compiled: Any, tokens: int | None, graph: Path) -> BlockPool:
-        """Bind zeroed key and value tensors; returns the pool of their blocks."""
+    def _make_cache(self, tokens: int | None, graph: Path) -> BlockPool:
+        """Bind zeroed key and value tensors to all lanes; returns the pool of their blocks."""
         import openvino as ov
 
-        ports = [
-            port
-            for port in compiled.inputs
-            if port.any_name.startswith(("key_cache.", "value_cache."))
-        ]
+        ports = self._lanes[0].caches
         shapes = [
             [dimension.get_length() for dimension in list(port.partial_shape)[1:]] for port in ports
         ]
@@ -175,18 +176,18 @@ class OpenVinoEngine:
         block_bytes = sum(int(np.prod(shape)) for shape in shapes) * 2
         if tokens is None:
             tokens = min(self.context_length, _DEFAULT_CACHE_BYTES // block_bytes * block_size)
-        # A block more than the slots asked for: padding and drafts reach past a full context.
-        blocks = -(-tokens // block_size) + 1
+        blocks = -(-tokens // block_size)
         # OpenVINO does not keep arrays and tensors alive that it was handed: the engine must.
         self._cache: list[Any] = []
         try:
             for port, shape in zip(ports, shapes, strict=True):
                 # Zeroed memory is handed out lazily, so unused slots cost nothing; and it holds no
                 # NaN that a masked slot could let through.
-                zeros = np.zeros([blocks, *shape], dtype=np.float16)
+                zeros = np.zeros([blocks + 1, *shape], dtype=np.float16)  # the spare one too
                 tensor = ov.Tensor(zeros, shared_memory=True)
-                self._request.set_tensor(port, tensor)
                 self._cache += [zeros, tensor]
+                for lane in self._lanes:
+                    lane.bind(port.any_name, tensor)
         except (MemoryError, ValueError) as error:  # ValueError: beyond any address
             raise ModelError(
                 f"no memory for a cache of {tokens} tokens of {graph.parent.name} "
@@ -195,21 +196,15 @@ class OpenVinoEngine:
         return BlockPool(blocks, block_size)
 
 
-class _Input:
-    """One input's tensor, bound once; resized only when its shape changes."""
+def _table(sequence: Sequence) -> BlockTable:
+    if not isinstance(sequence, BlockTable):
+        raise TypeError(f"a {type(sequence).__name__} is not a sequence of this engine")
+    return sequence
 
-    def __init__(self, request: Any, port: Any) -> None:
-        import openvino as ov
 
-        self._tensor = ov.Tensor(port.element_type, ov.Shape([0] * len(port.partial_shape)))
-        self._view = self._tensor.data
-        self._size = 0
-        request.set_tensor(port, self._tensor)
-
-    def write(self, values: list[int] | int) -> None:
-        """Copy the numbers in."""
-        if isinstance(values, list) and len(values) != self._size:
-            self._size = len(values)
-            self._tensor.shape = [self._size]
-            self._view = self._tensor.data
-        self._view[...] = values
+def _sizes(graph: Path, min_rows: int) -> list[tuple[int, ...]]:
+    """The numbers of rows of each lane; one lane for all where copies would take much memory."""
+    weights = graph.with_suffix(".bin")
+    if weights.exists() and weights.stat().st_size > _MOST_COPIED_BYTES:
+        return [()]
+    return [(min_rows,), (8,), (16, 32)]
