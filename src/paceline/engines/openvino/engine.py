@@ -117,9 +117,9 @@ class OpenVinoEngine:
                 "block_indices": blocks,
                 "block_indices_begins": block_begins,
                 "max_context_len": max(positions) + 1,
-                # A call in which nobody wants a row still computes one: the graph needs at least
-                # that.
-                WANTED_ROWS: wanted or [0],
+                # As many as the lane has rows, so that the head, too, always gets the same number;
+                # and never one, which takes another kernel and a slow one.
+                WANTED_ROWS: wanted + [0] * (least - len(wanted)),
             }
         )
         logits = lane.output("logits")
