@@ -131,24 +131,25 @@ def test_a_checkpoint_needs_a_config_and_weights(tmp_path: Path):
 # -- with the exporter itself ----------------------------------------------------------------------
 
 
-def write_checkpoint(folder: Path) -> Any:
-    """A random Llama with a byte-level tokenizer, as transformers saves it; returns the model."""
+def write_checkpoint(folder: Path, family: str) -> Any:
+    """A random model with a byte-level tokenizer, as transformers saves it; returns the model."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=260,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
+        head_dim=32,
         max_position_embeddings=256,
         initializer_range=0.125,
     )
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     model.save_pretrained(folder)
     names = ["<s>", "</s>", "<pad>", "<unk>", *byte_letters()]
     backend = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
@@ -160,12 +161,14 @@ def write_checkpoint(folder: Path) -> Any:
     return model
 
 
+@pytest.mark.reference
 @pytest.mark.slow
-def test_a_real_checkpoint_is_converted_and_computes_what_torch_does(tmp_path: Path):
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+def test_a_real_checkpoint_is_converted_and_computes_what_torch_does(family: str, tmp_path: Path):
     pytest.importorskip("optimum.intel")
     import torch
 
-    model = write_checkpoint(tmp_path / "checkpoint")
+    model = write_checkpoint(tmp_path / "checkpoint", family)
     files = convert(str(tmp_path / "checkpoint"), "int8", tmp_path / "cache")
     assert files.context_length == 256
     assert 1 in files.stop_token_ids

@@ -58,6 +58,7 @@ def test_a_file_of_asymmetric_weights_gives_the_same_bits_as_its_exact_values(
     assert np.array_equal(found, expected)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_converted_model_agrees_with_transformers(architecture: str, tmp_path: Path):
     torch = pytest.importorskip("torch")

@@ -29,19 +29,15 @@ DRAFTERS = (
     "ngram+suffix+recycle",
 )
 BLOCKS = tuple(range(2, 17))
-SAMPLINGS: tuple[tuple[Options, Options], ...] = (
-    ({"temperature": 0.0}, {"temperature": 0.0}),
-    ({"temperature": 0.5, "seed": 1}, {"temperature": 0.5, "seed": 2, "top_p": 0.9}),
-    (
-        {"temperature": 0.8, "seed": 3, "top_k": 40},
-        {"temperature": 0.8, "seed": 4, "repetition_penalty": 1.1, "presence_penalty": 0.2},
-    ),
-    (
-        {"temperature": 1.2, "seed": 5, "min_p": 0.05},
-        {"temperature": 1.2, "seed": 6, "frequency_penalty": 0.3},
-    ),
+GREEDY: Options = {"temperature": 0.0}
+SAMPLED: tuple[Options, ...] = (
+    {"temperature": 0.5, "seed": 1},
+    {"temperature": 0.8, "seed": 3, "top_k": 40},
+    {"temperature": 1.2, "seed": 5, "min_p": 0.05},
+    {"temperature": 0.5, "seed": 2, "top_p": 0.9},
+    {"temperature": 0.8, "seed": 4, "repetition_penalty": 1.1, "presence_penalty": 0.2},
+    {"temperature": 1.2, "seed": 6, "frequency_penalty": 0.3},
 )
-"""Greedy and three temperatures, each in two ways that take turns."""
 
 _CONTEXTS = (16, 64, 300, 1000)
 _CHUNKS = (2, 3, 16, 31, 64, 100)
@@ -95,11 +91,15 @@ class Case:
 
 
 def cases(*, whole: bool) -> list[Case]:
-    """Every drafter x policy x block x sampling, or a few dozen that cover each pair of values."""
+    """Every drafter x policy x block, greedy and sampled, or a part that covers each pair.
+
+    The ways to sample take turns, so that each meets every drafter, policy and block.
+    """
     every = [
-        Case(drafter, policy, block, ways[number % 2])
-        for number, (drafter, policy, block) in enumerate(product(DRAFTERS, POLICIES, BLOCKS))
-        for ways in SAMPLINGS
+        Case(drafter, policy, block, how)
+        for turn, (drafter, policy) in enumerate(product(DRAFTERS, POLICIES))
+        for block in BLOCKS
+        for how in (GREEDY, SAMPLED[(turn + block) % len(SAMPLED)])
     ]
     if whole:
         return every

@@ -1,0 +1,56 @@
+import re
+import shlex
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline.arguments import parser
+from paceline.decoding.types import Drafter
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks/README.md"]
+COMMAND = re.compile(r"^(?:.*&& )?(?:\.venv/bin/)?(paceline .*)$")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    return [found[1] for line in lines if (found := COMMAND.match(line))]
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    tests = [line for line in blocks(ROOT / "README.md", "sh") if "pytest" in line]
+    assert len(tests) == 1
+    assert tests[0] in (ROOT / ".ci/run").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_in_the_docs_is_one_that_exists(command: str):
+    words = shlex.split(command, comments=True)
+    # What a command runs does not matter here, only that its words are known.
+    known: Any = defaultdict(lambda: lambda _: 0)
+    assert parser(known).parse_args(words[1:]).run(None) == 0
+
+
+def test_the_drafter_of_the_guide_is_a_drafter():
+    (code,) = [block for block in blocks(ROOT / "docs/guide.md", "python") if "class Echo" in block]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    drafter: Drafter = names["Echo"]()
+    assert list(drafter.propose([5, 7], 3).tokens) == [7, 7, 7]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path):
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_changelog_knows_this_version():
+    assert f"## {paceline.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
