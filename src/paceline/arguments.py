@@ -78,7 +78,9 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
     run.add_argument("--per-kind", type=_count, help="only so many prompts of each kind")
     verify = add("verify", "Check row invariance and token parity on this machine.")
     verify.add_argument(
-        "--whole", action="store_true", help="every combination instead of a part that covers every pair"
+        "--whole",
+        action="store_true",
+        help="every combination instead of a part that covers every pair",
     )
     for made, tokens in ((run, 128), (verify, 64)):
         made.add_argument("--suite", type=Path, help="JSON lines; default: paceline's own prompts")

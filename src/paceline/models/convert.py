@@ -8,6 +8,7 @@ import importlib.util
 from pathlib import Path
 
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline.models.cache import disk_full
 from paceline.models.foreign import read_facts
 from paceline.models.manifest import GRAPH, TOKENIZER, Facts
 from paceline.models.processes import Finished, python, run_child
@@ -66,7 +67,9 @@ def checkpoint_bytes(source: str) -> int:
     return sum(path.stat().st_size for path in weights)
 
 
-def _failure(source: str, finished: Finished) -> ModelError:
+def _failure(source: str, finished: Finished) -> Exception:
+    if finished.disk_full:
+        return disk_full()
     if any(sign in finished.text for sign in _NO_NETWORK):
         return ModelError(
             f"cannot fetch {source}: the Hugging Face hub cannot be reached; check the network, or "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError
+from paceline.models.cache import disk_full
 from paceline.models.foreign import end_ids
 from paceline.models.gguf_tokenizer import (
     REQUIRED_FIELDS,
@@ -200,4 +201,6 @@ def _build_graph(path: Path, exact: Path, progress: Progress) -> None:
     folder = exact.parent
     if finished.code == 0 and (folder / GRAPH).is_file() and (folder / WEIGHTS).is_file():
         return
+    if finished.disk_full:
+        raise disk_full()
     raise ModelError(f"{path} cannot be made into an OpenVINO model: {finished.reason}")

