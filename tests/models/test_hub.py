@@ -121,17 +121,19 @@ def snapshot(cache: Path, name: str, *files: str) -> Path:
 def test_a_model_with_an_openvino_graph_in_the_hubs_cache_is_here_and_others_are_not(
     empty_hub_cache: Path,
 ):
-    folder = snapshot(empty_hub_cache, "some/model", hub.GRAPH)
+    folder = snapshot(empty_hub_cache, "some/model", *hub.REQUIRED)
     snapshot(empty_hub_cache, "some/weights", "model.safetensors")
+    snapshot(empty_hub_cache, "some/interrupted", hub.GRAPH)
     assert hub.cached_names() == ["some/model"]
     assert hub.cached_snapshot("some/model") == folder
     assert hub.cached_snapshot("some/weights") is None
+    assert hub.cached_snapshot("some/interrupted") is None
 
 
 def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_it(
     empty_hub_cache: Path, fails: Any, tmp_path: Path
 ):
-    folder = snapshot(empty_hub_cache, "some/model", hub.GRAPH)
+    folder = snapshot(empty_hub_cache, "some/model", *hub.REQUIRED)
     fails(errors.LocalEntryNotFoundError("no network"))
     with pytest.raises(ModelError, match=f"{folder} is not a whole OpenVINO model"):
         resolve("some/model", tmp_path)

@@ -174,7 +174,7 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
     files = resolve(str(tiny_gguf), tmp_path)
     convert(str(checkpoint), "int8", tmp_path)
     found = {model.name: model for model in list_models(tmp_path)}
-    assert found.keys() == {DEFAULT_MODEL, str(tiny_gguf), f"{checkpoint.name}@int8"}
+    assert found.keys() == {DEFAULT_MODEL, str(tiny_gguf), f"{checkpoint.resolve()}@int8"}
     mine = found[str(tiny_gguf)]
     assert mine.here
     assert mine.folder == files.folder
@@ -188,6 +188,7 @@ def test_every_name_in_the_list_is_one_that_can_be_used(
 ):
     resolve(str(tiny_gguf), tmp_path)
     convert("owner/name", "int8", tmp_path)
+    convert(str(checkpoint), "int8", tmp_path)
     for model in list_models(tmp_path):
         if model.here:
             assert resolve(model.name, tmp_path).folder == model.folder

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models.manifest import GRAPH
+from paceline.models.manifest import GRAPH, REQUIRED
 from paceline.models.progress import Progress
 
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -22,15 +22,17 @@ def is_hub_name(name: str) -> bool:
 
 
 def cached_snapshot(name: str) -> Path | None:
-    """The folder of a snapshot with an OpenVINO graph that is already on this machine."""
+    """The folder of a whole OpenVINO model that is already on this machine."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, GRAPH)
+        found = [try_to_load_from_cache(name, piece) for piece in REQUIRED]
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    # A download that was interrupted has some of them.
+    whole = all(isinstance(each, str) for each in found)
+    return Path(str(found[0])).parent if whole else None
 
 
 def cached_names() -> list[str]:

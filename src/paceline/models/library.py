@@ -106,7 +106,7 @@ def convert(
         raise ModelError(f"{output} exists already; choose another folder or remove it")
     size = checkpoint_bytes(str(path)) if path.is_dir() else 0
     given = str(path.resolve()) if path.is_dir() else source
-    name = f"{given if hub.is_hub_name(given) else path.name}@{weights}"
+    name = f"{given}@{weights}"
     final = output or models_dir(cache) / _converted_name(given, weights)
     with workspace(final.parent, final.name, needed=size * _CHECKPOINT_ROOM) as work:
         facts = convert_checkpoint(given, work, weights, progress)
