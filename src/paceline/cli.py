@@ -65,7 +65,7 @@ def _pull(options: argparse.Namespace) -> int:
         "name": files.name,
         "folder": str(files.folder),
         "source": files.source,
-        "license": files.license,
+        "license": files.facts.license,
         "context_length": files.context_length,
     }
     _print(options, found, f"{files.name} is ready in {files.folder}")

@@ -4,7 +4,7 @@ Puts the rooms together for one stream at a time, and is where the clock is: `de
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack, cast
@@ -23,7 +23,7 @@ from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, QUIET, ModelFiles, Progress, cache_dir, resolve
 from paceline.options import Options, Request, check
 from paceline.results import Result
-from paceline.stream import About, Stream
+from paceline.stream import Stream
 
 Message = Mapping[str, Any]
 """{"role": "user", "content": "..."}"""
@@ -187,17 +187,24 @@ class Model:
                 self._corpus.add(generation.answer)
             end(stream)
 
-        about = About(
+        result = partial(
+            Result,
             model=self.files.name,
             engine=self.engine.name,
             drafter=request.drafter,
             policy=request.policy,
             exact=self.exact(request.drafter),
             seed=request.sampling.seed,
-            load_seconds=self.load_seconds,
         )
         return Stream(
-            self.engine, slots, generation, about, started=started, probes=probes, end=learn
+            self.engine,
+            slots,
+            generation,
+            result,
+            started=started,
+            load_seconds=self.load_seconds,
+            probes=probes,
+            end=learn,
         )
 
     def _policy(self, request: Request, acceptance: Acceptance) -> Policy:

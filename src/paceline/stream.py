@@ -5,30 +5,17 @@ engine's call, or to picking and text.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import Self
 
 from paceline.decoding.generation import Generation, Step
-from paceline.decoding.types import Block, FinishReason
+from paceline.decoding.types import Block
 from paceline.drafters import Probe
 from paceline.engines.base import Engine, StepResult
 from paceline.engines.base import Sequence as Slots
 from paceline.results import Result, Stats
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a result says about its request beside what happened."""
-
-    model: str
-    engine: str
-    drafter: str
-    policy: str
-    exact: bool
-    seed: int
-    load_seconds: float
 
 
 class Stream:
@@ -42,25 +29,27 @@ class Stream:
         engine: Engine,
         slots: Slots,
         generation: Generation,
-        about: About,
+        result: partial[Result],
         *,
         started: float,
+        load_seconds: float,
         probes: Sequence[Probe],
         end: Callable[["Stream"], None],
     ) -> None:
         """Drive `generation` on `slots`.
 
-        `started` is when the request came (`perf_counter`); `end` is called once, when it has ended
-        in any way.
+        `result` has what can be said before anything ran. `started` is when the request came
+        (`perf_counter`); `end` is called once, when it has ended in any way.
+
         """
         self._engine = engine
         self._slots = slots
         self._generation = generation
-        self._about = about
+        self._make_result = result
         self._probes = probes
         self._end = end
         self._text: list[str] = []
-        self._stats = Stats(load_seconds=about.load_seconds, cached_tokens=slots.length)
+        self._stats = Stats(load_seconds=load_seconds, cached_tokens=slots.length)
         self._started = self._began = self._drafted = started
         self._result: Result | None = None
         self.failed = False
@@ -159,7 +148,7 @@ class Stream:
         """Make the result and let go of what was held; only the first call does anything."""
         if self._result is not None:
             return
-        generation, stats, about = self._generation, self._stats, self._about
+        generation, stats = self._generation, self._stats
         self._text.append(generation.cancel())
         stats.steps = generation.counters.steps
         stats.drafted = generation.counters.drafted
@@ -169,18 +158,12 @@ class Stream:
         if self._probes:
             stats.probe = {probe.watched: probe.count(self.tokens) for probe in self._probes}
         assert generation.finish_reason is not None
-        self._result = Result(
+        self._result = self._make_result(
             text="".join(self._text),
             token_ids=generation.answer,
-            finish_reason=FinishReason(generation.finish_reason),
+            finish_reason=generation.finish_reason,
             stats=stats,
             prompt_tokens=generation.prompt_length,
-            model=about.model,
-            engine=about.engine,
-            drafter=about.drafter,
-            policy=about.policy,
-            exact=about.exact,
-            seed=about.seed,
         )
         self._end(self)
 

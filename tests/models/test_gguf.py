@@ -78,9 +78,12 @@ def test_a_converted_model_agrees_with_transformers(architecture: str, tmp_path:
 def test_facts_template_and_tokenizer_come_from_the_file(tiny_files: ModelFiles):
     assert tiny_files.context_length == SIZES["context"]
     assert tiny_files.stop_token_ids == (0, 2), "the end token, and the control tokens that end"
-    assert (tiny_files.bos_token, tiny_files.eos_token) == ("<|im_start|>", "<|im_end|>")
-    assert not tiny_files.add_bos
-    assert tiny_files.license == "cc0-1.0"
+    assert (tiny_files.facts.bos_token, tiny_files.facts.eos_token) == (
+        "<|im_start|>",
+        "<|im_end|>",
+    )
+    assert not tiny_files.facts.add_bos
+    assert tiny_files.facts.license == "cc0-1.0"
     prompt = tiny_files.template().render([{"role": "user", "content": "Hi"}])
     assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     ids = tiny_files.tokenizer().encode(prompt, special=True)
@@ -103,7 +106,7 @@ def test_the_reading_of_end_tokens_takes_in_the_ends_of_turns_and_messages(tmp_p
     path = write_tiny(tmp_path / "m.gguf", fields={**more, "tokenizer.ggml.add_bos_token": True})
     files = resolve(str(path), tmp_path)
     assert files.stop_token_ids == (0, 2, 5, 6)
-    assert files.add_bos
+    assert files.facts.add_bos
     assert files.tokenizer().encode("a", special=True)[0] == 1
 
 

@@ -35,16 +35,20 @@ class ModelFiles:
 
     name: str  # what the user asked for
     folder: Path
-    context_length: int  # tokens
-    stop_token_ids: tuple[int, ...]
-    bos_token_id: int | None
-    add_bos: bool
-    bos_token: str | None
-    eos_token: str | None
+    facts: Facts
     fingerprint: str  # identity of graph and weights, hex; the same in every run
     chat_template: str | None
-    license: str | None
     source: str  # what it was made from, for people
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens that prompt and answer may have together."""
+        return self.facts.context_length
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        return self.facts.stop_token_ids
 
     @property
     def graph(self) -> Path:
@@ -62,14 +66,14 @@ class ModelFiles:
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         path = self.folder / TOKENIZER
-        return Tokenizer(path, bos_token_id=self.bos_token_id, add_bos=self.add_bos)
+        return Tokenizer(path, bos_token_id=self.facts.bos_token_id, add_bos=self.facts.add_bos)
 
     @cached_property
     def _template(self) -> ChatTemplate:
         return ChatTemplate(
             self.chat_template,
-            bos_token=self.bos_token,
-            eos_token=self.eos_token,
+            bos_token=self.facts.bos_token,
+            eos_token=self.facts.eos_token,
             model=self.name,
         )
 
@@ -105,20 +109,7 @@ def _prepared(folder: Path, name: str) -> ModelFiles:
 
 
 def _model(folder: Path, name: str, facts: Facts, fingerprint: str, source: str) -> ModelFiles:
-    return ModelFiles(
-        name=name,
-        folder=folder,
-        context_length=facts.context_length,
-        stop_token_ids=facts.stop_token_ids,
-        bos_token_id=facts.bos_token_id,
-        add_bos=facts.add_bos,
-        bos_token=facts.bos_token,
-        eos_token=facts.eos_token,
-        fingerprint=fingerprint,
-        chat_template=foreign.read_template(folder),
-        license=facts.license,
-        source=source,
-    )
+    return ModelFiles(name, folder, facts, fingerprint, foreign.read_template(folder), source)
 
 
 def _no_graph(folder: Path, missing: list[str]) -> str:
