@@ -176,7 +176,7 @@ def _verify(options: argparse.Namespace) -> int:
 
     _check_writable(options.output)
     report = commands.verify(
-        _load(options),
+        lambda: _load(options),
         suite=options.suite,
         max_tokens=options.max_tokens,
         whole=options.whole,

@@ -106,7 +106,9 @@ def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_cases")
 def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path):
-    report = commands.verify(model, suite=suite_file, max_tokens=20, whole=False, progress=QUIET)
+    report = commands.verify(
+        lambda: model, suite=suite_file, max_tokens=20, whole=False, progress=QUIET
+    )
     assert report.passed
     assert report.value["exact"] is True
     assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
@@ -119,7 +121,9 @@ def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path)
 @pytest.mark.parametrize("change", [by_block_length, other_picks_when_drafting])
 def test_verify_fails_where_the_promise_is_broken(change: Any, model: Model, suite_file: Path):
     broken = Model(model.files, FaultyEngine(model.engine, change))
-    report = commands.verify(broken, suite=suite_file, max_tokens=60, whole=False, progress=QUIET)
+    report = commands.verify(
+        lambda: broken, suite=suite_file, max_tokens=60, whole=False, progress=QUIET
+    )
     assert not report.passed
     assert report.value["exact"] is False
     assert "is NOT exact here" in report.text

@@ -10,18 +10,9 @@ from hypothesis import strategies as st
 
 from paceline.decoding.types import Drafter, Proposal, Verified
 from paceline.drafters import Corpus, create
+from support.drafters import SPECS
 
 VOCABULARY = 6
-
-SPECS = [
-    "ngram",
-    "ngram:min=2,max=5,length=4",
-    "suffix",
-    "suffix:earlier",
-    "recycle",
-    "suffix+recycle",
-    "ngram+suffix+recycle",
-]
 
 # So few different tokens that everything repeats.
 texts = st.lists(st.integers(0, VOCABULARY - 1), max_size=40)

@@ -15,19 +15,10 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Block, FinishReason
 from paceline.drafters import Corpus, create
 from paceline.engines.base import Engine
-from support.drafters import Oracle
+from support.drafters import SPECS, Oracle
 from support.driver import POLICIES, Answer, answer, decode, generation, run, total
 
-DRAFTERS = [
-    "none",
-    "ngram",
-    "ngram:min=2,max=5,length=4",
-    "suffix",
-    "suffix:earlier",
-    "recycle",
-    "suffix+recycle",
-    "ngram+suffix+recycle",
-]
+DRAFTERS = ["none", *SPECS]
 
 SAMPLINGS = [
     Sampling(),

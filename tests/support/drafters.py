@@ -1,8 +1,18 @@
-"""Drafters that know what is coming, for tests that need a draft to stand or to fall."""
+"""The drafters that must pass the conformance tests, and one that knows what is coming."""
 
 from collections.abc import Sequence
 
 from paceline.decoding.types import Proposal, Verified
+
+SPECS = [
+    "ngram",
+    "ngram:min=2,max=5,length=4",
+    "suffix",
+    "suffix:earlier",
+    "recycle",
+    "suffix+recycle",
+    "ngram+suffix+recycle",
+]
 
 
 class Oracle:

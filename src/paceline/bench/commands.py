@@ -70,10 +70,16 @@ def bench_run(
 
 
 def verify(
-    model: Model, *, suite: Path | None, max_tokens: int, whole: bool, progress: Progress
+    load: Callable[[], Model],
+    *,
+    suite: Path | None,
+    max_tokens: int,
+    whole: bool,
+    progress: Progress,
 ) -> Report:
-    """Row invariance and token parity, with a verdict."""
+    """Row invariance and token parity, with a verdict. `load` opens the model."""
     prompts = load_suite(suite)
+    model = load()
     verdict = Verdict()
     with progress.task("comparing rows"):
         check_rows(model.engine, verdict)
@@ -141,8 +147,9 @@ def _best(cost: CostTable) -> dict[str, dict[str, float]]:
 
 
 def _plan_table(title: str, cost: CostTable) -> Table:
+    planned = plan_rows(cost)
     rows = []
-    for row in plan_rows(cost):
+    for row in planned:
         even = row["break_even"]
         gains = [f"{gain:.2f}" for gain in row["speed_up"].values()]
         rows.append(
@@ -154,7 +161,7 @@ def _plan_table(title: str, cost: CostTable) -> Table:
                 *gains,
             ]
         )
-    chances = [f"p={chance}" for chance in plan_rows(cost)[0]["speed_up"]]
+    chances = [f"p={chance}" for chance in planned[0]["speed_up"]]
     return title, ["rows", "ms", "/ plain", "break-even p", *chances], rows
 
 
