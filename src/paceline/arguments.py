@@ -88,10 +88,34 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
         made.add_argument("--output", type=Path, help="write the result as JSON, too")
         _add_model(made)
 
+    _add_training(add, under)
+
     plan = add("plan", "What a call costs here by rows, and what drafting must bring.")
     plan.add_argument("--again", action="store_true", help="measure anew")
     _add_model(plan)
     return top
+
+
+def _add_training(add: Callable[..., ArgumentParser], under: Any) -> None:
+    about = "Train a drafter for a target."
+    train = under.add_parser("train", help=about, description=about)
+    within = train.add_subparsers(required=True, metavar="command", parser_class=_Parser)
+    prompts = add("train prompts", "Let the target make up prompts.", within)
+    prompts.add_argument("--count", type=_count, default=1000)
+    prompts.add_argument("--temperature", type=float, default=0.9)
+    answers = add("train answers", "Let the target answer prompts.", within)
+    answers.add_argument("--max-tokens", type=_count, default=256)
+    answers.add_argument(
+        "--temperature", type=float, action="append", help="repeated: they take turns; default 0"
+    )
+    for made in (prompts, answers):
+        made.add_argument("--seed", type=int, default=0)
+        made.add_argument("--at-once", type=_count, default=32, help="sequences in a call")
+    answers.add_argument("--prompts", type=Path, action="append", required=True)
+    for made, what in ((prompts, "the file to write"), (answers, "the folder to make")):
+        made.add_argument("--out", type=Path, required=True, help=what)
+        made.add_argument("--target", default=DEFAULT_MODEL, help="name, path or hub name")
+        made.add_argument("--threads", type=int)
 
 
 def _add_model(parser: ArgumentParser) -> None:

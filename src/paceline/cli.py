@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "generate": _generate,
         "chat": _chat,
         "bench run": _bench_run,
+        "train prompts": _train_prompts,
+        "train answers": _train_answers,
         "verify": _verify,
         "plan": _plan,
     }
@@ -180,6 +182,39 @@ def _verify(options: argparse.Namespace) -> int:
         suite=options.suite,
         max_tokens=options.max_tokens,
         whole=options.whole,
+        progress=_progress(options),
+    )
+    return _report(report, options)
+
+
+def _train_prompts(options: argparse.Namespace) -> int:
+    from paceline.training import commands
+
+    report = commands.prompts(
+        options.target,
+        options.out,
+        count=options.count,
+        temperature=options.temperature,
+        seed=options.seed,
+        at_once=options.at_once,
+        threads=options.threads,
+        progress=_progress(options),
+    )
+    return _report(report, options)
+
+
+def _train_answers(options: argparse.Namespace) -> int:
+    from paceline.training import commands
+
+    report = commands.answers(
+        options.target,
+        options.prompts,
+        options.out,
+        max_tokens=options.max_tokens,
+        temperatures=options.temperature or [0.0],
+        seed=options.seed,
+        at_once=options.at_once,
+        threads=options.threads,
         progress=_progress(options),
     )
     return _report(report, options)

@@ -4,8 +4,9 @@ The clock is here: `decoding` has none. Every second of a step is put down to dr
 engine's call, or to picking and text.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -60,6 +61,11 @@ class Stream:
     def tokens(self) -> list[int]:
         """Prompt and answer so far."""
         return self._generation.tokens
+
+    @property
+    def answer(self) -> list[int]:
+        """The answer's tokens so far."""
+        return self._generation.answer
 
     @property
     def result(self) -> Result:
@@ -173,12 +179,35 @@ def run_together(streams: Sequence[Stream]) -> None:
 
     The time of a call is put down whole to each of its streams.
     """
+    going = [stream for stream in streams if not stream._generation.finished]
+    for _ in as_they_end(iter(going), at_once=len(going)):
+        pass
+
+
+def as_they_end(
+    streams: Iterator[Stream],
+    at_once: int,
+    watch: Callable[[Stream], None] = lambda _: None,
+) -> Generator[Stream, None, None]:
+    """Run streams of one model, `at_once` in each call; yields each when it has ended.
+
+    `streams` is asked for the next one when there is room for it, so what it opens lazily is open
+    no sooner. `watch` sees a stream after each of its steps, and may close it.
+    """
+    going: list[Stream] = []
     try:
-        while going := [stream for stream in streams if not stream._generation.finished]:
+        while True:
+            going += islice(streams, at_once - len(going))
+            if not going:
+                return
             work = [(stream._slots, stream._next_block()) for stream in going]
             rows = going[0]._engine.step(work)
             for place, stream in enumerate(going):
                 stream._accept(rows, place)
+                watch(stream)
+            ended = [stream for stream in going if stream._generation.finished]
+            going = [stream for stream in going if not stream._generation.finished]
+            yield from ended
     finally:
-        for stream in streams:
+        for stream in going:
             stream.close()

@@ -50,7 +50,9 @@ class Suite:
 
 
 def load_suite(path: Path | None = None) -> Suite:
-    """Read a suite: one JSON object a line with `id`, `kind` and `messages`.
+    """Read a suite: one JSON object a line with `messages`, or with `prompt`, the user's words.
+
+    `id` and `kind` may be there; left out, they are the line's number and `any`.
 
     Args:
         path: the file; None: paceline's own.
@@ -68,15 +70,27 @@ def load_suite(path: Path | None = None) -> Suite:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
-            prompts.append(SuitePrompt(found["id"], found["kind"], found["messages"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InvalidRequest(
-                f"line {number} of the suite is not an object with id, kind and messages: {error}"
-            ) from error
+            prompts.append(_prompt(json.loads(line), number))
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"line {number} of {path or 'the suite'}: {error}") from error
     if not prompts:
         raise InvalidRequest(f"there are no prompts in {path or 'the suite'}")
     return Suite(prompts, sha256(content).hexdigest())
+
+
+def _prompt(found: Any, number: int) -> SuitePrompt:
+    if not isinstance(found, dict) or not ("messages" in found or "prompt" in found):
+        raise ValueError("expected an object with messages, or with a prompt")
+    messages = found.get("messages", [{"role": "user", "content": found.get("prompt")}])
+    if not (
+        isinstance(messages, list)
+        and messages
+        and all(isinstance(message, dict) for message in messages)
+    ):
+        raise ValueError("messages is not a list of objects")
+    if not all(isinstance(message.get("content"), str) for message in messages):
+        raise ValueError("a message has no text as its content")
+    return SuitePrompt(str(found.get("id", number)), str(found.get("kind", "any")), messages)
 
 
 def _own() -> bytes:
