@@ -173,7 +173,7 @@ class Model:
                 context_length=self.engine.context_length,
                 sampling=request.sampling,
                 stopping=request.stopping(self.files.stop_token_ids),
-                drafters=[*chosen, *probes],
+                drafters=[*probes, *chosen],  # probes propose nothing, so that the next is asked
                 policy=self._policy(request, acceptance),
                 decode=self.files.tokenizer().decode,
                 cached=slots.length,

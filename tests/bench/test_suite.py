@@ -54,13 +54,16 @@ def test_an_unknown_kind_is_told_the_known_ones(suite_file: Path):
         "null",
         json.dumps({"id": "a", "kind": "b"}),
         json.dumps({"kind": "b", "messages": []}),
+        json.dumps({"messages": ["hello"]}),
+        json.dumps({"messages": [{"role": "user"}]}),
+        json.dumps({"prompt": 5}),
         "[" * 100_000,
     ],
 )
 def test_a_line_that_is_no_prompt_is_named_by_number(line: str, suite_file: Path):
     first = suite_file.read_text().splitlines()[0]
     suite_file.write_text(f"{first}\n\n{line}\n")
-    with pytest.raises(InvalidRequest, match="line 3 of the suite") as caught:
+    with pytest.raises(InvalidRequest, match="line 3 of ") as caught:
         load_suite(suite_file)
     assert "\n" not in str(caught.value)
 
@@ -78,3 +81,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
     for path in paths:
         with pytest.raises(InvalidRequest, match=f"cannot read {path}"):
             load_suite(path)
+
+
+def test_a_prompt_may_be_the_users_words_alone(tmp_path: Path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Hello"}\n')
+    (prompt,) = load_suite(path).prompts
+    assert (prompt.id, prompt.kind) == ("1", "any")
+    assert prompt.messages == [{"role": "user", "content": "Hello"}]

@@ -7,7 +7,7 @@ from paceline.decoding.costs import CostTable, expected_tokens
 from paceline.decoding.generation import Stopping
 from paceline.decoding.types import NOTHING, Outcome, Proposal
 from paceline.drafters import create
-from support.drafters import Oracle
+from support.drafters import Oracle, Says, drafted
 from support.driver import generation, run
 from support.toy import ToyEngine
 
@@ -28,9 +28,13 @@ def taught(length: int, accepted: int, times: int = 40, match: int = 4) -> Accep
     return acceptance
 
 
+def chance(acceptance: Acceptance, match: int, source: str = "suffix") -> float:
+    return acceptance.chances(guess(1, match, source))[0]
+
+
 def chosen(cost: CostTable, acceptance: Acceptance, *proposals: Proposal, block: int = 16) -> int:
     """How many drafts a request takes at its beginning."""
-    return len(Auto(block, cost, acceptance).choose(proposals).tokens)
+    return len(drafted(Auto(block, cost, acceptance), *proposals).tokens)
 
 
 # --- how likely a draft stands
@@ -40,7 +44,7 @@ def test_a_longer_match_is_believed_more_before_anything_was_seen():
     chances = [prior_chance(match) for match in range(30)]
     assert chances == sorted(chances)
     assert 0 < chances[0] < chances[-1] < 1
-    assert Acceptance().chance("suffix", 3) == prior_chance(3)
+    assert chance(Acceptance(), 3) == prior_chance(3)
 
 
 def test_every_place_of_a_draft_counts_as_a_match_longer_by_one():
@@ -52,27 +56,27 @@ def test_what_stood_is_believed_more_and_what_fell_less():
     acceptance = Acceptance()
     acceptance.observe(guess(5, match=2), 2)
     # Matches 2 and 3 stood, 4 fell, and nobody knows about 5.
-    assert acceptance.chance("suffix", 2) > prior_chance(2)
-    assert acceptance.chance("suffix", 3) > prior_chance(3)
-    assert acceptance.chance("suffix", 4) < prior_chance(4)
-    assert acceptance.chance("suffix", 5) == prior_chance(5)
+    assert chance(acceptance, 2) > prior_chance(2)
+    assert chance(acceptance, 3) > prior_chance(3)
+    assert chance(acceptance, 4) < prior_chance(4)
+    assert chance(acceptance, 5) == prior_chance(5)
 
 
 def test_a_draft_that_stood_whole_says_nothing_beyond_its_end():
     acceptance = Acceptance()
     acceptance.observe(guess(2, match=2), 2)
-    assert acceptance.chance("suffix", 4) == prior_chance(4)
+    assert chance(acceptance, 4) == prior_chance(4)
 
 
 def test_drafters_are_believed_each_for_itself():
     acceptance = taught(3, 0)
-    assert acceptance.chance("suffix", 4) < 0.1
-    assert acceptance.chance("ngram", 4) == prior_chance(4)
+    assert chance(acceptance, 4) < 0.1
+    assert chance(acceptance, 4, "ngram") == prior_chance(4)
 
 
 def test_very_long_matches_are_all_one():
     acceptance = taught(1, 0, match=24)
-    assert acceptance.chance("suffix", 500) == acceptance.chance("suffix", 24) < 0.1
+    assert chance(acceptance, 500) == chance(acceptance, 24) < 0.1
 
 
 @given(seen=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=60))
@@ -88,33 +92,33 @@ def test_the_estimate_comes_to_the_share_that_stands():
     acceptance = Acceptance()
     for i in range(400):
         acceptance.observe(guess(1), int(i % 4 != 0))
-    assert acceptance.chance("suffix", 4) == pytest.approx(0.75, abs=0.05)
+    assert chance(acceptance, 4) == pytest.approx(0.75, abs=0.05)
 
 
 def test_old_evidence_fades():
     acceptance = taught(1, 1, times=300)
     for _ in range(100):
         acceptance.observe(guess(1), 0)
-    assert acceptance.chance("suffix", 4) < 0.3
+    assert chance(acceptance, 4) < 0.3
 
 
 def test_the_next_request_takes_belief_over_but_learns_faster():
     acceptance = taught(1, 1, times=300)
     carried = acceptance.carried()
-    believed = carried.chance("suffix", 4)
-    assert prior_chance(4) < believed <= acceptance.chance("suffix", 4)
+    believed = chance(carried, 4)
+    assert prior_chance(4) < believed <= chance(acceptance, 4)
     for learning in (acceptance, carried):
         for _ in range(10):
             learning.observe(guess(1), 0)
-    assert carried.chance("suffix", 4) < acceptance.chance("suffix", 4)
+    assert chance(carried, 4) < chance(acceptance, 4)
 
 
 def test_carried_belief_is_a_copy():
     acceptance = taught(1, 1, times=3)
-    before = acceptance.chance("suffix", 4)
+    before = chance(acceptance, 4)
     acceptance.carried().observe(guess(1), 0)
-    assert acceptance.chance("suffix", 4) == before
-    assert acceptance.carried().chance("suffix", 4) == pytest.approx(before)
+    assert chance(acceptance, 4) == before
+    assert chance(acceptance.carried(), 4) == pytest.approx(before)
 
 
 # --- how much is drafted
@@ -125,7 +129,7 @@ def test_nothing_is_drafted_where_a_row_costs_as_much_as_a_call():
 
 
 def test_nothing_proposed_is_nothing_drafted():
-    assert Auto(16, FLAT, Acceptance()).choose([]) == NOTHING
+    assert drafted(Auto(16, FLAT, Acceptance())) == NOTHING
 
 
 def test_a_sure_thing_is_drafted_to_its_end():
@@ -151,11 +155,11 @@ def test_the_better_of_two_proposals_is_taken_whatever_their_order():
     known = taught(8, 8)
     good, poor = guess(8), guess(8, match=0, source="recycle")
     for proposals in ([good, poor], [poor, good]):
-        assert Auto(16, CHEAP, known).choose(proposals).source == "suffix"
+        assert drafted(Auto(16, CHEAP, known), *proposals).source == "suffix"
 
 
 def test_a_cut_proposal_keeps_its_source_and_match():
-    taken = Auto(16, CHEAP, taught(8, 3, times=300)).choose([guess(8)])
+    taken = drafted(Auto(16, CHEAP, taught(8, 3, times=300)), guess(8))
     assert taken == Proposal([0, 1, 2], "suffix", 4)
 
 
@@ -208,30 +212,30 @@ def test_a_machine_that_is_slower_throughout_drafts_the_same(
 
 @given(block=st.integers(1, 16))
 def test_it_asks_for_what_the_longest_block_holds_and_chooses_no_more(block: int):
-    auto = Auto(block, FLAT, taught(15, 15))
-    assert auto.limit() == block - 1
-    if block > 1:
-        assert len(auto.choose([guess(auto.limit())]).tokens) == block - 1
+    drafter = Says(guess(99))
+    taken = Auto(block, FLAT, taught(15, 15)).draft([drafter], [], 99)
+    assert len(taken.tokens) == block - 1
+    assert drafter.asked == [block - 1] * (block > 1)
 
 
 def test_a_request_that_runs_fast_spends_less_on_a_doubtful_guess():
     # A second is worth more tokens there. What made it fast was another drafter.
     lengths = []
-    for drafted in (0, 15):
+    for length in (0, 15):
         auto = Auto(16, CostTable({1: 1.0, 16: 4.0}), Acceptance())
         for _ in range(30):
-            auto.observe(Outcome(guess(drafted, source="other"), drafted, 0.0))
-        lengths.append(len(auto.choose([guess(15, match=12)]).tokens))
+            auto.observe(Outcome(guess(length, source="other"), length, 0.0))
+        lengths.append(len(drafted(auto, guess(15, match=12)).tokens))
     slow, fast = lengths
     assert 0 < fast < slow
 
 
 def test_it_learns_from_what_it_verified():
     auto = Auto(16, CHEAP, Acceptance())
-    before = len(auto.choose([guess(8)]).tokens)
+    before = len(drafted(auto, guess(8)).tokens)
     for _ in range(40):
         auto.observe(Outcome(guess(8), 0, 0.0))
-    assert len(auto.choose([guess(8)]).tokens) == 0 < before
+    assert len(drafted(auto, guess(8)).tokens) == 0 < before
 
 
 def test_a_step_without_drafts_teaches_nothing_about_drafters():
@@ -269,3 +273,73 @@ def test_a_drafter_that_is_always_right_is_soon_followed_as_far_as_it_goes():
     run(engine, [one])
     assert one.counters.steps < 400 / 16 + 15
     assert one.counters.accepted == one.counters.drafted
+
+
+# --- drafters that take time
+
+
+def test_a_drafter_that_takes_time_is_asked_after_those_that_do_not():
+    slow, free = Says(guess(8, source="slow"), seconds=0.01), Says(guess(8, source="free"))
+    auto = Auto(16, CHEAP, Acceptance())
+    auto.draft([slow, free], [], 8)
+    assert (len(slow.asked), len(free.asked)) == (1, 1)
+
+
+def sure(length: int, source: str, chance: float = 0.99) -> Proposal:
+    return Proposal(list(range(length)), source, chances=[chance] * length)
+
+
+def times_asked(slow: Says, *others: Says, steps: int = 200, cost: CostTable = CHEAP) -> int:
+    """How often a request asks, where what is drafted always stands."""
+    auto = Auto(16, cost, Acceptance())
+    for _ in range(steps):
+        proposal = auto.draft([slow, *others], [], 15)
+        auto.observe(Outcome(proposal, len(proposal.tokens), 0.0))
+    return len(slow.asked)
+
+
+def test_a_drafter_that_is_worth_its_time_is_asked_in_every_step():
+    assert times_asked(Says(sure(4, "slow"), seconds=0.2)) == 200
+
+
+def test_a_drafter_that_is_not_worth_its_time_is_asked_ever_less():
+    # After the first time at 4, 8, 16, 32 and then every 64 steps.
+    assert times_asked(Says(sure(1, "slow", 0.1), seconds=0.5)) <= 7
+
+
+def test_a_drafter_is_not_asked_where_a_free_one_knows_as_much():
+    slow = Says(sure(8, "slow"), seconds=0.2)
+    assert times_asked(slow, Says(sure(8, "free"))) <= 7
+
+
+def test_a_drafter_that_has_got_better_is_asked_again():
+    auto = Auto(16, CHEAP, Acceptance())
+    poor, good = (Says(sure(4, "slow", chance), seconds=0.2) for chance in (0.05, 0.99))
+    for drafter, steps in ((poor, 100), (good, 200)):
+        for _ in range(steps):
+            proposal = auto.draft([drafter], [], 15)
+            auto.observe(Outcome(proposal, len(proposal.tokens), 0.0))
+    assert len(poor.asked) < 10
+    assert len(good.asked) > 130
+
+
+# --- a drafter's own estimates
+
+
+def test_a_drafters_own_estimate_is_believed_before_anything_was_seen():
+    proposal = Proposal([1, 2, 3], "table", chances=[0.9, 0.5, 0.1])
+    assert Acceptance().chances(proposal) == pytest.approx([0.9, 0.5, 0.1])
+
+
+def test_an_estimate_that_promises_too_much_is_corrected():
+    acceptance = Acceptance()
+    boasting, modest = sure(1, "table", 0.9), sure(1, "table", 0.4)
+    for i in range(200):
+        acceptance.observe(boasting, int(i % 2))
+    assert acceptance.chances(boasting) == pytest.approx([0.5], abs=0.07)
+    assert acceptance.chances(modest) == pytest.approx([0.4])
+
+
+def test_a_cut_proposal_keeps_the_estimates_of_its_tokens():
+    taken = drafted(Auto(16, CHEAP, Acceptance()), Proposal([7, 8], "table", chances=[0.95, 0.01]))
+    assert taken == Proposal([7], "table", chances=[0.95])

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.types import NOTHING, Outcome, Policy, Proposal
+from support.drafters import Says, drafted
 
 POLICIES = [Fixed, Adaptive, Kelly]
 
@@ -37,9 +38,24 @@ def test_no_policy_asks_for_more_than_its_longest_block_holds(
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_the_first_drafter_with_a_guess_is_taken_whole(kind: type):
-    first, second = Proposal([1], "ngram"), Proposal([1, 2, 3], "suffix", 9)
-    assert kind(8).choose([first, second]) == first
-    assert kind(8).choose([]) == NOTHING
+    first, second = Proposal([1], "ngram"), Proposal([2], "suffix", 9)
+    assert drafted(kind(8), first, second) == first
+    assert drafted(kind(8), Proposal((), "ngram"), second) == second
+    assert drafted(kind(8)) == NOTHING
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_nobody_is_asked_for_more_than_there_is_room_for(kind: type):
+    drafter = Says(Proposal([1] * 20, "ngram"))
+    assert len(kind(8).draft([drafter], [], 1).tokens) == 1
+    assert drafter.asked == [1]
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_who_stands_behind_one_with_a_guess_is_not_asked(kind: type):
+    second = Says(Proposal([1, 2], "suffix"))
+    kind(8).draft([Says(Proposal([1], "ngram")), second], [], 8)
+    assert second.asked == []
 
 
 @pytest.mark.parametrize("kind", POLICIES)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paceline.decoding.types import Proposal, Verified
+from paceline.decoding.types import Drafter, Policy, Proposal, Verified
 
 SPECS = [
     "ngram",
@@ -15,7 +15,29 @@ SPECS = [
 ]
 
 
-class Oracle:
+class Says(Drafter):
+    """Proposes one thing whatever the context, cut to the limit; counts how often it is asked."""
+
+    def __init__(self, proposal: Proposal, seconds: float = 0.0) -> None:
+        self.name = proposal.source
+        self.asked: list[int] = []
+        self._proposal = proposal
+        self._seconds = seconds
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        self.asked.append(limit)
+        return self._proposal.cut(limit)
+
+    def cost(self, limit: int) -> float:
+        return self._seconds
+
+
+def drafted(policy: Policy, *proposals: Proposal, room: int = 99) -> Proposal:
+    """What a policy takes of these proposals, offered in this order."""
+    return policy.draft([Says(proposal) for proposal in proposals], [], room)
+
+
+class Oracle(Drafter):
     """Proposes what follows in `text`; a token at a position in `wrong_at` is off by one."""
 
     name = "oracle"

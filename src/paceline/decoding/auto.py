@@ -5,11 +5,11 @@ stand (a running estimate per drafter and match length), and what a second is wo
 tokens this request has been running at). A policy changes speed, never a token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.decoding.costs import CostTable
-from paceline.decoding.types import NOTHING, Outcome, Proposal
+from paceline.decoding.types import NOTHING, Drafter, Outcome, Proposal
 
 _LONGEST_MATCH = 24
 """Matches longer than this are all as good."""
@@ -23,6 +23,21 @@ _CARRIED = 12.0
 _RATE_MEMORY = 24.0
 """Steps over which the rate of tokens is averaged."""
 
+_MATCH_BELIEF = 2.0
+"""How many draft tokens' worth of evidence the prior of a match is."""
+
+_ESTIMATE_BELIEF = 8.0
+"""The same for a drafter's own estimate, which was fitted to much text."""
+
+_ESTIMATE_STEPS = 16
+"""A drafter's own estimates are corrected in so many steps."""
+
+_PATIENCE = (4, 64)
+"""Least and most steps after which a drafter that did not pay is asked again."""
+
+_ASKING_RATE = 0.25
+"""Weight of the newest answer in what a drafter that takes time is expected to bring."""
+
 
 def prior_chance(match: int) -> float:
     """How likely a draft token is to stand, before anything was seen, by length of match.
@@ -35,34 +50,30 @@ def prior_chance(match: int) -> float:
 
 @dataclass(slots=True)
 class Acceptance:
-    """Running estimate of P(draft token stands | source, match length).
+    """Running estimate of P(draft token stands | source, evidence).
 
-    A draft token's match length is the proposal's plus its place in the draft: when i drafts stood,
-    i more tokens match. So one table by length serves every place, and a long draft teaches it
-    several times.
+    Evidence is what the drafter said: its own estimate, or the length of a match. When i drafts of
+    a match stood, i more tokens match: so one table by length serves every place, and a long draft
+    teaches it several times.
     """
 
     counts: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
-    """(source, match) -> (weight seen, weight that stood), both decaying."""
-
-    def chance(self, source: str, match: int) -> float:
-        """The chance that a draft token with this match length stands."""
-        match = min(match, _LONGEST_MATCH)
-        seen, stood = self.counts.get((source, match), (0.0, 0.0))
-        belief = 2.0
-        return (stood + belief * prior_chance(match)) / (seen + belief)
+    """(source, match or step of the estimate) -> (weight seen, weight that stood), both decaying.
+    """
 
     def chances(self, proposal: Proposal) -> list[float]:
         """For every token of a proposal, its chance given that those before it stood."""
-        return [
-            self.chance(proposal.source, proposal.match + i) for i in range(len(proposal.tokens))
-        ]
+        found = []
+        for key, belief, prior in _evidence(proposal, len(proposal.tokens)):
+            seen, stood = self.counts.get(key, (0.0, 0.0))
+            found.append((stood + belief * prior) / (seen + belief))
+        return found
 
     def observe(self, proposal: Proposal, accepted: int) -> None:
         """Learn from a verified proposal: the accepted tokens, and the first that did not stand."""
         keep = 0.5 ** (1 / _MEMORY)
-        for i in range(min(accepted + 1, len(proposal.tokens))):
-            key = (proposal.source, min(proposal.match + i, _LONGEST_MATCH))
+        judged = min(accepted + 1, len(proposal.tokens))
+        for i, (key, _, _) in enumerate(_evidence(proposal, judged)):
             seen, stood = self.counts.get(key, (0.0, 0.0))
             self.counts[key] = (seen * keep + 1, stood * keep + (i < accepted))
 
@@ -75,13 +86,57 @@ class Acceptance:
         return Acceptance(scaled)
 
 
+def _evidence(proposal: Proposal, length: int) -> Iterator[tuple[tuple[str, int], float, float]]:
+    """For each of the first `length` tokens: its key, and the weight and value of the prior."""
+    source = proposal.source
+    if proposal.chances:
+        for chance in proposal.chances[:length]:
+            yield (source, round(chance * _ESTIMATE_STEPS)), _ESTIMATE_BELIEF, chance
+    else:
+        for at in range(length):
+            match = min(proposal.match + at, _LONGEST_MATCH)
+            yield (source, match), _MATCH_BELIEF, prior_chance(match)
+
+
+@dataclass(slots=True)
+class _Asking:
+    """Whether a drafter that takes time is worth its time."""
+
+    tokens: float = 0.0
+    """What its proposals lately let expect: tokens of a step, and the seconds to verify them."""
+    seconds: float = 0.0
+    asked: bool = False
+    """Whether it ever was."""
+    since: int = 0
+    """Steps since it was last asked."""
+    patience: int = _PATIENCE[0]
+    """Steps after which it is asked again although it did not pay."""
+
+    def worth(self, rate: float, price: float, otherwise: float) -> bool:
+        """Whether to ask now: at a price in tokens, where `otherwise` is to be had without."""
+        self.since += 1
+        gain = self.tokens - rate * self.seconds - price
+        return not self.asked or gain > otherwise or self.since >= self.patience
+
+    def learn(self, tokens: float, seconds: float, *, paid: bool) -> None:
+        """Note what it brought."""
+        least, most = _PATIENCE
+        self.patience = least if paid else min(2 * self.patience, most)
+        weight = _ASKING_RATE if self.asked else 1.0
+        self.tokens += weight * (tokens - self.tokens)
+        self.seconds += weight * (seconds - self.seconds)
+        self.asked = True
+        self.since = 0
+
+
 class Auto:
-    """Picks the proposal and length with the greatest gain: E[tau] - rate * c(T).
+    """Picks the proposal and length with the greatest gain: E[tau] - rate * seconds.
 
     `rate` is tokens per second so far. Maximising tokens minus what their time would have brought
     otherwise is what maximises tokens per second in the long run (renewal-reward; Dinkelbach 1967
     for the ratio): on a sure thing it drafts further than the best ratio of that step alone would,
-    and on a poor one it stops sooner. Not drafting is the choice of length 0.
+    and on a poor one it stops sooner. Not drafting is the choice of length 0, and a drafter that
+    takes time is asked only when it is likely to bring more than its time is worth.
     """
 
     name = "auto"
@@ -96,27 +151,33 @@ class Auto:
         """
         self._cost = [0.0, *(cost(t) for t in range(1, max_block + 1))]
         self._acceptance = acceptance
+        self._asking: dict[str, _Asking] = {}
         self._tokens = 1.0
         self._seconds = self._cost[1]
+        self._drafting = 0.0  # seconds of drafters asked since the last step
 
-    def limit(self) -> int:
-        """As many drafts as the longest block holds: asking costs next to nothing."""
-        return len(self._cost) - 2
-
-    def choose(self, proposals: Sequence[Proposal]) -> Proposal:
+    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
         """The proposal with the greatest gain, cut where more drafts would lower it."""
+        room = min(room, len(self._cost) - 2)
         rate = self._tokens / self._seconds
-        best = NOTHING
-        most = 1 - rate * self._cost[1]
-        for proposal in proposals:
-            stands = expected = 1.0
-            for length, chance in enumerate(self._acceptance.chances(proposal), start=1):
-                stands *= chance
-                expected += stands
-                gain = expected - rate * self._cost[length + 1]
-                if gain > most:
-                    most = gain
-                    best = proposal._replace(tokens=proposal.tokens[:length])
+        best, most = NOTHING, 1 - rate * self._cost[1]
+        if room < 1:
+            return best
+        # Those that cost nothing first: what they find decides whether others are asked at all.
+        for seconds, drafter in sorted(
+            ((drafter.cost(room), drafter) for drafter in drafters), key=lambda pair: pair[0]
+        ):
+            price = rate * seconds
+            asking = self._asking.setdefault(drafter.name, _Asking())
+            if price and not asking.worth(rate, price, most):
+                continue
+            proposal, tokens = self._cut(drafter.propose(context, room), rate)
+            takes = self._cost[len(proposal.tokens) + 1]
+            gain = tokens - rate * takes
+            asking.learn(tokens, takes, paid=gain - price > most)
+            self._drafting += seconds
+            if gain > most:
+                best, most = proposal, gain
         return best
 
     def observe(self, outcome: Outcome) -> None:
@@ -124,5 +185,19 @@ class Auto:
         if outcome.proposal.tokens:
             self._acceptance.observe(outcome.proposal, outcome.accepted)
         keep = 0.5 ** (1 / _RATE_MEMORY)
+        seconds = self._cost[len(outcome.proposal.tokens) + 1] + self._drafting
         self._tokens = self._tokens * keep + outcome.accepted + 1
-        self._seconds = self._seconds * keep + self._cost[len(outcome.proposal.tokens) + 1]
+        self._seconds = self._seconds * keep + seconds
+        self._drafting = 0.0
+
+    def _cut(self, proposal: Proposal, rate: float) -> tuple[Proposal, float]:
+        """The beginning of a proposal with the greatest gain, and the tokens to expect of it."""
+        stands = expected = tokens = 1.0
+        length, most = 0, 1 - rate * self._cost[1]
+        for at, chance in enumerate(self._acceptance.chances(proposal), start=1):
+            stands *= chance
+            expected += stands
+            gain = expected - rate * self._cost[at + 1]
+            if gain > most:
+                length, most, tokens = at, gain, expected
+        return proposal.cut(length), tokens

@@ -2,7 +2,7 @@
 
     generation = Generation(prompt, ...)
     while not generation.finished:
-        block = generation.next_block()      # asks the drafters, and the policy how much to try
+        block = generation.next_block()      # the policy asks drafters, and says how much to try
         logits = ...                         # run it: this file knows no engine and no clock
         step = generation.accept(logits)     # keeps the prefix that the target itself picks
         ...                                  # step.kept slots are now part of the sequence
@@ -117,8 +117,8 @@ class Generation:
             context_length: the most tokens prompt and answer may have together.
             sampling: how the target picks.
             stopping: when to end.
-            drafters: who guesses; all are asked, the policy takes one proposal. Empty: plain.
-            policy: how much is tried.
+            drafters: who may be asked to guess. Empty: plain.
+            policy: who is asked, and how much is tried.
             decode: token ids -> text, special tokens left out.
             cached: how many of the prompt's first tokens the engine already has in its slots.
             prefill_chunk: the most prompt tokens in one block.
@@ -255,10 +255,9 @@ class Generation:
 
     def _draft_block(self) -> Block:
         # A block of T rows can bring T tokens: more drafts than that could not be kept.
-        limit = min(self._policy.limit(), self._end - len(self._tokens) - 1)
-        if limit > 0:
-            proposals = [d.propose(self._tokens, limit) for d in self._drafters]
-            self._proposal = self._policy.choose([p for p in proposals if p.tokens])
+        room = self._end - len(self._tokens) - 1
+        if room > 0:
+            self._proposal = self._policy.draft(self._drafters, self._tokens, room)
         tokens = [self._tokens[-1], *self._proposal.tokens]
         return Block(tokens, rows=len(tokens))
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.decoding.types import NOTHING, Outcome, Proposal
+from paceline.decoding.types import NOTHING, Drafter, Outcome, Proposal
 
 
 class Fixed:
-    """Always the same block; take the first drafter that has a guess."""
+    """Always the same block; drafters are asked in their order until one has a guess."""
 
     name = "fixed"
 
@@ -25,9 +25,15 @@ class Fixed:
         """Drafts for the current block."""
         return self._max_block - 1
 
-    def choose(self, proposals: Sequence[Proposal]) -> Proposal:
-        """The first drafter's guess, whole."""
-        return proposals[0] if proposals else NOTHING
+    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
+        """The guess of the first drafter that has one."""
+        limit = min(self.limit(), room)
+        if limit > 0:
+            for drafter in drafters:
+                proposal = drafter.propose(context, limit)
+                if proposal.tokens:
+                    return proposal
+        return NOTHING
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn."""

@@ -39,6 +39,13 @@ class Proposal(NamedTuple):
     match: int = 0
     """How much evidence stands behind the first token, in the drafter's own measure (for matchers:
     how many tokens of context matched). Acceptance is estimated per (source, match)."""
+    chances: Sequence[float] = ()
+    """For each token the drafter's own estimate that it stands, given that those before it did;
+    empty where a drafter has none and `match` speaks for it."""
+
+    def cut(self, length: int) -> "Proposal":
+        """Its first `length` tokens."""
+        return self._replace(tokens=self.tokens[:length], chances=self.chances[:length])
 
 
 NOTHING = Proposal((), "none")
@@ -61,7 +68,7 @@ class Verified:
 
 
 class Drafter(Protocol):
-    """Who guesses. One instance serves one request."""
+    """Who guesses. One instance serves one request. A class of its own need only say `propose`."""
 
     name: str
 
@@ -75,7 +82,11 @@ class Drafter(Protocol):
 
     def observe(self, verified: Verified) -> None:
         """Learn from a finished step. Called after every step, prompt chunks included."""
-        ...
+        return
+
+    def cost(self, limit: int) -> float:
+        """Seconds that a proposal of up to `limit` tokens takes; 0.0 for next to nothing."""
+        return 0.0
 
 
 class Outcome(NamedTuple):
@@ -90,16 +101,16 @@ class Outcome(NamedTuple):
 
 
 class Policy(Protocol):
-    """How many draft tokens to try. One instance serves one request."""
+    """Who is asked, and how many draft tokens to try. One instance serves one request."""
 
     name: str
 
-    def limit(self) -> int:
-        """How many draft tokens are worth asking for now (0: do not ask)."""
-        ...
+    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
+        """Ask those drafters that are worth asking; the proposal to verify.
 
-    def choose(self, proposals: Sequence[Proposal]) -> Proposal:
-        """The proposal to verify, cut to what is worth verifying; `NOTHING` to decode plainly."""
+        It is cut to what is worth verifying, and to `room` tokens (>= 1); `NOTHING` to decode
+        plainly.
+        """
         ...
 
     def observe(self, outcome: Outcome) -> None:

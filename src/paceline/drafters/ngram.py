@@ -6,10 +6,10 @@ the prompt before decoding starts and grows with every token.
 
 from collections.abc import Sequence
 
-from paceline.decoding.types import Proposal, Verified
+from paceline.decoding.types import Drafter, Proposal
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Longest n-gram first, latest occurrence.
 
     Raises:
@@ -50,6 +50,3 @@ class NgramDrafter:
             if start is not None:
                 return Proposal(context[start : start + min(limit, self._length)], self.name, size)
         return Proposal((), self.name)
-
-    def observe(self, verified: Verified) -> None:
-        """The tokens come with the context; there is nothing more to learn."""

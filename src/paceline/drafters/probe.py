@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from paceline.decoding.types import Drafter, Proposal, Verified
 
 
-class Probe:
+class Probe(Drafter):
     """Stands in for a drafter: asks it, proposes nothing, and compares its guess with the text.
 
     It asks as often as speculation would: a guess that stands for m tokens is followed by the next

@@ -7,13 +7,13 @@ a draft was rejected: its row of logits says what would have followed (token rec
 
 from collections.abc import Sequence
 
-from paceline.decoding.types import Proposal, Verified
+from paceline.decoding.types import Drafter, Proposal, Verified
 
 _SEEN_IN_TEXT = 1
 _SEEN_IN_LOGITS = 0
 
 
-class RecycleDrafter:
+class RecycleDrafter(Drafter):
     """Proposes one token: what followed the last token when it, or a guess of it, was last run."""
 
     name = "recycle"

@@ -6,7 +6,7 @@ given a `Corpus`, in earlier answers of the process (the idea of SuffixDecoding,
 
 from collections.abc import Sequence
 
-from paceline.decoding.types import Proposal, Verified
+from paceline.decoding.types import Drafter, Proposal
 from paceline.drafters.automaton import START, Match, SuffixAutomaton
 
 
@@ -38,7 +38,7 @@ class Corpus:
             self.automaton.append(-len(self.automaton.text) - 1)
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Proposes what followed the longest match, from the request itself or from a corpus."""
 
     name = "suffix"
@@ -63,9 +63,6 @@ class SuffixDrafter:
         if own is None:
             return Proposal((), self.name)
         return Proposal(_copy(context, own, limit), self.name, own.length)
-
-    def observe(self, verified: Verified) -> None:
-        """The tokens come with the context; there is nothing more to learn."""
 
     def _catch_up(self, context: Sequence[int]) -> None:
         """Index what is new, and follow it through the corpus."""

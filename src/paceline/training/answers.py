@@ -168,9 +168,10 @@ def _end_loops(stream: Stream) -> None:
 
 
 def _about(model: Model, prompts: Sequence[Path], settings: Settings) -> dict[str, Any]:
+    suites = {path.name: load_suite(path) for path in prompts}
     files = [
-        {"name": path.name, "sha256": load_suite(path).sha256, "prompts": len(load_suite(path).prompts)}
-        for path in prompts
+        {"name": name, "sha256": suite.sha256, "prompts": len(suite.prompts)}
+        for name, suite in suites.items()
     ]
     return {
         "kind": KIND,
@@ -199,7 +200,8 @@ def _prompt_tokens(model: Model, paths: Sequence[Path], longest: int) -> dict[in
     """Prompt number -> token ids, each different prompt once."""
     seen = set()
     chosen = {}
-    for number, prompt in enumerate(prompt for path in paths for prompt in load_suite(path).prompts):
+    prompts = [prompt for path in paths for prompt in load_suite(path).prompts]
+    for number, prompt in enumerate(prompts):
         tokens = model.tokens(prompt.messages)
         if len(tokens) <= longest and tuple(tokens) not in seen:
             seen.add(tuple(tokens))
@@ -212,7 +214,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     manifest = read_json(folder / MANIFEST)
     if manifest.get("kind") != KIND:
-        raise InvalidRequest(f"{folder} is not a folder of answers: its manifest.json says otherwise")
+        raise InvalidRequest(f"{folder} holds no answers: its manifest.json says otherwise")
     return manifest
 
 

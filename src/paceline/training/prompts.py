@@ -1,8 +1,8 @@
 """Prompts that the target makes up itself, for when there are none.
 
 A model trained on conversations can also write the user's part: given the template up to where the
-user speaks, it goes on with a question (Magpie, arXiv 2406.08464). Nobody else's text is needed, and
-the questions are of the kind that the model knows.
+user speaks, it goes on with a question (Magpie, arXiv 2406.08464). Nobody else's text is needed,
+and the questions are of the kind that the model knows.
 """
 
 import itertools
