@@ -7,11 +7,19 @@ from hypothesis import settings
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import DEFAULT_MODEL, ModelFiles, cache_dir, resolve
 from paceline.runtime import Model
+from support.drafters import write_toy_table
 from support.tiny import write_tiny
 
 # Two cores shared with others: how long an example takes says nothing about the code.
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
+
+
+@pytest.fixture(scope="session")
+def toy_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table for a vocabulary of six tokens."""
+    texts = [[0, 1, 2, 3, 4, 5] * 4, [0, 1, 2, 5, 5] * 3, [3, 3, 1, 2, 3]]
+    return write_toy_table(tmp_path_factory.mktemp("table"), texts, 6)
 
 
 @pytest.fixture(scope="session")

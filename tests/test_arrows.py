@@ -16,10 +16,11 @@ SOURCE = Path(paceline.__file__).parent
 # the others together and may import any but the workshops. "" is the package itself: its version.
 ALLOWED = {
     "errors": {"errors"},
+    "artifacts": {"artifacts", "errors"},
     "decoding": {"decoding"},
-    "drafters": {"drafters", "decoding", "errors"},
-    "engines": {"engines", "decoding", "errors"},
-    "models": {"models", "errors", ""},
+    "drafters": {"drafters", "decoding", "artifacts", "errors"},
+    "engines": {"engines", "decoding", "artifacts", "errors"},
+    "models": {"models", "artifacts", "errors", ""},
 }
 
 # Heavy tools live here: imported by themselves, and by commands inside a function.

@@ -112,7 +112,11 @@ def _add_training(add: Callable[..., ArgumentParser], under: Any) -> None:
         made.add_argument("--seed", type=int, default=0)
         made.add_argument("--at-once", type=_count, default=32, help="sequences in a call")
     answers.add_argument("--prompts", type=Path, action="append", required=True)
-    for made, what in ((prompts, "the file to write"), (answers, "the folder to make")):
+    table = add("train table", "Count a table of what the target usually says.", within)
+    table.add_argument("--data", type=Path, action="append", required=True, help="answers")
+    table.add_argument("--megabytes", type=float, default=16.0, help="how big it may get")
+    folder = "the folder to make"
+    for made, what in ((prompts, "the file to write"), (answers, folder), (table, folder)):
         made.add_argument("--out", type=Path, required=True, help=what)
         made.add_argument("--target", default=DEFAULT_MODEL, help="name, path or hub name")
         made.add_argument("--threads", type=int)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.arguments import SAMPLING, parser
+from paceline.artifacts import write_json
 from paceline.errors import InvalidRequest, PacelineError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "bench run": _bench_run,
         "train prompts": _train_prompts,
         "train answers": _train_answers,
+        "train table": _train_table,
         "verify": _verify,
         "plan": _plan,
     }
@@ -220,6 +222,19 @@ def _train_answers(options: argparse.Namespace) -> int:
     return _report(report, options)
 
 
+def _train_table(options: argparse.Namespace) -> int:
+    from paceline.training import commands
+
+    report = commands.table(
+        options.target,
+        options.data,
+        options.out,
+        megabytes=options.megabytes,
+        progress=_progress(options),
+    )
+    return _report(report, options)
+
+
 def _plan(options: argparse.Namespace) -> int:
     from paceline.bench import commands
 
@@ -329,12 +344,7 @@ def _check_writable(path: Path | None) -> None:
 
 
 def _write(path: Path, value: Any) -> None:
-    """Write JSON beside, then rename: an old result is never half overwritten."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        beside.replace(path)
+        write_json(path, value)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
         raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error

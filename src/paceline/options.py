@@ -45,7 +45,7 @@ class Options(TypedDict, total=False):
     """Go on after end-of-sequence tokens."""
     drafter: str
     """`auto`, `none`, or parts joined by +: `ngram:min=2,max=4,length=15`, `suffix`,
-    `suffix:earlier`, `recycle`."""
+    `suffix:earlier`, `recycle`, `table`, `table:FOLDER`."""
     policy: str
     """`auto`, `fixed`, `adaptive` or `kelly`."""
     max_block: int | None
@@ -145,13 +145,13 @@ def check(options: Options) -> Request:
         raise InvalidRequest(f"max_block is {block!r}; expected 2 to {MAX_ROWS} rows")
     drafter, probe = values.get("drafter", "auto"), values.get("probe")
     for spec in (drafter, *([] if probe is None else [probe])):
-        drafters.create(spec)  # raises for a spec that is none
+        drafters.check(spec)
     return Request(
         sampling=sampling,
         max_tokens=values.get("max_tokens"),
         stop=stop,
         ignore_eos=values.get("ignore_eos", False),
-        drafter=drafters.resolved(drafter),
+        drafter=drafter,
         policy=policy,
         max_block=block,
         probe=probe,

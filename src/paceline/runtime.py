@@ -14,7 +14,7 @@ from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.types import Policy
-from paceline.drafters import Corpus, Probe
+from paceline.drafters import Probe, Shared
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.base import Sequence as Slots
@@ -82,7 +82,11 @@ class Model:
         self.load_seconds = load_seconds
         self._progress = progress
         self._acceptance = Acceptance()
-        self._corpus = Corpus()
+        self._shared = Shared(
+            target=files.name,
+            vocab_size=engine.vocab_size,
+            shipped=drafters.shipped(files.name),
+        )
 
     @cached_property
     def measurement(self) -> Measurement:
@@ -163,8 +167,9 @@ class Model:
     ) -> Stream:
         """A stream over `slots`, whose first ones hold the beginning of `tokens` already."""
         acceptance = self._acceptance.carried()
-        chosen = drafters.create(request.drafter, self._corpus)
-        watched = drafters.create(request.probe, self._corpus) if request.probe else []
+        spec = drafters.resolved(request.drafter, self._shared)
+        chosen = drafters.create(spec, self._shared)
+        watched = drafters.create(request.probe, self._shared) if request.probe else []
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         try:
             generation = Generation(
@@ -183,17 +188,17 @@ class Model:
 
         def learn(stream: Stream) -> None:
             self._acceptance = acceptance
-            if drafters.remembers(request.drafter):
-                self._corpus.add(generation.answer)
+            if drafters.remembers(spec):
+                self._shared.corpus.add(generation.answer)
             end(stream)
 
         result = partial(
             Result,
             model=self.files.name,
             engine=self.engine.name,
-            drafter=request.drafter,
+            drafter=spec,
             policy=request.policy,
-            exact=self.exact(request.drafter),
+            exact=self.exact(spec),
             seed=request.sampling.seed,
         )
         return Stream(

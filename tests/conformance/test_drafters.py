@@ -1,6 +1,7 @@
 """What every drafter must pass, whatever the text and whatever it was shown."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.decoding.types import Drafter, Proposal, Verified
-from paceline.drafters import Corpus, create
-from support.drafters import SPECS
+from paceline.drafters import Corpus, Shared, create
+from support.drafters import MATCHERS, SPECS
 
 VOCABULARY = 6
 
@@ -46,11 +47,11 @@ def spec(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def earlier() -> Corpus:
+def shared(toy_table: Path) -> Shared:
     corpus = Corpus()
     corpus.add([0, 1, 2, 3, 4, 5, 0, 0, 1])
     corpus.add([5, 5, 4])
-    return corpus
+    return Shared(vocab_size=VOCABULARY, corpus=corpus, shipped={"table": toy_table})
 
 
 def contexts(drafters: list[Drafter], grown: list[Growth]) -> Iterator[list[int]]:
@@ -80,9 +81,9 @@ def proposals(drafters: list[Drafter], grown: list[Growth], limit: int) -> list[
 @settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
 def test_a_proposal_keeps_to_the_limit_and_the_vocabulary(
-    spec: str, earlier: Corpus, grown: list[Growth], limit: int
+    spec: str, shared: Shared, grown: list[Growth], limit: int
 ):
-    for proposal in proposals(create(spec, earlier), grown, limit):
+    for proposal in proposals(create(spec, shared), grown, limit):
         assert len(proposal.tokens) <= limit
         assert all(token in range(VOCABULARY) for token in proposal.tokens)
         assert proposal.match >= 0
@@ -91,18 +92,18 @@ def test_a_proposal_keeps_to_the_limit_and_the_vocabulary(
 @settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
 def test_the_same_history_brings_the_same_proposals(
-    spec: str, earlier: Corpus, grown: list[Growth], limit: int
+    spec: str, shared: Shared, grown: list[Growth], limit: int
 ):
-    first = proposals(create(spec, earlier), grown, limit)
-    assert proposals(create(spec, earlier), grown, limit) == first
+    first = proposals(create(spec, shared), grown, limit)
+    assert proposals(create(spec, shared), grown, limit) == first
 
 
 @settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
 def test_asking_again_changes_neither_the_answer_nor_the_context(
-    spec: str, earlier: Corpus, grown: list[Growth], limit: int
+    spec: str, shared: Shared, grown: list[Growth], limit: int
 ):
-    drafters = create(spec, earlier)
+    drafters = create(spec, shared)
     for context in contexts(drafters, grown):
         before = list(context)
         for drafter in drafters:
@@ -119,9 +120,9 @@ def test_asking_again_changes_neither_the_answer_nor_the_context(
 @settings(max_examples=40)
 @given(text=texts, growth=st.integers(1, 7), limit=st.integers(1, 20))
 def test_a_context_may_grow_token_by_token_or_by_leaps(
-    spec: str, earlier: Corpus, text: list[int], growth: int, limit: int
+    spec: str, shared: Shared, text: list[int], growth: int, limit: int
 ):
-    leaping, stepping = create(spec, earlier), create(spec, earlier)
+    leaping, stepping = create(spec, shared), create(spec, shared)
     for end in range(growth, len(text) + 1, growth):
         for seen in range(end - growth + 1, end):
             for drafter in stepping:
@@ -130,6 +131,7 @@ def test_a_context_may_grow_token_by_token_or_by_leaps(
             assert leaps.propose(text[:end], limit) == steps.propose(text[:end], limit)
 
 
+@pytest.mark.parametrize("spec", MATCHERS)
 @pytest.mark.parametrize("context", [[], [3]], ids=["empty", "one token"])
 def test_there_is_nothing_to_say_before_anything_repeats(spec: str, context: list[int]):
     for drafter in create(spec):
@@ -139,6 +141,7 @@ def test_there_is_nothing_to_say_before_anything_repeats(spec: str, context: lis
         assert list(drafter.propose(grown, 1).tokens) == [1]
 
 
+@pytest.mark.parametrize("spec", MATCHERS)
 def test_a_fresh_drafter_knows_nothing_of_another_request(spec: str):
     for drafter in create(spec):
         drafter.propose([1, 2, 3] * 5, 4)
@@ -146,6 +149,7 @@ def test_a_fresh_drafter_knows_nothing_of_another_request(spec: str):
         assert not drafter.propose([1, 2], 4).tokens
 
 
+@pytest.mark.parametrize("spec", MATCHERS)
 def test_a_text_that_repeats_is_guessed_right(spec: str):
     text = [1, 2, 3, 4, 5, 0] * 4
     for drafter in create(spec):

@@ -13,9 +13,9 @@ from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Block, FinishReason
-from paceline.drafters import Corpus, create
+from paceline.drafters import Corpus, Shared, create
 from paceline.engines.base import Engine
-from support.drafters import SPECS, Oracle
+from support.drafters import SPECS, Oracle, write_toy_table
 from support.driver import POLICIES, Answer, answer, decode, generation, run, total
 
 DRAFTERS = ["none", *SPECS]
@@ -75,12 +75,14 @@ def plainly(engine: Engine) -> Plainly:
 
 
 @pytest.fixture(scope="module")
-def earlier(plainly: Plainly) -> Corpus:
-    """Answers to some of the prompts, as a process would have them from before."""
+def shared(engine: Engine, plainly: Plainly, tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """Answers to some of the prompts, as a process would have them from before, and a table."""
+    answers = [plainly(prompt, 0).tokens for prompt in range(4)]
     corpus = Corpus()
-    for prompt in range(4):
-        corpus.add(plainly(prompt, 0).tokens)
-    return corpus
+    for tokens in answers:
+        corpus.add(tokens)
+    table = write_toy_table(tmp_path_factory.mktemp("table"), answers, engine.vocab_size)
+    return Shared(vocab_size=engine.vocab_size, corpus=corpus, shipped={"table": table})
 
 
 def test_answers_differ_between_prompts_samplings_and_seeds(plainly: Plainly):
@@ -92,7 +94,7 @@ def test_answers_differ_between_prompts_samplings_and_seeds(plainly: Plainly):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_no_drafter_and_no_policy_changes_a_token(
-    engine: Engine, plainly: Plainly, earlier: Corpus, spec: str, policy: str
+    engine: Engine, plainly: Plainly, shared: Shared, spec: str, policy: str
 ):
     ran = []
     for block in range(2, 17):
@@ -104,7 +106,7 @@ def test_no_drafter_and_no_policy_changes_a_token(
                 prompt_of(engine, prompt),
                 sampling=SAMPLINGS[sampling],
                 stopping=Stopping(max_tokens=TOKENS),
-                drafters=create(spec, earlier),
+                drafters=create(spec, shared),
                 policy=POLICIES[policy](block),
             )
             for prompt, sampling in asks
@@ -178,13 +180,13 @@ sampled = st.builds(
     )
 )
 def test_requests_that_come_and_go_in_any_order_change_nothing(
-    engine: Engine, earlier: Corpus, asks: list[tuple[Any, ...]]
+    engine: Engine, shared: Shared, asks: list[tuple[Any, ...]]
 ):
     expected, going = [], []
     for prompt, sampling, spec, policy, block, chunk, _, most in asks:
         common = {"sampling": sampling, "stopping": Stopping(max_tokens=most)}
         expected.append(answer(engine, prompt_of(engine, prompt), **common))
-        drafters, chosen = create(spec, earlier), POLICIES[policy](block)
+        drafters, chosen = create(spec, shared), POLICIES[policy](block)
         going.append(
             generation(
                 engine,
@@ -250,10 +252,10 @@ def _told(engine: Engine, sampling: int, text: Sequence[int], stopping: Stopping
 
 
 @pytest.mark.parametrize("spec", DRAFTERS)
-def test_an_answer_may_run_into_the_end_of_the_context(engine: Engine, earlier: Corpus, spec: str):
+def test_an_answer_may_run_into_the_end_of_the_context(engine: Engine, shared: Shared, spec: str):
     rng = np.random.default_rng(5)
     prompt = rng.integers(0, engine.vocab_size, engine.context_length - 20).tolist()
-    told = answer(engine, prompt, drafters=create(spec, earlier), policy=Fixed(16))
+    told = answer(engine, prompt, drafters=create(spec, shared), policy=Fixed(16))
     assert told == answer(engine, prompt)
     assert len(told.tokens) == 20
     assert told.finish_reason is FinishReason.LENGTH

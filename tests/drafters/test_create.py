@@ -1,15 +1,21 @@
+from pathlib import Path
+
 import pytest
 
 from paceline.drafters import (
     Corpus,
     NgramDrafter,
     RecycleDrafter,
+    Shared,
     SuffixDrafter,
+    TableDrafter,
+    check,
     create,
     remembers,
     resolved,
 )
 from paceline.errors import InvalidRequest
+from support.drafters import write_toy_table
 
 
 @pytest.mark.parametrize(
@@ -29,9 +35,31 @@ def test_a_spec_names_drafters_in_its_order(spec: str, kinds: list[type]):
 
 
 def test_auto_stands_for_the_default():
-    assert [d.name for d in create("auto")] == [d.name for d in create(resolved("auto"))]
-    assert resolved("auto") == "suffix"
-    assert resolved("ngram") == "ngram"
+    assert [drafter.name for drafter in create("auto")] == ["suffix"]
+    assert resolved("auto", Shared()) == "suffix"
+    assert resolved("ngram", Shared()) == "ngram"
+
+
+def test_auto_takes_the_table_where_one_comes_with_the_target(toy_table: Path):
+    shared = Shared(vocab_size=6, shipped={"table": toy_table})
+    assert resolved("auto", shared) == "suffix+table"
+    assert [drafter.name for drafter in create("auto", shared)] == ["suffix", "table"]
+
+
+def test_a_table_is_named_by_its_folder_or_comes_with_the_target(toy_table: Path):
+    named = create(f"table:{toy_table}", Shared(vocab_size=6))
+    assert [type(drafter) for drafter in named] == [TableDrafter]
+    with pytest.raises(InvalidRequest, match="no table comes with tiny; train one with"):
+        create("table", Shared(target="tiny"))
+
+
+def test_a_table_is_opened_once_for_all_requests(tmp_path: Path):
+    folder = write_toy_table(tmp_path, [[1, 2, 3] * 3], 6)
+    shared = Shared(vocab_size=6, shipped={"table": folder})
+    create("table", shared)
+    for path in folder.iterdir():
+        path.unlink()
+    assert create(f"table:{folder}", shared)
 
 
 def test_the_options_of_ngram_are_obeyed():
@@ -44,8 +72,8 @@ def test_the_options_of_ngram_are_obeyed():
 def test_suffix_looks_in_earlier_answers_only_when_told_to():
     corpus = Corpus()
     corpus.add([1, 2, 3])
-    assert list(create("suffix:earlier", corpus)[0].propose([1, 2], 1).tokens) == [3]
-    assert list(create("suffix", corpus)[0].propose([1, 2], 1).tokens) == []
+    assert list(create("suffix:earlier", Shared(corpus=corpus))[0].propose([1, 2], 1).tokens) == [3]
+    assert list(create("suffix", Shared(corpus=corpus))[0].propose([1, 2], 1).tokens) == []
     assert list(create("suffix:earlier")[0].propose([1, 2], 1).tokens) == []
 
 
@@ -81,5 +109,6 @@ def test_every_request_gets_its_own_drafters():
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused_by_name(spec: str, message: str):
-    with pytest.raises(InvalidRequest, match=message):
-        create(spec)
+    for refuse in (check, create):
+        with pytest.raises(InvalidRequest, match=message):
+            refuse(spec)

@@ -4,17 +4,15 @@ from typing import Any
 
 import pytest
 
+from paceline.artifacts import MANIFEST
 from paceline.errors import ModelError
 from paceline.models.manifest import (
     GRAPH,
-    MANIFEST,
     TOKENIZER,
     WEIGHTS,
     Facts,
     changed_files,
-    read_json,
     read_manifest,
-    sha256_of,
     write_manifest,
 )
 
@@ -136,28 +134,3 @@ def test_a_file_with_other_bytes_is_found_by_its_checksum(folder: Path):
     (folder / WEIGHTS).write_bytes(b"x" * size)
     (fault,) = changed_files(folder, manifest)
     assert fault.startswith(f"{WEIGHTS}: SHA-256 is ")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a": NaN', b"3"]
-)
-def test_what_is_no_json_object_is_one_line_that_names_the_file(content: bytes, tmp_path: Path):
-    path = tmp_path / "x.json"
-    path.write_bytes(content)
-    with pytest.raises(ModelError, match=str(path)):
-        read_json(path)
-
-
-def test_a_file_that_is_not_there_is_one_line_that_names_it(tmp_path: Path):
-    with pytest.raises(ModelError, match="No such file"):
-        read_json(tmp_path / "x.json")
-
-
-def test_a_checksum_is_counted_on_from_what_was_done(tmp_path: Path):
-    path = tmp_path / "x"
-    path.write_bytes(b"x" * 3_000_000)
-    reached: list[int] = []
-    found = sha256_of(path, reached.append, 10)
-    assert reached == sorted(reached)
-    assert reached[-1] == 3_000_010
-    assert found == sha256_of(path)

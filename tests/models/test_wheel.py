@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from paceline.artifacts import sha256_of
 from paceline.errors import ModelError
 from paceline.models import Progress, library, resolve, wheel
 from paceline.models.cache import models_dir
-from paceline.models.manifest import sha256_of
 from paceline.models.processes import Finished
 from paceline.models.registry import REGISTRY, WheelModel
 

@@ -1,10 +1,13 @@
 """The drafters that must pass the conformance tests, and one that knows what is coming."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.decoding.types import Drafter, Policy, Proposal, Verified
+from paceline.training.answers import Answer
+from paceline.training.table import count_table, write_table
 
-SPECS = [
+MATCHERS = [
     "ngram",
     "ngram:min=2,max=5,length=4",
     "suffix",
@@ -13,6 +16,17 @@ SPECS = [
     "suffix+recycle",
     "ngram+suffix+recycle",
 ]
+"""Drafters that know nothing but the text before them."""
+
+SPECS = [*MATCHERS, "table", "suffix+table"]
+"""Those, and the ones that were taught; a `shared` has what they need."""
+
+
+def write_toy_table(folder: Path, texts: Sequence[Sequence[int]], vocab_size: int) -> Path:
+    """A table of what follows what in some texts."""
+    counted = count_table([Answer(i, text[:1], text[1:]) for i, text in enumerate(texts)])
+    write_table(counted, folder, target="toy", vocab_size=vocab_size, facts={})
+    return folder
 
 
 class Says(Drafter):

@@ -1,109 +1,177 @@
 """Who guesses: one file each. A drafter sees the context and proposes; it never decides.
 
-`create` makes drafters from a spec such as `ngram:min=2,max=5` or `suffix+recycle`.
+`create` makes drafters from a spec such as `ngram:min=2,max=5` or `suffix+table`.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from paceline.decoding.types import Drafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.probe import Probe
 from paceline.drafters.recycle import RecycleDrafter
 from paceline.drafters.suffix import Corpus, SuffixDrafter
+from paceline.drafters.table import Table, TableDrafter
 from paceline.errors import InvalidRequest
 
-DEFAULT = "suffix"
-"""What `auto` stands for."""
-
 __all__ = [
-    "DEFAULT",
     "Corpus",
     "NgramDrafter",
     "Probe",
     "RecycleDrafter",
+    "Shared",
     "SuffixDrafter",
+    "Table",
+    "TableDrafter",
+    "check",
     "create",
     "remembers",
     "resolved",
+    "shipped",
 ]
 
 
-def create(spec: str, corpus: Corpus | None = None) -> list[Drafter]:
+@dataclass(slots=True)
+class Shared:
+    """What the drafters of all requests to one target have in common."""
+
+    target: str = "this model"
+    """The target's name, for people."""
+    vocab_size: int = 0
+    corpus: Corpus = field(default_factory=Corpus)
+    """Earlier answers, for `suffix:earlier`."""
+    shipped: Mapping[str, Path] = field(default_factory=dict)
+    """Kind of drafter -> its folder, of those that come with the target."""
+    tables: dict[Path, Table] = field(default_factory=dict)
+    """Those that are open."""
+
+
+def shipped(model: str) -> dict[str, Path]:
+    """Kind of drafter -> its folder, of the drafters that paceline brings for `model`."""
+    folder = Path(__file__).parent / "shipped" / model
+    if not folder.is_dir():
+        return {}
+    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
+
+
+def create(spec: str, shared: Shared | None = None) -> list[Drafter]:
     """The drafters that `spec` names, in its order.
 
     Args:
         spec: `none`, `auto`, or parts joined by `+`: `ngram[:min=,max=,length=]`,
-            `suffix[:earlier]` (also look in earlier answers of the process), `recycle`.
-        corpus: earlier answers, for `suffix:earlier`.
+            `suffix[:earlier]` (also look in earlier answers of the process), `recycle`,
+            `table[:FOLDER]` (left out: the one that comes with the target).
+        shared: what belongs to the target.
 
     Raises:
-        InvalidRequest: an unknown name, option or value.
+        InvalidRequest: an unknown name, option or value, or a drafter that this target has not.
+        ModelError: a drafter that does not fit the target, or cannot be read.
     """
-    if spec == "none":
-        return []
-    return [_part(part, corpus) for part in resolved(spec).split("+")]
+    shared = shared or Shared()
+    return [make(argument, shared) for make, argument in _parts(resolved(spec, shared))]
 
 
-def resolved(spec: str) -> str:
-    """`spec` with `auto` spelled out."""
-    return DEFAULT if spec == "auto" else spec
+def check(spec: str) -> None:
+    """Raise InvalidRequest when no drafters could be made of `spec`, whatever the target."""
+    for _ in _parts(spec):
+        pass
+
+
+def resolved(spec: str, shared: Shared) -> str:
+    """`spec` with `auto` spelled out: what is best for the target."""
+    if spec != "auto":
+        return spec
+    return "suffix+table" if "table" in shared.shipped else "suffix"
 
 
 def remembers(spec: str) -> bool:
     """Whether a drafter of `spec` looks in earlier answers, so that this one should be kept."""
-    return any(part == "suffix:earlier" for part in resolved(spec).split("+"))
+    return any(part == "suffix:earlier" for part in spec.split("+"))
 
 
-def _ngram(options: Mapping[str, str], _corpus: Corpus | None) -> Drafter:
-    values = {key: _whole(key, options[key]) for key in options}
+def _ngram(argument: str, _shared: Shared) -> Drafter:
+    options = _options("ngram", argument)
     try:
         return NgramDrafter(
-            min_match=values.get("min", 1),
-            max_match=values.get("max", 4),
-            length=values.get("length", 15),
+            min_match=options.get("min", 1),
+            max_match=options.get("max", 4),
+            length=options.get("length", 15),
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
 
 
-def _suffix(options: Mapping[str, str], corpus: Corpus | None) -> Drafter:
-    return SuffixDrafter(corpus if "earlier" in options else None)
+def _suffix(argument: str, shared: Shared) -> Drafter:
+    return SuffixDrafter(shared.corpus if argument else None)
 
 
-def _recycle(_options: Mapping[str, str], _corpus: Corpus | None) -> Drafter:
+def _recycle(_argument: str, _shared: Shared) -> Drafter:
     return RecycleDrafter()
 
 
-_Maker = Callable[[Mapping[str, str], Corpus | None], Drafter]
-_KNOWN: dict[str, tuple[_Maker, frozenset[str]]] = {
-    "ngram": (_ngram, frozenset({"min", "max", "length"})),
-    "suffix": (_suffix, frozenset({"earlier"})),
-    "recycle": (_recycle, frozenset()),
+def _table(argument: str, shared: Shared) -> Drafter:
+    folder = _folder("table", argument, shared)
+    if folder not in shared.tables:
+        shared.tables[folder] = Table(folder, shared.vocab_size)
+    return TableDrafter(shared.tables[folder])
+
+
+_Maker = Callable[[str, Shared], Drafter]
+_KNOWN: dict[str, tuple[_Maker, Callable[[str], object]]] = {
+    "ngram": (_ngram, lambda argument: _ngram(argument, Shared())),
+    "suffix": (_suffix, lambda argument: _only("suffix", argument, ("", "earlier"))),
+    "recycle": (_recycle, lambda argument: _only("recycle", argument, ("",))),
+    "table": (_table, lambda _folder: None),
 }
+"""Name -> how it is made, and how what stands behind its colon is checked."""
 
 
-def _part(part: str, corpus: Corpus | None) -> Drafter:
-    name, _, rest = part.partition(":")
-    if name not in _KNOWN:
-        raise InvalidRequest(
-            f"no drafter is called {name!r}; expected none, auto, or {', '.join(_KNOWN)} "
-            "joined by +"
-        )
-    make, allowed = _KNOWN[name]
+def _parts(spec: str) -> list[tuple[_Maker, str]]:
+    if spec in ("none", "auto"):
+        return []
+    found = []
+    for part in spec.split("+"):
+        name, _, argument = part.partition(":")
+        if name not in _KNOWN:
+            raise InvalidRequest(
+                f"no drafter is called {name!r}; expected none, auto, or {', '.join(_KNOWN)} "
+                "joined by +"
+            )
+        make, check_argument = _KNOWN[name]
+        check_argument(argument)
+        found.append((make, argument))
+    return found
+
+
+def _only(name: str, argument: str, expected: tuple[str, ...]) -> None:
+    if argument not in expected:
+        option, equals, _ = argument.partition("=")
+        if equals and option in expected:
+            raise InvalidRequest(f"drafter option {option} takes no value")
+        options = ", ".join(filter(None, expected)) or "none"
+        raise InvalidRequest(f"drafter {name} has no option {option!r}; expected {options}")
+
+
+def _options(name: str, argument: str) -> dict[str, int]:
     options = {}
-    for option in rest.split(",") if rest else ():
-        key, equals, value = option.partition("=")
-        if key not in allowed:
-            expected = ", ".join(sorted(allowed)) or "none"
-            raise InvalidRequest(f"drafter {name} has no option {key!r}; expected {expected}")
-        if equals and key == "earlier":
-            raise InvalidRequest(f"drafter option {key} takes no value")
-        options[key] = value
-    return make(options, corpus)
+    for option in argument.split(",") if argument else ():
+        key, _, value = option.partition("=")
+        if key not in ("min", "max", "length"):
+            raise InvalidRequest(f"drafter {name} has no option {key!r}; expected length, max, min")
+        try:
+            options[key] = int(value)
+        except ValueError:
+            raise InvalidRequest(f"drafter option {key} is {value!r}; expected a number") from None
+    return options
 
 
-def _whole(key: str, value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise InvalidRequest(f"drafter option {key} is {value!r}; expected a number") from None
+def _folder(kind: str, argument: str, shared: Shared) -> Path:
+    if argument:
+        return Path(argument).expanduser()
+    if kind not in shared.shipped:
+        raise InvalidRequest(
+            f"no {kind} comes with {shared.target}; train one with `paceline train {kind}` and "
+            f"name its folder: {kind}:FOLDER"
+        )
+    return shared.shipped[kind]

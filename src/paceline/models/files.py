@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from paceline.artifacts import MANIFEST
 from paceline.errors import ModelError
 from paceline.models import foreign
 from paceline.models.manifest import (
     GRAPH,
-    MANIFEST,
     REQUIRED,
     TOKENIZER,
     WEIGHTS,

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.artifacts import read_json
 from paceline.errors import ModelError
-from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts, read_json
+from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
 from paceline.models.tokenizer import Tokenizer
 
 END_NAMES = frozenset(

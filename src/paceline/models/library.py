@@ -12,20 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.artifacts import MANIFEST, sha256_of
 from paceline.errors import CheckFailed, ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.cache import models_dir, publish, workspace
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.files import ModelFiles, open_folder
 from paceline.models.gguf import convert_gguf, room_needed
-from paceline.models.manifest import (
-    MANIFEST,
-    Facts,
-    changed_files,
-    read_manifest,
-    sha256_of,
-    write_manifest,
-)
+from paceline.models.manifest import Facts, changed_files, read_manifest, write_manifest
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import REGISTRY, WheelModel
 from paceline.models.wheel import fetch_member

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import paceline
+from paceline.artifacts import MANIFEST, read_json, sha256_of
 from paceline.errors import ModelError
-from paceline.models.progress import QUIET, Progress, Reach
+from paceline.models.progress import QUIET, Progress
 
-MANIFEST = "manifest.json"
 FORMAT = "paceline-model"
 VERSION = 1
 GRAPH = "openvino_model.xml"
@@ -24,7 +24,6 @@ WEIGHTS = "openvino_model.bin"
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
 REQUIRED = (GRAPH, WEIGHTS, TOKENIZER)
-CHUNK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,31 +116,6 @@ def changed_files(folder: Path, manifest: Manifest, progress: Progress = QUIET) 
             if found != record.sha256:
                 faults.append(f"{name}: SHA-256 is {found}, expected {record.sha256}")
     return faults
-
-
-def sha256_of(path: Path, reach: Reach | None = None, done: int = 0) -> str:
-    """The SHA-256 of a file, as hex; `reach` hears the bytes read, counted on from `done`."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            done += len(chunk)
-            if reach is not None:
-                reach(done)
-    return digest.hexdigest()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ModelError when it is missing, unreadable or no object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} should hold a JSON object, found {type(value).__name__}")
-    return value
 
 
 def _is_count(value: object) -> bool:

@@ -10,9 +10,9 @@ import re
 import zipfile
 from pathlib import Path
 
+from paceline.artifacts import CHUNK_BYTES, sha256_of
 from paceline.errors import ModelError
 from paceline.models.cache import disk_full
-from paceline.models.manifest import CHUNK_BYTES, sha256_of
 from paceline.models.processes import Finished, python, run_child
 from paceline.models.progress import Progress
 from paceline.models.registry import WheelModel

@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import paceline
+from paceline.artifacts import MANIFEST, read_json, sha256_of, write_json
 from paceline.bench.suite import load_suite
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
-from paceline.models.manifest import read_json, sha256_of
 from paceline.runtime import Model
 from paceline.stream import Stream, as_they_end
 from paceline.training.journal import appending, read_journal
 
 ANSWERS = "answers.jsonl"
-MANIFEST = "manifest.json"
 KIND = "paceline answers"
+
+_HELD_OUT = 20
 
 _LOOP = 32
 """An answer whose last so many tokens stood in it before is going round in circles."""
@@ -86,7 +87,7 @@ def make_answers(
     _check_same(folder, manifest)
     todo = _prompt_tokens(model, prompts, settings.longest_prompt)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_manifest(folder, {**manifest, "complete": False})
+    write_json(folder / MANIFEST, {**manifest, "complete": False})
     done = {entry["number"] for entry in read_journal(folder / ANSWERS)}
 
     def streams() -> Iterator[Stream]:
@@ -131,7 +132,7 @@ def make_answers(
         "answer_tokens": sum(len(entry["answer"]) for entry in answers),
         "sha256": sha256_of(folder / ANSWERS),
     }
-    _write_manifest(folder, manifest)
+    write_json(folder / MANIFEST, manifest)
     return manifest
 
 
@@ -156,6 +157,14 @@ def read_answers(folder: Path, fingerprint: str) -> list[Answer]:
         for entry in read_journal(folder / ANSWERS)
     ]
     return sorted(found, key=lambda answer: answer.number)
+
+
+def held_out(answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
+    """The answers to learn from, and one in twenty that is only for looking how it goes."""
+    return (
+        [answer for i, answer in enumerate(answers) if i % _HELD_OUT],
+        [answer for i, answer in enumerate(answers) if i % _HELD_OUT == 0],
+    )
 
 
 def _end_loops(stream: Stream) -> None:
@@ -216,9 +225,3 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     if manifest.get("kind") != KIND:
         raise InvalidRequest(f"{folder} holds no answers: its manifest.json says otherwise")
     return manifest
-
-
-def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    beside = folder / f".{MANIFEST}"
-    beside.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    beside.replace(folder / MANIFEST)

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline.bench.commands import Report
+from paceline.drafters.table import ENTRY_BYTES
 from paceline.models import Progress
 from paceline.runtime import load
-from paceline.training.answers import Settings, make_answers
+from paceline.training.answers import Settings, held_out, make_answers, read_answers
 from paceline.training.prompts import LONGEST_PROMPT, write_prompts
+from paceline.training.table import accuracy, count_table, write_table
 
 _OPENING = 64
 """Slots for the part of the chat template that stands before the user's words."""
@@ -59,3 +62,29 @@ def answers(
     made = make_answers(model, files, out, settings, at_once=at_once, progress=progress)
     text = f"{made['answers']} answers, {made['answer_tokens']} tokens, in {out}"
     return Report(made, text=text)
+
+
+def table(
+    target: str, folders: Sequence[Path], out: Path, *, megabytes: float, progress: Progress
+) -> Report:
+    """A table counted from answers; one answer in twenty is kept back to see how it does."""
+    model = load(target, cache_tokens=_OPENING, progress=progress)
+    known = model.files.fingerprint
+    answers = [answer for folder in folders for answer in read_answers(folder, known)]
+    learnt, kept_back = held_out(answers)
+    progress.say(f"counting {sum(len(each.answer) for each in learnt)} tokens")
+    entries = count_table(learnt).best(int(megabytes * 1e6 / ENTRY_BYTES))
+    found: dict[str, Any] = {
+        "answers": len(learnt),
+        "answer_tokens": sum(len(each.answer) for each in learnt),
+        "held_out": accuracy(entries, kept_back),
+    }
+    write_table(
+        entries, out, target=model.files.name, vocab_size=model.engine.vocab_size, facts=found
+    )
+    right, promised = found["held_out"]["right"], found["held_out"]["promised"]
+    text = (
+        f"{len(entries.keys)} entries in {out}; of tokens it never saw it names {right:.1%} and "
+        f"promises {promised:.1%}"
+    )
+    return Report({"folder": str(out), "entries": len(entries.keys), **found}, text=text)

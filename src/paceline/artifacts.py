@@ -1,0 +1,109 @@
+"""What a command makes: a folder that says, in `manifest.json`, what it is and what is in it.
+
+Used by every room that reads or writes such a folder; knows nothing of what the files mean.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelError
+
+MANIFEST = "manifest.json"
+CHUNK_BYTES = 1 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`. Raises ModelError when it is missing, unreadable or no object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} should hold a JSON object, found {type(value).__name__}")
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON beside, then rename: what was there is never half overwritten. Raises OSError."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def sha256_of(path: Path, reach: Callable[[int], object] | None = None, done: int = 0) -> str:
+    """The SHA-256 of a file, as hex; `reach` hears the bytes read, counted on from `done`."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            done += len(chunk)
+            if reach is not None:
+                reach(done)
+    return digest.hexdigest()
+
+
+def write_manifest(folder: Path, kind: str, facts: Mapping[str, Any], files: Iterable[str]) -> None:
+    """Describe `folder`, an artifact of this kind, as the last step of making it."""
+    recorded = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)}
+        for name in files
+    }
+    write_json(folder / MANIFEST, {"kind": kind, "version": 1, **facts, "files": recorded})
+
+
+def read_manifest(folder: Path, kind: str, facts: Mapping[str, type]) -> dict[str, Any]:
+    """The manifest of an artifact, validated, with every file present and of its recorded size.
+
+    Args:
+        folder: the artifact.
+        kind: what it must be.
+        facts: what the manifest must say beside that, and the type of each.
+
+    Raises:
+        ModelError: it is no such artifact; the message names every fault.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise ModelError(f"{folder} has no {MANIFEST}; expected a folder that holds a {kind}")
+    value = read_json(path)
+    if value.get("kind") != kind or value.get("version") != 1:
+        raise ModelError(
+            f"{folder} is a {value.get('kind')} of version {value.get('version')}; expected a "
+            f"{kind} of version 1"
+        )
+    faults = [
+        f"{name} is {value.get(name)!r}, expected a {expected.__name__}"
+        for name, expected in facts.items()
+        if not isinstance(value.get(name), expected) or isinstance(value.get(name), bool)
+    ]
+    files = value.get("files")
+    if not isinstance(files, dict) or not files:
+        faults.append("it lists no files")
+    else:
+        faults += [fault for name in files for fault in _file_faults(folder, name, files[name])]
+    if faults:
+        raise ModelError(f"{path} cannot be used: {'; '.join(faults)}")
+    return value
+
+
+def _file_faults(folder: Path, name: str, record: Any) -> list[str]:
+    if Path(name).name != name or not isinstance(record, dict):
+        return [f"{name!r} is no file of this folder"]
+    if not (folder / name).is_file():
+        return [f"{name} is missing"]
+    found = (folder / name).stat().st_size
+    if found != record.get("bytes"):
+        return [f"{name} has {found} bytes, expected {record.get('bytes')}"]
+    return []
