@@ -78,7 +78,7 @@ def faults(module: str, source: str) -> list[str]:
         elif top not in sys.stdlib_module_names and top not in LIGHT:
             if here == "decoding":
                 found.append(f"{module}:{one.line}: decoding imports {one.name}")
-            elif one.executed:
+            elif one.executed and here not in WORKSHOPS:
                 found.append(f"{module}:{one.line}: {one.name} outside a function")
     return found
 
@@ -126,7 +126,6 @@ def test_every_room_with_a_rule_is_there():
         ("paceline.engines.x", "from openvino.runtime import Core"),
         ("paceline.models.x", "try:\n    import torch\nexcept ImportError:\n    torch = None"),
         ("paceline.models.x", "if True:\n    from tokenizers import Tokenizer"),
-        ("paceline.coreml.x", "import coremltools"),
         ("paceline.cli", "class C:\n    from rich.console import Console"),
     ],
 )
@@ -149,6 +148,7 @@ def test_a_wrong_arrow_is_found(module: str, source: str):
         ("paceline.cli", "from paceline import drafters\nfrom paceline.models import resolve"),
         ("paceline.cli", "def f():\n    from paceline.coreml import make"),
         ("paceline.coreml.x", "from paceline.coreml import manifest"),
+        ("paceline.training.x", "import torch"),
     ],
 )
 def test_a_right_arrow_is_let_through(module: str, source: str):

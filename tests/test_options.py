@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 
-from paceline import drafters
 from paceline.engines.measure import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.options import POLICIES, Options, check
@@ -13,7 +12,7 @@ def test_nothing_said_is_greedy_with_the_default_drafter_to_the_context_limit():
     assert request.sampling.greedy
     assert request.max_tokens is None
     assert request.stop == ()
-    assert request.drafter == drafters.DEFAULT
+    assert request.drafter == "auto"
     assert (request.policy, request.max_block) == ("auto", MAX_ROWS)
     assert request.probe is None
     assert not request.raw

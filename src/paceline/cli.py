@@ -281,12 +281,18 @@ def _request(options: argparse.Namespace) -> "Options":
 def _load(options: argparse.Namespace, rows: int | None = None) -> "Model":
     from paceline.runtime import load
 
+    chosen = getattr(options, "drafter", None) or "auto"  # bench run takes several
+    drafters = [chosen] if isinstance(chosen, str) else list(chosen)
+    if getattr(options, "probe", None) is not None:
+        drafters.append(options.probe)
+
     return load(
         options.model,
         engine=options.engine,
         rows=options.rows if rows is None else rows,
         cache_tokens=options.cache_tokens,
         threads=options.threads,
+        drafters=drafters,
         progress=_progress(options),
     )
 

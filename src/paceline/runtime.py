@@ -4,12 +4,13 @@ Puts the rooms together for one stream at a time, and is where the clock is: `de
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Unpack, cast
 
-from paceline import drafters
+from paceline import drafters as drafting
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
@@ -39,6 +40,7 @@ def load(
     rows: int = 2,
     cache_tokens: int | None = None,
     threads: int | None = None,
+    drafters: Sequence[str] = ("auto",),
     progress: Progress = QUIET,
 ) -> "Model":
     """Load a model, fetching or converting it first when it is not here.
@@ -50,6 +52,8 @@ def load(
         rows: rows a sequence gets in a call at least. 2 is exact; 1 is not (see the guide).
         cache_tokens: slots for keys and values of all sequences; None: one full context or 2 GiB.
         threads: CPU threads; None leaves it to the engine.
+        drafters: those that will be used, so that the engine returns what they learn from. With
+            others the engine may have to be opened again, which takes as long as loading.
         progress: told about long work.
 
     Raises:
@@ -61,9 +65,22 @@ def load(
     started = perf_counter()
     files = resolve(str(name_or_path), progress=progress)
     settings = EngineSettings(cache_tokens=cache_tokens, min_rows=rows, threads=threads)
-    opened = open_engine(engine, files.graph, files.context_length, settings)
+
+    def open_with(taps: tuple[int, ...]) -> Engine:
+        wanted = replace(settings, taps=taps)
+        return open_engine(engine, files.graph, files.context_length, wanted)
+
+    shared = shared_by(files)
+    taps = {tap for spec in drafters for tap in drafting.taps(spec, shared)}
+    model = Model(files, open_with(tuple(sorted(taps))), progress=progress, open_with=open_with)
     files.tokenizer()  # read now rather than with the first prompt
-    return Model(files, opened, perf_counter() - started, progress)
+    model.load_seconds = perf_counter() - started
+    return model
+
+
+def shared_by(files: ModelFiles) -> Shared:
+    """What the drafters of all requests to a model have in common."""
+    return Shared(target=files.name, shipped=drafting.shipped(files.name), graph=files.graph)
 
 
 class Model:
@@ -73,20 +90,23 @@ class Model:
         self,
         files: ModelFiles,
         engine: Engine,
-        load_seconds: float = 0.0,
+        *,
         progress: Progress = QUIET,
+        open_with: Callable[[tuple[int, ...]], Engine] | None = None,
     ) -> None:
-        """Put an engine and the files it was opened from together; `load` is the usual way."""
+        """Put an engine and the files it was opened from together; `load` is the usual way.
+
+        `open_with` opens the engine again with other taps, for a drafter that needs them.
+        """
         self.files = files
         self.engine = engine
-        self.load_seconds = load_seconds
+        self.load_seconds = 0.0
+        self._open_with = open_with
+        self._opened = 0  # sequences of requests and conversations
         self._progress = progress
         self._acceptance = Acceptance()
-        self._shared = Shared(
-            target=files.name,
-            vocab_size=engine.vocab_size,
-            shipped=drafters.shipped(files.name),
-        )
+        self._shared = shared_by(files)
+        self._shared.vocab_size = engine.vocab_size
 
     @cached_property
     def measurement(self) -> Measurement:
@@ -143,8 +163,9 @@ class Model:
         started = perf_counter()
         request = check(options)
         tokens = self.tokens(prompt, raw=request.raw)
-        slots = self.engine.open()
-        return self._stream(tokens, request, slots, started, end=lambda _: slots.close())
+        self._make_ready(request)
+        slots = self._open()
+        return self._stream(tokens, request, slots, started, end=lambda _: self._close(slots))
 
     def conversation(self, messages: Sequence[Message] = ()) -> "Conversation":
         """A chat whose earlier turns are not computed again."""
@@ -155,6 +176,29 @@ class Model:
         if self.engine.min_rows < 2:
             return False
         return drafter == "none" or self.measurement.row_invariant
+
+    def _make_ready(self, request: Request) -> None:
+        """See to it that the engine returns what the request's drafters learn from."""
+        needed = set(self.engine.taps)
+        for spec in filter(None, (request.drafter, request.probe)):
+            needed.update(drafting.taps(spec, self._shared))
+        if needed == set(self.engine.taps):
+            return
+        if self._opened or self._open_with is None:
+            raise InvalidRequest(
+                f"drafter {request.drafter} needs hidden states that this model was loaded "
+                "without; name it when loading, or end other answers and conversations first"
+            )
+        self.engine = self._open_with(tuple(sorted(needed)))
+        self.__dict__.pop("measurement", None)
+
+    def _open(self) -> Slots:
+        self._opened += 1
+        return self.engine.open()
+
+    def _close(self, slots: Slots) -> None:
+        self._opened -= 1
+        slots.close()
 
     def _stream(
         self,
@@ -167,9 +211,9 @@ class Model:
     ) -> Stream:
         """A stream over `slots`, whose first ones hold the beginning of `tokens` already."""
         acceptance = self._acceptance.carried()
-        spec = drafters.resolved(request.drafter, self._shared)
-        chosen = drafters.create(spec, self._shared)
-        watched = drafters.create(request.probe, self._shared) if request.probe else []
+        spec = drafting.resolved(request.drafter, self._shared)
+        chosen = drafting.create(spec, self._shared)
+        watched = drafting.create(request.probe, self._shared) if request.probe else []
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         try:
             generation = Generation(
@@ -188,7 +232,7 @@ class Model:
 
         def learn(stream: Stream) -> None:
             self._acceptance = acceptance
-            if drafters.remembers(spec):
+            if drafting.remembers(spec):
                 self._shared.corpus.add(generation.answer)
             end(stream)
 
@@ -232,9 +276,10 @@ class Conversation:
         self.messages: list[Message] = list(messages)
         """The turns so far; may be edited between turns."""
         self._model = model
-        self._slots = model.engine.open()
+        self._slots = model._open()
         self._held: list[int] = []  # tokens whose keys and values are in the slots
         self._answering = False
+        self._closed = False
 
     def say(self, text: str, **options: Unpack[Options]) -> Stream:
         """The answer to one more message; both become turns when the answer has ended.
@@ -250,6 +295,7 @@ class Conversation:
             raise InvalidRequest("the last answer has not ended: read on, or close its stream")
         started = perf_counter()
         request = check(options)
+        self._model._make_ready(request)
         turns = [*self.messages, {"role": "user", "content": text}]
         tokens = self._model.tokens(turns)
         same = 0
@@ -270,6 +316,8 @@ class Conversation:
         return stream
 
     def close(self) -> None:
-        """Give the slots back."""
-        self._slots.close()
-        self._held = []
+        """Give the slots back. Further calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            self._model._close(self._slots)
+            self._held = []

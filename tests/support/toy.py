@@ -33,6 +33,7 @@ class ToyEngine:
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.min_rows = min_rows
+        self.taps = ()
         self.steps = 0
         rng = np.random.default_rng(7)
         # Slots start as garbage, so that one which nobody wrote to shows when it is read.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.decoding.types import Drafter
+from paceline.drafters.dflash import DFlash, DFlashDrafter, read_config
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.probe import Probe
 from paceline.drafters.recycle import RecycleDrafter
@@ -29,6 +30,7 @@ __all__ = [
     "remembers",
     "resolved",
     "shipped",
+    "taps",
 ]
 
 
@@ -43,8 +45,11 @@ class Shared:
     """Earlier answers, for `suffix:earlier`."""
     shipped: Mapping[str, Path] = field(default_factory=dict)
     """Kind of drafter -> its folder, of those that come with the target."""
+    graph: Path | None = None
+    """The target's OpenVINO graph, whose embeddings and head a dflash drafter uses."""
     tables: dict[Path, Table] = field(default_factory=dict)
-    """Those that are open."""
+    networks: dict[str, DFlash] = field(default_factory=dict)
+    """Those that are open, by what they were asked for as."""
 
 
 def shipped(model: str) -> dict[str, Path]:
@@ -61,7 +66,8 @@ def create(spec: str, shared: Shared | None = None) -> list[Drafter]:
     Args:
         spec: `none`, `auto`, or parts joined by `+`: `ngram[:min=,max=,length=]`,
             `suffix[:earlier]` (also look in earlier answers of the process), `recycle`,
-            `table[:FOLDER]` (left out: the one that comes with the target).
+            `table[:FOLDER]` (left out: the one that comes with the target),
+            `dflash[:FOLDER][,window=,int8=]`.
         shared: what belongs to the target.
 
     Raises:
@@ -85,13 +91,26 @@ def resolved(spec: str, shared: Shared) -> str:
     return "suffix+table" if "table" in shared.shipped else "suffix"
 
 
+def taps(spec: str, shared: Shared) -> tuple[int, ...]:
+    """Layers of the target whose hidden states the drafters of `spec` need, ascending.
+
+    Raises what `create` raises.
+    """
+    needed: set[int] = set()
+    for part in resolved(spec, shared).split("+"):
+        name, _, argument = part.partition(":")
+        if name == "dflash":
+            needed.update(read_config(_dflash_folder(argument, shared)).target_layer_ids)
+    return tuple(sorted(needed))
+
+
 def remembers(spec: str) -> bool:
     """Whether a drafter of `spec` looks in earlier answers, so that this one should be kept."""
     return any(part == "suffix:earlier" for part in spec.split("+"))
 
 
 def _ngram(argument: str, _shared: Shared) -> Drafter:
-    options = _options("ngram", argument)
+    options = _options("ngram", argument, ("length", "max", "min"))
     try:
         return NgramDrafter(
             min_match=options.get("min", 1),
@@ -117,12 +136,44 @@ def _table(argument: str, shared: Shared) -> Drafter:
     return TableDrafter(shared.tables[folder])
 
 
+def _dflash(argument: str, shared: Shared) -> Drafter:
+    if argument not in shared.networks:
+        if shared.graph is None:
+            raise InvalidRequest("dflash needs a target with an OpenVINO graph")
+        path, options = _dflash_options(argument)
+        shared.networks[argument] = DFlash(
+            _folder("dflash", path, shared),
+            shared.graph,
+            window=options.get("window"),
+            int8=bool(options.get("int8", 1)),
+        )
+    network = shared.networks[argument]
+    return DFlashDrafter(network, network.context())
+
+
+def _dflash_folder(argument: str, shared: Shared) -> Path:
+    return _folder("dflash", _dflash_options(argument)[0], shared)
+
+
+def _dflash_options(argument: str) -> tuple[str, dict[str, int]]:
+    """The folder and what else was said: `FOLDER,window=512,int8=0`."""
+    parts = argument.split(",")
+    path = "" if "=" in parts[0] else parts.pop(0)
+    options = _options("dflash", ",".join(parts), ("int8", "window"))
+    if options.get("window", 1) < 1:
+        raise InvalidRequest(f"dflash has window={options['window']}; expected 1 or more")
+    if options.get("int8", 1) not in (0, 1):
+        raise InvalidRequest(f"dflash has int8={options['int8']}; expected 1, or 0 for float32")
+    return path, options
+
+
 _Maker = Callable[[str, Shared], Drafter]
 _KNOWN: dict[str, tuple[_Maker, Callable[[str], object]]] = {
     "ngram": (_ngram, lambda argument: _ngram(argument, Shared())),
     "suffix": (_suffix, lambda argument: _only("suffix", argument, ("", "earlier"))),
     "recycle": (_recycle, lambda argument: _only("recycle", argument, ("",))),
     "table": (_table, lambda _folder: None),
+    "dflash": (_dflash, _dflash_options),
 }
 """Name -> how it is made, and how what stands behind its colon is checked."""
 
@@ -153,12 +204,14 @@ def _only(name: str, argument: str, expected: tuple[str, ...]) -> None:
         raise InvalidRequest(f"drafter {name} has no option {option!r}; expected {options}")
 
 
-def _options(name: str, argument: str) -> dict[str, int]:
+def _options(name: str, argument: str, known: tuple[str, ...]) -> dict[str, int]:
     options = {}
     for option in argument.split(",") if argument else ():
         key, _, value = option.partition("=")
-        if key not in ("min", "max", "length"):
-            raise InvalidRequest(f"drafter {name} has no option {key!r}; expected length, max, min")
+        if key not in known:
+            raise InvalidRequest(
+                f"drafter {name} has no option {key!r}; expected {', '.join(known)}"
+            )
         try:
             options[key] = int(value)
         except ValueError:

@@ -93,6 +93,8 @@ class Engine(Protocol):
     """Width of a row of logits."""
     context_length: int
     """The most slots one sequence can have."""
+    taps: tuple[int, ...]
+    """Layers whose hidden states every step returns, as `tap.N`."""
     min_rows: int
     """Rows that a sequence gets in a call at least; an engine pads on its own."""
 

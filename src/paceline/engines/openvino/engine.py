@@ -72,7 +72,7 @@ class OpenVinoEngine:
             self._lanes = list(threads.map(lambda each: Lane(model, options, each), sizes))
         compiled = self._lanes[0].compiled
         self._threads = compiled.get_property("INFERENCE_NUM_THREADS")
-        self._taps = tuple(f"{TAP_PREFIX}{tap}" for tap in settings.taps)
+        self.taps = settings.taps
         self.vocab_size = compiled.output("logits").partial_shape[-1].get_length()
         self._pool = self._make_cache(settings.cache_tokens, graph)
 
@@ -142,7 +142,7 @@ class OpenVinoEngine:
             "min_rows": str(self.min_rows),
             "kv_cache": "f16",
             "lanes": "|".join(",".join(map(str, lane.sizes)) for lane in self._lanes),
-            "taps": ",".join(self._taps),
+            "taps": ",".join(map(str, self.taps)),
         }
 
     def _lane(self, work: Ordered[tuple[Sequence, Block]]) -> tuple[Lane, int]:
@@ -158,7 +158,8 @@ class OpenVinoEngine:
     def _tapped(
         self, lane: Lane, begins: list[int], work: Ordered[tuple[Sequence, Block]]
     ) -> list[Taps]:
-        whole = {name: lane.output(name) for name in self._taps}
+        names = [f"{TAP_PREFIX}{tap}" for tap in self.taps]
+        whole = {name: lane.output(name) for name in names}
         return [
             {name: rows[begin : begin + len(block.tokens)] for name, rows in whole.items()}
             for begin, (_, block) in zip(begins, work, strict=False)

@@ -1,0 +1,12 @@
+"""DFlash: a small network that fills a whole block in one pass, from what the target has seen.
+
+The public form (arXiv 2602.06036; z-lab's checkpoints): a few Qwen3-style layers whose keys and
+values come from two places, hidden states tapped from the target for all tokens so far, and the
+block itself, `[last token, mask, mask, ...]`, without a causal mask. Embeddings and head are the
+target's. `checkpoint` reads the files, `graph` builds the OpenVINO graph, `drafter` runs it.
+"""
+
+from paceline.drafters.dflash.checkpoint import Config, read_config
+from paceline.drafters.dflash.drafter import Context, DFlash, DFlashDrafter
+
+__all__ = ["Config", "Context", "DFlash", "DFlashDrafter", "read_config"]

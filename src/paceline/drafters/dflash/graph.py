@@ -1,0 +1,288 @@
+"""The DFlash network as OpenVINO graphs, with numbers in and numbers out.
+
+Two graphs of the same weights. `draft_graph` takes new rows of context and a block, and returns the
+drafts and the new rows' keys and values; `context_graph` returns keys and values alone, for the
+many rows of a prompt. The caller keeps keys and values and hands them in: nothing is cut or copied
+in here. Context and block go through one matrix for keys and values together.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.drafters.dflash.checkpoint import Array, Config
+from paceline.drafters.dflash.target import Target
+
+HIDDEN = -1e9
+"""What a mask adds where a row may not look."""
+
+_MOST = 127
+
+
+class Layer(NamedTuple):
+    """A layer's weights as graph nodes; keys and values, and gate and up, are one matrix each."""
+
+    input_norm: Any
+    query: Any
+    keys_values: Any
+    query_norm: Any
+    key_norm: Any
+    output: Any
+    post_norm: Any
+    gate_up: Any
+    down: Any
+
+
+class Builder:
+    """Makes nodes of one checkpoint."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Array], *, int8: bool) -> None:
+        """Prepare the weights; `int8` stores matrices as 8 bits per output channel."""
+        from openvino import opset13
+
+        self._ops = opset13
+        self._config = config
+        self._int8 = int8
+        self._fc = self._matrix(weights["fc.weight"])
+        self._hidden_norm = self._vector(weights["hidden_norm.weight"])
+        self._norm = self._vector(weights["norm.weight"])
+        self._layers = [self._layer(weights, at) for at in range(config.num_hidden_layers)]
+
+    def draft_graph(self, target: Target, draft_vocab: npt.NDArray[np.int64] | None) -> Any:
+        """Drafts for a block.
+
+        Inputs: `tokens` [B] int64; `features` [N, taps * d] of new context rows; `positions`
+        [N + B] float32, the rows' then the block's; for each layer `keys.i` and `values.i`
+        [S, kv_heads, head_dim], the context so far; `mask.full` and, where a layer has a window,
+        `mask.window`, [B, S + N + B] float32, added to attention's scores.
+
+        Outputs: `drafts` [B - 1] int64, `chances` [B - 1] float32, and for each layer
+        `new_keys.i`, `new_values.i` [N, kv_heads, head_dim].
+        """
+        import openvino as ov
+
+        ops, config = self._ops, self._config
+        inputs = {
+            "tokens": self._input("tokens", [-1], np.int64),
+            "features": self._input("features", [-1, config.feature_size]),
+            "positions": self._input("positions", [-1]),
+            **self._masks(),
+        }
+        caches = self._caches()
+        results = []
+        cos, sin = self._turns(inputs["positions"])
+        context = self._context(inputs["features"])
+        rows = self._size(inputs["features"])
+        hidden = ops.gather(target.embeddings, inputs["tokens"], self._number(0))
+        for at, layer in enumerate(self._layers):
+            normed = self._rms(hidden, layer.input_norm)
+            both = ops.concat([context, normed], 0)
+            keys, values = self._keys_values(layer, both, cos, sin)
+            results += self._kept(at, keys, values, rows)
+            window = "mask.full" if config.windows[at] is None else "mask.window"
+            attended = self._attention(
+                self._queries(layer, normed, self._after(cos, rows), self._after(sin, rows)),
+                ops.concat([caches[f"keys.{at}"], keys], 0),
+                ops.concat([caches[f"values.{at}"], values], 0),
+                inputs[window],
+            )
+            hidden = ops.add(hidden, self._times(attended, layer.output))
+            hidden = ops.add(hidden, self._feed_forward(layer, hidden))
+        drafted = self._after(self._rms(hidden, self._norm), self._number([1]))
+        if draft_vocab is None:
+            logits = ops.matmul(drafted, target.head, False, True)
+        else:
+            logits = self._times(drafted, self._rows_of(target.head, draft_vocab))
+        results += self._picked(logits, draft_vocab)
+        return ov.Model(results, [*inputs.values(), *caches.values()], "dflash")
+
+    def context_graph(self) -> Any:
+        """Keys and values of context rows: `features` and `positions` [N] in, `new_*` out."""
+        import openvino as ov
+
+        features = self._input("features", [-1, self._config.feature_size])
+        positions = self._input("positions", [-1])
+        cos, sin = self._turns(positions)
+        context = self._context(features)
+        results = []
+        for at, layer in enumerate(self._layers):
+            results += self._kept(at, *self._keys_values(layer, context, cos, sin))
+        return ov.Model(results, [features, positions], "dflash context")
+
+    def _layer(self, weights: Mapping[str, Array], at: int) -> Layer:
+        def of(*names: str) -> Array:
+            return np.concatenate([weights[f"layers.{at}.{name}.weight"] for name in names])
+
+        return Layer(
+            input_norm=self._vector(of("input_layernorm")),
+            query=self._matrix(of("self_attn.q_proj")),
+            keys_values=self._matrix(of("self_attn.k_proj", "self_attn.v_proj")),
+            query_norm=self._vector(of("self_attn.q_norm")),
+            key_norm=self._vector(of("self_attn.k_norm")),
+            output=self._matrix(of("self_attn.o_proj")),
+            post_norm=self._vector(of("post_attention_layernorm")),
+            gate_up=self._matrix(of("mlp.gate_proj", "mlp.up_proj")),
+            down=self._matrix(of("mlp.down_proj")),
+        )
+
+    # --- the network
+
+    def _context(self, features: Any) -> Any:
+        """[N, taps * d] -> [N, d]: what all layers see of the target."""
+        return self._rms(self._times(features, self._fc), self._hidden_norm)
+
+    def _queries(self, layer: Layer, hidden: Any, cos: Any, sin: Any) -> Any:
+        heads = self._heads(self._times(hidden, layer.query), self._config.num_attention_heads)
+        return self._turned(self._rms(heads, layer.query_norm), cos, sin)
+
+    def _keys_values(self, layer: Layer, hidden: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
+        """[R, d] -> keys, turned to their positions, and values, [R, kv_heads, head_dim] each."""
+        kv_heads = self._config.num_key_value_heads
+        both = self._heads(self._times(hidden, layer.keys_values), 2 * kv_heads)
+        keys, values = self._ops.split(both, self._number(1), 2).outputs()
+        return self._turned(self._rms(keys, layer.key_norm), cos, sin), values
+
+    def _attention(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
+        """[B, heads, hd] on [R, kv_heads, hd]: every query head on its share of key heads."""
+        ops, config = self._ops, self._config
+        kv_heads, hd = config.num_key_value_heads, config.head_dim
+        shares = config.num_attention_heads // kv_heads
+        grouped = ops.reshape(queries, self._number([0, kv_heads, shares, hd]), True)
+        grouped = ops.transpose(grouped, self._number([1, 2, 0, 3]))  # [kv, shares, B, hd]
+        keys = ops.unsqueeze(ops.transpose(keys, self._number([1, 2, 0])), self._number(1))
+        values = ops.unsqueeze(ops.transpose(values, self._number([1, 0, 2])), self._number(1))
+        scores = ops.multiply(ops.matmul(grouped, keys, False, False), self._real(hd**-0.5))
+        weights = ops.softmax(ops.add(scores, mask), -1)
+        attended = ops.transpose(
+            ops.matmul(weights, values, False, False), self._number([2, 0, 1, 3])
+        )
+        width = config.num_attention_heads * hd
+        return ops.reshape(attended, self._number([0, width]), True)
+
+    def _feed_forward(self, layer: Layer, hidden: Any) -> Any:
+        ops = self._ops
+        both = self._times(self._rms(hidden, layer.post_norm), layer.gate_up)
+        gate, up = ops.split(both, self._number(1), 2).outputs()
+        return self._times(ops.multiply(ops.swish(gate), up), layer.down)
+
+    def _turns(self, positions: Any) -> tuple[Any, Any]:
+        """Cos and sin of RoPE (half rotation), [R, 1, head_dim]."""
+        ops, config = self._ops, self._config
+        half = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
+        frequencies = self._real(1 / np.float32(config.rope_theta) ** half)
+        angles = ops.multiply(ops.unsqueeze(positions, self._number([1, 2])), frequencies)
+        angles = ops.concat([angles, angles], -1)
+        return ops.cos(angles), ops.sin(angles)
+
+    def _turned(self, heads: Any, cos: Any, sin: Any) -> Any:
+        ops = self._ops
+        left, right = ops.split(heads, self._number(2), 2).outputs()
+        across = ops.concat([ops.multiply(right, self._real(-1)), left], -1)
+        return ops.add(ops.multiply(heads, cos), ops.multiply(across, sin))
+
+    def _rms(self, hidden: Any, weight: Any) -> Any:
+        ops = self._ops
+        mean = ops.reduce_mean(ops.multiply(hidden, hidden), self._number([-1]), True)
+        root = ops.sqrt(ops.add(mean, self._real(self._config.rms_norm_eps)))
+        return ops.multiply(ops.divide(hidden, root), weight)
+
+    def _picked(self, logits: Any, draft_vocab: npt.NDArray[np.int64] | None) -> list[Any]:
+        """The likeliest token of each row, and how likely it is."""
+        ops = self._ops
+        best = ops.topk(logits, self._number(1), -1, "max", "none", index_element_type="i64")
+        top, tokens = best.outputs()
+        spread = ops.subtract(logits, top)
+        chances = ops.divide(
+            self._real(1), ops.reduce_sum(ops.exp(spread), self._number([-1]), False)
+        )
+        tokens = ops.squeeze(tokens, self._number([-1]))
+        if draft_vocab is not None:
+            tokens = ops.gather(self._number(draft_vocab), tokens, self._number(0))
+        return [self._output("drafts", tokens), self._output("chances", chances)]
+
+    # --- inputs, outputs and weights
+
+    def _masks(self) -> dict[str, Any]:
+        windows = self._config.windows
+        names = [
+            name
+            for name, wanted in (("mask.full", None in windows), ("mask.window", any(windows)))
+            if wanted
+        ]
+        return {name: self._input(name, [-1, -1]) for name in names}
+
+    def _caches(self) -> dict[str, Any]:
+        shape = [-1, self._config.num_key_value_heads, self._config.head_dim]
+        return {
+            f"{kind}.{at}": self._input(f"{kind}.{at}", shape)
+            for at in range(self._config.num_hidden_layers)
+            for kind in ("keys", "values")
+        }
+
+    def _kept(self, at: int, keys: Any, values: Any, rows: Any = None) -> list[Any]:
+        """Outputs for the keys and values of context, the first `rows`."""
+        found = []
+        for name, rows_of in (("new_keys", keys), ("new_values", values)):
+            kept = rows_of if rows is None else self._before(rows_of, rows)
+            found.append(self._output(f"{name}.{at}", kept))
+        return found
+
+    def _input(self, name: str, shape: Sequence[int], kind: type[np.generic] = np.float32) -> Any:
+        parameter = self._ops.parameter(list(shape), kind, name=name)
+        parameter.output(0).set_names({name})
+        return parameter
+
+    def _output(self, name: str, value: Any) -> Any:
+        result = self._ops.result(value, name=name)
+        result.output(0).set_names({name})
+        return result
+
+    def _size(self, rows: Any) -> Any:
+        """How many rows, as [1] int64."""
+        shape = self._ops.shape_of(rows, "i64")
+        return self._ops.gather(shape, self._number([0]), self._number(0))
+
+    def _before(self, rows: Any, end: Any) -> Any:
+        return self._ops.slice(rows, self._number([0]), end, self._number([1]), self._number([0]))
+
+    def _after(self, rows: Any, start: Any) -> Any:
+        end = self._number([np.iinfo(np.int64).max])
+        return self._ops.slice(rows, start, end, self._number([1]), self._number([0]))
+
+    def _heads(self, rows: Any, heads: int) -> Any:
+        return self._ops.reshape(rows, self._number([0, heads, self._config.head_dim]), True)
+
+    def _times(self, rows: Any, matrix: Any) -> Any:
+        return self._ops.matmul(rows, matrix, False, True)
+
+    def _rows_of(self, matrix: Any, rows: npt.NDArray[np.int64]) -> Any:
+        """Some rows of a weight of the target, as a weight of its own."""
+        import openvino as ov
+
+        picked = self._ops.gather(matrix, self._number(rows), self._number(0))
+        model = ov.Model([self._ops.result(picked)], [], "rows")
+        compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        found: Array = compiled({})[0]
+        return self._matrix(found)
+
+    def _matrix(self, weight: Array) -> Any:
+        """[out, in], as 8 bits a row when asked for: w = q s with s = max |w| / 127."""
+        ops = self._ops
+        if not self._int8:
+            return ops.constant(np.ascontiguousarray(weight))
+        scale = np.abs(weight).max(axis=1, keepdims=True) / _MOST
+        scale = np.where(scale < np.finfo(np.float16).tiny, 1, scale).astype(np.float16)
+        whole = np.rint(weight / scale.astype(np.float32)).clip(-_MOST, _MOST).astype(np.int8)
+        small = ops.convert(ops.constant(whole), np.float16)
+        return ops.convert(ops.multiply(small, ops.constant(scale)), np.float32)
+
+    def _vector(self, weight: Array) -> Any:
+        return self._ops.constant(np.ascontiguousarray(weight))
+
+    def _number(self, value: Any) -> Any:
+        return self._ops.constant(np.array(value, np.int64))
+
+    def _real(self, value: Any) -> Any:
+        return self._ops.constant(np.array(value, np.float32))

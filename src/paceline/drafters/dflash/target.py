@@ -1,0 +1,92 @@
+"""What a DFlash drafter shares with its target: the embeddings and the head.
+
+They are taken from the target's own graph, as nodes: the weights stay where they are, in the
+target's mapped file, and in its precision.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.drafters.dflash.checkpoint import Config
+from paceline.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target's graph as far as a drafter needs it."""
+
+    path: Path
+    model: Any
+    """The graph as read; it must outlive what is built on its nodes."""
+    embeddings: Any
+    """An output of the graph: [vocab, d]."""
+    head: Any
+    """An output of the graph: [vocab, d]."""
+    layers: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head."""
+        return int(self.head.partial_shape[0].get_length())
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of hidden states."""
+        return int(self.head.partial_shape[1].get_length())
+
+
+def read_target(path: Path) -> Target:
+    """Find embeddings, head and the number of layers in a language model's graph.
+
+    Raises:
+        ModelError: it cannot be read, or is of a form that is not known here.
+    """
+    import openvino as ov
+
+    try:
+        model = ov.Core().read_model(path)
+    except RuntimeError as error:
+        raise ModelError(f"{path} cannot be read as an OpenVINO model: {error}") from error
+    ops = model.get_ordered_ops()
+    head = model.output("logits").node.input_value(0).get_node()
+    while head.get_type_name() != "MatMul" and head.get_input_size():
+        head = head.input_value(0).get_node()
+    gathers = [
+        node.input_value(0)
+        for node in ops
+        if node.get_type_name() == "Gather"
+        and node.get_input_partial_shape(0).rank.get_length() == 2
+        and node.get_input_partial_shape(0).is_static
+        and node.get_output_partial_shape(0).rank.get_length() == 3
+    ]
+    layers = sum(node.get_type_name() == "ScaledDotProductAttention" for node in ops)
+    if head.get_type_name() != "MatMul" or not gathers or not layers:
+        raise ModelError(f"{path}: a drafter finds no embeddings, head or layers to share in it")
+    weights = head.input_value(1)
+    if weights.partial_shape.is_dynamic or weights.partial_shape != gathers[0].partial_shape:
+        raise ModelError(
+            f"{path}: the head is {weights.partial_shape} and the embeddings "
+            f"{gathers[0].partial_shape}; a drafter needs both as [vocabulary, hidden]"
+        )
+    return Target(path, model, gathers[0], weights, layers)
+
+
+def check_pair(folder: Path, config: Config, target: Target) -> None:
+    """Refuse a drafter that was made for another target.
+
+    Raises:
+        ModelError: naming every number that differs.
+    """
+    pairs = {
+        "hidden size": (config.hidden_size, target.hidden_size),
+        "number of target layers": (config.num_target_layers, target.layers),
+        "vocabulary": (config.vocab_size, target.vocab_size),
+    }
+    faults = [
+        f"its {name} is {its}, the target's {targets}"
+        for name, (its, targets) in pairs.items()
+        if its != targets
+    ]
+    if faults:
+        raise ModelError(f"{folder} is a drafter for another target: {'; '.join(faults)}")
