@@ -113,10 +113,24 @@ def _add_training(add: Callable[..., ArgumentParser], under: Any) -> None:
         made.add_argument("--at-once", type=_count, default=32, help="sequences in a call")
     answers.add_argument("--prompts", type=Path, action="append", required=True)
     table = add("train table", "Count a table of what the target usually says.", within)
-    table.add_argument("--data", type=Path, action="append", required=True, help="answers")
+    dflash = add("train dflash", "Train a block-diffusion drafter (needs the extra train).", within)
+    for made in (table, dflash):
+        made.add_argument("--data", type=Path, action="append", required=True, help="answers")
+    dflash.add_argument("--layers", type=_count, default=1)
+    dflash.add_argument("--block", type=_count, default=8, help="rows: the last token and drafts")
+    dflash.add_argument("--taps", type=_count, default=3, help="layers of the target to look at")
+    dflash.add_argument("--vocab", type=_count, help="draft only the most frequent tokens")
+    dflash.add_argument("--steps", type=_count, default=10_000)
+    dflash.add_argument("--texts", type=_count, default=8, help="texts in a step")
+    dflash.add_argument("--anchors", type=_count, default=32, help="blocks of a text in a step")
+    dflash.add_argument("--rate", type=float, default=1e-3, help="learning rate at its highest")
+    dflash.add_argument("--evaluate-every", type=_count, default=250, help="steps")
+    dflash.add_argument("--seed", type=int, default=0)
+    dflash.add_argument("--device", default="cpu", help="cpu or cuda")
     table.add_argument("--megabytes", type=float, default=16.0, help="how big it may get")
     folder = "the folder to make"
-    for made, what in ((prompts, "the file to write"), (answers, folder), (table, folder)):
+    outputs = ((prompts, "the file to write"), (answers, folder), (table, folder), (dflash, folder))
+    for made, what in outputs:
         made.add_argument("--out", type=Path, required=True, help=what)
         made.add_argument("--target", default=DEFAULT_MODEL, help="name, path or hub name")
         made.add_argument("--threads", type=int)

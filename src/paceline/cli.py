@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "train prompts": _train_prompts,
         "train answers": _train_answers,
         "train table": _train_table,
+        "train dflash": _train_dflash,
         "verify": _verify,
         "plan": _plan,
     }
@@ -230,6 +231,25 @@ def _train_table(options: argparse.Namespace) -> int:
         options.data,
         options.out,
         megabytes=options.megabytes,
+        progress=_progress(options),
+    )
+    return _report(report, options)
+
+
+def _train_dflash(options: argparse.Namespace) -> int:
+    from paceline.training import commands
+
+    names = ("steps", "texts", "anchors", "rate", "seed", "evaluate_every")
+    report = commands.dflash(
+        options.target,
+        options.data,
+        options.out,
+        layers=options.layers,
+        block=options.block,
+        taps=options.taps,
+        vocab=options.vocab,
+        schedule={name: getattr(options, name) for name in names},
+        device=options.device,
         progress=_progress(options),
     )
     return _report(report, options)

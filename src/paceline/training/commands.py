@@ -1,15 +1,20 @@
 """What the commands `train ...` do; printing is the command line's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.bench.commands import Report
+from paceline.drafters.dflash.target import matrix, read_target
 from paceline.drafters.table import ENTRY_BYTES
-from paceline.models import Progress
+from paceline.engines import EngineSettings, open_engine
+from paceline.errors import MissingExtra
+from paceline.models import Progress, resolve
 from paceline.runtime import load
 from paceline.training.answers import Settings, held_out, make_answers, read_answers
+from paceline.training.features import make_features
 from paceline.training.prompts import LONGEST_PROMPT, write_prompts
+from paceline.training.shape import even_taps, mask_token, shape
 from paceline.training.table import accuracy, count_table, write_table
 
 _OPENING = 64
@@ -88,3 +93,58 @@ def table(
         f"promises {promised:.1%}"
     )
     return Report({"folder": str(out), "entries": len(entries.keys), **found}, text=text)
+
+
+def dflash(
+    target: str,
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    layers: int,
+    block: int,
+    taps: int,
+    vocab: int | None,
+    schedule: Mapping[str, Any],
+    device: str,
+    progress: Progress,
+) -> Report:
+    """A DFlash drafter, trained on answers; the state of the run is in `out`, too."""
+    try:
+        import matplotlib  # noqa: F401
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(
+            f"training needs {error.name}; install it with: pip install 'paceline[train]'"
+        ) from error
+    from paceline.training.curve import draw
+    from paceline.training.dflash import Schedule, Trainer, most_frequent, share
+
+    files = resolve(target, progress=progress)
+    graph = read_target(files.graph)
+    layer_ids = even_taps(graph.layers, taps)
+    known = files.fingerprint
+    answers = [answer for folder in folders for answer in read_answers(folder, known)]
+    settings = EngineSettings(
+        cache_tokens=max(len(each.tokens) for each in answers), taps=layer_ids
+    )
+    engine = open_engine("openvino", files.graph, files.context_length, settings)
+    features = make_features(
+        engine, answers, out / "features", fingerprint=known, progress=progress
+    )
+    mask = mask_token(answers, files.tokenizer().special_ids, graph.vocab_size)
+    config = shape(graph, layers=layers, block=block, taps=layer_ids, mask_token_id=mask)
+    drafted = None if vocab is None else most_frequent(answers, vocab)
+    trainer = Trainer(
+        config,
+        share(matrix(graph.embeddings), matrix(graph.head), drafted, device),
+        features=features,
+        answers=answers,
+        schedule=Schedule(**schedule),
+        folder=out,
+        device=device,
+    )
+    tau = trainer.run(progress, drafted)
+    picture = draw(trainer.curve, out)
+    value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
+    text = f"a drafter with tau {tau:.3f} on answers it never saw is in {out}; see {picture.name}"
+    return Report(value, text=text)

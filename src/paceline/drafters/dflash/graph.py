@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters.dflash.checkpoint import Array, Config
-from paceline.drafters.dflash.target import Target
+from paceline.drafters.dflash.target import Target, matrix
 
 HIDDEN = -1e9
 """What a mask adds where a row may not look."""
@@ -94,7 +94,7 @@ class Builder:
         if draft_vocab is None:
             logits = ops.matmul(drafted, target.head, False, True)
         else:
-            logits = self._times(drafted, self._rows_of(target.head, draft_vocab))
+            logits = self._times(drafted, self._matrix(matrix(target.head, draft_vocab)))
         results += self._picked(logits, draft_vocab)
         return ov.Model(results, [*inputs.values(), *caches.values()], "dflash")
 
@@ -256,16 +256,6 @@ class Builder:
 
     def _times(self, rows: Any, matrix: Any) -> Any:
         return self._ops.matmul(rows, matrix, False, True)
-
-    def _rows_of(self, matrix: Any, rows: npt.NDArray[np.int64]) -> Any:
-        """Some rows of a weight of the target, as a weight of its own."""
-        import openvino as ov
-
-        picked = self._ops.gather(matrix, self._number(rows), self._number(0))
-        model = ov.Model([self._ops.result(picked)], [], "rows")
-        compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        found: Array = compiled({})[0]
-        return self._matrix(found)
 
     def _matrix(self, weight: Array) -> Any:
         """[out, in], as 8 bits a row when asked for: w = q s with s = max |w| / 127."""

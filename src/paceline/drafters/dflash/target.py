@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.drafters.dflash.checkpoint import Config
+import numpy as np
+import numpy.typing as npt
+
+from paceline.drafters.dflash.checkpoint import Array, Config
 from paceline.errors import ModelError
 
 
@@ -70,6 +73,19 @@ def read_target(path: Path) -> Target:
             f"{gathers[0].partial_shape}; a drafter needs both as [vocabulary, hidden]"
         )
     return Target(path, model, gathers[0], weights, layers)
+
+
+def matrix(weight: Any, rows: npt.NDArray[np.int64] | None = None) -> Array:
+    """The numbers of `Target.embeddings` or `Target.head`: all rows, or some; [rows, d]."""
+    import openvino as ov
+    from openvino import opset13
+
+    if rows is not None:
+        weight = opset13.gather(weight, opset13.constant(rows), opset13.constant(np.int64(0)))
+    model = ov.Model([opset13.result(weight)], [], "weight")
+    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found: Array = compiled({})[0]
+    return found
 
 
 def check_pair(folder: Path, config: Config, target: Target) -> None:

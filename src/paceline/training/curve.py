@@ -1,0 +1,28 @@
+"""The curve of a run as a picture: tau and loss against the blocks that were learnt from."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PICTURE = "curve.png"
+
+
+def draw(curve: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+    """Draw the points of a curve into `folder`."""
+    from matplotlib.figure import Figure
+
+    blocks = [point["blocks"] / 1e6 for point in curve]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    left = figure.add_subplot()
+    left.plot(blocks, [point["tau"] for point in curve], "o-", color="black", label="tau")
+    left.set_xlabel("blocks learnt from, millions")
+    left.set_ylabel("tau: tokens kept per verify call, held-out answers")
+    right = left.twinx()
+    right.plot(blocks, [point["loss"] for point in curve], "--", color="gray", label="loss")
+    right.set_ylabel("loss")
+    lines = [*left.get_lines(), *right.get_lines()]
+    left.legend(lines, [line.get_label() for line in lines], loc="center right")
+    left.grid(alpha=0.3)
+    path = folder / PICTURE
+    figure.savefig(path, dpi=120)
+    return path
