@@ -4,14 +4,15 @@ Used by every room that reads or writes such a folder; knows nothing of what the
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ModelError
+from paceline.errors import InvalidRequest, ModelError
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
@@ -40,6 +41,31 @@ def write_json(path: Path, value: Any) -> None:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def begin(folder: Path, kind: str) -> None:
+    """Make `folder` for an artifact of this kind, where nothing else is.
+
+    Raises:
+        InvalidRequest: it cannot be made or written, or it holds another kind of artifact.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    if (folder / MANIFEST).exists():
+        found = read_json(folder / MANIFEST).get("kind")
+        if found != kind:
+            raise InvalidRequest(f"{folder} holds a {found}; choose another folder for a {kind}")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Report a file or folder that cannot be written in one line: InvalidRequest for OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
 
 
 def sha256_of(path: Path, reach: Callable[[int], object] | None = None, done: int = 0) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.arguments import SAMPLING, parser
-from paceline.artifacts import write_json
+from paceline.artifacts import write_json, writing
 from paceline.errors import InvalidRequest, PacelineError
 
 if TYPE_CHECKING:
@@ -339,7 +339,8 @@ def _print(options: argparse.Namespace, value: Any, text: str) -> None:
 def _report(report: "Report", options: argparse.Namespace) -> int:
     """Write and print what a command found out; returns its exit code."""
     if getattr(options, "output", None) is not None:
-        _write(options.output, report.value)
+        with writing(options.output):
+            write_json(options.output, report.value)
     _print(options, report.value, report.text)
     if not options.json:
         for title, head, rows in report.tables:
@@ -367,10 +368,3 @@ def _check_writable(path: Path | None) -> None:
         raise InvalidRequest(f"cannot write {path}: it is a folder")
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise InvalidRequest(f"cannot write {path}: {path.parent} is not a folder to write to")
-
-
-def _write(path: Path, value: Any) -> None:
-    try:
-        write_json(path, value)
-    except OSError as error:
-        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error

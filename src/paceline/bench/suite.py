@@ -66,7 +66,7 @@ def load_suite(path: Path | None = None) -> Suite:
     except OSError as error:
         raise InvalidRequest(f"cannot read {error.filename}: {error.strerror}") from error
     prompts = []
-    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
+    for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), start=1):
         if not line.strip():
             continue
         try:

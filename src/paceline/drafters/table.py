@@ -24,9 +24,6 @@ KEYS, TOKENS, CHANCES = "keys.npy", "tokens.npy", "chances.npy"
 CHANCE_UNITS = 255
 """Chances are kept as whole numbers of this many parts."""
 
-ENTRY_BYTES = 4 + 2 + 1
-"""What an entry takes, for a vocabulary of up to 65,536 tokens."""
-
 MAX_ORDER = 5
 """Tokens of context that are looked up at most."""
 
@@ -149,6 +146,11 @@ def keys_at(tokens: npt.NDArray[np.int64], order: int) -> npt.NDArray[np.uint32]
 def token_type(vocab_size: int) -> type[np.unsignedinteger]:
     """The smallest type that holds a token of this vocabulary."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def entry_bytes(vocab_size: int) -> int:
+    """What an entry takes on disk: key, token and chance."""
+    return 4 + np.dtype(token_type(vocab_size)).itemsize + 1
 
 
 def _finish(mixed: int, order: int) -> int:

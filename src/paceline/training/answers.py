@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.artifacts import MANIFEST, read_json, sha256_of, write_json
+from paceline.artifacts import MANIFEST, begin, read_json, sha256_of, write_json, writing
 from paceline.bench.suite import load_suite
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
+from paceline.options import check
 from paceline.runtime import Model
 from paceline.stream import Stream, as_they_end
 from paceline.training.journal import appending, read_journal
 
 ANSWERS = "answers.jsonl"
 KIND = "paceline answers"
+
+_FIELDS = {"number": int, "prompt": list, "answer": list}
 
 _HELD_OUT = 20
 
@@ -83,12 +86,17 @@ def make_answers(
     Raises:
         InvalidRequest: the folder has answers of another model, of other prompts or made otherwise.
     """
+    for temperature in settings.temperatures:
+        check(
+            {"max_tokens": settings.max_tokens, "temperature": temperature, "seed": settings.seed}
+        )
     manifest = _about(model, prompts, settings)
+    begin(folder, KIND)
     _check_same(folder, manifest)
     todo = _prompt_tokens(model, prompts, settings.longest_prompt)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / MANIFEST, {**manifest, "complete": False})
-    done = {entry["number"] for entry in read_journal(folder / ANSWERS)}
+    with writing(folder):
+        write_json(folder / MANIFEST, {**manifest, "complete": False})
+    done = {entry["number"] for entry in read_journal(folder / ANSWERS, _FIELDS)}
 
     def streams() -> Iterator[Stream]:
         for number, tokens in todo.items():
@@ -124,7 +132,7 @@ def make_answers(
                 }
             )
             reach(len(done))
-    answers = read_journal(folder / ANSWERS)
+    answers = read_journal(folder / ANSWERS, _FIELDS)
     manifest |= {
         "complete": True,
         "answers": len(answers),
@@ -132,7 +140,8 @@ def make_answers(
         "answer_tokens": sum(len(entry["answer"]) for entry in answers),
         "sha256": sha256_of(folder / ANSWERS),
     }
-    write_json(folder / MANIFEST, manifest)
+    with writing(folder):
+        write_json(folder / MANIFEST, manifest)
     return manifest
 
 
@@ -143,19 +152,17 @@ def read_answers(folder: Path, fingerprint: str) -> list[Answer]:
         InvalidRequest: there are none, or they are another model's.
     """
     manifest = _read_manifest(folder)
-    if manifest is None:
+    entries = read_journal(folder / ANSWERS, _FIELDS)
+    if manifest is None or not entries:
         raise InvalidRequest(
             f"{folder} has no answers to learn from; make them with `paceline train answers`"
         )
-    if manifest["fingerprint"] != fingerprint:
+    if manifest.get("fingerprint") != fingerprint:
         raise InvalidRequest(
-            f"the answers in {folder} are those of {manifest['target']}, with other weights than "
-            "this target's; make them again with `paceline train answers`"
+            f"the answers in {folder} are those of {manifest.get('target')}, with other weights "
+            f"than this target's, says {MANIFEST}; make them again with `paceline train answers`"
         )
-    found = [
-        Answer(entry["number"], entry["prompt"], entry["answer"])
-        for entry in read_journal(folder / ANSWERS)
-    ]
+    found = [Answer(entry["number"], entry["prompt"], entry["answer"]) for entry in entries]
     return sorted(found, key=lambda answer: answer.number)
 
 
@@ -177,10 +184,10 @@ def _end_loops(stream: Stream) -> None:
 
 
 def _about(model: Model, prompts: Sequence[Path], settings: Settings) -> dict[str, Any]:
-    suites = {path.name: load_suite(path) for path in prompts}
+    suites = [(path.name, load_suite(path)) for path in prompts]
     files = [
         {"name": name, "sha256": suite.sha256, "prompts": len(suite.prompts)}
-        for name, suite in suites.items()
+        for name, suite in suites
     ]
     return {
         "kind": KIND,
@@ -209,6 +216,7 @@ def _prompt_tokens(model: Model, paths: Sequence[Path], longest: int) -> dict[in
     """Prompt number -> token ids, each different prompt once."""
     seen = set()
     chosen = {}
+    longest = min(longest, model.engine.context_length - 1)
     prompts = [prompt for path in paths for prompt in load_suite(path).prompts]
     for number, prompt in enumerate(prompts):
         tokens = model.tokens(prompt.messages)

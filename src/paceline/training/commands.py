@@ -6,9 +6,9 @@ from typing import Any
 
 from paceline.bench.commands import Report
 from paceline.drafters.dflash.target import matrix, read_target
-from paceline.drafters.table import ENTRY_BYTES
+from paceline.drafters.table import entry_bytes
 from paceline.engines import EngineSettings, open_engine
-from paceline.errors import MissingExtra
+from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import Progress, resolve
 from paceline.runtime import load
 from paceline.training.answers import Settings, held_out, make_answers, read_answers
@@ -73,12 +73,16 @@ def table(
     target: str, folders: Sequence[Path], out: Path, *, megabytes: float, progress: Progress
 ) -> Report:
     """A table counted from answers; one answer in twenty is kept back to see how it does."""
+    if not 0 < megabytes < 1e6:
+        raise InvalidRequest(f"a table of {megabytes} megabytes; expected more than 0")
     model = load(target, cache_tokens=_OPENING, progress=progress)
     known = model.files.fingerprint
     answers = [answer for folder in folders for answer in read_answers(folder, known)]
     learnt, kept_back = held_out(answers)
+    if not learnt:
+        raise InvalidRequest(f"one answer is too few to learn from; make more in {folders[0]}")
     progress.say(f"counting {sum(len(each.answer) for each in learnt)} tokens")
-    entries = count_table(learnt).best(int(megabytes * 1e6 / ENTRY_BYTES))
+    entries = count_table(learnt).best(int(megabytes * 1e6 / entry_bytes(model.engine.vocab_size)))
     found: dict[str, Any] = {
         "answers": len(learnt),
         "answer_tokens": sum(len(each.answer) for each in learnt),
@@ -124,14 +128,14 @@ def dflash(
     layer_ids = even_taps(graph.layers, taps)
     known = files.fingerprint
     answers = [answer for folder in folders for answer in read_answers(folder, known)]
-    settings = EngineSettings(
-        cache_tokens=max(len(each.tokens) for each in answers), taps=layer_ids
-    )
+    longest = max(len(each.tokens) for each in answers)
+    settings = EngineSettings(cache_tokens=longest, taps=layer_ids)
     engine = open_engine("openvino", files.graph, files.context_length, settings)
     features = make_features(
         engine, answers, out / "features", fingerprint=known, progress=progress
     )
-    mask = mask_token(answers, files.tokenizer().special_ids, graph.vocab_size)
+    special = sorted(files.tokenizer().special_tokens().values())
+    mask = mask_token(answers, special, graph.vocab_size)
     config = shape(graph, layers=layers, block=block, taps=layer_ids, mask_token_id=mask)
     drafted = None if vocab is None else most_frequent(answers, vocab)
     trainer = Trainer(

@@ -1,8 +1,8 @@
 """Training a DFlash drafter: blocks of masks at random anchors in the target's answers.
 
 The loss is cross-entropy, and a place counts less the further it is from its anchor: early ones
-decide how many are accepted. The run keeps its state in a checkpoint and goes on from there; now and then it measures tau, tokens
-kept per verify call, on answers it does not learn from.
+decide how many are accepted. The run keeps its state in a checkpoint and goes on from there; now
+and then it measures tau, tokens kept per verify call, on answers it does not learn from.
 """
 
 import math

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.artifacts import read_json, write_json
+from paceline.artifacts import read_json, write_json, writing
 from paceline.decoding.types import Block
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
@@ -66,7 +66,7 @@ def make_features(
         "texts": [answer.number for answer in answers],
     }
     path = folder / ROWS
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / ABOUT).exists():
             path.unlink(missing_ok=True)
@@ -77,8 +77,6 @@ def make_features(
                 "choose another folder"
             )
         return _fill(engine, answers, path, lengths, progress)
-    except OSError as error:
-        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
 
 
 def _fill(

@@ -22,6 +22,10 @@ LONGEST_PROMPT = 256
 
 _MARK = "\u2063paceline\u2063"
 _SHORTEST = 12
+
+_IN_VAIN = 200
+"""So many in a row that are broken off or known already, and there will be nothing new."""
+
 _SEEDS = 1_000_000_000
 """Seeds that belong to one `seed` of the caller's."""
 
@@ -44,14 +48,12 @@ def write_prompts(
         How many prompts the file has.
 
     Raises:
-        InvalidRequest: the file has other content, or cannot be written or read.
+        InvalidRequest: the file has other content, or cannot be written or read; or the target
+            makes up nothing new.
         ModelError: the chat template has no place where a user speaks.
     """
     opening = user_opening(model.files)
-    here = read_journal(out)
-    faulty = [entry for entry in here if not {"prompt", "seed"} <= entry.keys()]
-    if faulty:
-        raise InvalidRequest(f"{out} has lines that are not made-up prompts; choose another file")
+    here = read_journal(out, {"prompt": str, "seed": int})
     seen = {entry["prompt"] for entry in here}
 
     def streams() -> Iterator[Stream]:
@@ -70,11 +72,19 @@ def write_prompts(
     label = f"prompts that {model.files.name} writes"
     with appending(out) as append, progress.task(label, count, unit="prompts") as reach:
         ended = as_they_end(streams(), at_once)
+        in_vain = 0
         while len(seen) < count:
+            if in_vain == _IN_VAIN:
+                raise InvalidRequest(
+                    f"{model.files.name} makes up nothing new: none of the last {_IN_VAIN} prompts "
+                    f"was whole and different from the {len(seen)} there are; raise --temperature"
+                )
+            in_vain += 1
             result = next(ended).result
             text = result.text.strip()
             whole = result.finish_reason == FinishReason.STOP
             if whole and len(text) >= _SHORTEST and text not in seen:
+                in_vain = 0
                 seen.add(text)
                 append({"prompt": text, "seed": result.seed})
                 reach(len(seen))

@@ -36,9 +36,7 @@ def mask_token(answers: Sequence[Answer], special: Sequence[int], vocab_size: in
     for token in [*reversed(special), *reversed(range(vocab_size))]:
         if token not in used:
             return token
-    raise InvalidRequest(
-        "every token of the vocabulary stands in the answers; none is left to mask"
-    )
+    raise InvalidRequest("every token of the vocabulary stands in the answers; none is left")
 
 
 def shape(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import paceline
-from paceline.artifacts import write_manifest
+from paceline.artifacts import begin, write_manifest, writing
 from paceline.drafters.table import (
     CHANCE_UNITS,
     CHANCES,
@@ -31,8 +31,9 @@ Keys = npt.NDArray[np.uint32]
 Tokens = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
 
-_UNSURE = 1.0
-"""How many observations' worth of weight the shorter context has in a chance."""
+_SHORTER = 2.5
+"""Weight of the shorter context for each different successor a context has had (held-out answers
+chose it: names most tokens right, and promises about as many as it names)."""
 
 _SAME = 0.15
 """A longer context that says the same token is left out when its chance differs by less."""
@@ -60,7 +61,8 @@ class Entries(NamedTuple):
         """The `count` entries of most worth."""
         if len(self.keys) <= count:
             return self
-        return self.only(np.sort(np.argpartition(self.worth, -count)[-count:]))
+        by_worth = np.argsort(self.worth, kind="stable")
+        return self.only(np.sort(by_worth[len(by_worth) - count :]))
 
 
 class _Text(NamedTuple):
@@ -98,6 +100,8 @@ def count_table(answers: Sequence[Answer]) -> Entries:
     orders = []
     for order in range(MAX_ORDER):
         text = _text(answers, order)
+        if not len(text.keys):  # no text is long enough
+            break
         entries = _count(text, guesses)
         if order:
             entries = entries.only(entries.news)
@@ -123,11 +127,8 @@ def write_table(
     entries: Entries, folder: Path, *, target: str, vocab_size: int, facts: dict[str, Any]
 ) -> None:
     """Write a table's folder; `facts` say what it was made from."""
-    folder.mkdir(parents=True, exist_ok=True)
+    begin(folder, KIND)
     chances = np.clip(np.round(entries.chances * CHANCE_UNITS), 0, CHANCE_UNITS)
-    np.save(folder / KEYS, entries.keys)
-    np.save(folder / TOKENS, entries.tokens.astype(token_type(vocab_size)))
-    np.save(folder / CHANCES, chances.astype(np.uint8))
     about = {
         "made_by": f"paceline {paceline.__version__}",
         "target": target,
@@ -135,12 +136,24 @@ def write_table(
         "entries": len(entries.keys),
         **facts,
     }
-    write_manifest(folder, KIND, about, [KEYS, TOKENS, CHANCES])
+    columns = {
+        KEYS: entries.keys,
+        TOKENS: entries.tokens.astype(token_type(vocab_size)),
+        CHANCES: chances.astype(np.uint8),
+    }
+    with writing(folder):
+        # A running process may have the old ones mapped: they are replaced, never written into.
+        for name, column in columns.items():
+            np.save(folder / f".{name}", column)
+            (folder / f".{name}").replace(folder / name)
+        write_manifest(folder, KIND, about, columns)
 
 
 def _text(answers: Sequence[Answer], order: int) -> _Text:
     keys, nexts, where = [], [], []
     place = 0
+    if not answers:
+        return _Text(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
     for answer in answers:
         tokens, first = np.array(answer.tokens, np.int64), len(answer.prompt)
         begin = max(first, order + 1)  # the context must be there in full
@@ -152,7 +165,11 @@ def _text(answers: Sequence[Answer], order: int) -> _Text:
 
 
 def _count(text: _Text, guesses: _Guesses) -> Entries:
-    """An entry for each context, where `guesses` are what shorter contexts say."""
+    """An entry for each context, where `guesses` are what shorter contexts say.
+
+    Chances are Witten-Bell's: the shorter context weighs as much as the context has had different
+    successors. Two tokens stand to be named, the most frequent one and the shorter context's.
+    """
     # Sorted by (key, token), equal pairs are runs, and the pairs of one context are neighbours.
     order = np.lexsort((text.nexts, text.keys))
     keys, nexts = text.keys[order], text.nexts[order]
@@ -160,18 +177,31 @@ def _count(text: _Text, guesses: _Guesses) -> Entries:
     counts = np.diff(pairs, append=len(keys))
     contexts = np.flatnonzero(_changes(keys[pairs]))
     totals = np.add.reduceat(counts, contexts)
+    shorter = _SHORTER * np.diff(contexts, append=len(pairs))
     # Sorted by count within its context, the most frequent successor is the last.
     by_count = np.lexsort((counts, keys[pairs]))
     tops = by_count[np.append(contexts[1:], len(pairs)) - 1]
     token, top = nexts[pairs[tops]], counts[tops]
     # A context's shorter endings are the same wherever it stands: any place will do.
     place = text.where[order[pairs[contexts]]]
-    agreed = guesses.tokens[place] == token
-    shorter = np.where(agreed, guesses.chances[place], _MISSED)
-    chances = (top + _UNSURE * shorter) / (totals + _UNSURE)
-    changed = np.where(agreed, np.abs(chances - shorter), chances)
-    news = (totals > 1) & (~agreed | (changed > _SAME))
-    return Entries(keys[pairs[contexts]], token, chances, totals * changed, news)
+    said, believed = guesses.tokens[place], guesses.chances[place]
+    seen = _find(keys[pairs], nexts[pairs], counts, keys[pairs[contexts]], said)
+    chance = (top + shorter * np.where(said == token, believed, _MISSED)) / (totals + shorter)
+    stays = (seen + shorter * believed) / (totals + shorter)
+    token, chance = np.where(stays > chance, said, token), np.maximum(stays, chance)
+    changed = np.where(said == token, np.abs(chance - believed), chance)
+    news = (said != token) | (changed > _SAME)
+    return Entries(keys[pairs[contexts]], token, chance, totals * changed, news)
+
+
+def _find(keys: Keys, tokens: Tokens, counts: Places, wanted: Keys, successors: Tokens) -> Places:
+    """How often each of some (key, token) was counted, among pairs sorted by both."""
+    width = int(tokens.max()) + 2
+    known = keys.astype(np.int64) * width + tokens
+    # The token -1 of a place where nothing is said is nobody's.
+    sought = wanted.astype(np.int64) * width + np.where(successors < 0, width - 1, successors)
+    at = np.minimum(np.searchsorted(known, sought), len(known) - 1)
+    return np.where(known[at] == sought, counts[at], 0)
 
 
 def _changes(values: Keys | Tokens) -> npt.NDArray[np.bool_]:
@@ -180,5 +210,10 @@ def _changes(values: Keys | Tokens) -> npt.NDArray[np.bool_]:
 
 
 def _merged(orders: Sequence[Entries]) -> Entries:
+    if not orders:
+        nothing = np.zeros(0)
+        return Entries(
+            nothing.astype(np.uint32), nothing.astype(np.int64), nothing, nothing, nothing > 0
+        )
     columns = [np.concatenate(column) for column in zip(*orders, strict=True)]
     return Entries(*columns).only(np.argsort(columns[0], kind="stable"))
