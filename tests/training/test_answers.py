@@ -377,7 +377,7 @@ def test_another_target_than_it_was_begun_with_is_refused(model: Model, prompts:
 def test_a_folder_of_another_kind_is_refused(model: Model, prompts: Path, out: Path):
     out.mkdir()
     write_manifest(out, "paceline table", {}, [])
-    with pytest.raises(InvalidRequest, match=f"{out} holds no answers"):
+    with pytest.raises(InvalidRequest, match=f"{out} holds a paceline table; choose another"):
         make(model, prompts, out)
 
 

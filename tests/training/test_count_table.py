@@ -79,7 +79,7 @@ def test_every_entry_is_of_a_context_that_was_there(answers: list[Answer]):
     known = {key_of(context): counts for context, counts in follows.items()}
     assert len(known) == len(follows), "no two contexts of these share a key"
     assert entries.keys() <= known.keys(), "nothing that was never there"
-    for key, (token, chance) in entries.items():
+    for token, chance in entries.values():
         assert 0 <= token < VOCAB
         assert 0 < chance < 1
     for context in follows:
