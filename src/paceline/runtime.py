@@ -15,12 +15,12 @@ from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.types import Policy
-from paceline.drafters import Probe, Shared
+from paceline.drafters import Probe, Shared, Small
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.base import Sequence as Slots
 from paceline.engines.measure import Measurement, measured
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, ModelError
 from paceline.models import DEFAULT_MODEL, QUIET, ModelFiles, Progress, cache_dir, resolve
 from paceline.options import Options, Request, check
 from paceline.results import Result
@@ -107,6 +107,7 @@ class Model:
         self._acceptance = Acceptance()
         self._shared = shared_by(files)
         self._shared.vocab_size = engine.vocab_size
+        self._shared.open_model = self._open_small
 
     @cached_property
     def measurement(self) -> Measurement:
@@ -191,6 +192,27 @@ class Model:
             )
         self.engine = self._open_with(tuple(sorted(needed)))
         self.__dict__.pop("measurement", None)
+
+    def _open_small(self, name: str) -> Small:
+        """Another model to draft with.
+
+        Raises:
+            ModelError: its vocabulary is another.
+        """
+        files = resolve(name, progress=self._progress)
+        ours, theirs = self.files.tokenizer().vocabulary, files.tokenizer().vocabulary
+        if ours != theirs:
+            differing = sum(theirs.get(token) != number for token, number in ours.items())
+            raise ModelError(
+                f"{files.name} cannot draft for {self.files.name}: {differing} of {len(ours)} "
+                f"tokens are not the same, and it has {len(theirs)}"
+            )
+        engine = open_engine(
+            "openvino", files.graph, files.context_length, EngineSettings(min_rows=1)
+        )
+        small = measured(engine, files.fingerprint, cache_dir() / "measurements")
+        seconds = small.cost(1)
+        return Small(engine, seconds, worth=min(seconds / self.measurement.cost(1), 1.0))
 
     def _open(self) -> Slots:
         self._opened += 1

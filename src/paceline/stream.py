@@ -163,6 +163,7 @@ class Stream:
         stats.accepted_by = generation.counters.accepted_by
         if self._probes:
             stats.probe = {probe.watched: probe.count(self.tokens) for probe in self._probes}
+        generation.close()
         assert generation.finish_reason is not None
         self._result = self._make_result(
             text="".join(self._text),

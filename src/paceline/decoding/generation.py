@@ -241,6 +241,11 @@ class Generation:
         self._proposal = NOTHING
         return step
 
+    def close(self) -> None:
+        """Let the drafters give back what they hold. Nothing is drafted any more."""
+        for drafter in self._drafters:
+            drafter.close()
+
     def cancel(self) -> str:
         """End here, if it has not ended; returns the text that was held back."""
         if self.finished:

@@ -88,6 +88,10 @@ class Drafter(Protocol):
         """Seconds that a proposal of up to `limit` tokens takes; 0.0 for next to nothing."""
         return 0.0
 
+    def close(self) -> None:
+        """The request has ended: give back what is held for it. May be called again."""
+        return
+
 
 class Outcome(NamedTuple):
     """How a decode step went, as a policy sees it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.decoding.types import Drafter
 from paceline.drafters.dflash import DFlash, DFlashDrafter, read_config
+from paceline.drafters.model import ModelDrafter, Small
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.probe import Probe
 from paceline.drafters.recycle import RecycleDrafter
@@ -18,10 +19,12 @@ from paceline.errors import InvalidRequest
 
 __all__ = [
     "Corpus",
+    "ModelDrafter",
     "NgramDrafter",
     "Probe",
     "RecycleDrafter",
     "Shared",
+    "Small",
     "SuffixDrafter",
     "Table",
     "TableDrafter",
@@ -50,6 +53,9 @@ class Shared:
     tables: dict[Path, Table] = field(default_factory=dict)
     networks: dict[str, DFlash] = field(default_factory=dict)
     """Those that are open, by what they were asked for as."""
+    open_model: Callable[[str], Small] | None = None
+    """Opens a smaller model to draft with, once it was found to have the target's vocabulary."""
+    models: dict[str, Small] = field(default_factory=dict)
 
 
 def shipped(model: str) -> dict[str, Path]:
@@ -67,7 +73,7 @@ def create(spec: str, shared: Shared | None = None) -> list[Drafter]:
         spec: `none`, `auto`, or parts joined by `+`: `ngram[:min=,max=,length=]`,
             `suffix[:earlier]` (also look in earlier answers of the process), `recycle`,
             `table[:FOLDER]` (left out: the one that comes with the target),
-            `dflash[:FOLDER][,window=,int8=]`.
+            `dflash[:FOLDER][,window=,int8=]`, `model:NAME` (a smaller model).
         shared: what belongs to the target.
 
     Raises:
@@ -167,6 +173,19 @@ def _dflash_options(argument: str) -> tuple[str, dict[str, int]]:
     return path, options
 
 
+def _model(argument: str, shared: Shared) -> Drafter:
+    if argument not in shared.models:
+        if shared.open_model is None:
+            raise InvalidRequest(f"{shared.target} cannot have another model as its drafter")
+        shared.models[argument] = shared.open_model(argument)
+    return ModelDrafter(shared.models[argument])
+
+
+def _check_model(argument: str) -> None:
+    if not argument:
+        raise InvalidRequest("drafter model needs a name or path: model:NAME")
+
+
 _Maker = Callable[[str, Shared], Drafter]
 _KNOWN: dict[str, tuple[_Maker, Callable[[str], object]]] = {
     "ngram": (_ngram, lambda argument: _ngram(argument, Shared())),
@@ -174,6 +193,7 @@ _KNOWN: dict[str, tuple[_Maker, Callable[[str], object]]] = {
     "recycle": (_recycle, lambda argument: _only("recycle", argument, ("",))),
     "table": (_table, lambda _folder: None),
     "dflash": (_dflash, _dflash_options),
+    "model": (_model, _check_model),
 }
 """Name -> how it is made, and how what stands behind its colon is checked."""
 

@@ -36,6 +36,10 @@ class Probe(Drafter):
         """Pass it on."""
         self._drafter.observe(verified)
 
+    def close(self) -> None:
+        """Pass it on."""
+        self._drafter.close()
+
     def settle(self, context: Sequence[int], *, ended: bool = False) -> None:
         """Count the open guess, if the text that follows it is known far enough (or has ended)."""
         if self._start < 0:

@@ -30,6 +30,12 @@ class Tokenizer:
         """How many ids there are, added tokens included (a model may compute more columns)."""
         return self._parsing.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's name and id."""
+        found: dict[str, int] = self._parsing.get_vocab(with_added_tokens=True)
+        return found
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The token ids of `text`.
 

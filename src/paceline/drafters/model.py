@@ -1,0 +1,135 @@
+"""A smaller model with the same vocabulary as the drafter: one token after the other.
+
+Its cache is kept in step with the text: what the target refused is forgotten, what it kept is there
+already. It stops where its own guess is no longer likely enough to be worth another of its calls.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.decoding.types import Block, Drafter, Logits, Proposal
+
+_MEMORY = 0.25
+"""Weight of the newest draft's length in what the next is expected to take."""
+
+_CHUNK = 512
+
+
+class Slots(Protocol):
+    """One sequence in the small model's engine."""
+
+    def commit(self, rows: int) -> None:
+        """Keep the first rows of the last block."""
+        ...
+
+    def rewind(self, length: int) -> None:
+        """Forget all slots from `length` on."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Slots that belong to the sequence."""
+        ...
+
+    def close(self) -> None:
+        """Give the slots back."""
+        ...
+
+
+class Runs(Protocol):
+    """What is needed of an engine."""
+
+    @property
+    def context_length(self) -> int:
+        """The most slots one sequence can have."""
+        ...
+
+    def open(self) -> Any:
+        """A new, empty sequence: `Slots`."""
+        ...
+
+    def step(self, work: Sequence[tuple[Any, Block]]) -> Any:
+        """Run blocks; the result has `logits`, one array for each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """An opened model to draft with; one serves all requests."""
+
+    engine: Runs
+    seconds: float
+    """What a call for one token takes, measured."""
+    worth: float
+    """A token is drafted while the draft stands with at least this chance: the price of a call
+    against one of the target's."""
+
+
+class ModelDrafter(Drafter):
+    """Drafts with a smaller model, for one request."""
+
+    name = "model"
+
+    def __init__(self, small: Small) -> None:
+        """Draft with `small`; `close` gives its slots back."""
+        self._small = small
+        self._slots: Slots = small.engine.open()
+        self._held: list[int] = []  # tokens whose keys and values are in the slots
+        self._length = 1.0  # tokens of a draft, lately
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        """The small model's own greedy way on, each token with its chance."""
+        # A token that is drafted is run to get the next, but for the last.
+        limit = min(limit, self._small.engine.context_length - len(context))
+        if not context or limit < 1:
+            return Proposal((), self.name)
+        tokens: list[int] = []
+        chances: list[float] = []
+        stands = 1.0
+        logits = self._catch_up(context)
+        while True:
+            token, chance = _best(logits)
+            stands *= chance
+            tokens.append(token)
+            chances.append(chance)
+            if len(tokens) == limit or stands < self._small.worth:
+                break
+            logits = self._run([token])
+        self._length += _MEMORY * (len(tokens) - self._length)
+        return Proposal(tokens, self.name, 0, chances)
+
+    def cost(self, limit: int) -> float:
+        """A call for each token of a draft that is as long as the last ones were."""
+        return self._small.seconds * min(limit, self._length)
+
+    def close(self) -> None:
+        """Give the slots back."""
+        self._slots.close()
+
+    def _catch_up(self, context: Sequence[int]) -> Logits:
+        """Bring the slots to the end of `context`; the row after its last token."""
+        same = 0
+        most = min(len(self._held), len(context) - 1)
+        while same < most and self._held[same] == context[same]:
+            same += 1
+        self._slots.rewind(same)
+        same = self._slots.length
+        del self._held[same:]
+        for at in range(same, len(context), _CHUNK):
+            row = self._run(context[at : at + _CHUNK])
+        return row
+
+    def _run(self, tokens: Sequence[int]) -> Logits:
+        result = self._small.engine.step([(self._slots, Block(tokens, 1))])
+        self._slots.commit(len(tokens))
+        self._held += tokens
+        row: Logits = result.logits[0][0]
+        return row
+
+
+def _best(logits: Logits) -> tuple[int, float]:
+    token = int(logits.argmax())
+    return token, float(1 / np.exp(logits - logits[token]).sum())
