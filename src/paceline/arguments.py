@@ -82,6 +82,9 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
         action="store_true",
         help="every combination instead of a part that covers every pair",
     )
+    verify.add_argument(
+        "--drafter", action="append", help="check this one; may be repeated; default: all there are"
+    )
     for made, tokens in ((run, 128), (verify, 64)):
         made.add_argument("--suite", type=Path, help="JSON lines; default: paceline's own prompts")
         made.add_argument("--max-tokens", type=_count, default=tokens)

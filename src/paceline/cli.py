@@ -185,6 +185,7 @@ def _verify(options: argparse.Namespace) -> int:
         suite=options.suite,
         max_tokens=options.max_tokens,
         whole=options.whole,
+        drafters=options.drafter or [],
         progress=_progress(options),
     )
     return _report(report, options)

@@ -15,7 +15,7 @@ from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.types import Policy
-from paceline.drafters import Probe, Shared, Small
+from paceline.drafters import Memory, Probe, Shared, Small
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.base import Sequence as Slots
@@ -230,11 +230,12 @@ class Model:
         started: float,
         *,
         end: Callable[[Stream], None],
+        memory: Memory | None = None,
     ) -> Stream:
         """A stream over `slots`, whose first ones hold the beginning of `tokens` already."""
         acceptance = self._acceptance.carried()
         spec = drafting.resolved(request.drafter, self._shared)
-        chosen = drafting.create(spec, self._shared)
+        chosen = drafting.create(spec, self._shared, memory)
         watched = drafting.create(request.probe, self._shared) if request.probe else []
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         try:
@@ -300,6 +301,7 @@ class Conversation:
         self._model = model
         self._slots = model._open()
         self._held: list[int] = []  # tokens whose keys and values are in the slots
+        self._memory: Memory = {}
         self._answering = False
         self._closed = False
 
@@ -325,6 +327,8 @@ class Conversation:
             same += 1
         self._slots.rewind(same)
         self._held = tokens[: self._slots.length]
+        for known in self._memory.values():
+            known.cut(self._slots.length)
 
         def end(stream: Stream) -> None:
             self._answering = False
@@ -333,7 +337,9 @@ class Conversation:
                 answer = {"role": "assistant", "content": stream.result.text}
                 self.messages = [*turns, answer]
 
-        stream = self._model._stream(tokens, request, self._slots, started, end=end)
+        stream = self._model._stream(
+            tokens, request, self._slots, started, end=end, memory=self._memory
+        )
         self._answering = True
         return stream
 

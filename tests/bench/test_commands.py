@@ -101,13 +101,13 @@ def test_a_wrong_kind_drafter_or_policy_is_refused(model: Model, suite_file: Pat
 @pytest.fixture
 def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [case for case in verify.cases(whole=False) if case.policy == "fixed"][:8]
-    monkeypatch.setattr(commands, "cases", lambda *, whole: chosen)
+    monkeypatch.setattr(commands, "cases", lambda **_: chosen)
 
 
 @pytest.mark.usefixtures("few_cases")
 def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path):
     report = commands.verify(
-        lambda: model, suite=suite_file, max_tokens=20, whole=False, progress=QUIET
+        lambda: model, suite=suite_file, max_tokens=20, whole=False, drafters=[], progress=QUIET
     )
     assert report.passed
     assert report.value["exact"] is True
@@ -122,7 +122,7 @@ def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path)
 def test_verify_fails_where_the_promise_is_broken(change: Any, model: Model, suite_file: Path):
     broken = Model(model.files, FaultyEngine(model.engine, change))
     report = commands.verify(
-        lambda: broken, suite=suite_file, max_tokens=60, whole=False, progress=QUIET
+        lambda: broken, suite=suite_file, max_tokens=60, whole=False, drafters=[], progress=QUIET
     )
     assert not report.passed
     assert report.value["exact"] is False

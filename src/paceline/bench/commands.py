@@ -11,7 +11,7 @@ from paceline.bench.compare import PLAIN, SINGLE_ROW, Comparison, Contender, com
 from paceline.bench.plan import ZAYA, best_by_chance
 from paceline.bench.plan import plan as plan_rows
 from paceline.bench.suite import Suite, load_suite
-from paceline.bench.verify import Verdict, cases, check_rows, check_tokens
+from paceline.bench.verify import Verdict, cases, check_rows, check_tokens, drafters_of
 from paceline.decoding.costs import CostTable
 from paceline.models import Progress
 from paceline.runtime import Model
@@ -75,15 +75,19 @@ def verify(
     suite: Path | None,
     max_tokens: int,
     whole: bool,
+    drafters: Sequence[str],
     progress: Progress,
 ) -> Report:
-    """Row invariance and token parity, with a verdict. `load` opens the model."""
+    """Row invariance and token parity, with a verdict. `load` opens the model.
+
+    `drafters` are those to check; none named: all that the model has.
+    """
     prompts = load_suite(suite)
     model = load()
     verdict = Verdict()
     with progress.task("comparing rows"):
         check_rows(model.engine, verdict)
-    chosen = cases(whole=whole)
+    chosen = cases(whole=whole, chosen_from=drafters or drafters_of(model))
     label = f"comparing answers ({len(chosen)} combinations)"
     with progress.task(label, len(chosen), unit="combinations") as reach:
         check_tokens(

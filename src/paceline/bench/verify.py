@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline import drafters
 from paceline.bench.suite import Suite
 from paceline.decoding.types import Block
 from paceline.engines.base import Engine
@@ -90,14 +91,20 @@ class Case:
         return f"{self.drafter}, {self.policy}, block {self.block}, {how}"
 
 
-def cases(*, whole: bool) -> list[Case]:
+def drafters_of(model: Model) -> list[str]:
+    """The drafters to check for a model: those that know any text, and those that come with it."""
+    shipped = drafters.shipped(model.files.name)
+    return [*DRAFTERS, *shipped, *(f"suffix+{kind}" for kind in shipped)]
+
+
+def cases(*, whole: bool, chosen_from: Sequence[str] = DRAFTERS) -> list[Case]:
     """Every drafter x policy x block, greedy and sampled, or a part that covers each pair.
 
     The ways to sample take turns, so that each meets every drafter, policy and block.
     """
     every = [
         Case(drafter, policy, block, how)
-        for turn, (drafter, policy) in enumerate(product(DRAFTERS, POLICIES))
+        for turn, (drafter, policy) in enumerate(product(chosen_from, POLICIES))
         for block in BLOCKS
         for how in (GREEDY, SAMPLED[(turn + block) % len(SAMPLED)])
     ]

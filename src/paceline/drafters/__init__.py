@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.decoding.types import Drafter
-from paceline.drafters.dflash import DFlash, DFlashDrafter, read_config
+from paceline.drafters.dflash import Context, DFlash, DFlashDrafter, read_config
 from paceline.drafters.model import ModelDrafter, Small
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.probe import Probe
@@ -19,6 +19,7 @@ from paceline.errors import InvalidRequest
 
 __all__ = [
     "Corpus",
+    "Memory",
     "ModelDrafter",
     "NgramDrafter",
     "Probe",
@@ -66,7 +67,12 @@ def shipped(model: str) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
-def create(spec: str, shared: Shared | None = None) -> list[Drafter]:
+Memory = dict[str, Context]
+"""What the drafters of one sequence know of it, by spec: a conversation keeps it from turn to turn,
+and cuts it where it cuts the sequence."""
+
+
+def create(spec: str, shared: Shared | None = None, memory: Memory | None = None) -> list[Drafter]:
     """The drafters that `spec` names, in its order.
 
     Args:
@@ -75,13 +81,15 @@ def create(spec: str, shared: Shared | None = None) -> list[Drafter]:
             `table[:FOLDER]` (left out: the one that comes with the target),
             `dflash[:FOLDER][,window=,int8=]`, `model:NAME` (a smaller model).
         shared: what belongs to the target.
+        memory: what earlier drafters learnt of the same sequence; None: it is a new one.
 
     Raises:
         InvalidRequest: an unknown name, option or value, or a drafter that this target has not.
         ModelError: a drafter that does not fit the target, or cannot be read.
     """
     shared = shared or Shared()
-    return [make(argument, shared) for make, argument in _parts(resolved(spec, shared))]
+    memory = {} if memory is None else memory
+    return [make(argument, shared, memory) for make, argument in _parts(resolved(spec, shared))]
 
 
 def check(spec: str) -> None:
@@ -115,7 +123,7 @@ def remembers(spec: str) -> bool:
     return any(part == "suffix:earlier" for part in spec.split("+"))
 
 
-def _ngram(argument: str, _shared: Shared) -> Drafter:
+def _ngram(argument: str, _shared: Shared, _memory: Memory) -> Drafter:
     options = _options("ngram", argument, ("length", "max", "min"))
     try:
         return NgramDrafter(
@@ -127,22 +135,22 @@ def _ngram(argument: str, _shared: Shared) -> Drafter:
         raise InvalidRequest(str(error)) from error
 
 
-def _suffix(argument: str, shared: Shared) -> Drafter:
+def _suffix(argument: str, shared: Shared, _memory: Memory) -> Drafter:
     return SuffixDrafter(shared.corpus if argument else None)
 
 
-def _recycle(_argument: str, _shared: Shared) -> Drafter:
+def _recycle(_argument: str, _shared: Shared, _memory: Memory) -> Drafter:
     return RecycleDrafter()
 
 
-def _table(argument: str, shared: Shared) -> Drafter:
+def _table(argument: str, shared: Shared, _memory: Memory) -> Drafter:
     folder = _folder("table", argument, shared)
     if folder not in shared.tables:
         shared.tables[folder] = Table(folder, shared.vocab_size)
     return TableDrafter(shared.tables[folder])
 
 
-def _dflash(argument: str, shared: Shared) -> Drafter:
+def _dflash(argument: str, shared: Shared, memory: Memory) -> Drafter:
     if argument not in shared.networks:
         if shared.graph is None:
             raise InvalidRequest("dflash needs a target with an OpenVINO graph")
@@ -154,7 +162,7 @@ def _dflash(argument: str, shared: Shared) -> Drafter:
             int8=bool(options.get("int8", 1)),
         )
     network = shared.networks[argument]
-    return DFlashDrafter(network, network.context())
+    return DFlashDrafter(network, memory.setdefault(argument, network.context()))
 
 
 def _dflash_folder(argument: str, shared: Shared) -> Path:
@@ -173,7 +181,7 @@ def _dflash_options(argument: str) -> tuple[str, dict[str, int]]:
     return path, options
 
 
-def _model(argument: str, shared: Shared) -> Drafter:
+def _model(argument: str, shared: Shared, _memory: Memory) -> Drafter:
     if argument not in shared.models:
         if shared.open_model is None:
             raise InvalidRequest(f"{shared.target} cannot have another model as its drafter")
@@ -186,9 +194,9 @@ def _check_model(argument: str) -> None:
         raise InvalidRequest("drafter model needs a name or path: model:NAME")
 
 
-_Maker = Callable[[str, Shared], Drafter]
+_Maker = Callable[[str, Shared, Memory], Drafter]
 _KNOWN: dict[str, tuple[_Maker, Callable[[str], object]]] = {
-    "ngram": (_ngram, lambda argument: _ngram(argument, Shared())),
+    "ngram": (_ngram, lambda argument: _ngram(argument, Shared(), {})),
     "suffix": (_suffix, lambda argument: _only("suffix", argument, ("", "earlier"))),
     "recycle": (_recycle, lambda argument: _only("recycle", argument, ("",))),
     "table": (_table, lambda _folder: None),

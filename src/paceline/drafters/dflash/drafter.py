@@ -31,15 +31,20 @@ TAP = "tap.{}"
 
 
 class Context:
-    """Keys and values of the tokens of one sequence, layer by layer. Never copied, only extended.
+    """What is known of one sequence: keys and values of its tokens, layer by layer.
 
-    A token's keys are turned to its position, so gaps do no harm: what was not seen is not there.
+    Never copied, only extended and cut. A token's keys are turned to its position, so gaps do no
+    harm: what was not seen is not there.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int) -> None:
         self._rows: Array = np.zeros((2 * layers, 0, kv_heads, head_dim), np.float32)
         self.positions: list[int] = []
         """The position of each row, ascending."""
+        self.waiting: list[Array] = []
+        """Features of the tokens behind those, as they came; they have no rows yet."""
+        self.waits_from = 0
+        """The position of the first that waits; there are no gaps between them."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -56,6 +61,8 @@ class Context:
         """Forget the rows of this position and later ones."""
         while self.positions and self.positions[-1] >= position:
             self.positions.pop()
+        kept = max(position - self.waits_from, 0)
+        self.waiting = [np.concatenate(self.waiting)[:kept]] if self.waiting and kept else []
 
     def last(self, most: int | None) -> tuple[Array, Sequence[int]]:
         """The last rows, at most `most` of them, and the position of each.
@@ -228,22 +235,21 @@ class DFlashDrafter(Drafter):
         """Draft with `network`; `context` holds what is known of the sequence already."""
         self._network = network
         self._context = context
-        self._pending: list[Array] = []
-        self._start = 0  # the position of the first pending row
         self._asked_at = -1
         self._last = Proposal((), self.name)
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """The block after the last token; nothing before the target was seen at work."""
-        if not (self._pending or len(self._context)):
+        known = self._context
+        if not (known.waiting or len(known)):
             return Proposal((), self.name)
         if self._asked_at != len(context):
             nothing = np.zeros((0, self._network.config.feature_size), np.float32)
-            features = np.concatenate([nothing, *self._pending])
+            features = np.concatenate([nothing, *known.waiting])
+            known.waiting = []
             tokens, chances = self._network.draft(
-                self._context, context[-1], len(context) - 1, features, self._start
+                known, context[-1], len(context) - 1, features, known.waits_from
             )
-            self._pending = []
             self._last = Proposal(tokens, self.name, 0, chances)
             self._asked_at = len(context)
         return self._last.cut(limit)
@@ -252,12 +258,15 @@ class DFlashDrafter(Drafter):
         """Keep the features of the rows that are part of the sequence now."""
         if not verified.taps or not verified.kept:
             return
-        if not self._pending:
-            self._start = verified.start
-        self._pending.append(self._network.features(verified.taps, verified.kept))
-        if sum(map(len, self._pending)) > _CHUNK:  # a long prompt is read as it comes
-            self._network.read(self._context, np.concatenate(self._pending), self._start)
-            self._pending = []
+        known = self._context
+        count = sum(map(len, known.waiting))
+        # A long prompt is read as it comes; and so is what stands before a gap.
+        if count > _CHUNK or (count and known.waits_from + count != verified.start):
+            self._network.read(known, np.concatenate(known.waiting), known.waits_from)
+            known.waiting = []
+        if not known.waiting:
+            known.waits_from = verified.start
+        known.waiting.append(self._network.features(verified.taps, verified.kept))
 
     def cost(self, limit: int) -> float:
         """What a block takes, however little of it is wanted."""
