@@ -396,7 +396,6 @@ def test_training_has_help(run: Run):
         ("dance", "dance"),
         ("prompts", "required: --out"),
         ("answers --out x", "required: --prompts"),
-        ("table --out x", "required: --data"),
         ("prompts --out x --count 0", "0 is not 1 or more"),
         ("answers --out x --prompts y --at-once 0", "0 is not 1 or more"),
         ("answers --out x --prompts y --max-tokens -1", "-1 is not 1 or more"),
@@ -470,6 +469,18 @@ def test_answers_of_other_weights_are_no_data_for_a_table(
     assert f"the answers in {said} are those of" in found
     assert "with other weights than this target's" in found
     assert not (tmp_path / "table").exists()
+
+
+def test_a_table_may_be_made_of_prompts_at_once(train: Any, prompts: Path, tmp_path: Path):
+    table = tmp_path / "table"
+    found = train("table", "--prompts", prompts, "--out", table)
+    assert found["entries"] > 0
+    assert (table / "answers" / "answers.jsonl").exists()
+
+
+def test_there_must_be_something_to_learn_from(train_refused: Any, tmp_path: Path):
+    said = train_refused("table", "--out", tmp_path / "table")
+    assert "give --data ANSWERS or --prompts FILE" in said
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "nan"])

@@ -118,7 +118,10 @@ def _add_training(add: Callable[..., ArgumentParser], under: Any) -> None:
     table = add("train table", "Count a table of what the target usually says.", within)
     dflash = add("train dflash", "Train a block-diffusion drafter (needs the extra train).", within)
     for made in (table, dflash):
-        made.add_argument("--data", type=Path, action="append", required=True, help="answers")
+        made.add_argument("--data", type=Path, action="append", help="a folder of answers")
+        made.add_argument(
+            "--prompts", type=Path, action="append", help="make the answers first, in OUT/answers"
+        )
     dflash.add_argument("--layers", type=_count, default=1)
     dflash.add_argument("--block", type=_count, default=8, help="rows: the last token and drafts")
     dflash.add_argument("--taps", type=_count, default=3, help="layers of the target to look at")

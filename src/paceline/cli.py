@@ -229,7 +229,7 @@ def _train_table(options: argparse.Namespace) -> int:
 
     report = commands.table(
         options.target,
-        options.data,
+        _data(options),
         options.out,
         megabytes=options.megabytes,
         progress=_progress(options),
@@ -243,7 +243,7 @@ def _train_dflash(options: argparse.Namespace) -> int:
     names = ("steps", "texts", "anchors", "rate", "seed", "evaluate_every")
     report = commands.dflash(
         options.target,
-        options.data,
+        _data(options),
         options.out,
         layers=options.layers,
         block=options.block,
@@ -254,6 +254,20 @@ def _train_dflash(options: argparse.Namespace) -> int:
         progress=_progress(options),
     )
     return _report(report, options)
+
+
+def _data(options: argparse.Namespace) -> list[Path]:
+    """The folders of answers to learn from; made first where only prompts were given."""
+    from paceline.training import commands
+
+    folders = list(options.data or [])
+    if options.prompts:
+        made = options.out / "answers"
+        commands.answers(options.target, options.prompts, made, progress=_progress(options))
+        folders.append(made)
+    if not folders:
+        raise InvalidRequest("nothing to learn from; give --data ANSWERS or --prompts FILE")
+    return folders
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -53,12 +53,12 @@ def answers(
     files: Sequence[Path],
     out: Path,
     *,
-    max_tokens: int,
-    temperatures: Sequence[float],
-    seed: int,
-    at_once: int,
-    threads: int | None,
     progress: Progress,
+    max_tokens: int = 256,
+    temperatures: Sequence[float] = (0.0,),
+    seed: int = 0,
+    at_once: int = 32,
+    threads: int | None = None,
 ) -> Report:
     """The target's answers, as a folder."""
     settings = Settings(max_tokens, tuple(temperatures), seed)
