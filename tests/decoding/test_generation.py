@@ -461,7 +461,8 @@ def test_the_policy_learns_how_each_step_of_the_answer_went_and_how_long_it_took
     (first, second, third) = policy.outcomes
     assert (list(first.proposal.tokens), first.accepted, first.seconds) == ([104, 100, 32], 1, 0.5)
     assert (list(second.proposal.tokens), second.accepted) == ([ord(" ")], 1)
-    assert third == Outcome(NOTHING, 0, 0.25)
+    assert third == Outcome(NOTHING, 0, 0.25, [ord("i")])
+    assert first.tokens == list(b"he")
 
 
 def test_the_last_step_teaches_the_policy_nothing():

@@ -26,10 +26,10 @@ _RATE_MEMORY = 24.0
 _MATCH_BELIEF = 2.0
 """How many draft tokens' worth of evidence the prior of a match is."""
 
-_ESTIMATE_BELIEF = 8.0
+_ESTIMATE_BELIEF = 4.0
 """The same for a drafter's own estimate, which was fitted to much text."""
 
-_ESTIMATE_STEPS = 16
+_ESTIMATE_STEPS = 8
 """A drafter's own estimates are corrected in so many steps."""
 
 _PATIENCE = (4, 64)
@@ -69,13 +69,19 @@ class Acceptance:
             found.append((stood + belief * prior) / (seen + belief))
         return found
 
-    def observe(self, proposal: Proposal, accepted: int) -> None:
-        """Learn from a verified proposal: the accepted tokens, and the first that did not stand."""
+    def observe(self, proposal: Proposal, tokens: Sequence[int]) -> None:
+        """Learn how a proposal did, verified or not, where `tokens` are what came instead.
+
+        What is learnt of are the tokens that stood and the first that did not.
+        """
         keep = 0.5 ** (1 / _MEMORY)
-        judged = min(accepted + 1, len(proposal.tokens))
+        judged = min(len(proposal.tokens), len(tokens))
         for i, (key, _, _) in enumerate(_evidence(proposal, judged)):
+            stands = proposal.tokens[i] == tokens[i]
             seen, stood = self.counts.get(key, (0.0, 0.0))
-            self.counts[key] = (seen * keep + 1, stood * keep + (i < accepted))
+            self.counts[key] = (seen * keep + 1, stood * keep + stands)
+            if not stands:
+                break
 
     def carried(self) -> "Acceptance":
         """A copy for the next request that new evidence soon outweighs."""
@@ -154,6 +160,7 @@ class Auto:
         self._asking: dict[str, _Asking] = {}
         self._tokens = 1.0
         self._seconds = self._cost[1]
+        self._offered: list[Proposal] = []  # for the step that is under way
         self._drafting = 0.0  # seconds of drafters asked since the last step
 
     def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
@@ -171,7 +178,9 @@ class Auto:
             asking = self._asking.setdefault(drafter.name, _Asking())
             if price and not asking.worth(rate, price, most):
                 continue
-            proposal, tokens = self._cut(drafter.propose(context, room), rate)
+            offered = drafter.propose(context, room)
+            self._offered.append(offered)
+            proposal, tokens = self._cut(offered, rate)
             takes = self._cost[len(proposal.tokens) + 1]
             gain = tokens - rate * takes
             asking.learn(tokens, takes, paid=gain - price > most)
@@ -182,8 +191,9 @@ class Auto:
 
     def observe(self, outcome: Outcome) -> None:
         """Learn how the guesses did, and how fast the request is going."""
-        if outcome.proposal.tokens:
-            self._acceptance.observe(outcome.proposal, outcome.accepted)
+        for offered in self._offered:
+            self._acceptance.observe(offered, outcome.tokens)
+        self._offered = []
         keep = 0.5 ** (1 / _RATE_MEMORY)
         seconds = self._cost[len(outcome.proposal.tokens) + 1] + self._drafting
         self._tokens = self._tokens * keep + outcome.accepted + 1

@@ -237,7 +237,7 @@ class Generation:
         if not prefilling:
             self.counters.count(self._proposal, step.accepted)
             if not self.finished:  # an answer's end leaves the rest of the draft unjudged
-                self._policy.observe(Outcome(self._proposal, step.accepted, seconds))
+                self._policy.observe(Outcome(self._proposal, step.accepted, seconds, tokens))
         self._proposal = NOTHING
         return step
 

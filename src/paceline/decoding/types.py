@@ -102,6 +102,8 @@ class Outcome(NamedTuple):
     """How many draft tokens stood."""
     seconds: float
     """What the step took, draft and verify, as the caller measured it; 0.0 where nobody did."""
+    tokens: Sequence[int] = ()
+    """What came: the tokens that stood, and the target's own pick behind them."""
 
 
 class Policy(Protocol):
