@@ -21,7 +21,15 @@ from paceline.engines.base import Engine
 from paceline.engines.base import Sequence as Slots
 from paceline.engines.measure import Measurement, measured
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import DEFAULT_MODEL, QUIET, ModelFiles, Progress, cache_dir, resolve
+from paceline.models import (
+    DEFAULT_MODEL,
+    QUIET,
+    ModelFiles,
+    Progress,
+    cache_dir,
+    resolve,
+    resolve_drafter,
+)
 from paceline.options import Options, Request, check
 from paceline.results import Result
 from paceline.stream import Stream
@@ -70,7 +78,7 @@ def load(
         wanted = replace(settings, taps=taps)
         return open_engine(engine, files.graph, files.context_length, wanted)
 
-    shared = shared_by(files)
+    shared = shared_by(files, progress)
     taps = {tap for spec in drafters for tap in drafting.taps(spec, shared)}
     model = Model(files, open_with(tuple(sorted(taps))), progress=progress, open_with=open_with)
     files.tokenizer()  # read now rather than with the first prompt
@@ -78,9 +86,14 @@ def load(
     return model
 
 
-def shared_by(files: ModelFiles) -> Shared:
+def shared_by(files: ModelFiles, progress: Progress) -> Shared:
     """What the drafters of all requests to a model have in common."""
-    return Shared(target=files.name, shipped=drafting.shipped(files.name), graph=files.graph)
+    return Shared(
+        target=files.name,
+        shipped=drafting.shipped(files.name),
+        find=lambda name: resolve_drafter(name, progress),
+        graph=files.graph,
+    )
 
 
 class Model:
@@ -105,7 +118,7 @@ class Model:
         self._opened = 0  # sequences of requests and conversations
         self._progress = progress
         self._acceptance = Acceptance()
-        self._shared = shared_by(files)
+        self._shared = shared_by(files, progress)
         self._shared.vocab_size = engine.vocab_size
         self._shared.open_model = self._open_small
 

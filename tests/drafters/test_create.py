@@ -59,7 +59,7 @@ def test_a_table_is_opened_once_for_all_requests(tmp_path: Path):
     create("table", shared)
     for path in folder.iterdir():
         path.unlink()
-    assert create(f"table:{folder}", shared)
+    assert create("table", shared)
 
 
 def test_the_options_of_ngram_are_obeyed():

@@ -5,7 +5,15 @@
 
 from paceline.models.cache import cache_dir
 from paceline.models.files import ModelFiles
-from paceline.models.library import Listed, check_models, convert, list_models, pull, resolve
+from paceline.models.library import (
+    Listed,
+    check_models,
+    convert,
+    list_models,
+    pull,
+    resolve,
+    resolve_drafter,
+)
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import DEFAULT_MODEL
 from paceline.models.template import ChatTemplate
@@ -25,4 +33,5 @@ __all__ = [
     "list_models",
     "pull",
     "resolve",
+    "resolve_drafter",
 ]

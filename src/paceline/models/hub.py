@@ -1,4 +1,4 @@
-"""Models that others exported for OpenVINO, from the Hugging Face hub.
+"""Models that others exported for OpenVINO, and drafters, from the Hugging Face hub.
 
 Knows huggingface_hub, whose own cache keeps them: downloads resume, and other tools share the
 files. Knows nothing about what is in a snapshot.
@@ -6,14 +6,39 @@ files. Knows nothing about what is in a snapshot.
 
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models.manifest import GRAPH, REQUIRED
 from paceline.models.progress import Progress
 
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_WANTED = ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model")
+
+
+class Form(NamedTuple):
+    """What is looked for under a hub name."""
+
+    required: Sequence[str]
+    """Files it must have; the first is fetched first, as it says at once when there is none."""
+    wanted: Sequence[str]
+    """Patterns of all that is fetched."""
+    missing: str
+    """What to say where the first is not there; {} is the name."""
+
+
+OPENVINO = Form(
+    REQUIRED,
+    ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model"),
+    f"{{0}} has no OpenVINO form on the hub ({GRAPH}); convert it once with "
+    "`paceline convert {0} --to openvino --weights int8`",
+)
+DRAFTER = Form(
+    ("config.json", "model.safetensors"),
+    ("*.json", "*.safetensors", "*.npy"),
+    "{0} has no config.json on the hub, so it is no drafter",
+)
 
 
 def is_hub_name(name: str) -> bool:
@@ -21,13 +46,13 @@ def is_hub_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def cached_snapshot(name: str) -> Path | None:
-    """The folder of a whole OpenVINO model that is already on this machine."""
+def cached_snapshot(name: str, form: Form = OPENVINO) -> Path | None:
+    """The folder of what is already whole on this machine."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = [try_to_load_from_cache(name, piece) for piece in REQUIRED]
+        found = [try_to_load_from_cache(name, piece) for piece in form.required]
     except HFValidationError:
         return None
     # A download that was interrupted has some of them.
@@ -48,10 +73,10 @@ def cached_names() -> list[str]:
     return sorted(name for name in names if cached_snapshot(name) is not None)
 
 
-def fetch_snapshot(name: str, progress: Progress) -> Path:
-    """Download the OpenVINO model `name`, or what is new in it; returns its folder.
+def fetch_snapshot(name: str, progress: Progress, form: Form = OPENVINO) -> Path:
+    """Download `name`, or what is new in it; returns its folder.
 
-    Raises ModelNotFound when the hub has no such model for us, ModelError when it has no OpenVINO
+    Raises ModelNotFound when the hub has no such model for us, ModelError when it has not this
     form, cannot be reached, or what it sends cannot be kept.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
@@ -71,8 +96,8 @@ def fetch_snapshot(name: str, progress: Progress) -> Path:
         disable_progress_bars()
     progress.say(f"fetching {name} from the Hugging Face hub")
     try:
-        hf_hub_download(name, GRAPH)  # first, as it says at once when there is none
-        return Path(snapshot_download(name, allow_patterns=list(_WANTED)))
+        hf_hub_download(name, form.required[0])
+        return Path(snapshot_download(name, allow_patterns=list(form.wanted)))
     except GatedRepoError as error:
         raise ModelError(
             f"{name} asks for consent on the hub: accept its terms there, then log in with "
@@ -85,10 +110,7 @@ def fetch_snapshot(name: str, progress: Progress) -> Path:
     except HFValidationError as error:
         raise ModelNotFound(f"{name} is not a hub name: {error}") from error
     except RemoteEntryNotFoundError as error:
-        raise ModelError(
-            f"{name} has no OpenVINO form on the hub ({GRAPH}); convert it once with "
-            f"`paceline convert {name} --to openvino --weights int8`"
-        ) from error
+        raise ModelError(form.missing.format(name)) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError) as error:
         raise _unreachable(name) from error
     except OSError as error:

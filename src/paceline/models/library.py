@@ -68,6 +68,21 @@ def resolve(name: str, cache: Path | None = None, progress: Progress = QUIET) ->
     raise ModelNotFound(_unknown(name))
 
 
+def resolve_drafter(name: str, progress: Progress = QUIET) -> Path:
+    """The folder of a drafter: a path, or a hub name (owner/name), fetched when it is not here.
+
+    Raises:
+        ModelNotFound: there is no such folder, and the hub has none.
+        ModelError: it cannot be fetched.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if not hub.is_hub_name(name):
+        raise ModelNotFound(f"there is no folder {name}; expected one, or a hub name (owner/name)")
+    return hub.cached_snapshot(name, hub.DRAFTER) or hub.fetch_snapshot(name, progress, hub.DRAFTER)
+
+
 def pull(name: str, cache: Path | None = None, progress: Progress = QUIET) -> ModelFiles:
     """Like `resolve`, and a hub model is brought up to date."""
     if name not in REGISTRY and hub.is_hub_name(name) and not _path(name).exists():

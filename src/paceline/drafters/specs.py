@@ -1,0 +1,237 @@
+"""From a spec such as `ngram:min=2,max=5` or `suffix+table` to drafters."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.decoding.types import Drafter
+from paceline.drafters.dflash import Context, DFlash, DFlashDrafter, read_config
+from paceline.drafters.model import ModelDrafter, Small
+from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.recycle import RecycleDrafter
+from paceline.drafters.suffix import Corpus, SuffixDrafter
+from paceline.drafters.table import Table, TableDrafter
+from paceline.errors import InvalidRequest
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the drafters of all requests to one target have in common."""
+
+    target: str = "this model"
+    """The target's name, for people."""
+    vocab_size: int = 0
+    corpus: Corpus = field(default_factory=Corpus)
+    """Earlier answers, for `suffix:earlier`."""
+    shipped: Mapping[str, Path] = field(default_factory=dict)
+    """Kind of drafter -> its folder, of those that come with the target."""
+    find: Callable[[str], Path] = Path
+    """The folder of a drafter by its name: a path, or whatever else the caller knows."""
+    graph: Path | None = None
+    """The target's OpenVINO graph, whose embeddings and head a dflash drafter uses."""
+    tables: dict[str, Table] = field(default_factory=dict)
+    networks: dict[str, DFlash] = field(default_factory=dict)
+    """Those that are open, by what they were asked for as."""
+    open_model: Callable[[str], Small] | None = None
+    """Opens a smaller model to draft with, once it was found to have the target's vocabulary."""
+    models: dict[str, Small] = field(default_factory=dict)
+
+
+def shipped(model: str) -> dict[str, Path]:
+    """Kind of drafter -> its folder, of the drafters that paceline brings for `model`."""
+    folder = Path(__file__).parent / "shipped" / model
+    if not folder.is_dir():
+        return {}
+    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
+
+
+Memory = dict[str, Context]
+"""What the drafters of one sequence know of it, by spec: a conversation keeps it from turn to turn,
+and cuts it where it cuts the sequence."""
+
+
+def create(spec: str, shared: Shared | None = None, memory: Memory | None = None) -> list[Drafter]:
+    """The drafters that `spec` names, in its order.
+
+    Args:
+        spec: `none`, `auto`, or parts joined by `+`: `ngram[:min=,max=,length=]`,
+            `suffix[:earlier]` (also look in earlier answers of the process), `recycle`,
+            `table[:FOLDER]` (left out: the one that comes with the target),
+            `dflash[:FOLDER][,window=,int8=]`, `model:NAME` (a smaller model).
+        shared: what belongs to the target.
+        memory: what earlier drafters learnt of the same sequence; None: it is a new one.
+
+    Raises:
+        InvalidRequest: an unknown name, option or value, or a drafter that this target has not.
+        ModelError: a drafter that does not fit the target, or cannot be read.
+    """
+    shared = shared or Shared()
+    memory = {} if memory is None else memory
+    return [make(argument, shared, memory) for make, argument in _parts(resolved(spec, shared))]
+
+
+def check(spec: str) -> None:
+    """Raise InvalidRequest when no drafters could be made of `spec`, whatever the target."""
+    for _ in _parts(spec):
+        pass
+
+
+def resolved(spec: str, shared: Shared) -> str:
+    """`spec` with `auto` spelled out: what is best for the target."""
+    if spec != "auto":
+        return spec
+    return "suffix+table" if "table" in shared.shipped else "suffix"
+
+
+def taps(spec: str, shared: Shared) -> tuple[int, ...]:
+    """Layers of the target whose hidden states the drafters of `spec` need, ascending.
+
+    Raises what `create` raises.
+    """
+    needed: set[int] = set()
+    for part in resolved(spec, shared).split("+"):
+        name, _, argument = part.partition(":")
+        if name == "dflash" and argument in shared.networks:
+            needed.update(shared.networks[argument].taps)
+        elif name == "dflash":
+            needed.update(read_config(_dflash_folder(argument, shared)).target_layer_ids)
+    return tuple(sorted(needed))
+
+
+def remembers(spec: str) -> bool:
+    """Whether a drafter of `spec` looks in earlier answers, so that this one should be kept."""
+    return any(part == "suffix:earlier" for part in spec.split("+"))
+
+
+def _ngram(argument: str, _shared: Shared, _memory: Memory) -> Drafter:
+    options = _options("ngram", argument, ("length", "max", "min"))
+    try:
+        return NgramDrafter(
+            min_match=options.get("min", 1),
+            max_match=options.get("max", 4),
+            length=options.get("length", 15),
+        )
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def _suffix(argument: str, shared: Shared, _memory: Memory) -> Drafter:
+    return SuffixDrafter(shared.corpus if argument else None)
+
+
+def _recycle(_argument: str, _shared: Shared, _memory: Memory) -> Drafter:
+    return RecycleDrafter()
+
+
+def _table(argument: str, shared: Shared, _memory: Memory) -> Drafter:
+    if argument not in shared.tables:
+        shared.tables[argument] = Table(_folder("table", argument, shared), shared.vocab_size)
+    return TableDrafter(shared.tables[argument])
+
+
+def _dflash(argument: str, shared: Shared, memory: Memory) -> Drafter:
+    if argument not in shared.networks:
+        if shared.graph is None:
+            raise InvalidRequest("dflash needs a target with an OpenVINO graph")
+        path, options = _dflash_options(argument)
+        shared.networks[argument] = DFlash(
+            _folder("dflash", path, shared),
+            shared.graph,
+            window=options.get("window"),
+            int8=bool(options.get("int8", 1)),
+        )
+    network = shared.networks[argument]
+    return DFlashDrafter(network, memory.setdefault(argument, network.context()))
+
+
+def _dflash_folder(argument: str, shared: Shared) -> Path:
+    return _folder("dflash", _dflash_options(argument)[0], shared)
+
+
+def _dflash_options(argument: str) -> tuple[str, dict[str, int]]:
+    """The folder and what else was said: `FOLDER,window=512,int8=0`."""
+    parts = argument.split(",")
+    path = "" if "=" in parts[0] else parts.pop(0)
+    options = _options("dflash", ",".join(parts), ("int8", "window"))
+    if options.get("window", 1) < 1:
+        raise InvalidRequest(f"dflash has window={options['window']}; expected 1 or more")
+    if options.get("int8", 1) not in (0, 1):
+        raise InvalidRequest(f"dflash has int8={options['int8']}; expected 1, or 0 for float32")
+    return path, options
+
+
+def _model(argument: str, shared: Shared, _memory: Memory) -> Drafter:
+    if argument not in shared.models:
+        if shared.open_model is None:
+            raise InvalidRequest(f"{shared.target} cannot have another model as its drafter")
+        shared.models[argument] = shared.open_model(argument)
+    return ModelDrafter(shared.models[argument])
+
+
+def _check_model(argument: str) -> None:
+    if not argument:
+        raise InvalidRequest("drafter model needs a name or path: model:NAME")
+
+
+_Maker = Callable[[str, Shared, Memory], Drafter]
+_KNOWN: dict[str, tuple[_Maker, Callable[[str], object]]] = {
+    "ngram": (_ngram, lambda argument: _ngram(argument, Shared(), {})),
+    "suffix": (_suffix, lambda argument: _only("suffix", argument, ("", "earlier"))),
+    "recycle": (_recycle, lambda argument: _only("recycle", argument, ("",))),
+    "table": (_table, lambda _folder: None),
+    "dflash": (_dflash, _dflash_options),
+    "model": (_model, _check_model),
+}
+"""Name -> how it is made, and how what stands behind its colon is checked."""
+
+
+def _parts(spec: str) -> list[tuple[_Maker, str]]:
+    if spec in ("none", "auto"):
+        return []
+    found = []
+    for part in spec.split("+"):
+        name, _, argument = part.partition(":")
+        if name not in _KNOWN:
+            raise InvalidRequest(
+                f"no drafter is called {name!r}; expected none, auto, or {', '.join(_KNOWN)} "
+                "joined by +"
+            )
+        make, check_argument = _KNOWN[name]
+        check_argument(argument)
+        found.append((make, argument))
+    return found
+
+
+def _only(name: str, argument: str, expected: tuple[str, ...]) -> None:
+    if argument not in expected:
+        option, equals, _ = argument.partition("=")
+        if equals and option in expected:
+            raise InvalidRequest(f"drafter option {option} takes no value")
+        options = ", ".join(filter(None, expected)) or "none"
+        raise InvalidRequest(f"drafter {name} has no option {option!r}; expected {options}")
+
+
+def _options(name: str, argument: str, known: tuple[str, ...]) -> dict[str, int]:
+    options = {}
+    for option in argument.split(",") if argument else ():
+        key, _, value = option.partition("=")
+        if key not in known:
+            raise InvalidRequest(
+                f"drafter {name} has no option {key!r}; expected {', '.join(known)}"
+            )
+        try:
+            options[key] = int(value)
+        except ValueError:
+            raise InvalidRequest(f"drafter option {key} is {value!r}; expected a number") from None
+    return options
+
+
+def _folder(kind: str, argument: str, shared: Shared) -> Path:
+    if argument:
+        return shared.find(argument)
+    if kind not in shared.shipped:
+        raise InvalidRequest(
+            f"no {kind} comes with {shared.target}; train one with `paceline train {kind}` and "
+            f"name its folder: {kind}:FOLDER"
+        )
+    return shared.shipped[kind]
