@@ -30,7 +30,7 @@ class Ours:
 
     def answer(self, tokens: list[int], max_tokens: int) -> tuple[list[int], float]:
         """Token ids, and tokens per second after the first."""
-        fresh = paceline.Model(self._model.files, self._model.engine)
+        fresh = self._model.fresh()
         found = fresh.generate(tokens, max_tokens=max_tokens, drafter=self._drafter)
         return found.token_ids, found.stats.decode_tokens_per_second
 

@@ -15,7 +15,7 @@ from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.types import Policy
-from paceline.drafters import Memory, Probe, Shared, Small
+from paceline.drafters import Corpus, Memory, Probe, Shared, Small
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.base import Sequence as Slots
@@ -121,6 +121,12 @@ class Model:
         self._shared = shared_by(files, progress)
         self._shared.vocab_size = engine.vocab_size
         self._shared.open_model = self._open_small
+
+    def fresh(self) -> "Model":
+        """Another on the same engine and with the same drafters open, that has learnt nothing."""
+        other = Model(self.files, self.engine, progress=self._progress)
+        other._shared = replace(self._shared, corpus=Corpus())
+        return other
 
     @cached_property
     def measurement(self) -> Measurement:

@@ -131,10 +131,9 @@ def compare(
 
 
 def _answer(contender: Contender, prompt: SuitePrompt, max_tokens: int) -> Result:
-    # A model of its own for each answer, as a first request has it: nothing learnt before.
-    fresh = Model(contender.model.files, contender.model.engine)
     options: Options = {**contender.options, "max_tokens": max_tokens}
-    return fresh.generate(prompt.messages, **options)
+    # As a first request has it.
+    return contender.model.fresh().generate(prompt.messages, **options)
 
 
 def _row(
