@@ -1,6 +1,6 @@
 """Block sizes and policies with a neural drafter, by how much text stands before the question.
 
-    python benchmarks/context_depth.py --drafter dflash --output benchmarks/results/context-depth.json
+    python benchmarks/context_depth.py --output benchmarks/results/context-depth.json
 
 The comparison of the DFlash-on-MLX seed, on this machine: plain decoding, fixed blocks of 4, 8 and
 16, Kelly-optimal drafting and auto, at several context depths. A chart is drawn beside the output.

@@ -166,6 +166,12 @@ def read_answers(folder: Path, fingerprint: str) -> list[Answer]:
     return sorted(found, key=lambda answer: answer.number)
 
 
+def provenance(folder: Path) -> dict[str, Any]:
+    """What the answers in `folder` are answers to, and how they were made."""
+    manifest = _read_manifest(folder) or {}
+    return {name: manifest.get(name) for name in ("prompts", *asdict(Settings()))}
+
+
 def held_out(answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
     """The answers to learn from, and one in twenty that is only for looking how it goes."""
     return (

@@ -11,7 +11,7 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import Progress, resolve
 from paceline.runtime import load
-from paceline.training.answers import Settings, held_out, make_answers, read_answers
+from paceline.training.answers import Settings, held_out, make_answers, provenance, read_answers
 from paceline.training.features import make_features
 from paceline.training.prompts import LONGEST_PROMPT, write_prompts
 from paceline.training.shape import even_taps, mask_token, shape
@@ -84,6 +84,7 @@ def table(
     progress.say(f"counting {sum(len(each.answer) for each in learnt)} tokens")
     entries = count_table(learnt).best(int(megabytes * 1e6 / entry_bytes(model.engine.vocab_size)))
     found: dict[str, Any] = {
+        "made_from": [provenance(folder) for folder in folders],
         "answers": len(learnt),
         "answer_tokens": sum(len(each.answer) for each in learnt),
         "held_out": accuracy(entries, kept_back),
