@@ -32,6 +32,7 @@ def test_a_shipped_drafter_is_as_it_was_made(folder: Path):
 
 def test_the_table_of_the_default_model_opens_and_is_its_own():
     folder = shipped("smollm2-135m")["table"]
-    assert Table(folder, 49152).after([1, 2]) is not None
+    table = Table(folder, 49152)
+    assert sum(table.after([token]) is not None for token in range(1000)) > 500
     assert read_json(folder / "manifest.json")["target"] == "smollm2-135m"
     assert resolved("auto", Shared(shipped=shipped("smollm2-135m"))).startswith("suffix+table")
