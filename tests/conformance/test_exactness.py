@@ -1,7 +1,8 @@
 """The promise: whatever drafts, the tokens are those of plain decoding."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.decoding.generation import Stopping
+from paceline.decoding.generation import Generation, Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Block, FinishReason
 from paceline.drafters import Corpus, Shared, create
+from paceline.drafters.dflash import DFlashDrafter
+from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
+from paceline.models import ModelFiles
+from support.dflash import Rehearsed, tiny_config, write_checkpoint
 from support.drafters import SPECS, Oracle, write_toy_table
 from support.driver import POLICIES, Answer, answer, decode, generation, run, total
 
@@ -55,8 +60,7 @@ def prompt_of(engine: Engine, which: int) -> list[int]:
     return [*part, *rng.integers(0, engine.vocab_size, 2 + which % 5).tolist(), *part]
 
 
-@pytest.fixture(scope="module")
-def plainly(engine: Engine) -> Plainly:
+def plain_answers(engine: Engine) -> Plainly:
     """Plain decoding's answer, alone on the engine, one row at a time."""
     known: dict[tuple[int, int], Answer] = {}
 
@@ -72,6 +76,11 @@ def plainly(engine: Engine) -> Plainly:
         return known[key]
 
     return plain
+
+
+@pytest.fixture(scope="module")
+def plainly(engine: Engine) -> Plainly:
+    return plain_answers(engine)
 
 
 @pytest.fixture(scope="module")
@@ -282,3 +291,115 @@ def test_a_prompt_that_is_partly_cached_gives_the_same_answer(engine: Engine, kn
                 result = engine.step([(sequence, one.next_block())])
                 sequence.commit(one.accept(result.logits[0]).kept)
             assert one.answer == expected.tokens
+
+
+# -- drafters that see hidden states ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tapped(tiny_files: ModelFiles) -> Engine:
+    settings = EngineSettings(cache_tokens=9 * 64, taps=(0, 1))
+    return open_engine("openvino", tiny_files.graph, tiny_files.context_length, settings)
+
+
+@pytest.fixture(scope="module")
+def plainly_tapped(tapped: Engine) -> Plainly:
+    return plain_answers(tapped)
+
+
+@pytest.fixture(scope="module")
+def dflash(
+    tapped: Engine,
+    plainly_tapped: Plainly,
+    tiny_files: ModelFiles,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Shared:
+    """A drafter that fits the target and knows nothing, but of few tokens: some drafts stand."""
+    often = Counter(token for prompt in range(8) for token in plainly_tapped(prompt, 0).tokens)
+    folder = tmp_path_factory.mktemp("dflash")
+    drafted = sorted(token for token, _ in often.most_common(6))
+    write_checkpoint(folder, tiny_config(tiny_files, block_size=16), draft_vocab=drafted)
+    return Shared(vocab_size=tapped.vocab_size, graph=tiny_files.graph, shipped={"dflash": folder})
+
+
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+@pytest.mark.parametrize("spec", ["dflash", "suffix+dflash:window=8", "dflash:int8=0+suffix"])
+def test_a_drafter_that_sees_hidden_states_changes_no_token(
+    tapped: Engine, plainly_tapped: Plainly, dflash: Shared, spec: str, policy: str
+):
+    ran = []
+    for block in range(2, 17):
+        asks = [(i % 8, (block + i) % len(SAMPLINGS)) for i in range(1 + block % 5)]
+        going = [
+            generation(
+                tapped,
+                prompt_of(tapped, prompt),
+                sampling=SAMPLINGS[sampling],
+                stopping=Stopping(max_tokens=TOKENS),
+                drafters=create(spec, dflash),
+                policy=POLICIES[policy](block),
+                prefill_chunk=block,
+            )
+            for prompt, sampling in asks
+        ]
+        ran += going
+        for (prompt, sampling), told in zip(asks, run_tapped(tapped, going), strict=True):
+            assert told == plainly_tapped(prompt, sampling), f"{block=} {SAMPLINGS[sampling]}"
+    assert 0 < total(ran).accepted < total(ran).drafted
+    assert sum(one.counters.drafted_by["dflash"] for one in ran) > 0
+
+
+@pytest.mark.parametrize("block", range(2, 17))
+@pytest.mark.parametrize("every", [1, 2, 5, TOKENS])
+def test_drafts_from_hidden_states_that_stand_or_fall_at_any_place_change_nothing(
+    tapped: Engine, plainly_tapped: Plainly, tiny_files: ModelFiles, block: int, every: int
+):
+    config = tiny_config(tiny_files, block_size=16)
+    expected, going = [], []
+    for place in range(4):
+        prompt, sampling = prompt_of(tapped, place), (block + 3 * place) % len(SAMPLINGS)
+        expected.append(plainly_tapped(place, sampling))
+        text = prompt + expected[-1].tokens
+        wrong_at = range(len(prompt) + every, len(text), every)
+        network: Any = Rehearsed(config, text, features_of(tapped, text), wrong_at)
+        going.append(
+            generation(
+                tapped,
+                prompt,
+                sampling=SAMPLINGS[sampling],
+                stopping=Stopping(max_tokens=TOKENS),
+                drafters=[DFlashDrafter(network, network.context())],
+                policy=Fixed(block),
+                prefill_chunk=1 + place * 5,
+            )
+        )
+    assert run_tapped(tapped, going) == expected
+    for one in going:
+        if every == TOKENS:
+            assert one.counters.steps == -(-(TOKENS - 1) // block)
+        if every == 1:
+            assert one.counters.accepted == 0
+
+
+def run_tapped(engine: Engine, generations: Sequence[Generation]) -> list[Answer]:
+    """What `run` does, showing the drafters what the engine tapped as well."""
+    texts = ["" for _ in generations]
+    with ExitStack() as stack:
+        sequences = [stack.enter_context(closing(engine.open())) for _ in generations]
+        while due := [i for i, one in enumerate(generations) if not one.finished]:
+            result = engine.step([(sequences[i], generations[i].next_block()) for i in due])
+            for i, logits, taps in zip(due, result.logits, result.taps, strict=True):
+                step = generations[i].accept(logits, taps=taps, seconds=result.seconds)
+                sequences[i].commit(step.kept)
+                texts[i] += step.text
+    return [
+        Answer(one.answer, text, one.finish_reason)
+        for one, text in zip(generations, texts, strict=True)
+    ]
+
+
+def features_of(engine: Engine, text: Sequence[int]) -> np.ndarray:
+    """What the taps show of a whole text."""
+    with closing(engine.open()) as sequence:
+        taps = engine.step([(sequence, Block(text, 0))]).taps[0]
+        return np.concatenate([*taps.values()], axis=1)
