@@ -59,7 +59,7 @@ class Text(NamedTuple):
     """Its place among the features."""
 
 
-class Shared(NamedTuple):
+class FromTarget(NamedTuple):
     """What a drafter has from its target."""
 
     embeddings: Tensor
@@ -77,14 +77,14 @@ def share(
     head: npt.NDArray[np.float32],
     draft_vocab: Sequence[int] | None,
     device: str,
-) -> Shared:
+) -> FromTarget:
     """Put the target's matrices where the training is; `draft_vocab` None drafts all tokens."""
     vocab = len(embeddings)
     drafted = torch.arange(vocab) if draft_vocab is None else torch.tensor(list(draft_vocab))
     column = torch.full((vocab,), -1)
     column[drafted] = torch.arange(len(drafted))
     rows = torch.from_numpy(head)[drafted]
-    return Shared(
+    return FromTarget(
         torch.from_numpy(embeddings).to(device),
         rows.to(device),
         column.to(device),
@@ -98,7 +98,7 @@ class Trainer:
     def __init__(
         self,
         config: Config,
-        shared: Shared,
+        shared: FromTarget,
         *,
         features: Features,
         answers: Sequence[Answer],
@@ -196,15 +196,8 @@ class Trainer:
             group["lr"] = self._rate()
         block = self._config.block_size
         rng = np.random.default_rng((self._schedule.seed, self.step))
-        count = min(self._schedule.anchors, *(len(t.tokens) - 1 - t.first for t in texts))
-        anchors = torch.tensor(
-            np.array(
-                [
-                    np.sort(rng.choice(len(t.tokens) - 1 - t.first, count, replace=False)) + t.first
-                    for t in texts
-                ]
-            )
-        )
+        count = self._schedule.anchors
+        anchors = torch.tensor(np.array([np.sort(_places(text, count, rng)) for text in texts]))
         # Behind a text's end nothing is known: those positions do not count.
         longest = max(len(text.tokens) for text in texts) + block
         truth = torch.full((len(texts), longest), -1)
@@ -318,6 +311,12 @@ _LOOKED_AT = 40
 """Held-out answers that tau is measured on."""
 
 _BLOCKS_AT_ONCE = 128
+
+
+def _places(text: Text, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Where blocks begin: places of the answer, each once where there are enough."""
+    room = len(text.tokens) - 1 - text.first
+    return text.first + rng.choice(room, count, replace=room < count)
 
 
 def most_frequent(answers: Sequence[Answer], count: int) -> list[int]:
