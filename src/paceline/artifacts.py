@@ -80,6 +80,11 @@ def sha256_of(path: Path, reach: Callable[[int], object] | None = None, done: in
     return digest.hexdigest()
 
 
+def fingerprint(value: Any) -> str:
+    """A short name for any JSON value: other values have other names."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
 def write_manifest(folder: Path, kind: str, facts: Mapping[str, Any], files: Iterable[str]) -> None:
     """Describe `folder`, an artifact of this kind, as the last step of making it."""
     recorded = {

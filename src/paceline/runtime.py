@@ -185,7 +185,11 @@ class Model:
         tokens = self.tokens(prompt, raw=request.raw)
         self._make_ready(request)
         slots = self._open()
-        return self._stream(tokens, request, slots, started, end=lambda _: self._close(slots))
+        try:
+            return self._stream(tokens, request, slots, started, end=lambda _: self._close(slots))
+        except BaseException:
+            self._close(slots)
+            raise
 
     def conversation(self, messages: Sequence[Message] = ()) -> "Conversation":
         """A chat whose earlier turns are not computed again."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import paceline
 from paceline.artifacts import MANIFEST, begin, read_json, sha256_of, write_json, writing
@@ -24,6 +24,8 @@ from paceline.training.journal import appending, read_journal
 
 ANSWERS = "answers.jsonl"
 KIND = "paceline answers"
+
+_Any = TypeVar("_Any")
 
 _FIELDS = {"number": int, "prompt": list, "answer": list}
 
@@ -172,7 +174,7 @@ def provenance(folder: Path) -> dict[str, Any]:
     return {name: manifest.get(name) for name in ("prompts", *asdict(Settings()))}
 
 
-def held_out(answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
+def held_out(answers: Sequence[_Any]) -> tuple[list[_Any], list[_Any]]:
     """The answers to learn from, and one in twenty that is only for looking how it goes."""
     return (
         [answer for i, answer in enumerate(answers) if i % _HELD_OUT],

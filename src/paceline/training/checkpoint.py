@@ -1,6 +1,5 @@
 """Writing a drafter in z-lab's public form, so that other runtimes can load what we trained."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.artifacts import write_json, writing
 from paceline.drafters.dflash.checkpoint import ARCHITECTURE, CONFIG, DRAFT_VOCAB, Config
 
 WEIGHTS = "model.safetensors"
@@ -26,15 +26,17 @@ def save_checkpoint(
 
     A drafter in `folder` is replaced file by file, each written beside and renamed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    halved = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in weights.items()}
-    beside = folder / f".{WEIGHTS}"
-    save_file(halved, beside, metadata={"format": "pt"})
-    beside.replace(folder / WEIGHTS)
-    if draft_vocab is not None:
-        np.save(folder / DRAFT_VOCAB, np.array(draft_vocab, np.uint32))
-    text = json.dumps(config_json(config), indent=2) + "\n"
-    (folder / CONFIG).write_text(text, encoding="utf-8")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        halved = {name: each.detach().to("cpu", torch.bfloat16) for name, each in weights.items()}
+        save_file(halved, folder / f".{WEIGHTS}", metadata={"format": "pt"})
+        (folder / f".{WEIGHTS}").replace(folder / WEIGHTS)
+        if draft_vocab is None:
+            (folder / DRAFT_VOCAB).unlink(missing_ok=True)
+        else:
+            np.save(folder / f".{DRAFT_VOCAB}", np.array(draft_vocab, np.uint32))
+            (folder / f".{DRAFT_VOCAB}").replace(folder / DRAFT_VOCAB)
+        write_json(folder / CONFIG, config_json(config))
 
 
 def config_json(config: Config) -> dict[str, Any]:

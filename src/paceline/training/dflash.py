@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from paceline.artifacts import write_json
+from paceline.artifacts import fingerprint, write_json
 from paceline.drafters.dflash import Config
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
-from paceline.training.answers import Answer
+from paceline.training.answers import Answer, held_out
 from paceline.training.checkpoint import save_checkpoint
 from paceline.training.features import Features
 from paceline.training.network import Network
@@ -111,15 +111,20 @@ class Trainer:
         One answer in twenty is kept back to look at. A state in `folder` is taken up.
 
         Raises:
-            InvalidRequest: the state in `folder` is of another run.
+            InvalidRequest: there are too few answers, or the state in `folder` is of another run.
         """
         texts = [
             Text(answer.tokens, len(answer.prompt), place)
             for place, answer in enumerate(answers)
             if len(answer.answer) >= config.block_size
         ]
-        self._learnt = [text for text in texts if text.place % 20]
-        self._held_out = [text for text in texts if text.place % 20 == 0][:_LOOKED_AT]
+        self._learnt, kept_back = held_out(texts)
+        self._held_out = kept_back[:_LOOKED_AT]
+        if not self._learnt or not self._held_out:
+            raise InvalidRequest(
+                f"{len(texts)} of {len(answers)} answers have a block of {config.block_size} "
+                "tokens, too few to learn from and to look at; make more, or longer ones"
+            )
         self._config, self._shared, self._features = config, shared, features
         self._schedule, self._folder, self._device = schedule, folder, device
         torch.manual_seed(schedule.seed)
@@ -151,10 +156,10 @@ class Trainer:
                 reach(self.step)
                 if self.step % schedule.evaluate_every == 0 or self.step == schedule.steps:
                     tau = self.evaluate()
-                    self._note(float(np.mean(losses)), tau)
-                    losses = []
                     weights = self.network.weights()
                     save_checkpoint(weights, self._config, self._folder, draft_vocab=draft_vocab)
+                    self._note(float(np.mean(losses)), tau)
+                    losses = []
                     progress.say(
                         f"step {self.step}: loss {self.curve[-1]['loss']:.3f}, tau {tau:.3f}"
                     )
@@ -266,7 +271,6 @@ class Trainer:
         per_step = self._schedule.texts * self._schedule.anchors
         blocks = self.step * per_step
         self.curve.append({"step": self.step, "blocks": blocks, "loss": loss, "tau": tau})
-        self._folder.mkdir(parents=True, exist_ok=True)
         state = {
             "run": self._run(),
             "step": self.step,
@@ -283,10 +287,12 @@ class Trainer:
         """What makes a run this one; how long it is to be may change."""
         schedule = asdict(self._schedule)
         del schedule["steps"], schedule["evaluate_every"]
+        drafted = self._shared.drafted.tolist()
+        texts = [(text.first, *text.tokens) for text in self._learnt]
         return {
             "drafter": asdict(self._config),
-            "drafted_tokens": len(self._shared.drafted),
-            "texts": len(self._learnt),
+            "drafted_tokens": f"{len(drafted)}, {fingerprint(drafted)}",
+            "texts": f"{len(texts)}, {fingerprint(texts)}",
             "schedule": schedule,
         }
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline import artifacts
 from paceline.artifacts import read_json, write_json, writing
 from paceline.decoding.types import Block
 from paceline.engines.base import Engine
@@ -63,7 +64,8 @@ def make_features(
     about: dict[str, Any] = {
         "fingerprint": fingerprint,
         "taps": list(engine.taps),
-        "texts": [answer.number for answer in answers],
+        "texts": len(answers),
+        "tokens": artifacts.fingerprint([answer.tokens for answer in answers]),
     }
     path = folder / ROWS
     with writing(folder):

@@ -91,6 +91,9 @@ _COUNTS = (
 )
 
 
+_KINDS = {"full_attention", "sliding_attention"}
+
+
 def read_config(folder: Path) -> Config:
     """Read and check `config.json`.
 
@@ -99,32 +102,21 @@ def read_config(folder: Path) -> Config:
             names every fault.
     """
     value = read_json(folder / CONFIG)
-    faults = []
-    if ARCHITECTURE not in (value.get("architectures") or []):
-        faults.append(f"architectures is {value.get('architectures')}, expected {ARCHITECTURE}")
-    faults += [
-        f"{name} is {value.get(name)!r}, expected a whole number above 0"
-        for name in _COUNTS
-        if not _is_count(value.get(name))
-    ]
     own = value.get("dflash_config")
     own = own if isinstance(own, dict) else {}
     taps, mask = own.get("target_layer_ids"), own.get("mask_token_id")
-    if not (isinstance(taps, list) and taps and all(_is_count(tap + 1) for tap in taps)):
+    faults = _field_faults(value)
+    if not (isinstance(taps, list) and taps and all(map(_is_place, taps))):
         faults.append(f"dflash_config.target_layer_ids is {taps}, expected a list of layers")
-    if not isinstance(mask, int):
-        faults.append(f"dflash_config.mask_token_id is {mask}, expected a token")
+    if not _is_place(mask):
+        faults.append(f"dflash_config.mask_token_id is {mask!r}, expected a token")
     theta, rope_faults = _rope(value)
     faults += rope_faults
-    if value.get("attention_bias"):
-        faults.append("attention_bias is set, expected none")
-    if value.get("hidden_act", "silu") != "silu":
-        faults.append(f"hidden_act is {value['hidden_act']!r}, expected 'silu'")
     if not faults:
         faults += _disagreements(value, taps or [], mask or 0)
     if faults:
         raise ModelError(f"{folder / CONFIG} cannot be used: {'; '.join(faults)}")
-    return _config(value, theta, tuple(taps or ()), int(mask or 0))
+    return _config(value, theta, tuple(taps or ()), mask or 0)
 
 
 def read_weights(folder: Path, config: Config) -> dict[str, Array]:
@@ -172,10 +164,14 @@ def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | No
         return None
     try:
         tokens: npt.NDArray[Any] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    ascending = tokens.ndim == 1 and tokens.size and np.all(np.diff(tokens.astype(np.int64)) > 0)
-    if tokens.dtype.kind not in "iu" or not ascending or int(tokens[-1]) >= config.vocab_size:
+    numbers = tokens.ndim == 1 and tokens.size and tokens.dtype.kind in "iu"
+    if not (
+        numbers
+        and np.all(np.diff(tokens.astype(np.int64)) > 0)
+        and 0 <= int(tokens[0]) <= int(tokens[-1]) < config.vocab_size
+    ):
         raise ModelError(
             f"{path} is no ascending list of tokens below {config.vocab_size}; remove it to draft "
             "from the whole vocabulary"
@@ -198,16 +194,44 @@ def _config(value: Mapping[str, Any], theta: float, taps: tuple[int, ...], mask:
     )
 
 
+def _field_faults(value: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a field on its own."""
+    architectures, kinds = value.get("architectures"), value.get("layer_types")
+    epsilon, head = value.get("rms_norm_eps", 1e-6), value.get("head_dim")
+    faults = []
+    if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
+        faults.append(f"architectures is {architectures!r}, expected {ARCHITECTURE}")
+    faults += [
+        f"{name} is {value.get(name)!r}, expected a whole number above 0"
+        for name in _COUNTS
+        if not _is_count(value.get(name))
+    ]
+    if head is not None and not (_is_count(head) and head % 2 == 0):
+        faults.append(f"head_dim is {head!r}, expected an even whole number above 0")
+    if not (_is_number(epsilon) and epsilon >= 0):
+        faults.append(f"rms_norm_eps is {epsilon!r}, expected a small number")
+    if value.get("attention_bias"):
+        faults.append("attention_bias is set, expected none")
+    if value.get("hidden_act", "silu") != "silu":
+        faults.append(f"hidden_act is {value['hidden_act']!r}, expected 'silu'")
+    if kinds is not None and not (isinstance(kinds, list) and set(map(str, kinds)) <= _KINDS):
+        faults.append(
+            f"layer_types is {kinds!r}, expected a list of {' and '.join(sorted(_KINDS))}"
+        )
+    return faults
+
+
 def _rope(value: Mapping[str, Any]) -> tuple[float, list[str]]:
     """theta, and what is not known here: transformers 4 and 5 write it in different places."""
-    new = value.get("rope_parameters") or {}
-    old = value.get("rope_scaling") or {}
+    new, old = value.get("rope_parameters") or {}, value.get("rope_scaling") or {}
+    if not (isinstance(new, dict) and isinstance(old, dict)):
+        return 1.0, ["rope_parameters or rope_scaling is no object"]
     kind = new.get("rope_type") or old.get("rope_type") or old.get("type") or "default"
     theta = new.get("rope_theta", value.get("rope_theta", 10_000.0))
     faults = [] if kind == "default" else [f"RoPE is of type {kind!r}, expected 'default'"]
     if new.get("partial_rotary_factor", value.get("partial_rotary_factor", 1.0)) != 1:
         faults.append("RoPE turns a part of the head, expected all of it")
-    if not isinstance(theta, int | float) or not theta > 0:
+    if not _is_number(theta) or not theta > 0:
         faults.append(f"rope_theta is {theta!r}, expected a number above 0")
         theta = 1.0
     return float(theta), faults
@@ -216,7 +240,10 @@ def _rope(value: Mapping[str, Any]) -> tuple[float, list[str]]:
 def _disagreements(value: Mapping[str, Any], taps: list[int], mask: int) -> list[str]:
     """Numbers that are fine alone and do not go together."""
     faults = []
-    if value["num_attention_heads"] % value["num_key_value_heads"]:
+    heads = value["num_attention_heads"]
+    if not value.get("head_dim") and value["hidden_size"] % (2 * heads):
+        faults.append(f"hidden_size {value['hidden_size']} gives {heads} heads no even size")
+    if heads % value["num_key_value_heads"]:
         faults.append("num_attention_heads is no multiple of num_key_value_heads")
     if value["block_size"] < 2:
         faults.append("block_size is 1, which drafts nothing")
@@ -244,6 +271,14 @@ def _as_float32(path: Path, name: str, tensor: Mapping[str, Any]) -> Array:
     if kind not in known:
         raise ModelError(f"{path}: {name} is {kind}, expected BF16, F16 or F32")
     return np.frombuffer(data, known[kind]).astype(np.float32).reshape(tensor["shape"])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_place(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_count(value: object) -> bool:

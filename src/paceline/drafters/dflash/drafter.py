@@ -166,7 +166,8 @@ class DFlash:
         new = len(features)
         padded = np.zeros((rows, self.config.feature_size), np.float32)
         padded[:new] = features
-        past, known = context.last(self._window)
+        most = None if self._window is None else max(self._window - new, 0)
+        past, known = context.last(most)
         # Rows that only fill up stand at position 0, where the mask hides them.
         positions = np.zeros(2 * rows, np.float32)
         positions[:new] = range(start, start + new)

@@ -1,0 +1,89 @@
+"""A drafter that was trained here, in OpenVINO GenAI: nothing in it is ours alone.
+
+    pip install 'paceline[convert]' 'diffusers==0.38.0' einops
+    python benchmarks/interchange.py --drafter DIR --work DIR
+
+The target is written as a Hugging Face folder, both go through optimum-intel's export,
+and OpenVINO GenAI loads both and drafts with ours. (optimum-intel's DFlash export imports diffusers
+and einops, and this version of diffusers goes with its transformers.) Prints both texts, with and
+without the drafter, and what GenAI says of its drafts.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.models import Progress
+from paceline.models.registry import DEFAULT_MODEL, REGISTRY
+from paceline.models.wheel import fetch_member
+
+PROMPTS = ("Why is the sky blue?", "What is 17 times 4? Show your steps.")
+TOKENS = 96
+
+
+def main() -> None:
+    """Convert what is not there yet, run, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--drafter", type=Path, required=True, help="a checkpoint in z-lab's form")
+    parser.add_argument("--work", type=Path, required=True, help="a folder for what is made")
+    options = parser.parse_args()
+    work: Path = options.work
+    work.mkdir(parents=True, exist_ok=True)
+    target, drafter = work / "target", work / "drafter"
+    if not target.exists():
+        export(hugging_face_form(work), target)
+    if not drafter.exists():
+        export(options.drafter, drafter)
+    plain, speculative = pipeline(target), pipeline(target, drafter)
+    for prompt in PROMPTS:
+        expected, found = answer(plain, prompt), answer(speculative, prompt)
+        metrics = found.extended_perf_metrics.draft_model_metrics
+        print(f"--- {prompt}\n{found.texts[0]}")
+        print(f"same text as without a drafter: {found.texts[0] == expected.texts[0]}")
+        print(f"accepted tokens: {found.extended_perf_metrics.get_num_accepted_tokens()}")
+        print(f"draft calls: {len(metrics.raw_metrics.m_durations)}, tokens: {TOKENS}")
+
+
+def hugging_face_form(work: Path) -> Path:
+    """The default model as transformers reads it from its GGUF file."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = work / "hugging-face"
+    if not folder.exists():
+        gguf = fetch_member(REGISTRY[DEFAULT_MODEL], work, Progress())
+        model: Any = AutoModelForCausalLM.from_pretrained(work, gguf_file=gguf.name)
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(work, gguf_file=gguf.name).save_pretrained(folder)
+    return folder
+
+
+def export(source: Path, target: Path) -> None:
+    """optimum-intel's export, weights as int8 per channel."""
+    command = ["optimum-cli", "export", "openvino", "--model", str(source)]
+    command += ["--task", "text-generation-with-past", "--trust-remote-code"]
+    command += ["--weight-format", "int8", str(target)]
+    subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], check=True)
+
+
+def pipeline(target: Path, drafter: Path | None = None) -> Any:
+    """GenAI's pipeline; DFlash cannot share prefixes there yet."""
+    import openvino_genai as genai
+
+    scheduler = genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = False
+    extra = {} if drafter is None else {"draft_model": genai.draft_model(str(drafter), "CPU")}
+    return genai.LLMPipeline(str(target), "CPU", scheduler_config=scheduler, **extra)
+
+
+def answer(pipe: Any, prompt: str) -> Any:
+    """A greedy answer."""
+    import openvino_genai as genai
+
+    config = genai.GenerationConfig(max_new_tokens=TOKENS, do_sample=False)
+    return pipe.generate([prompt], config)
+
+
+if __name__ == "__main__":
+    main()

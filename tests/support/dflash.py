@@ -1,0 +1,306 @@
+"""Random DFlash checkpoints for the tiny target, and the architecture once more, in plain numpy.
+
+`reference_draft` is written from the paper (arXiv 2602.06036), for one block and in float64; it
+shares nothing with the graph or the torch network.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import GGUFReader
+from gguf.quants import dequantize
+
+from paceline.drafters.dflash import Config, Context
+from paceline.drafters.dflash.target import matrix, read_target
+from paceline.models import ModelFiles
+from paceline.training.shape import shape
+
+Weights = dict[str, np.ndarray]
+
+MASK = 319
+"""An unused token of the tiny target."""
+
+LEFT_OUT: Any = object()
+"""Instead of a value in config.json, or of a tensor: it is not there."""
+
+_KINDS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
+
+
+def tiny_config(files: ModelFiles, **changes: Any) -> Config:
+    """A drafter that fits the tiny target: two layers, two taps, blocks of eight rows."""
+    layers = changes.get("num_hidden_layers", 2)
+    target = read_target(files.graph)
+    config = shape(target, layers=layers, block=8, taps=(0, 1), mask_token_id=MASK)
+    return replace(config, **changes)
+
+
+def random_weights(config: Config, seed: int = 0) -> Weights:
+    """Norms around 1; matrices that keep the size of what goes through them.
+
+    Some norms are larger, so that attention prefers some rows and the head some tokens.
+    """
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, size in config.shapes().items():
+        around, spread = (1.0, 0.2) if len(size) == 1 else (0.0, size[-1] ** -0.5)
+        weights[name] = rng.normal(around, spread, size).astype(np.float32)
+    for name in weights:
+        if name.endswith("q_norm.weight"):
+            weights[name] *= 2
+    weights["norm.weight"] *= 2
+    return weights
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Config,
+    seed: int = 0,
+    *,
+    kind: str = "BF16",
+    change: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    prefix: str = "",
+    files: int = 1,
+    draft_vocab: Sequence[int] | None = None,
+) -> Weights:
+    """Write a random checkpoint in z-lab's form, and return its weights as they can be read.
+
+    Args:
+        folder: made when needed.
+        config: the shape of the network.
+        seed: of the weights.
+        kind: their type in the file.
+        change: what config.json says otherwise; `LEFT_OUT` leaves an entry out.
+        tensors: tensors that are otherwise; `LEFT_OUT` leaves one out.
+        prefix: stands before each name.
+        files: how many files the tensors are spread over.
+        draft_vocab: the tokens that are drafted at all.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    said = {**config_json(config), **(change or {})}
+    write_config(folder, {name: value for name, value in said.items() if value is not LEFT_OUT})
+    weights = {**random_weights(config, seed), **(tensors or {})}
+    weights = {name: rows for name, rows in weights.items() if rows is not LEFT_OUT}
+    names = list(weights)
+    for number in range(files):
+        name = "model" if files == 1 else f"model-{number + 1:05}-of-{files:05}"
+        part = {prefix + each: weights[each] for each in names[number::files]}
+        _write_safetensors(folder / f"{name}.safetensors", part, kind)
+    if draft_vocab is not None:
+        np.save(folder / "draft_vocab.npy", np.array(draft_vocab, np.uint32))
+    return {name: _rounded(rows, kind) for name, rows in weights.items()}
+
+
+def write_config(folder: Path, value: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(value))
+
+
+def config_json(config: Config) -> dict[str, Any]:
+    """The words of z-lab's own files, as far as they say something about the network."""
+    counts = (
+        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+        "head_dim vocab_size rms_norm_eps rope_theta block_size num_target_layers"
+    )
+    sliding = [window is not None for window in config.windows]
+    return {
+        **{name: getattr(config, name) for name in counts.split()},
+        "architectures": ["DFlashDraftModel"],
+        "attention_bias": False,
+        "dflash_config": {
+            "mask_token_id": config.mask_token_id,
+            "target_layer_ids": list(config.target_layer_ids),
+        },
+        "hidden_act": "silu",
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in sliding],
+        "model_type": "qwen3",
+        "rope_scaling": None,
+        "sliding_window": next(filter(None, config.windows), None),
+    }
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], kind: str) -> None:
+    """The format itself: the length of a JSON header, the header, and all bytes in a row."""
+    header, data = {}, b""
+    for name, rows in tensors.items():
+        stored = _halves(rows) if kind == "BF16" else rows.astype(_KINDS[kind])
+        ends = [len(data), len(data) + stored.nbytes]
+        header[name] = {"dtype": kind, "shape": rows.shape, "data_offsets": ends}
+        data += stored.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def _halves(rows: np.ndarray) -> np.ndarray:
+    """The upper two bytes of each float32, which is what bfloat16 is."""
+    return (np.ascontiguousarray(rows, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _rounded(rows: np.ndarray, kind: str) -> np.ndarray:
+    if kind == "BF16":
+        return (_halves(rows).astype(np.uint32) << 16).view(np.float32)
+    return rows.astype(_KINDS[kind]).astype(np.float32)
+
+
+class Ends(NamedTuple):
+    """What a drafter has from its target."""
+
+    embeddings: np.ndarray
+    """[vocab, d]"""
+    head: np.ndarray
+    """[vocab, d]"""
+
+
+def stored_ends(gguf: Path) -> Ends:
+    """Embeddings and head as a GGUF file has them."""
+    stored = {tensor.name: tensor for tensor in GGUFReader(gguf).tensors}
+    return Ends(
+        *(
+            dequantize(stored[name].data, stored[name].tensor_type).astype(np.float64)
+            for name in ("token_embd.weight", "output.weight")
+        )
+    )
+
+
+def ends_of(files: ModelFiles) -> Ends:
+    """Embeddings and head as the converted model has them, rounded to 8 bits."""
+    target = read_target(files.graph)
+    return Ends(matrix(target.embeddings).astype(float), matrix(target.head).astype(float))
+
+
+class Drafted(NamedTuple):
+    """What a block says."""
+
+    tokens: list[int]
+    """block_size - 1 tokens."""
+    chances: list[float]
+    margins: list[float]
+    """For each token, how far its logit is ahead of the next."""
+    hidden: np.ndarray
+    """[block_size, d], after the last norm."""
+
+
+def reference_draft(
+    config: Config,
+    weights: Mapping[str, np.ndarray],
+    ends: Ends,
+    features: np.ndarray,
+    token: int,
+    position: int,
+    *,
+    positions: Sequence[int] | None = None,
+    draft_vocab: Sequence[int] | None = None,
+) -> Drafted:
+    """A block that begins with `token` at `position`.
+
+    Args:
+        config: the shape of the network.
+        weights: its tensors.
+        ends: the target's.
+        features: [n, taps * d] of the context.
+        token: the block's first.
+        position: where it stands.
+        positions: where the rows of the context stand; None: from 0 on.
+        draft_vocab: the tokens that are drafted at all; None: all.
+    """
+    w = {name: np.asarray(rows, np.float64) for name, rows in weights.items()}
+    heads, kv_heads, hd = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    block = config.block_size
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        mean_square = np.mean(x**2, axis=-1, keepdims=True)
+        return w[f"{name}.weight"] * x / np.sqrt(mean_square + config.rms_norm_eps)
+
+    def rotate(x: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Each pair (x[i], x[i + hd / 2]) is a point that is turned by place * theta^(-2i / hd)."""
+        point = x[..., : hd // 2] + 1j * x[..., hd // 2 :]
+        angle = places[:, None, None] * config.rope_theta ** (-2 * np.arange(hd // 2) / hd)
+        turned = point * np.exp(1j * angle)
+        return np.concatenate([turned.real, turned.imag], axis=-1)
+
+    before = np.arange(len(features)) if positions is None else np.array(positions, int)
+    own = position + np.arange(block)
+    everywhere = np.concatenate([before, own])
+    context = norm(np.asarray(features, np.float64) @ w["fc.weight"].T, "hidden_norm")
+    x = ends.embeddings[[token, *[config.mask_token_id] * (block - 1)]]
+    for at, window in enumerate(config.windows):
+        name = f"layers.{at}"
+        normed = norm(x, f"{name}.input_layernorm")
+        seen = np.concatenate([context, normed])
+        project = f"{name}.self_attn.{{}}_proj.weight"
+        q = (normed @ w[project.format("q")].T).reshape(block, heads, hd)
+        k = (seen @ w[project.format("k")].T).reshape(len(seen), kv_heads, hd)
+        v = (seen @ w[project.format("v")].T).reshape(len(seen), kv_heads, hd)
+        q = rotate(norm(q, f"{name}.self_attn.q_norm"), own)
+        k = rotate(norm(k, f"{name}.self_attn.k_norm"), everywhere)
+        may_look = np.full((block, len(seen)), True)
+        if window is not None:
+            may_look = own[:, None] - everywhere[None] < window
+        mixed = np.zeros((block, heads, hd))
+        for one in range(heads):
+            theirs = one * kv_heads // heads
+            scores = q[:, one] @ k[:, theirs].T / np.sqrt(hd)
+            share = np.where(may_look, np.exp(scores - scores.max(axis=1, keepdims=True)), 0)
+            mixed[:, one] = share / share.sum(axis=1, keepdims=True) @ v[:, theirs]
+        x = x + mixed.reshape(block, heads * hd) @ w[project.format("o")].T
+        normed = norm(x, f"{name}.post_attention_layernorm")
+        gate = normed @ w[f"{name}.mlp.gate_proj.weight"].T
+        up = normed @ w[f"{name}.mlp.up_proj.weight"].T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{name}.mlp.down_proj.weight"].T
+    hidden = norm(x, "norm")
+    drafted = np.arange(len(ends.head)) if draft_vocab is None else np.array(draft_vocab)
+    logits = hidden[1:] @ ends.head[drafted].T
+    best = logits.argmax(axis=1)
+    chances = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+    second, first = np.sort(logits, axis=1)[:, -2:].T
+    return Drafted(drafted[best].tolist(), chances.tolist(), (first - second).tolist(), hidden)
+
+
+class Rehearsed:
+    """In place of a network: goes on as a known text does, but for some positions.
+
+    It checks what it is told of the target: the features of each token, in order, none left out.
+    """
+
+    def __init__(
+        self, config: Config, text: Sequence[int], features: np.ndarray, wrong_at: Sequence[int]
+    ) -> None:
+        self.config = config
+        self.seconds = 0.1
+        self._text = text
+        self._features = features
+        self._wrong_at = set(wrong_at)
+
+    def context(self) -> Context:
+        return Context(1, 1, 2)
+
+    def features(self, taps: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        return np.concatenate([taps["tap.0"][:rows], taps["tap.1"][:rows]], axis=1)
+
+    def read(self, context: Context, features: np.ndarray, start: int) -> None:
+        positions = range(start, start + len(features))
+        assert np.array_equal(features, self._features[start : start + len(features)])
+        assert [*context.positions, *positions] == [*range(start + len(features))]
+        context.extend([np.zeros((len(features), 1, 2), np.float32)] * 2, positions)
+
+    def draft(
+        self, context: Context, token: int, position: int, features: np.ndarray, start: int
+    ) -> tuple[list[int], list[float]]:
+        self.read(context, features, start)
+        assert len(context) == position
+        assert token == self._text[position]
+        block = range(position + 1, position + self.config.block_size)
+        # Behind the end of the text anything will do.
+        drafts = [self._text[at] if at < len(self._text) else 5 for at in block]
+        wrong = [token ^ (at in self._wrong_at) for at, token in zip(block, drafts, strict=True)]
+        return wrong, [0.9] * len(wrong)
+
+
+def parts(rows: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Rows in parts of `size`, each with where it begins."""
+    for start in range(0, len(rows), size):
+        yield start, rows[start : start + size]
