@@ -25,7 +25,7 @@ from paceline.training.journal import appending, read_journal
 ANSWERS = "answers.jsonl"
 KIND = "paceline answers"
 
-_Any = TypeVar("_Any")
+_T = TypeVar("_T")
 
 _FIELDS = {"number": int, "prompt": list, "answer": list}
 
@@ -174,7 +174,7 @@ def provenance(folder: Path) -> dict[str, Any]:
     return {name: manifest.get(name) for name in ("prompts", *asdict(Settings()))}
 
 
-def held_out(answers: Sequence[_Any]) -> tuple[list[_Any], list[_Any]]:
+def held_out(answers: Sequence[_T]) -> tuple[list[_T], list[_T]]:
     """The answers to learn from, and one in twenty that is only for looking how it goes."""
     return (
         [answer for i, answer in enumerate(answers) if i % _HELD_OUT],
