@@ -80,11 +80,13 @@ def run(
             if not due:
                 continue
             result = engine.step([(sequences[i], generations[i].next_block()) for i in due])
-            for i, logits in zip(due, result.logits, strict=True):
-                step = generations[i].accept(logits, seconds=result.seconds)
+            for i, logits, taps in zip(due, result.logits, result.taps, strict=True):
+                step = generations[i].accept(logits, taps=taps, seconds=result.seconds)
                 sequences[i].commit(step.kept)
                 assert sequences[i].length == generations[i].length
                 texts[i] += step.text
+                if generations[i].finished:
+                    generations[i].close()
     return [
         Answer(generation.answer, text, generation.finish_reason)
         for generation, text in zip(generations, texts, strict=True)
