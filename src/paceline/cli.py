@@ -194,32 +194,18 @@ def _verify(options: argparse.Namespace) -> int:
 def _train_prompts(options: argparse.Namespace) -> int:
     from paceline.training import commands
 
-    report = commands.prompts(
-        options.target,
-        options.out,
-        count=options.count,
-        temperature=options.temperature,
-        seed=options.seed,
-        at_once=options.at_once,
-        threads=options.threads,
-        progress=_progress(options),
-    )
+    chosen = _named(options, "count", "temperature", "seed", "at_once", "threads")
+    report = commands.prompts(options.target, options.out, **chosen, progress=_progress(options))
     return _report(report, options)
 
 
 def _train_answers(options: argparse.Namespace) -> int:
     from paceline.training import commands
 
+    chosen = _named(options, "max_tokens", "seed", "at_once", "threads")
+    chosen["temperatures"] = options.temperature or [0.0]
     report = commands.answers(
-        options.target,
-        options.prompts,
-        options.out,
-        max_tokens=options.max_tokens,
-        temperatures=options.temperature or [0.0],
-        seed=options.seed,
-        at_once=options.at_once,
-        threads=options.threads,
-        progress=_progress(options),
+        options.target, options.prompts, options.out, **chosen, progress=_progress(options)
     )
     return _report(report, options)
 
@@ -240,17 +226,13 @@ def _train_table(options: argparse.Namespace) -> int:
 def _train_dflash(options: argparse.Namespace) -> int:
     from paceline.training import commands
 
-    names = ("steps", "texts", "anchors", "rate", "seed", "evaluate_every")
+    schedule = _named(options, "steps", "texts", "anchors", "rate", "seed", "evaluate_every")
     report = commands.dflash(
         options.target,
         _data(options),
         options.out,
-        layers=options.layers,
-        block=options.block,
-        taps=options.taps,
-        vocab=options.vocab,
-        schedule={name: getattr(options, name) for name in names},
-        device=options.device,
+        **_named(options, "layers", "block", "taps", "vocab", "device"),
+        schedule=schedule,
         progress=_progress(options),
     )
     return _report(report, options)
@@ -301,7 +283,7 @@ def _request(options: argparse.Namespace) -> "Options":
     names = [name.replace("-", "_") for name, _, _ in SAMPLING]
     names += ["max_tokens", "drafter", "policy", "max_block", "probe"]
     chosen: Any = {
-        name: getattr(options, name) for name in names if getattr(options, name) is not None
+        name: value for name, value in _named(options, *names).items() if value is not None
     }
     if options.stop:
         chosen["stop"] = options.stop
@@ -330,6 +312,10 @@ def _load(options: argparse.Namespace, rows: int | None = None) -> "Model":
         drafters=drafters,
         progress=_progress(options),
     )
+
+
+def _named(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names}
 
 
 def _progress(options: argparse.Namespace) -> "Progress":
