@@ -478,6 +478,32 @@ def test_a_table_may_be_made_of_prompts_at_once(train: Any, prompts: Path, tmp_p
     assert (table / "answers" / "answers.jsonl").exists()
 
 
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        (("--block", 1), "block is 1; expected 2 rows or more"),
+        (("--rate", 0), "rate is 0.0; expected a learning rate"),
+        (("--device", "tpu"), "there is no device tpu here"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_data_is_made(
+    option: Any, reason: str, train_refused: Any, prompts: Path, tmp_path: Path
+):
+    pytest.importorskip("torch")
+    out = tmp_path / "drafter"
+    assert reason in train_refused("dflash", "--prompts", prompts, "--out", out, *option)
+    assert not out.exists()
+
+
+def test_training_without_torch_says_what_to_install(
+    train_refused: Any, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    said = train_refused("dflash", "--prompts", prompts, "--out", tmp_path / "drafter")
+    assert "pip install 'paceline[train]'" in said
+
+
 def test_there_must_be_something_to_learn_from(train_refused: Any, tmp_path: Path):
     said = train_refused("table", "--out", tmp_path / "table")
     assert "give --data ANSWERS or --prompts FILE" in said

@@ -114,13 +114,19 @@ def _add_training(add: Callable[..., ArgumentParser], under: Any) -> None:
     for made in (prompts, answers):
         made.add_argument("--seed", type=int, default=0)
         made.add_argument("--at-once", type=_count, default=32, help="sequences in a call")
-    answers.add_argument("--prompts", type=Path, action="append", required=True)
+    answers.add_argument("--prompts", type=Path, nargs="+", action="extend", required=True)
     table = add("train table", "Count a table of what the target usually says.", within)
     dflash = add("train dflash", "Train a block-diffusion drafter (needs the extra train).", within)
     for made in (table, dflash):
-        made.add_argument("--data", type=Path, action="append", help="a folder of answers")
         made.add_argument(
-            "--prompts", type=Path, action="append", help="make the answers first, in OUT/answers"
+            "--data", type=Path, nargs="+", action="extend", help="folders of answers"
+        )
+        made.add_argument(
+            "--prompts",
+            type=Path,
+            nargs="+",
+            action="extend",
+            help="make the answers first, in OUT/answers",
         )
     dflash.add_argument("--layers", type=_count, default=1)
     dflash.add_argument("--block", type=_count, default=8, help="rows: the last token and drafts")

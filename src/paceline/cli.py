@@ -226,6 +226,7 @@ def _train_table(options: argparse.Namespace) -> int:
 def _train_dflash(options: argparse.Namespace) -> int:
     from paceline.training import commands
 
+    commands.check_training(**_named(options, "block", "rate", "device"))
     schedule = _named(options, "steps", "texts", "anchors", "rate", "seed", "evaluate_every")
     report = commands.dflash(
         options.target,

@@ -35,7 +35,14 @@ def prompts(
     """Prompts that the target makes up."""
     slots = at_once * (_OPENING + LONGEST_PROMPT)
     # One row a sequence: twice the tokens a second, and a prompt need not be exact.
-    model = load(target, rows=1, cache_tokens=slots, threads=threads, progress=progress)
+    model = load(
+        target,
+        rows=1,
+        cache_tokens=slots,
+        threads=threads,
+        drafters=("none",),
+        progress=progress,
+    )
     found = write_prompts(
         model,
         out,
@@ -63,7 +70,14 @@ def answers(
     """The target's answers, as a folder."""
     settings = Settings(max_tokens, tuple(temperatures), seed)
     slots = at_once * (settings.longest_prompt + max_tokens)
-    model = load(target, rows=1, cache_tokens=slots, threads=threads, progress=progress)
+    model = load(
+        target,
+        rows=1,
+        cache_tokens=slots,
+        threads=threads,
+        drafters=("none",),
+        progress=progress,
+    )
     made = make_answers(model, files, out, settings, at_once=at_once, progress=progress)
     text = f"{made['answers']} answers, {made['answer_tokens']} tokens, in {out}"
     return Report(made, text=text)
@@ -75,7 +89,7 @@ def table(
     """A table counted from answers; one answer in twenty is kept back to see how it does."""
     if not 0 < megabytes < 1e6:
         raise InvalidRequest(f"a table of {megabytes} megabytes; expected more than 0")
-    model = load(target, cache_tokens=_OPENING, progress=progress)
+    model = load(target, cache_tokens=_OPENING, drafters=("none",), progress=progress)
     known = model.files.fingerprint
     answers = [answer for folder in folders for answer in read_answers(folder, known)]
     learnt, kept_back = held_out(answers)
@@ -100,6 +114,30 @@ def table(
     return Report({"folder": str(out), "entries": len(entries.keys), **found}, text=text)
 
 
+def check_training(*, block: int, rate: float, device: str) -> None:
+    """Find out before any data is made that there could be no training.
+
+    Raises:
+        MissingExtra: torch or matplotlib is not installed.
+        InvalidRequest: a setting is out of range, or there is no such device.
+    """
+    try:
+        import matplotlib  # noqa: F401
+        import torch
+    except ImportError as error:
+        raise MissingExtra(
+            f"training needs {error.name}; install it with: pip install 'paceline[train]'"
+        ) from error
+    if block < 2:
+        raise InvalidRequest(
+            f"block is {block}; expected 2 rows or more: the last token and drafts"
+        )
+    if not 0 < rate < 1:
+        raise InvalidRequest(f"rate is {rate}; expected a learning rate above 0 and below 1")
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise InvalidRequest(f"there is no device {device} here; expected cpu, or cuda with a GPU")
+
+
 def dflash(
     target: str,
     folders: Sequence[Path],
@@ -114,13 +152,6 @@ def dflash(
     progress: Progress,
 ) -> Report:
     """A DFlash drafter, trained on answers; the state of the run is in `out`, too."""
-    try:
-        import matplotlib  # noqa: F401
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            f"training needs {error.name}; install it with: pip install 'paceline[train]'"
-        ) from error
     from paceline.training.curve import draw
     from paceline.training.dflash import Schedule, Trainer, most_frequent, share
 
