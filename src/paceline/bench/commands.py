@@ -14,6 +14,7 @@ from paceline.bench.suite import Suite, load_suite
 from paceline.bench.verify import Verdict, cases, check_rows, check_tokens, drafters_of
 from paceline.decoding.costs import CostTable
 from paceline.models import Progress
+from paceline.options import check
 from paceline.runtime import Model
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
@@ -48,6 +49,8 @@ def bench_run(
     `load` opens the model with so many rows a call at least.
     """
     prompts = load_suite(suite).only(kinds, per_kind)
+    for name in drafters:
+        check({"drafter": name, "policy": policy})
     model = load(2)
     model.measure()
     contenders = [
@@ -83,6 +86,8 @@ def verify(
     `drafters` are those to check; none named: all that the model has.
     """
     prompts = load_suite(suite)
+    for name in drafters:
+        check({"drafter": name})
     model = load()
     verdict = Verdict()
     with progress.task("comparing rows"):
