@@ -17,10 +17,11 @@ SOURCE = Path(paceline.__file__).parent
 ALLOWED = {
     "errors": {"errors"},
     "artifacts": {"artifacts", "errors"},
+    "quantize": {"quantize"},
     "decoding": {"decoding"},
-    "drafters": {"drafters", "decoding", "artifacts", "errors"},
+    "drafters": {"drafters", "decoding", "artifacts", "quantize", "errors"},
     "engines": {"engines", "decoding", "artifacts", "errors"},
-    "models": {"models", "artifacts", "errors", ""},
+    "models": {"models", "artifacts", "quantize", "errors", ""},
 }
 
 # Heavy tools live here: imported by themselves, and by commands inside a function.

@@ -114,6 +114,7 @@ def _add_training(add: Callable[..., ArgumentParser], under: Any) -> None:
     for made in (prompts, answers):
         made.add_argument("--seed", type=int, default=0)
         made.add_argument("--at-once", type=_count, default=32, help="sequences in a call")
+        made.add_argument("--threads", type=int)
     answers.add_argument("--prompts", type=Path, nargs="+", action="extend", required=True)
     table = add("train table", "Count a table of what the target usually says.", within)
     dflash = add("train dflash", "Train a block-diffusion drafter (needs the extra train).", within)
@@ -145,7 +146,6 @@ def _add_training(add: Callable[..., ArgumentParser], under: Any) -> None:
     for made, what in outputs:
         made.add_argument("--out", type=Path, required=True, help=what)
         made.add_argument("--target", default=DEFAULT_MODEL, help="name, path or hub name")
-        made.add_argument("--threads", type=int)
 
 
 def _add_model(parser: ArgumentParser) -> None:
@@ -166,7 +166,7 @@ def _add_answer(parser: ArgumentParser) -> None:
     group.add_argument("--stop", action="append", help="a string that ends the answer")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
     group = parser.add_argument_group("speculation")
-    group.add_argument("--drafter", help="auto, none, or ngram, suffix, recycle joined by +")
+    group.add_argument("--drafter", help="auto, none, or parts joined by +: see the guide")
     group.add_argument("--policy", help="auto, fixed, adaptive or kelly")
     group.add_argument("--max-block", type=int, help="most rows in a block, 2 to 32")
     group.add_argument("--probe", metavar="DRAFTER", help="count what a drafter would have done")

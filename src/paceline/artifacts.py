@@ -80,7 +80,7 @@ def sha256_of(path: Path, reach: Callable[[int], object] | None = None, done: in
     return digest.hexdigest()
 
 
-def fingerprint(value: Any) -> str:
+def digest_of(value: Any) -> str:
     """A short name for any JSON value: other values have other names."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 

@@ -45,7 +45,7 @@ class Options(TypedDict, total=False):
     """Go on after end-of-sequence tokens."""
     drafter: str
     """`auto`, `none`, or parts joined by +: `ngram:min=2,max=4,length=15`, `suffix`,
-    `suffix:earlier`, `recycle`, `table`, `table:FOLDER`."""
+    `suffix:earlier`, `recycle`, `table[:FOLDER]`, `dflash:FOLDER`, `model:NAME`."""
     policy: str
     """`auto`, `fixed`, `adaptive` or `kelly`."""
     max_block: int | None

@@ -135,15 +135,18 @@ class Model:
 
     def measure(self, *, again: bool = False) -> Measurement:
         """The measurement for this model on this machine, made when there is none, or `again`."""
-        found = measured(
-            self.engine,
-            self.files.fingerprint,
+        found = self._measured(self.engine, self.files, again=again)
+        self.__dict__["measurement"] = found
+        return found
+
+    def _measured(self, engine: Engine, files: ModelFiles, *, again: bool = False) -> Measurement:
+        return measured(
+            engine,
+            files.fingerprint,
             cache_dir() / "measurements",
             again=again,
             before=lambda: self._progress.say("measuring this machine, once for this model"),
         )
-        self.__dict__["measurement"] = found
-        return found
 
     def tokens(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The prompt as token ids.
@@ -233,8 +236,7 @@ class Model:
         engine = open_engine(
             "openvino", files.graph, files.context_length, EngineSettings(min_rows=1)
         )
-        small = measured(engine, files.fingerprint, cache_dir() / "measurements")
-        seconds = small.cost(1)
+        seconds = self._measured(engine, files).cost(1)
         return Small(engine, seconds, worth=min(seconds / self.measurement.cost(1), 1.0))
 
     def _open(self) -> Slots:

@@ -17,7 +17,12 @@ Logits = npt.NDArray[np.float32]
 """[rows, vocab] float32. A view of the engine's memory: valid until its next step."""
 
 Taps = Mapping[str, npt.NDArray[np.float32]]
-"""Layer name -> [T, d] float32, hidden states after that layer for every row of the block."""
+"""`tap_name(layer)` -> [T, d] float32, hidden states after it for every row of the block."""
+
+
+def tap_name(layer: int) -> str:
+    """What the hidden states after a layer (0 is the first) are called."""
+    return f"tap.{layer}"
 
 
 class Block(NamedTuple):

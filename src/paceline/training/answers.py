@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import paceline
 from paceline.artifacts import MANIFEST, begin, read_json, sha256_of, write_json, writing
-from paceline.bench.suite import load_suite
+from paceline.bench.suite import Suite, load_suite
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
@@ -92,10 +92,11 @@ def make_answers(
         check(
             {"max_tokens": settings.max_tokens, "temperature": temperature, "seed": settings.seed}
         )
-    manifest = _about(model, prompts, settings)
+    suites = [load_suite(path) for path in prompts]
+    manifest = _about(model, prompts, suites, settings)
     begin(folder, KIND)
     _check_same(folder, manifest)
-    todo = _prompt_tokens(model, prompts, settings.longest_prompt)
+    todo = _prompt_tokens(model, suites, settings.longest_prompt)
     with writing(folder):
         write_json(folder / MANIFEST, {**manifest, "complete": False})
     done = {entry["number"] for entry in read_journal(folder / ANSWERS, _FIELDS)}
@@ -191,11 +192,12 @@ def _end_loops(stream: Stream) -> None:
         stream.close()
 
 
-def _about(model: Model, prompts: Sequence[Path], settings: Settings) -> dict[str, Any]:
-    suites = [(path.name, load_suite(path)) for path in prompts]
+def _about(
+    model: Model, paths: Sequence[Path], suites: Sequence[Suite], settings: Settings
+) -> dict[str, Any]:
     files = [
-        {"name": name, "sha256": suite.sha256, "prompts": len(suite.prompts)}
-        for name, suite in suites
+        {"name": path.name, "sha256": suite.sha256, "prompts": len(suite.prompts)}
+        for path, suite in zip(paths, suites, strict=True)
     ]
     return {
         "kind": KIND,
@@ -220,12 +222,12 @@ def _check_same(folder: Path, manifest: Mapping[str, Any]) -> None:
             )
 
 
-def _prompt_tokens(model: Model, paths: Sequence[Path], longest: int) -> dict[int, list[int]]:
+def _prompt_tokens(model: Model, suites: Sequence[Suite], longest: int) -> dict[int, list[int]]:
     """Prompt number -> token ids, each different prompt once."""
     seen = set()
     chosen = {}
     longest = min(longest, model.engine.context_length - 1)
-    prompts = [prompt for path in paths for prompt in load_suite(path).prompts]
+    prompts = [prompt for suite in suites for prompt in suite.prompts]
     for number, prompt in enumerate(prompts):
         tokens = model.tokens(prompt.messages)
         if len(tokens) <= longest and tuple(tokens) not in seen:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from paceline.artifacts import fingerprint, write_json
+from paceline.artifacts import digest_of, write_json
 from paceline.drafters.dflash import Config
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
@@ -138,6 +138,7 @@ class Trainer:
         self.step = 0
         self.curve: list[dict[str, float]] = []
         self._weights = _position_weights(config.block_size).to(device)
+        self._about = self._about_run()
         self._resume()
 
     def run(self, progress: Progress, draft_vocab: Sequence[int] | None) -> float:
@@ -272,7 +273,7 @@ class Trainer:
         blocks = self.step * per_step
         self.curve.append({"step": self.step, "blocks": blocks, "loss": loss, "tau": tau})
         state = {
-            "run": self._run(),
+            "run": self._about,
             "step": self.step,
             "curve": self.curve,
             "network": self.network.state_dict(),
@@ -281,9 +282,9 @@ class Trainer:
         beside = self._folder / f".{STATE}"
         torch.save(state, beside)
         beside.replace(self._folder / STATE)
-        write_json(self._folder / CURVE, {**self._run(), "curve": self.curve})
+        write_json(self._folder / CURVE, {**self._about, "curve": self.curve})
 
-    def _run(self) -> dict[str, Any]:
+    def _about_run(self) -> dict[str, Any]:
         """What makes a run this one; how long it is to be may change."""
         schedule = asdict(self._schedule)
         del schedule["steps"], schedule["evaluate_every"]
@@ -291,8 +292,8 @@ class Trainer:
         texts = [(text.first, *text.tokens) for text in self._learnt]
         return {
             "drafter": asdict(self._config),
-            "drafted_tokens": f"{len(drafted)}, {fingerprint(drafted)}",
-            "texts": f"{len(texts)}, {fingerprint(texts)}",
+            "drafted_tokens": f"{len(drafted)}, {digest_of(drafted)}",
+            "texts": f"{len(texts)}, {digest_of(texts)}",
             "schedule": schedule,
         }
 
@@ -301,9 +302,9 @@ class Trainer:
         if not path.exists():
             return
         state = torch.load(path, map_location=self._device, weights_only=True)
-        if state["run"] != self._run():
+        if state["run"] != self._about:
             here = state["run"]
-            differing = [key for key, value in self._run().items() if here.get(key) != value]
+            differing = [key for key, value in self._about.items() if here.get(key) != value]
             raise InvalidRequest(
                 f"{path} is of a run with another {', '.join(differing)}; choose another folder, "
                 "or the settings it was begun with"

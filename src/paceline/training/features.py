@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline import artifacts
-from paceline.artifacts import read_json, write_json, writing
-from paceline.decoding.types import Block
+from paceline.artifacts import digest_of, read_json, write_json, writing
+from paceline.decoding.types import Block, tap_name
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
@@ -65,7 +64,7 @@ def make_features(
         "fingerprint": fingerprint,
         "taps": list(engine.taps),
         "texts": len(answers),
-        "tokens": artifacts.fingerprint([answer.tokens for answer in answers]),
+        "tokens": digest_of([answer.tokens for answer in answers]),
     }
     path = folder / ROWS
     with writing(folder):
@@ -85,20 +84,14 @@ def _fill(
     engine: Engine, answers: Sequence[Answer], path: Path, lengths: list[int], progress: Progress
 ) -> Features:
     ends = list(accumulate(lengths, initial=0))
+    width = _features(engine, answers[0].tokens).shape[1]
     with path.open("ab") as file, progress.task("features", ends[-1], unit="tokens") as reach:
-        width = 0
-        done = 0
-        for place, answer in enumerate(answers):
-            if width == 0 or done == place:
-                rows = _features(engine, answer.tokens)
-                width = rows.shape[1]
-            if place == 0:
-                whole = file.tell() // (2 * width)
-                done = max(at for at, end in enumerate(ends) if end <= whole)
-                file.truncate(ends[done] * width * 2)
-            if done == place:
-                file.write(rows.tobytes())
-                done += 1
+        whole = file.tell() // (2 * width)
+        done = max(at for at, end in enumerate(ends) if end <= whole)
+        file.truncate(ends[done] * width * 2)
+        reach(ends[done])
+        for place in range(done, len(answers)):
+            file.write(_features(engine, answers[place].tokens).tobytes())
             reach(ends[place + 1])
     return Features(path, lengths, width)
 
@@ -111,7 +104,7 @@ def _features(engine: Engine, tokens: Sequence[int]) -> npt.NDArray[np.float16]:
         for at in range(0, len(tokens), _CHUNK):
             part = tokens[at : at + _CHUNK]
             taps = engine.step([(sequence, Block(part, 0))]).taps[0]
-            rows = [taps[f"tap.{layer}"] for layer in engine.taps]
+            rows = [taps[tap_name(layer)] for layer in engine.taps]
             parts.append(np.concatenate(rows, axis=1).astype(np.float16))
             sequence.commit(len(part))
     finally:

@@ -7,6 +7,7 @@ and the questions are of the kind that the model knows.
 
 import itertools
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from paceline.decoding.types import FinishReason
@@ -70,8 +71,11 @@ def write_prompts(
             )
 
     label = f"prompts that {model.files.name} writes"
-    with appending(out) as append, progress.task(label, count, unit="prompts") as reach:
-        ended = as_they_end(streams(), at_once)
+    with (
+        appending(out) as append,
+        progress.task(label, count, unit="prompts") as reach,
+        closing(as_they_end(streams(), at_once)) as ended,
+    ):
         in_vain = 0
         while len(seen) < count:
             if in_vain == _IN_VAIN:
@@ -88,7 +92,6 @@ def write_prompts(
                 seen.add(text)
                 append({"prompt": text, "seed": result.seed})
                 reach(len(seen))
-        ended.close()
     return len(seen)
 
 

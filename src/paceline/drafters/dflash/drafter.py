@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.decoding.types import Drafter, Proposal, Verified
+from paceline.decoding.types import Drafter, Proposal, Verified, tap_name
 from paceline.drafters.dflash.checkpoint import (
     Array,
     read_config,
@@ -25,9 +25,6 @@ _CHUNK = 512
 """Most rows of a prompt in one call."""
 
 _TIMED = 5
-
-TAP = "tap.{}"
-"""What an engine calls the hidden states after a layer."""
 
 
 class Context:
@@ -190,7 +187,7 @@ class DFlash:
 
     def features(self, taps: Mapping[str, Array], rows: int) -> Array:
         """The features of a block's first rows, [rows, taps * d], from what an engine tapped."""
-        return np.concatenate([taps[TAP.format(tap)][:rows] for tap in self.taps], axis=1)
+        return np.concatenate([taps[tap_name(tap)][:rows] for tap in self.taps], axis=1)
 
     def _masks(
         self, seen: Any, known: Sequence[int], past: int, positions: Array

@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from paceline.drafters.dflash.checkpoint import Array, Config
 from paceline.drafters.dflash.target import Target, matrix
+from paceline.quantize import as_int8
 
 HIDDEN = -1e9
 """What a mask adds where a row may not look."""
-
-_MOST = 127
 
 
 class Layer(NamedTuple):
@@ -258,15 +257,8 @@ class Builder:
         return self._ops.matmul(rows, matrix, False, True)
 
     def _matrix(self, weight: Array) -> Any:
-        """[out, in], as 8 bits a row when asked for: w = q s with s = max |w| / 127."""
-        ops = self._ops
-        if not self._int8:
-            return ops.constant(np.ascontiguousarray(weight))
-        scale = np.abs(weight).max(axis=1, keepdims=True) / _MOST
-        scale = np.where(scale < np.finfo(np.float16).tiny, 1, scale).astype(np.float16)
-        whole = np.rint(weight / scale.astype(np.float32)).clip(-_MOST, _MOST).astype(np.int8)
-        small = ops.convert(ops.constant(whole), np.float16)
-        return ops.convert(ops.multiply(small, ops.constant(scale)), np.float32)
+        """[out, in], as 8 bits a row when asked for."""
+        return as_int8(weight) if self._int8 else self._vector(weight)
 
     def _vector(self, weight: Array) -> Any:
         return self._ops.constant(np.ascontiguousarray(weight))

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.decoding.types import Block, Taps
+from paceline.decoding.types import Block, Taps, tap_name
 from paceline.engines.base import EngineSettings, Sequence, StepResult
-from paceline.engines.openvino.graph import TAP_PREFIX, WANTED_ROWS, paged_model
+from paceline.engines.openvino.graph import WANTED_ROWS, paged_model
 from paceline.engines.openvino.lane import Lane
 from paceline.engines.slots import BlockPool, BlockTable, reserve_all
 from paceline.errors import ModelError
@@ -158,7 +158,7 @@ class OpenVinoEngine:
     def _tapped(
         self, lane: Lane, begins: list[int], work: Ordered[tuple[Sequence, Block]]
     ) -> list[Taps]:
-        names = [f"{TAP_PREFIX}{tap}" for tap in self.taps]
+        names = [tap_name(tap) for tap in self.taps]
         whole = {name: lane.output(name) for name in names}
         return [
             {name: rows[begin : begin + len(block.tokens)] for name, rows in whole.items()}

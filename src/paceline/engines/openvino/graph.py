@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.decoding.types import tap_name
 from paceline.errors import ModelError
 
 WANTED_ROWS = "sampled_tokens_indices"
 """Input: [wanted] int64, rows of the call that get logits (the name OpenVINO GenAI uses too)."""
-
-TAP_PREFIX = "tap."
-"""Outputs `tap.N`: [tokens, 1, d] float32, hidden states after layer N (0 is the first)."""
 
 
 def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
@@ -73,15 +71,15 @@ def _gather_before_head(model: Any, path: Path) -> Any:
 
 
 def _add_taps(model: Any, hidden: Any, taps: Sequence[int], path: Path) -> None:
-    """Add outputs for the hidden states after layers `taps`."""
+    """Add outputs `tap_name(layer)`: [tokens, 1, d] float32, hidden states after layers `taps`."""
     from openvino import opset13
 
     layers = _layer_outputs(model, hidden, path)
     for tap in taps:
         if not 0 <= tap < len(layers):
             raise ModelError(f"{path} has {len(layers)} layers; there is no layer {tap} to tap")
-        result = opset13.result(layers[tap], name=f"{TAP_PREFIX}{tap}")
-        result.output(0).set_names({f"{TAP_PREFIX}{tap}"})
+        result = opset13.result(layers[tap], name=tap_name(tap))
+        result.output(0).set_names({tap_name(tap)})
         model.add_results([result])
 
 
