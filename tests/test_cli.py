@@ -484,6 +484,7 @@ def test_a_table_may_be_made_of_prompts_at_once(train: Any, prompts: Path, tmp_p
     [
         (("--block", 1), "block is 1; expected 2 rows or more"),
         (("--rate", 0), "rate is 0.0; expected a learning rate"),
+        (("--gamma", 0), "gamma is 0.0; expected a number of places"),
         (("--device", "tpu"), "there is no device tpu here"),
     ],
 )

@@ -226,14 +226,14 @@ def _train_table(options: argparse.Namespace) -> int:
 def _train_dflash(options: argparse.Namespace) -> int:
     from paceline.training import commands
 
-    commands.check_training(**_named(options, "block", "rate", "device"))
-    schedule = _named(options, "steps", "texts", "anchors", "rate", "seed", "evaluate_every")
+    commands.check_training(**_named(options, "block", "rate", "gamma", "device"))
+    paces = "steps", "texts", "anchors", "gamma", "rate", "seed", "evaluate_every"
     report = commands.dflash(
         options.target,
         _data(options),
         options.out,
         **_named(options, "layers", "block", "taps", "vocab", "device"),
-        schedule=schedule,
+        schedule=_named(options, *paces),
         progress=_progress(options),
     )
     return _report(report, options)

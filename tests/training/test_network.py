@@ -193,6 +193,20 @@ def test_a_network_that_is_saved_over_another_has_nothing_of_it(
     assert read_draft_vocab(tmp_path, config) is None
 
 
+def test_a_checkpoint_does_not_show_in_what_measure_it_was_learnt(
+    network: Network, ends: Ends, tmp_path: Path
+):
+    config, rows = network.config, features(network.config, 60)
+    spread = torch.linspace(0.1, 30, config.feature_size)
+    other = Network(config, spread)
+    other.take(network.weights())
+    assert not torch.allclose(other.fc.weight, network.fc.weight)
+    for name, weight in other.weights().items():
+        torch.testing.assert_close(weight, network.weights()[name])
+    found, expected = (hidden(each, ends, rows, [[60, 7]]) for each in (other, network))
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
 def test_a_new_network_has_the_names_and_shapes_of_a_checkpoint(config: Config):
     found = {name: tuple(rows.shape) for name, rows in Network(config).weights().items()}
     assert found == config.shapes()

@@ -99,13 +99,13 @@ def run(make_trainer: MakeTrainer, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_a_run_learns_an_easy_text_and_leaves_a_drafter(
     make_trainer: MakeTrainer, config: Config, tmp_path: Path
 ):
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(tmp_path, schedule=replace(SCHEDULE, steps=120, evaluate_every=40))
     before = trainer.evaluate()
     tau = trainer.run(QUIET, None)
     curve = trainer.curve
-    assert [point["step"] for point in curve] == [10, 20, 30, 40]
-    assert [point["blocks"] for point in curve] == [320, 640, 960, 1280]
-    assert curve[-1]["loss"] < 0.5 * curve[0]["loss"]
+    assert [point["step"] for point in curve] == [40, 80, 120]
+    assert [point["blocks"] for point in curve] == [1280, 2560, 3840]
+    assert curve[-1]["loss"] < 0.6 * curve[0]["loss"]
     assert before < 1.5
     assert 2.5 < tau <= config.block_size
     assert tau == curve[-1]["tau"]
@@ -131,7 +131,7 @@ def test_a_curve_is_drawn(make_trainer: MakeTrainer, run: Path, tmp_path: Path):
 
 def test_a_run_may_draft_from_a_part_of_the_vocabulary(make_trainer: MakeTrainer, tmp_path: Path):
     drafted = list(LETTERS)
-    trainer = make_trainer(tmp_path, drafted, schedule=replace(SCHEDULE, steps=20))
+    trainer = make_trainer(tmp_path, drafted)
     assert trainer.run(QUIET, drafted) > 1.5
     found = read_draft_vocab(tmp_path, read_config(tmp_path))
     assert found is not None
@@ -139,10 +139,32 @@ def test_a_run_may_draft_from_a_part_of_the_vocabulary(make_trainer: MakeTrainer
 
 
 def test_tokens_that_are_not_drafted_are_not_learnt(make_trainer: MakeTrainer, tmp_path: Path):
-    schedule = replace(SCHEDULE, steps=1)
-    trainer = make_trainer(tmp_path, [1, 2, 3], schedule=schedule)
-    assert trainer.run(QUIET, [1, 2, 3]) == 1.0
-    assert trainer.curve[-1]["loss"] == 0.0
+    # What is left to learn are the target's hidden states, whatever the drafted tokens are.
+    curves = []
+    for drafted in ([1, 2, 3], [4, 5]):
+        trainer = make_trainer(tmp_path / str(len(drafted)), drafted)
+        assert trainer.run(QUIET, drafted) == 1.0
+        curves.append(trainer.curve)
+    assert curves[0] == curves[1]
+    assert 0 < curves[0][-1]["loss"] < 0.9 * curves[0][0]["loss"]
+
+
+def test_what_a_drafter_sees_is_learnt_from_in_its_own_measure(
+    make_trainer: MakeTrainer, features: Features, tmp_path: Path
+):
+    seen = np.concatenate([features.of(place)[1:] for place in range(24)]).astype(np.float32)
+    spread = make_trainer(tmp_path).network.spread.numpy()
+    assert spread.shape == (128,)
+    np.testing.assert_allclose(spread, seen.std(0), rtol=0.2)
+
+
+def test_what_the_last_layer_shows_is_learnt_from_but_not_seen(
+    make_trainer: MakeTrainer, engine: Engine, config: Config, tmp_path: Path
+):
+    one = replace(config, target_layer_ids=(0,))
+    trainer = make_trainer(tmp_path, config=one, schedule=replace(SCHEDULE, steps=20))
+    assert trainer.run(QUIET, None) > 1.5
+    assert read_weights(tmp_path, one)["fc.weight"].shape == (64, 64)
 
 
 def test_the_most_frequent_tokens_are_found():
@@ -254,11 +276,12 @@ def test_a_run_that_was_stopped_while_it_wrote_leaves_the_same_drafter(
     [
         ({"schedule": replace(SCHEDULE, rate=1e-4)}, "schedule"),
         ({"schedule": replace(SCHEDULE, seed=1)}, "schedule"),
+        ({"schedule": replace(SCHEDULE, gamma=4.0)}, "schedule"),
         ({"drafted": [1, 2]}, "drafted_tokens"),
         ({"answers": easy_answers()[:23]}, "texts"),
         ({"answers": easy_answers()[:23], "drafted": [1, 2]}, "drafted_tokens, texts"),
     ],
-    ids=["rate", "seed", "vocabulary", "answers", "both"],
+    ids=["rate", "seed", "gamma", "vocabulary", "answers", "both"],
 )
 def test_the_state_of_another_run_is_refused(
     make_trainer: MakeTrainer, run: Path, changes: Any, differing: str

@@ -114,7 +114,7 @@ def table(
     return Report({"folder": str(out), "entries": len(entries.keys), **found}, text=text)
 
 
-def check_training(*, block: int, rate: float, device: str) -> None:
+def check_training(*, block: int, rate: float, gamma: float, device: str) -> None:
     """Find out before any data is made that there could be no training.
 
     Raises:
@@ -134,6 +134,8 @@ def check_training(*, block: int, rate: float, device: str) -> None:
         )
     if not 0 < rate < 1:
         raise InvalidRequest(f"rate is {rate}; expected a learning rate above 0 and below 1")
+    if not gamma > 0:
+        raise InvalidRequest(f"gamma is {gamma}; expected a number of places above 0")
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
         raise InvalidRequest(f"there is no device {device} here; expected cpu, or cuda with a GPU")
 
@@ -161,7 +163,8 @@ def dflash(
     known = files.fingerprint
     answers = [answer for folder in folders for answer in read_answers(folder, known)]
     longest = max(len(each.tokens) for each in answers)
-    settings = EngineSettings(cache_tokens=longest, taps=layer_ids)
+    shown = tuple(sorted({*layer_ids, graph.layers - 1}))
+    settings = EngineSettings(cache_tokens=longest, taps=shown)
     engine = open_engine("openvino", files.graph, files.context_length, settings)
     features = make_features(
         engine, answers, out / "features", fingerprint=known, progress=progress

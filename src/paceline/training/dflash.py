@@ -1,8 +1,10 @@
 """Training a DFlash drafter: blocks of masks at random anchors in the target's answers.
 
-The loss is cross-entropy, and a place counts less the further it is from its anchor: early ones
-decide how many are accepted. The run keeps its state in a checkpoint and goes on from there; now
-and then it measures tau, tokens kept per verify call, on answers it does not learn from.
+The loss is cross-entropy, and how far a final hidden state is from the target's own at that
+token (EAGLE, arXiv 2401.15077), which says more than the one right token. A place counts less the
+further it is from its anchor: early ones decide how many are accepted. The run keeps its state in a
+checkpoint and goes on from there; now and then it measures tau, tokens kept per verify call, on
+answers it does not learn from.
 """
 
 import math
@@ -35,17 +37,19 @@ class Schedule:
     """How long and how fast to learn."""
 
     steps: int
-    texts: int = 8
+    texts: int = 4
     """Texts in a step."""
-    anchors: int = 32
+    anchors: int = 8
     """Blocks of a text in a step."""
+    gamma: float = 2.0
+    """Places in which the weight of a place falls to 1/e (DFlash: 4 for blocks of 8)."""
     rate: float = 1e-3
     warmup: float = 0.04
     """Share of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
-    evaluate_every: int = 250
+    evaluate_every: int = 1000
     """Steps between looks at how it does on held-out answers."""
 
 
@@ -65,7 +69,7 @@ class FromTarget(NamedTuple):
     embeddings: Tensor
     """[vocab, d]"""
     head: Tensor
-    """[drafted, d]: the rows of the head for the tokens that are drafted."""
+    """[drafted, d] bf16: the rows of the head for the tokens that are drafted."""
     column: Tensor
     """[vocab]: a token's place among the drafted ones; -1 where it is none."""
     drafted: Tensor
@@ -86,7 +90,7 @@ def share(
     rows = torch.from_numpy(head)[drafted]
     return FromTarget(
         torch.from_numpy(embeddings).to(device),
-        rows.to(device),
+        rows.to(device, torch.bfloat16),
         column.to(device),
         drafted.to(device),
     )
@@ -108,6 +112,7 @@ class Trainer:
     ) -> None:
         """Prepare to learn from `answers`, whose `features` are in the same order.
 
+        A row of `features` begins with what the drafter sees and ends with the target's last layer.
         One answer in twenty is kept back to look at. A state in `folder` is taken up.
 
         Raises:
@@ -128,16 +133,18 @@ class Trainer:
         self._config, self._shared, self._features = config, shared, features
         self._schedule, self._folder, self._device = schedule, folder, device
         torch.manual_seed(schedule.seed)
-        self.network = Network(config).to(device)
+        self.network = Network(config, self._spread()).to(device)
         self._optimizer = torch.optim.AdamW(
             self.network.parameters(),
             lr=schedule.rate,
             weight_decay=schedule.weight_decay,
             betas=(0.9, 0.95),
+            fused=True,
         )
         self.step = 0
         self.curve: list[dict[str, float]] = []
-        self._weights = _position_weights(config.block_size).to(device)
+        places = torch.arange(config.block_size - 1, device=device)
+        self._weights = torch.exp(-places / schedule.gamma)
         self._about = self._about_run()
         self._resume()
 
@@ -188,7 +195,8 @@ class Trainer:
         features = self._rows([text])
         for first in range(text.first, len(text.tokens) - 1, _BLOCKS_AT_ONCE):
             anchors = range(first, min(first + _BLOCKS_AT_ONCE, len(text.tokens) - 1))
-            logits = self._logits(features, [text], torch.tensor([list(anchors)]))
+            hidden = self._hidden(features, [text], torch.tensor([list(anchors)]))
+            logits = F.linear(hidden, self._shared.head)
             drafts = self._shared.drafted[logits[0].argmax(-1)].cpu().numpy()
             for anchor, draft in zip(anchors, drafts, strict=True):
                 truth = np.array(text.tokens[anchor + 1 : anchor + block])
@@ -211,39 +219,61 @@ class Trainer:
             row[: len(text.tokens)] = torch.tensor(text.tokens)
         places = anchors[..., None] + torch.arange(1, block)
         targets = truth.gather(1, places.flatten(1)).view(places.shape).to(self._device)
-        targets = torch.where(targets < 0, -1, self._shared.column[targets])
-        logits = self._logits(self._rows(texts), texts, anchors)
-        loss = F.cross_entropy(
+        known = targets >= 0
+        targets = torch.where(known, self._shared.column[targets], -1)
+        rows = self._rows(texts)
+        hidden = self._hidden(rows, texts, anchors)
+        logits = F.linear(hidden, self._shared.head)
+        wrong = F.cross_entropy(
             logits.flatten(0, 2).float(), targets.flatten(), ignore_index=-1, reduction="none"
         )
-        weights = self._weights.expand(targets.shape).flatten() * (targets.flatten() >= 0)
-        mean = (loss * weights).sum() / weights.sum().clamp(min=1)
+        loss = _mean(wrong.view(targets.shape), self._weights * (targets >= 0))
+        loss = loss + _AWAY * _mean(self._away(hidden, rows, places), self._weights * known)
         self._optimizer.zero_grad(set_to_none=True)
-        mean.backward()
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self._schedule.clip)
         self._optimizer.step()
-        return float(mean.detach())
+        return float(loss.detach())
 
-    def _logits(self, features: Tensor, texts: Sequence[Text], anchors: Tensor) -> Tensor:
-        """[S, A, B - 1, drafted]: what the blocks at `anchors` [S, A] say."""
+    def _away(self, hidden: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """[S, A, B - 1]: how far `hidden` is from what the target had where it chose `places`."""
+        own = rows[..., -self._config.hidden_size :]
+        own = F.rms_norm(own, own.shape[-1:]) * self.network.norm.weight.detach()
+        before = (places - 1).clamp(max=own.shape[1] - 1).to(own.device)
+        own = own[torch.arange(len(own), device=own.device)[:, None, None], before]
+        return F.smooth_l1_loss(hidden.float(), own, reduction="none").mean(-1)
+
+    def _hidden(self, rows: Tensor, texts: Sequence[Text], anchors: Tensor) -> Tensor:
+        """[S, A, B - 1, d] bf16: final hidden states of the drafts of the blocks at `anchors`."""
         config = self._config
         tokens = torch.full((*anchors.shape, config.block_size), config.mask_token_id)
         for row, text, places in zip(tokens, texts, anchors, strict=True):
             row[:, 0] = torch.tensor(text.tokens)[places]
         embedded = self._shared.embeddings[tokens.to(self._device)]
+        features = rows[..., : config.feature_size]
         with torch.autocast(self._device.partition(":")[0], torch.bfloat16):
-            hidden = self.network(features, embedded, anchors.to(self._device))
-            logits: Tensor = F.linear(hidden[:, :, 1:], self._shared.head)
-        return logits
+            hidden: Tensor = self.network(features, embedded, anchors.to(self._device))
+        return hidden[:, :, 1:].bfloat16()
 
     def _rows(self, texts: Sequence[Text]) -> Tensor:
-        """Features of texts, [S, L, taps * d], padded at their ends."""
+        """Features of texts, [S, L, width], padded at their ends."""
         longest = max(len(text.tokens) for text in texts)
-        rows = torch.zeros(len(texts), longest, self._config.feature_size)
+        rows = torch.zeros(len(texts), longest, self._features.width)
         for row, text in zip(rows, texts, strict=True):
             found = torch.from_numpy(self._features.of(text.place).astype(np.float32))
             row[: len(found)] = found
         return rows.to(self._device)
+
+    def _spread(self) -> Tensor:
+        """[taps * d]: the standard deviation of what the drafter sees, in some of the texts.
+
+        The first token of a text is left out: it is what others turn to when they need nothing,
+        and hundreds of times as large.
+        """
+        some = self._learnt[:: -(-len(self._learnt) // _LOOKED_AT)]
+        rows = np.concatenate([self._features.of(text.place)[1:] for text in some])
+        seen = torch.from_numpy(rows[:, : self._config.feature_size].astype(np.float32))
+        return seen.std(0).clamp(min=1e-6)
 
     def _batches(self) -> Iterator[list[Text]]:
         """Texts of about one length together; the same order however often a run is stopped."""
@@ -319,6 +349,9 @@ _LOOKED_AT = 40
 
 _BLOCKS_AT_ONCE = 128
 
+_AWAY = 10.0
+"""What the distance of hidden states weighs; about half the loss."""
+
 
 def _places(text: Text, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Where blocks begin: places of the answer, each once where there are enough."""
@@ -334,7 +367,5 @@ def most_frequent(answers: Sequence[Answer], count: int) -> list[int]:
     return sorted(order[counts[order] > 0].tolist())
 
 
-def _position_weights(block: int) -> Tensor:
-    """For places 1 to block - 1: exp(-(k - 1) / gamma), gamma 4 for 8 rows, 7 for 16 (DFlash)."""
-    gamma = 1 + 0.375 * block
-    return torch.exp(-torch.arange(block - 1) / gamma)
+def _mean(values: Tensor, weights: Tensor) -> Tensor:
+    return (values * weights).sum() / weights.sum().clamp(min=1)

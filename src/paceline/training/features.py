@@ -30,6 +30,8 @@ class Features:
     """The features of some texts, mapped from disk."""
 
     def __init__(self, path: Path, lengths: Sequence[int], width: int) -> None:
+        self.width = width
+        """Numbers in a row."""
         self._rows = np.memmap(path, np.float16, "r", shape=(sum(lengths), width))
         self._ends = list(accumulate(lengths, initial=0))
 

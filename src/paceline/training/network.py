@@ -113,9 +113,18 @@ class Layer(nn.Module):
 class Network(nn.Module):
     """The drafter's own weights, under the names that z-lab's checkpoints give them."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, spread: Tensor | None = None) -> None:
+        """Random weights.
+
+        `spread` [taps * d] is how far features scatter. They are learnt from divided by it, as
+        those of late layers are ten times as large as those of early ones; a checkpoint has it in
+        `fc`.
+        """
         super().__init__()
         self.config = config
+        self.spread: Tensor
+        given = torch.ones(config.feature_size) if spread is None else spread
+        self.register_buffer("spread", given, persistent=False)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -139,7 +148,7 @@ class Network(nn.Module):
         """
         s, count, block, d = embedded.shape
         length = features.shape[1]
-        context = self.hidden_norm(self.fc(features))
+        context = self.hidden_norm(self.fc(features / self.spread))
         places = anchors[..., None] + torch.arange(block, device=anchors.device)
         past = torch.arange(length, device=anchors.device)
         positions = torch.cat([past.expand(s, -1), places.flatten(1)], dim=1)
@@ -155,11 +164,15 @@ class Network(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """Name -> tensor, as in a checkpoint."""
-        return dict(self.state_dict())
+        weights = dict(self.state_dict())
+        weights["fc.weight"] = weights["fc.weight"] / self.spread
+        return weights
 
     def take(self, weights: Mapping[str, Any]) -> None:
         """Take the weights of a checkpoint."""
-        self.load_state_dict({name: torch.as_tensor(weights[name]) for name in self.state_dict()})
+        taken = {name: torch.as_tensor(weights[name]) for name in self.state_dict()}
+        taken["fc.weight"] = taken["fc.weight"] * self.spread
+        self.load_state_dict(taken)
 
 
 def _mask(anchors: Tensor, places: Tensor, length: int, window: int | None) -> Tensor:

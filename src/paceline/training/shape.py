@@ -42,7 +42,11 @@ def mask_token(answers: Sequence[Answer], special: Sequence[int], vocab_size: in
 def shape(
     target: Target, *, layers: int, block: int, taps: tuple[int, ...], mask_token_id: int
 ) -> Config:
-    """A drafter as wide as its target, with few key heads and a feed-forward of 8/3 its width."""
+    """A drafter as wide as its target, with a feed-forward of 8/3 its width.
+
+    Every head has its own keys and values: in a shallow drafter all that a draft learns of the
+    token before it passes through values, and the context is short work for one layer.
+    """
     d = target.hidden_size
     head = _HEAD if d % _HEAD == 0 and d > _HEAD else d // 2
     heads = d // head
@@ -51,7 +55,7 @@ def shape(
         intermediate_size=-(-d * 8 // 3 // 64) * 64,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=next(n for n in (heads // 3, heads // 2, heads) if n and not heads % n),
+        num_key_value_heads=heads,
         head_dim=head,
         vocab_size=target.vocab_size,
         rms_norm_eps=1e-5,
