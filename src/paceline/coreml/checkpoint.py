@@ -1,0 +1,112 @@
+"""Reading a Hugging Face checkpoint: config.json through transformers, tensors when asked for.
+
+Knows folders and safetensors. Knows no family. Tensors come one at a time and as float32.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ModelError
+
+CONFIG = "config.json"
+_INDEX = "model.safetensors.index.json"
+_ONE_FILE = "model.safetensors"
+
+
+class Checkpoint(NamedTuple):
+    """A folder as `Family` wants it."""
+
+    config: Any
+    weights: Mapping[str, Tensor]
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of a folder by name, read when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Find what there is.
+
+        Raises:
+            ModelError: the folder has no tensors, or one of its files cannot be read.
+        """
+        from safetensors import safe_open
+
+        self._files: dict[str, Any] = {}
+        for path in _files(folder):
+            try:
+                file: Any = safe_open(path, framework="pt")
+                self._files |= dict.fromkeys(file.keys(), file)
+            except Exception as error:  # safetensors has an error class of its own in Rust
+                raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
+        self._folder = folder
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._files:
+            raise KeyError(name)
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor.to(torch.float32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Open a folder.
+
+    Raises:
+        ModelError: it has no config.json that transformers knows, or no tensors.
+    """
+    from transformers import AutoConfig
+
+    if not (folder / CONFIG).is_file():
+        raise ModelError(f"{folder} has no {CONFIG}; expected a Hugging Face checkpoint")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, OSError, KeyError) as error:
+        raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
+    return Checkpoint(config, Weights(folder))
+
+
+def under(weights: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
+    """The tensors whose names begin with `prefix`, by the rest of their names; still read late."""
+    return _Under(weights, prefix)
+
+
+class _Under(Mapping[str, Tensor]):
+    def __init__(self, weights: Mapping[str, Tensor], prefix: str) -> None:
+        self._weights, self._prefix = weights, prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[self._prefix + name]
+
+    def __iter__(self) -> Iterator[str]:
+        begin = len(self._prefix)
+        return (name[begin:] for name in self._weights if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / _INDEX).is_file():
+        try:
+            names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+            found = [folder / name for name in sorted(set(names.values()))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{folder / _INDEX} is no index of safetensors: {error}") from error
+    else:
+        found = [folder / _ONE_FILE]
+    missing = [path.name for path in found if not path.is_file()]
+    if missing:
+        raise ModelError(
+            f"{folder} lacks {', '.join(missing)}; expected a checkpoint's safetensors"
+        )
+    return found

@@ -1,0 +1,39 @@
+"""Which families there are: one readable file each."""
+
+from importlib import import_module
+from pathlib import Path
+
+from paceline.coreml.checkpoint import read_checkpoint
+from paceline.coreml.family import Family
+from paceline.errors import ModelError
+
+FAMILIES = {
+    "llama": "llama.llama",
+    "qwen3": "qwen3.qwen3",
+    "phi3": "phi3.phi3",
+    "hunyuan_v1_dense": "hunyuan.hunyuan",
+    "lfm2": "lfm2.lfm2",
+    "lfm2_moe": "lfm2.lfm2_moe",
+    "zaya": "zaya.Zaya",
+    "openai_privacy_filter": "privacy_filter.PrivacyFilter",
+}
+"""`model_type` of a config.json -> file and what opens it there, as `Family` is made."""
+
+
+def open_family(folder: Path, *, slots: int, ring: int) -> Family:
+    """The model of a checkpoint's folder.
+
+    Raises:
+        ModelError: the folder cannot be read, or is of a family that is not here.
+    """
+    config, weights = read_checkpoint(folder)
+    if config.model_type not in FAMILIES:
+        raise ModelError(
+            f"{folder} is of the family {config.model_type!r}; "
+            f"expected one of {', '.join(FAMILIES)}"
+        )
+    file, _, name = FAMILIES[config.model_type].partition(".")
+    made: Family = getattr(import_module(f"{__name__}.{file}"), name)(
+        config, weights, slots=slots, ring=ring
+    )
+    return made

@@ -1,0 +1,50 @@
+"""Llama (SmolLM2, Llama 3 and what is built like them): transformers' `llama`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from paceline.coreml.checkpoint import under
+from paceline.coreml.decoder import Decoder, Heads, Layer, SelfAttention
+from paceline.coreml.expect import STATIC_ROPE, expect, expect_rope
+from paceline.coreml.family import Family
+from paceline.coreml.layers import GatedFeedForward, RMSNorm
+
+
+def llama(config: Any, weights: Mapping[str, Tensor], *, slots: int, ring: int) -> Family:
+    """See `Family`.
+
+    Raises:
+        ModelError: the config asks for what is not implemented.
+    """
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    del ring  # only attention looks back
+    expect(config, "hidden_act", "silu")
+    expect(config, "mlp_bias", False)
+    expect_rope(config, *STATIC_ROPE)
+    return Decoder(
+        config,
+        weights,
+        slots=slots,
+        layer=lambda _, own: _layer(config, own, slots),
+        rotary=LlamaRotaryEmbedding(config),
+        norm="model.norm.weight",
+        eps=config.rms_norm_eps,
+    )
+
+
+def _layer(config: Any, weights: Mapping[str, Tensor], slots: int) -> nn.Module:
+    heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    attention = under(weights, "self_attn.")
+    return Layer(
+        RMSNorm(weights["input_layernorm.weight"], config.rms_norm_eps),
+        SelfAttention(attention, heads, slots, bias=config.attention_bias),
+        RMSNorm(weights["post_attention_layernorm.weight"], config.rms_norm_eps),
+        GatedFeedForward(
+            weights["mlp.gate_proj.weight"],
+            weights["mlp.up_proj.weight"],
+            weights["mlp.down_proj.weight"],
+        ),
+    )

@@ -1,0 +1,208 @@
+"""What a Core ML artifact says of itself: its manifest, read and held to its folder.
+
+An artifact is a folder with shards (`.mlpackage`), embeddings, rotary tables, a tokenizer and
+`manifest.json`. Knows nothing of how shards run. The rule: the whole manifest is validated before
+anything is loaded, and every fault is named at once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.artifacts import MANIFEST, read_json, sha256_of
+from paceline.errors import ModelError
+
+KIND = "coreml-model"
+VERSION = 1
+EMBEDDINGS = "embeddings.npy"
+"""[vocab, hidden_size] float16"""
+ROTARY = "rotary.npy"
+"""[2, slots, r] float32: cosines and sines of every position."""
+
+
+class Shard(NamedTuple):
+    """A package that holds a part of the model: layers, or rows of the head, [start, end)."""
+
+    path: str
+    """Of the package, in the artifact's folder."""
+    start: int
+    end: int
+    taps: tuple[int, ...] = ()
+    """Layers whose hidden states it gives besides, as `tap_N`."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A validated manifest."""
+
+    folder: Path
+    name: str
+    family: str
+    layers: int
+    hidden_size: int
+    stream_size: int
+    """Channels that go from shard to shard; the embedding stands in the first `hidden_size`."""
+    vocab_size: int
+    slots: int
+    rows: int
+    """The most rows of a call."""
+    functions: tuple[int, ...]
+    """Numbers of rows that packages have a static function `tN` for; empty: any up to `rows`."""
+    ring: int
+    lags: int
+    layer_shards: tuple[Shard, ...]
+    head_shards: tuple[Shard, ...]
+    fingerprint: str
+    """Identity of all its files, hex."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """All layers that are tapped."""
+        return tuple(tap for shard in self.layer_shards for tap in shard.taps)
+
+
+class _Fact(NamedTuple):
+    key: str
+    least: int
+
+
+_FACTS = (
+    _Fact("layers", 1),
+    _Fact("hidden_size", 1),
+    _Fact("stream_size", 1),
+    _Fact("vocab_size", 1),
+    _Fact("slots", 1),
+    _Fact("rows", 1),
+    _Fact("ring", 0),
+    _Fact("lags", 0),
+)
+
+
+def read_artifact(folder: Path) -> Artifact:
+    """The artifact in `folder`, every file of it with its recorded size and checksum.
+
+    Raises:
+        ModelError: it is none, or not whole; the message names every fault.
+    """
+    path = folder / MANIFEST
+    value = read_json(path)
+    if value.get("kind") != KIND or value.get("version") != VERSION:
+        raise ModelError(
+            f"{folder} is a {value.get('kind')} of version {value.get('version')}; expected a "
+            f"{KIND} of version {VERSION}"
+        )
+    faults = list(_faults(value))
+    if not faults:
+        faults = list(_file_faults(folder, value["files"]))
+    if faults:
+        raise ModelError(
+            f"{path} cannot be used: {'; '.join(faults)}; convert the model again, or copy it anew"
+        )
+    numbers = {fact.key: value[fact.key] for fact in _FACTS}
+    return Artifact(
+        folder=folder,
+        name=value["name"],
+        family=value["family"],
+        functions=tuple(value["functions"]),
+        layer_shards=tuple(_shards(value["layer_shards"])),
+        head_shards=tuple(_shards(value["head_shards"])),
+        fingerprint=value["fingerprint"],
+        **numbers,
+    )
+
+
+def fingerprint_of(files: Mapping[str, Mapping[str, Any]]) -> str:
+    """One name for the contents of all files, given their records."""
+    import hashlib
+
+    lines = "\n".join(f"{name} {files[name]['sha256']}" for name in sorted(files))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _shards(entries: Sequence[Mapping[str, Any]]) -> Iterator[Shard]:
+    for entry in entries:
+        yield Shard(entry["path"], entry["start"], entry["end"], tuple(entry.get("taps", ())))
+
+
+def _faults(value: Mapping[str, Any]) -> Iterator[str]:
+    for key in ("name", "family", "fingerprint"):
+        if not isinstance(value.get(key), str):
+            yield f"{key} is {value.get(key)!r}, expected a string"
+    for key, least in _FACTS:
+        if not _is_count(value.get(key)) or value[key] < least:
+            yield f"{key} is {value.get(key)!r}, expected a number of {least} or more"
+    functions = value.get("functions")
+    if not isinstance(functions, list) or not all(map(_is_count, functions)):
+        yield f"functions is {functions!r}, expected a list of numbers of rows"
+    files = value.get("files")
+    if not isinstance(files, dict) or not files:
+        yield "it lists no files"
+    else:
+        for name, record in files.items():
+            if not _is_record(name, record):
+                yield f"files has no size and SHA-256 for {name!r}, a path in this folder"
+        yield from (f"files does not list {n}" for n in (EMBEDDINGS, ROTARY) if n not in files)
+    for key, whole, what in (
+        ("layer_shards", value.get("layers"), "layer"),
+        ("head_shards", value.get("vocab_size"), "token"),
+    ):
+        yield from _shard_faults(value.get(key), whole, what, files)
+
+
+def _shard_faults(entries: Any, whole: Any, what: str, files: Any) -> Iterator[str]:
+    """Shards must cover [0, whole) in order, without gap or overlap, and be there."""
+    if not isinstance(entries, list) or not entries:
+        yield f"there are no shards that hold {what}s"
+        return
+    reached = 0
+    for entry in entries:
+        if not (
+            isinstance(entry, dict)
+            and isinstance(entry.get("path"), str)
+            and _is_count(entry.get("start"))
+            and _is_count(entry.get("end"))
+            and entry["start"] < entry["end"]
+        ):
+            yield f"{entry!r} is no shard: expected path, start and end, start before end"
+            return
+        path, start, end = entry["path"], entry["start"], entry["end"]
+        if start > reached:
+            yield f"{what}s {reached} to {start - 1} are in no shard: {path} begins at {start}"
+        elif start < reached:
+            yield f"{path} begins at {what} {start}, which the shard before it holds too"
+        reached = end
+        taps = entry.get("taps", [])
+        if not isinstance(taps, list) or not all(_is_count(tap) for tap in taps):
+            yield f"{path} has taps {taps!r}, expected a list of layers"
+        elif any(not start <= tap < end for tap in taps):
+            yield f"{path} has taps {taps!r}, not all of them layers from {start} to {end - 1}"
+        if isinstance(files, dict) and not any(name.startswith(f"{path}/") for name in files):
+            yield f"the files of {path} are not listed"
+    if _is_count(whole) and reached != whole:
+        yield f"the last shard ends at {what} {reached}, expected {whole}"
+
+
+def _file_faults(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, record in files.items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif (size := path.stat().st_size) != record["bytes"]:
+            yield f"{name} has {size} bytes, expected {record['bytes']}"
+        elif (found := sha256_of(path)) != record["sha256"]:
+            yield f"{name} is not what was made: SHA-256 is {found}, expected {record['sha256']}"
+
+
+def _is_record(name: object, record: object) -> bool:
+    inside = isinstance(name, str) and not Path(name).is_absolute() and ".." not in Path(name).parts
+    return (
+        inside
+        and isinstance(record, dict)
+        and _is_count(record.get("bytes"))
+        and isinstance(record.get("sha256"), str)
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,89 @@
+"""What a call of a Core ML shard says about its rows: rotary turns, masks, places to write to.
+
+Knows positions and slots; knows nothing of models or sequences. The rule: arrays are made once for
+each number of rows, and a call changes in them only what is not as it was. The arrays are float32
+and contiguous, as Core ML takes them without a copy.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+HIDDEN = -1e4
+"""Added to the score of a slot that a row may not see: finite in float16, unlike -inf."""
+
+
+class Rows:
+    """The inputs of calls with `width` rows."""
+
+    def __init__(
+        self, width: int, cos: Floats, sin: Floats, *, ring: int = 0, lags: int = 0
+    ) -> None:
+        """Prepare for calls with `width` rows.
+
+        Args:
+            width: T.
+            cos: [slots, r] for every position.
+            sin: [slots, r]
+            ring: places of the ring of recent rows, where a model has windows; at least
+                width + lags.
+            lags: how many rows a window looks back.
+        """
+        slots, r = cos.shape
+        self._cos, self._sin = cos, sin
+        self._width, self._slots, self._ring, self._lags = width, slots, ring, lags
+        self._start = self._rows = 0
+        self._mask = np.full((1, 1, width, slots), HIDDEN, np.float32)
+        self._write = np.zeros((1, 1, slots, width), np.float32)
+        self.arrays: dict[str, Floats] = {
+            "rope_cos": np.zeros((width, r), np.float32),
+            "rope_sin": np.zeros((width, r), np.float32),
+            "attn_mask": self._mask,
+            "kv_write_mask": self._write,
+        }
+        if ring:
+            self.arrays["window_write"] = np.zeros((1, 1, ring, width), np.float32)
+            self.arrays["window_read"] = np.zeros((1, lags, width, ring), np.float32)
+        for row in range(width):
+            self._mask[0, 0, row, : row + 1] = 0
+
+    def at(self, start: int, rows: int) -> Mapping[str, Floats]:
+        """The inputs of a call whose first row stands at position `start`.
+
+        Rows from `rows` on fill up the call: they are written nowhere, and what they say is noise.
+        The arrays are this object's own: the next call changes them.
+        """
+        width, slots = self._width, self._slots
+        self._show(start)
+        places = np.minimum(np.arange(start, start + width), slots - 1)
+        np.take(self._cos, places, axis=0, out=self.arrays["rope_cos"])
+        np.take(self._sin, places, axis=0, out=self.arrays["rope_sin"])
+        old = np.arange(self._rows)
+        self._write[0, 0, self._start + old, old] = 0
+        new = np.arange(rows)
+        self._write[0, 0, start + new, new] = 1
+        if self._ring:
+            self._turn_ring(start, rows)
+        self._start, self._rows = start, rows
+        return self.arrays
+
+    def _show(self, start: int) -> None:
+        """Row t sees the slots up to start + t; before, it saw those up to the old start + t."""
+        low, high = sorted((self._start, start))
+        seen = 0.0 if start > self._start else HIDDEN
+        for row in range(self._width):
+            self._mask[0, 0, row, low + row + 1 : high + row + 1] = seen
+
+    def _turn_ring(self, start: int, rows: int) -> None:
+        write, read = self.arrays["window_write"], self.arrays["window_read"]
+        write.fill(0)
+        read.fill(0)
+        row = np.arange(rows)
+        write[0, 0, (start + row) % self._ring, row] = 1
+        for lag in range(self._lags):
+            before = start + row - lag - 1
+            known = before >= 0
+            read[0, lag, row[known], before[known] % self._ring] = 1

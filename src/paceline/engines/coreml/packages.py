@@ -1,0 +1,75 @@
+"""Opening a shard: with Core ML on a Mac, with the rehearsal everywhere else.
+
+Both answer to `make_state` and `predict`; nobody else need know which one it is.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import InvalidRequest, MissingExtra, ModelError
+
+UNITS = {"cpu-and-ne": "CPU_AND_NE", "all": "ALL", "cpu": "CPU_ONLY", "cpu-and-gpu": "CPU_AND_GPU"}
+"""Our names of compute units, and Core ML's."""
+
+REHEARSED = "rehearsed"
+"""What stands for compute units where there are none."""
+
+
+class Package(Protocol):
+    """A shard that is loaded."""
+
+    def make_state(self) -> Any:
+        """What it keeps between calls, all zeros."""
+        ...
+
+    def predict(
+        self, data: Mapping[str, npt.NDArray[np.float32]], state: Any = None
+    ) -> Mapping[str, npt.NDArray[np.float32]]:
+        """Run it once."""
+        ...
+
+
+def on_a_mac() -> bool:
+    """Whether Core ML itself is here."""
+    return sys.platform == "darwin"
+
+
+def open_package(path: Path, *, function: str | None, units: str, rounding: str) -> Package:
+    """Load a shard.
+
+    Args:
+        path: the `.mlpackage`.
+        function: which of its functions; None: the only one.
+        units: one of `UNITS`; not looked at by the rehearsal.
+        rounding: "f16" or "f32", for the rehearsal.
+
+    Raises:
+        InvalidRequest: there are no such units.
+        MissingExtra: coremltools is not installed.
+        ModelError: it cannot be loaded.
+    """
+    if units not in UNITS:
+        raise InvalidRequest(f"compute units are {units!r}; expected one of {', '.join(UNITS)}")
+    if not on_a_mac():
+        from paceline.engines.coreml.rehearsal.model import RehearsalModel
+
+        return RehearsalModel(path, function_name=function, rounding=rounding)
+    try:
+        import coremltools as ct
+    except ImportError as error:
+        raise MissingExtra(
+            "running Core ML models needs coremltools; install it with: "
+            "pip install 'paceline[coreml]'"
+        ) from error
+    try:
+        package: Package = ct.models.MLModel(
+            str(path), function_name=function, compute_units=ct.ComputeUnit[UNITS[units]]
+        )
+    except Exception as error:  # Core ML's reasons come as RuntimeError and others
+        raise ModelError(f"{path} cannot be loaded by Core ML: {error}") from error
+    return package

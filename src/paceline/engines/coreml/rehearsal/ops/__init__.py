@@ -1,0 +1,13 @@
+"""MIL's operations in numpy, one small function each. `OPS` has them by name; see `table.py`."""
+
+from paceline.engines.coreml.rehearsal.ops import (
+    constants,
+    elementwise,
+    matrices,
+    reductions,
+    shapes,
+    states,
+)
+from paceline.engines.coreml.rehearsal.ops.table import OPS, Entry
+
+__all__ = ["OPS", "Entry", "constants", "elementwise", "matrices", "reductions", "shapes", "states"]

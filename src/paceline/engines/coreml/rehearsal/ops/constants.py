@@ -1,0 +1,105 @@
+"""Constants, and the operations that make them of what a package stores: quantized, from a table.
+
+They run once, when a package is opened. The numbers they make are float32; that the program
+declares fewer bits is the business of whoever calls them.
+"""
+
+import math
+
+import numpy as np
+
+from paceline.engines.coreml.rehearsal.ops.table import Array, Ints, op
+from paceline.engines.coreml.rehearsal.weights import unpacked
+
+
+@op("const", moves=True)
+def _const(val: Array) -> Array:
+    return val
+
+
+@op("constexpr_cast", moves=True)
+def _constexpr_cast(source_val: Array, output_dtype: str) -> Array:
+    return source_val
+
+
+@op("constexpr_blockwise_shift_scale")
+def _blockwise_shift_scale(data: Array, scale: Array, offset: Array | None = None) -> Array:
+    """Of the data less the offset, times the scale: both have a number for each block of it."""
+    found = data.astype(np.float32)
+    if offset is not None:
+        found -= _spread(offset, data.shape)
+    found *= _spread(scale, data.shape)
+    return found
+
+
+@op("constexpr_affine_dequantize")
+def _affine_dequantize(quantized_data: Array, zero_point: Array, scale: Array, axis: int) -> Array:
+    """Of the data less the zero point, times the scale: one number, or one a place of `axis`."""
+    shape = [1] * quantized_data.ndim
+    shape[axis] = -1
+    found = quantized_data.astype(np.float32)
+    found -= zero_point.reshape(shape).astype(np.float32)
+    found *= scale.reshape(shape)
+    return found
+
+
+@op("constexpr_lut_to_dense")
+def _lut_to_dense(
+    indices: Array,
+    lut: Array,
+    shape: Ints | None = None,
+    vector_axis: int | None = None,
+) -> Array:
+    """The numbers of a table that the indices name; see the two forms below."""
+    if shape is not None:
+        return _packed_lut(indices, lut, shape)
+    return _blockwise_lut(indices, lut, vector_axis)
+
+
+def _packed_lut(indices: Array, lut: Array, shape: Ints) -> Array:
+    """As of iOS 16: one table, and indices that are packed into bytes."""
+    bits = int(lut.size - 1).bit_length()
+    places = unpacked(indices, f"uint{bits}", math.prod(shape))
+    return np.take(lut, places).reshape(shape)
+
+
+def _blockwise_lut(indices: Array, lut: Array, vector_axis: int | None) -> Array:
+    """As of iOS 18: a table for each block of indices, of numbers or of vectors.
+
+    indices: [...], lut: [tables for each axis ..., numbers, vector].
+    """
+    *tables, _, width = lut.shape
+    # For each axis the table that every place belongs to; they broadcast to the indices' shape.
+    where = np.ix_(
+        *(
+            np.arange(size) // (size // count)
+            for size, count in zip(indices.shape, tables, strict=True)
+        )
+    )
+    found: Array = lut[(*where, indices)]  # [..., vector]
+    if width == 1 and vector_axis is None:
+        return found[..., 0]
+    if vector_axis is None:
+        raise ValueError(f"the table holds vectors of {width}, and there is no vector_axis")
+    axis = vector_axis % indices.ndim
+    out = list(indices.shape)
+    out[axis] *= width
+    return np.moveaxis(found, -1, axis + 1).reshape(out)
+
+
+@op("constexpr_sparse_to_dense")
+def _sparse_to_dense(nonzero_data: Array, mask: Array, shape: Ints | None = None) -> Array:
+    """The data where the mask is set, else 0. iOS 16 packs the mask into bytes, and has a shape."""
+    if shape is not None:
+        mask = unpacked(mask, "uint1", math.prod(shape)).reshape(shape)
+    found = np.zeros(mask.shape, nonzero_data.dtype)
+    found[mask != 0] = nonzero_data
+    return found
+
+
+def _spread(blocks: Array, shape: Ints) -> Array:
+    """Each number repeated over the block that it stands for."""
+    for axis, size in enumerate(shape):
+        if blocks.shape[axis] not in (1, size):
+            blocks = np.repeat(blocks, size // blocks.shape[axis], axis)
+    return blocks.astype(np.float32)

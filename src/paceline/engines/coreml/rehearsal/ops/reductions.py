@@ -1,0 +1,160 @@
+"""Operations that make one number of many, along axes: sums, extremes, norms, orders.
+
+Why a row does not depend on its neighbours: the axes to go come last, in memory of their own, and
+are one axis of n contiguous numbers. numpy sums such vectors one by one, in an order that n alone
+decides. Extremes and orders do not round; of equal numbers the first counts.
+"""
+
+import math
+
+import numpy as np
+
+from paceline.engines.coreml.rehearsal.ops.elementwise import exp
+from paceline.engines.coreml.rehearsal.ops.table import Array, Ints, op
+
+
+def reduced(function: np.ufunc, x: Array, axes: Ints | None) -> Array:
+    """`function` of the numbers along axes (None: all), which stay with size 1."""
+    going = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
+    staying = [axis for axis in range(x.ndim) if axis not in going]
+    count = math.prod(x.shape[axis] for axis in going)
+    moved = np.ascontiguousarray(x.transpose(*staying, *sorted(going)))
+    found: Array = function.reduce(moved.reshape(-1, count), axis=-1, dtype=x.dtype)
+    return found.reshape([1 if axis in going else size for axis, size in enumerate(x.shape)])
+
+
+def total(x: Array, axes: Ints | None) -> Array:
+    """The sum along axes, which stay with size 1."""
+    return reduced(np.add, x, axes)
+
+
+def largest(x: Array, axes: Ints | None) -> Array:
+    """The largest number along axes, which stay with size 1; of two zeros the one above."""
+    return reduced(np.maximum, x, axes) + 0
+
+
+def softmax(x: Array, axis: int = -1) -> Array:
+    """e^x over its sum along an axis, from differences to the largest, so that none overflows."""
+    powers = exp(x - largest(x, (axis,)))
+    return powers / total(powers, (axis,))
+
+
+def _dropped(x: Array, axes: Ints | None, keep_dims: bool) -> Array:
+    """Without the axes of size 1 that were kept, if they are not to be."""
+    if keep_dims:
+        return x
+    return x.reshape(()) if axes is None else np.squeeze(x, tuple(axis % x.ndim for axis in axes))
+
+
+@op("reduce_sum")
+def _sum(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
+    return _dropped(total(x, axes), axes, keep_dims)
+
+
+@op("reduce_mean")
+def _mean(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
+    found = total(x, axes)
+    return _dropped(found / (x.size // found.size), axes, keep_dims)
+
+
+@op("reduce_sum_square")
+def _sum_square(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
+    return _dropped(total(np.square(x), axes), axes, keep_dims)
+
+
+@op("reduce_l2_norm")
+def _l2_norm(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
+    return _dropped(np.sqrt(total(np.square(x), axes)), axes, keep_dims)
+
+
+@op("reduce_max")
+def _max(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
+    return _dropped(largest(x, axes), axes, keep_dims)
+
+
+@op("reduce_min")
+def _min(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
+    return _dropped(reduced(np.minimum, x, axes) + 0, axes, keep_dims)
+
+
+@op("reduce_prod")
+def _prod(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
+    return _dropped(reduced(np.multiply, x, axes), axes, keep_dims)
+
+
+@op("reduce_argmax", output_dtype=("int32", "uint16"))
+def _argmax(
+    x: Array, axis: int = -1, keep_dims: bool = False, output_dtype: str = "int32"
+) -> Array:
+    found: Array = np.argmax(x, axis, keepdims=keep_dims)
+    return found
+
+
+@op("argsort")
+def _argsort(x: Array, axis: int = -1, ascending: bool = False) -> Array:
+    return ordered(x, axis, ascending)
+
+
+@op("topk", output_indices_dtype=("int32", "uint16"))
+def _topk(
+    x: Array,
+    *,
+    k: int = 1,
+    axis: int = -1,
+    ascending: bool = False,
+    sort: bool = True,
+    return_indices: bool = True,
+    output_indices_dtype: str = "int32",
+) -> Array | tuple[Array, Array]:
+    """They are always sorted: MIL allows any order where it is not asked for."""
+    if not 0 < k <= x.shape[axis]:
+        raise ValueError(f"{k} numbers are wanted of {x.shape[axis]}")
+    places = np.take(ordered(x, axis, ascending), range(k), axis)
+    values = np.take_along_axis(x, places, axis)
+    return (values, places) if return_indices else values
+
+
+@op("cumsum")
+def _cumsum(x: Array, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Array:
+    x = np.flip(x, axis) if reverse else x
+    found = np.cumsum(x, axis, dtype=x.dtype)
+    if exclusive:
+        first = np.zeros_like(np.take(found, [0], axis))
+        before = np.take(found, range(x.shape[axis] - 1), axis)
+        found = np.concatenate([first, before], axis)
+    return np.flip(found, axis) if reverse else found
+
+
+@op("softmax")
+def _softmax(x: Array, axis: int = -1) -> Array:
+    return softmax(x, axis)
+
+
+@op("layer_norm")
+def _layer_norm(
+    x: Array,
+    axes: Ints | None = None,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    epsilon: float = 1e-5,
+) -> Array:
+    going = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
+    shape = [size if axis in going else 1 for axis, size in enumerate(x.shape)]
+    count = math.prod(shape)
+    away = x - total(x, axes) / count
+    found = away / np.sqrt(total(np.square(away), axes) / count + epsilon)
+    if gamma is not None:
+        found = found * gamma.reshape(shape)
+    return found if beta is None else found + beta.reshape(shape)
+
+
+@op("l2_norm")
+def _l2_normalized(x: Array, epsilon: float = 1e-6) -> Array:
+    """Over the last three axes, whatever the rank."""
+    return x / np.sqrt(total(np.square(x), (-3, -2, -1)) + epsilon)
+
+
+def ordered(x: Array, axis: int, ascending: bool) -> Array:
+    """The places of the numbers along an axis in order, equal ones as they stand."""
+    signed = x if x.dtype.kind == "f" else x.astype(np.int64)
+    return np.argsort(signed if ascending else -signed, axis, stable=True)

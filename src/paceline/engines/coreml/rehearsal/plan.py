@@ -1,0 +1,289 @@
+"""A function of a package made ready to run: every operation bound to what computes it.
+
+Whatever cannot be run is found here, when a package is opened, and all of it is named in one error:
+an operation that the table does not have, a parameter or an option that its function does not take.
+Operations whose operands are all constants run here too, once; what they make is kept as long as a
+step needs it. Matrices are kept as contiguous float32.
+
+Rounding: everything is computed in float32. In "f16" a number that the program declares as fp16 is
+rounded to it after every operation that computes, and is held in float32 all the same; in "f32" it
+is not rounded.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from paceline.engines.coreml.rehearsal.ops import OPS, Entry
+from paceline.engines.coreml.rehearsal.ops.table import Array
+from paceline.engines.coreml.rehearsal.program import Block, Function, Op, Package, Shape
+from paceline.engines.coreml.rehearsal.rounding import to_half
+from paceline.engines.coreml.rehearsal.weights import DTYPES, Constant
+from paceline.errors import InvalidRequest, ModelError
+
+ROUNDINGS: Final = ("f16", "f32")
+
+Finish = Callable[[Any], Any]
+"""Brings what was computed into the type that the program declares."""
+
+
+_Moving = tuple[str, tuple[str, ...] | str, Callable[[Any], Any] | None]
+
+
+class OpWork(NamedTuple):
+    """What an operation did in one call."""
+
+    name: str
+    type: str
+    macs: int
+    """Multiply-accumulates, of operations that multiply matrices; else 0."""
+    weight_bytes: int
+    """Of the constants that it read, as the package stores them."""
+
+
+class Step(NamedTuple):
+    """One operation, ready."""
+
+    op: Op
+    entry: Entry
+    fixed: Mapping[str, Any]
+    """Arguments that are always the same."""
+    moving: tuple[_Moving, ...]
+    """Arguments to look up: parameter, value (or values), form."""
+    finish: tuple[tuple[str, Shape, Finish], ...]
+    """For each output its name, the shape it must have, and what brings it into its type."""
+    weight_bytes: int
+    done: tuple[str, ...] = ()
+    """Values that no later step needs."""
+
+    def run(self, values: dict[str, Any]) -> int:
+        """Compute, from values and into them; the multiply-accumulates it took.
+
+        Raises:
+            ModelError: the operands do not go together, or make another shape than is declared.
+        """
+        arguments = dict(self.fixed)
+        for parameter, source, form in self.moving:
+            if isinstance(source, str):
+                found = values[source]
+                arguments[parameter] = found if form is None else form(found)
+            else:
+                arguments[parameter] = tuple([values[name] for name in source])
+        try:
+            made = self.entry.run(**arguments)
+        except (ValueError, IndexError, TypeError) as error:
+            raise ModelError(f"{self.op.type} {self.op.name!r}: {error}") from error
+        results = made if isinstance(made, tuple) else (made,)
+        if len(results) != len(self.finish):
+            raise ModelError(
+                f"{self.op.type} {self.op.name!r} makes {len(results)} values; "
+                f"{len(self.finish)} are declared"
+            )
+        for (name, shape, finish), result in zip(self.finish, results, strict=True):
+            value = finish(result)
+            if value.shape != shape and not _fits(value.shape, shape):
+                raise ModelError(
+                    f"{self.op.type} {self.op.name!r} makes {list(value.shape)}; "
+                    f"{_written(shape)} is declared"
+                )
+            values[name] = value
+        macs = self.entry.macs(arguments, results[0]) if self.entry.macs else 0
+        for name in self.done:
+            del values[name]
+        return macs
+
+
+class Plan(NamedTuple):
+    """A function, ready."""
+
+    steps: tuple[Step, ...]
+    constants: Mapping[str, Array]
+    """Values that are the same in every call."""
+
+
+def finisher(dtype: str, rounding: str, *, moves: bool = False) -> Finish:
+    """What brings numbers to where a declared type says; `moves`: they were there before."""
+    if dtype == "fp16" and rounding == "f16" and not moves:
+        return to_half
+    if dtype in ("fp16", "fp32"):
+        return _floats
+    held = DTYPES[dtype].held
+    return lambda found: np.asarray(found).astype(held, copy=False)
+
+
+def make_plan(package: Package, function: Function, rounding: str) -> Plan:
+    """Make a function ready to run.
+
+    Raises:
+        ModelError: it has something that cannot be run; the message names everything.
+        InvalidRequest: there is no such rounding.
+    """
+    if rounding not in ROUNDINGS:
+        raise InvalidRequest(f"rounding is {rounding!r}; expected {' or '.join(ROUNDINGS)}")
+    faults = _Faults(function)
+    if faults.found:
+        more = f" and {len(faults.found) - 8} more" if len(faults.found) > 8 else ""
+        raise ModelError(f"{package.path} cannot be rehearsed: {'; '.join(faults.found[:8])}{more}")
+    return _Folding(package.path, rounding).plan(function.block)
+
+
+class _Faults:
+    """Everything of a function that cannot be run."""
+
+    def __init__(self, function: Function) -> None:
+        self.found: list[str] = []
+        self._made = {one.name for one in function.block.inputs}
+        self._constants: dict[str, Constant] = {}
+        for op in function.block.ops:
+            entry = OPS.get(op.type)
+            if entry is None or op.blocks:
+                self.found.append(f"{op.type} {op.name!r} is an operation that is not known here")
+            else:
+                self.found += [f"{op.type} {op.name!r} {fault}" for fault in self._of(op, entry)]
+            self._made |= {one.name for one in op.outputs}
+        self.found += [
+            f"nothing makes the output {name}"
+            for name in function.block.outputs
+            if name not in self._made
+        ]
+
+    def _of(self, op: Op, entry: Entry) -> Iterator[str]:
+        """What is wrong with an operation, after those that were looked at before."""
+        for parameter in sorted(entry.required - set(op.inputs)):
+            yield f"has no {parameter}"
+        for parameter, operands in op.inputs.items():
+            if parameter not in entry.forms:
+                yield f"has the parameter {parameter}, which is not known here"
+            elif len(operands) != 1 and parameter not in entry.several:
+                yield f"has {len(operands)} values for {parameter}, expected one"
+            for operand in operands:
+                if isinstance(operand, str) and operand not in self._made:
+                    yield f"reads {operand}, which nothing before it makes"
+                elif parameter in entry.accepts:
+                    accepted = sorted(entry.accepts[parameter])
+                    found = self._option(operand)
+                    if found not in accepted:
+                        yield f"has the {parameter} {found}, expected one of {', '.join(accepted)}"
+        if op.type == "const":
+            for made, operand in zip(op.outputs, op.inputs.get("val", ()), strict=False):
+                if isinstance(operand, Constant):
+                    self._constants[made.name] = operand
+
+    def _option(self, operand: str | Constant) -> str:
+        constant = self._constants.get(operand) if isinstance(operand, str) else operand
+        return "that is computed" if constant is None else str(constant.value())
+
+
+class _Folding:
+    """Binds operations one after the other, and runs those whose operands are all constants."""
+
+    def __init__(self, path: Path, rounding: str) -> None:
+        self._path = path
+        self._rounding = rounding
+        self._constants: dict[str, Any] = {}
+        self._stored: dict[str, int] = {}
+        """For each of them what it is made of takes up in the package."""
+
+    def plan(self, block: Block) -> Plan:
+        steps = []
+        for op in block.ops:
+            step = self._step(op)
+            if step.moving:
+                steps.append(step)
+            else:
+                self._fold(op, step)
+        return _shortened(steps, self._constants, block.outputs)
+
+    def _step(self, op: Op) -> Step:
+        entry = OPS[op.type]
+        fixed: dict[str, Any] = {}
+        moving: list[_Moving] = []
+        stored = 0
+        for parameter, operands in op.inputs.items():
+            form = entry.forms[parameter]
+            if form is None:  # numbers, and no shape or option
+                stored += sum(map(self._stored_bytes, operands))
+            several = parameter in entry.several
+            if all(map(self._is_constant, operands)):
+                found = [self._constant(operand) for operand in operands]
+                one = tuple(found) if several else found[0]
+                fixed[parameter] = one if form is None else form(one)
+            elif several:
+                moving.append((parameter, tuple(map(self._name, operands)), form))
+            else:
+                moving.append((parameter, self._name(operands[0]), form))
+        finish = tuple(
+            (one.name, one.shape, finisher(one.dtype, self._rounding, moves=entry.moves))
+            for one in op.outputs
+        )
+        # Of a table that is gathered from, a call reads a few rows.
+        touched = 0 if op.type == "gather" else stored
+        if entry.refuses and (fault := entry.refuses(fixed)):
+            raise ModelError(f"{self._path} cannot be rehearsed: {op.type} {op.name!r} has {fault}")
+        return Step(op, entry, fixed, tuple(moving), finish, touched)
+
+    def _fold(self, op: Op, step: Step) -> None:
+        made: dict[str, Any] = {}
+        step.run(made)
+        stored = sum(self._stored_bytes(one) for all_of in op.inputs.values() for one in all_of)
+        for name, value in made.items():
+            self._constants[name] = np.ascontiguousarray(value) if np.ndim(value) > 1 else value
+            self._stored[name] = stored
+
+    def _is_constant(self, operand: str | Constant) -> bool:
+        return isinstance(operand, Constant) or operand in self._constants
+
+    def _constant(self, operand: str | Constant) -> Any:
+        if isinstance(operand, str):
+            return self._constants[operand]
+        return finisher(operand.dtype, "f32")(operand.value())
+
+    def _stored_bytes(self, operand: str | Constant) -> int:
+        if isinstance(operand, str):
+            return self._stored.get(operand, 0)
+        return operand.stored_bytes
+
+    def _name(self, operand: str | Constant) -> str:
+        """The name under which a step finds an operand; a constant that has none is given one."""
+        if isinstance(operand, str):
+            return operand
+        name = f"constant {len(self._constants)}"
+        self._constants[name] = self._constant(operand)
+        return name
+
+
+def _shortened(
+    steps: Iterable[Step], constants: Mapping[str, Any], outputs: tuple[str, ...]
+) -> Plan:
+    """Steps that forget a value after its last use; with the constants that they look up."""
+    later = set(outputs)
+    wanted = set(outputs)
+    kept = []
+    for step in reversed(list(steps)):
+        used = {
+            name
+            for _, source, _ in step.moving
+            for name in ([source] if isinstance(source, str) else source)
+        }
+        made = {name for name, _, _ in step.finish}
+        kept.append(step._replace(done=tuple((used | made) - later)))
+        later |= used
+        wanted |= used
+    found = {name: value for name, value in constants.items() if name in wanted}
+    return Plan(tuple(reversed(kept)), found)
+
+
+def _floats(found: Any) -> Array:
+    return np.asarray(found).astype(np.float32, copy=False)
+
+
+def _fits(shape: tuple[int, ...], declared: Shape) -> bool:
+    return len(shape) == len(declared) and all(
+        expected in (None, size) for size, expected in zip(shape, declared, strict=True)
+    )
+
+
+def _written(shape: Shape) -> str:
+    return str(["?" if size is None else size for size in shape])

@@ -1,0 +1,38 @@
+"""The protobuf messages of a Core ML model, as coremltools ships them.
+
+Importing coremltools takes seconds, brings in torch where there is one, and warns about versions on
+stderr. Its generated messages need protobuf alone, so its folder `proto` is imported as a package
+of its own. The messages are the same objects either way: protobuf keeps one of each.
+"""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from paceline.errors import MissingExtra
+
+_ALONE = "_paceline_coreml_proto"
+
+
+def messages(module: str) -> ModuleType:
+    """One of coremltools' generated modules, such as `Model_pb2`.
+
+    Raises:
+        MissingExtra: coremltools is not installed.
+    """
+    if "coremltools" in sys.modules:
+        return importlib.import_module(f"coremltools.proto.{module}")
+    if _ALONE not in sys.modules:
+        found = importlib.util.find_spec("coremltools")
+        if found is None or not found.submodule_search_locations:
+            raise MissingExtra(
+                "reading a Core ML package needs coremltools; install it with: "
+                "pip install 'paceline[coreml]'"
+            )
+        folder = Path(found.submodule_search_locations[0]) / "proto"
+        package = ModuleType(_ALONE)
+        package.__path__ = [str(folder)]
+        sys.modules[_ALONE] = package
+    return importlib.import_module(f"{_ALONE}.{module}")

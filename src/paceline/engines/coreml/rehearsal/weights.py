@@ -1,0 +1,150 @@
+"""Numbers as a Core ML package stores them: MIL's types, and the file that holds the large ones.
+
+Knows nothing of programs. A weight file is a header of 64 bytes and, for each array, 64 bytes that
+describe it and say where its numbers begin (MILBlob's storage format, version 2, little-endian). A
+record that does not agree with what the program says of it is refused when the package is read,
+before any number is used.
+"""
+
+import math
+import struct
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ModelError
+
+Array = npt.NDArray[Any]
+
+_HEADER = struct.Struct("<II56x")  # records, version
+_RECORD = struct.Struct("<IIQQQ32x")  # mark, kind, bytes, where the numbers begin, padding bits
+_MARK: Final = 0xDEADBEEF
+_VERSION: Final = 2
+
+
+class Stored(NamedTuple):
+    """How numbers of a MIL type are stored, and held here."""
+
+    held: type[np.generic]
+    bits: int
+    """Of one number in the package; below 8 they are packed, the first in the lowest bits."""
+    kind: int | None = None
+    """The type's number in a weight file; None: no file holds it."""
+
+
+DTYPES: Final = {
+    "bool": Stored(np.bool_, 8),
+    "string": Stored(np.str_, 8),
+    "fp16": Stored(np.float16, 16, 1),
+    "fp32": Stored(np.float32, 32, 2),
+    "fp64": Stored(np.float64, 64),
+    "uint8": Stored(np.uint8, 8, 3),
+    "int8": Stored(np.int8, 8, 4),
+    "int16": Stored(np.int16, 16, 6),
+    "uint16": Stored(np.uint16, 16, 7),
+    "int4": Stored(np.int8, 4, 8),
+    "uint1": Stored(np.uint8, 1, 9),
+    "uint2": Stored(np.uint8, 2, 10),
+    "uint4": Stored(np.uint8, 4, 11),
+    "uint3": Stored(np.uint8, 3, 12),
+    "uint6": Stored(np.uint8, 6, 13),
+    "int32": Stored(np.int32, 32, 14),
+    "uint32": Stored(np.uint32, 32, 15),
+    "int64": Stored(np.int64, 64),
+    "uint64": Stored(np.uint64, 64),
+}
+"""The MIL types that are known here, under the names that MIL's text form uses."""
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A weight file, mapped into memory when its first record is read."""
+
+    path: Path
+
+    @cached_property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """Every byte of it. Raises ModelError when it is no weight file."""
+        try:
+            data: npt.NDArray[np.uint8] = np.asarray(np.memmap(self.path, np.uint8, "r"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{self.path} cannot be read: {error}") from error
+        if data.size < _HEADER.size:
+            raise ModelError(f"{self.path} has {data.size} bytes; expected a weight file")
+        _, version = _HEADER.unpack(data[: _HEADER.size].tobytes())
+        if version != _VERSION:
+            raise ModelError(
+                f"{self.path} is a weight file of version {version}; expected version {_VERSION}"
+            )
+        return data
+
+    def record(self, offset: int, dtype: str, count: int) -> npt.NDArray[np.uint8]:
+        """The bytes of `count` numbers of a type, whose record is at `offset`.
+
+        Raises:
+            ModelError: there is no such record, or it describes something else.
+        """
+        data, where = self.data, f"{self.path}: the record at {offset}"
+        if offset % _RECORD.size or not 0 < offset <= data.size - _RECORD.size:
+            raise ModelError(f"{where} is outside the file, which has {data.size} bytes")
+        mark, kind, size, begin, _ = _RECORD.unpack(data[offset : offset + _RECORD.size].tobytes())
+        if mark != _MARK:
+            raise ModelError(f"{where} is no record; the file is damaged")
+        expected = bytes_of(dtype, count)
+        if kind != DTYPES[dtype].kind or size != expected:
+            raise ModelError(
+                f"{where} has {size} bytes of type {kind}; expected {expected} bytes of type "
+                f"{DTYPES[dtype].kind} ({dtype})"
+            )
+        if begin + size > data.size:
+            raise ModelError(
+                f"{where} goes to byte {begin + size} and the file has {data.size}; it is cut off"
+            )
+        return data[begin : begin + size]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An array, or a text, that a program holds; its numbers are read when they are asked for."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8] | str = field(repr=False)
+    """As stored: bytes (of a large array, in the weight file), or the text itself."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it takes up in the package."""
+        return len(self.data)
+
+    def value(self) -> Array | str:
+        """The text, or the numbers in the numpy type that `DTYPES` says. Not to be written to."""
+        if isinstance(self.data, str):
+            return self.data
+        return unpacked(self.data, self.dtype, math.prod(self.shape)).reshape(self.shape)
+
+
+def bytes_of(dtype: str, count: int) -> int:
+    """What `count` numbers of a type take up in a package."""
+    return -(-count * DTYPES[dtype].bits // 8)
+
+
+def unpacked(data: npt.NDArray[np.uint8], dtype: str, count: int) -> Array:
+    """`count` numbers of a type from their bytes, in the numpy type that holds them."""
+    held, bits, _ = DTYPES[dtype]
+    if bits >= 8:
+        return data.view(held)
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        parts = (data[:, None] >> shifts) & np.uint8((1 << bits) - 1)
+        found = parts.reshape(-1)[:count]
+    else:  # numbers that lie across bytes
+        each = np.unpackbits(data, bitorder="little")[: count * bits].reshape(count, bits)
+        found = np.packbits(each, axis=1, bitorder="little")[:, 0]
+    if dtype == "int4":
+        return (found.astype(np.int8) ^ 8) - 8
+    return found.astype(held, copy=False)
