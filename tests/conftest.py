@@ -7,6 +7,7 @@ from hypothesis import settings
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import DEFAULT_MODEL, ModelFiles, cache_dir, resolve
 from paceline.runtime import Model
+from support.coreml import tiny_artifact
 from support.drafters import write_toy_table
 from support.tiny import write_tiny
 
@@ -38,11 +39,22 @@ def tiny_files(tiny_gguf: Path, tiny_cache: Path) -> ModelFiles:
 
 
 @pytest.fixture(scope="session")
+def tiny_core_ml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Core ML model with two packages of layers and two of the head; treat it as read-only.
+
+    What it was made from is beside it, in `checkpoint`.
+    """
+    for module in ("coremltools", "torch", "transformers"):
+        pytest.importorskip(module)
+    return tiny_artifact(tmp_path_factory.mktemp("coreml"), taps=(0, 2))
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tiny_files: ModelFiles) -> Model:
     settings = EngineSettings(cache_tokens=8 * tiny_files.context_length)
     return Model(
         tiny_files,
-        open_engine("openvino", tiny_files.graph, tiny_files.context_length, settings),
+        open_engine("openvino", tiny_files.path, tiny_files.context_length, settings),
     )
 
 
@@ -66,4 +78,4 @@ def real_model() -> Model:
     """The default model, from the user's own cache: it is fetched at most once."""
     files = resolve(DEFAULT_MODEL, cache_dir())
     settings = EngineSettings(cache_tokens=4096)
-    return Model(files, open_engine("openvino", files.graph, files.context_length, settings))
+    return Model(files, open_engine("openvino", files.path, files.context_length, settings))

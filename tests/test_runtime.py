@@ -578,7 +578,7 @@ def dflash(tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def tapped_engine(tiny_files: ModelFiles) -> Engine:
     settings = EngineSettings(cache_tokens=8 * tiny_files.context_length, taps=(0, 1))
-    return open_engine("openvino", tiny_files.graph, tiny_files.context_length, settings)
+    return open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
 
 
 @pytest.fixture
@@ -598,7 +598,7 @@ class Opening:
     def __call__(self, taps: tuple[int, ...]) -> Engine:
         self.asked.append(taps)
         settings = EngineSettings(cache_tokens=2 * self._files.context_length, taps=taps)
-        return open_engine("openvino", self._files.graph, self._files.context_length, settings)
+        return open_engine("openvino", self._files.path, self._files.context_length, settings)
 
 
 @pytest.fixture
@@ -806,7 +806,7 @@ def test_a_turn_that_was_left_early_is_known_as_far_as_it_went(tapped: Model, df
 
 def small(files: ModelFiles, tokens: int) -> Model:
     settings = EngineSettings(cache_tokens=tokens)
-    return Model(files, open_engine("openvino", files.graph, files.context_length, settings))
+    return Model(files, open_engine("openvino", files.path, files.context_length, settings))
 
 
 def free_of(model: Model) -> int:

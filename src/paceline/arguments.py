@@ -52,11 +52,8 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
     models = add("models", "List the models that are here or have a short name.")
     models.add_argument("--check", action="store_true", help="compare every file's checksum")
 
-    convert = add("convert", "Convert a Hugging Face checkpoint, once.")
-    convert.add_argument("source", help="a folder, or a hub name (owner/name)")
-    convert.add_argument("--to", choices=["openvino"], default="openvino")
-    convert.add_argument("--weights", choices=["int8", "int4", "f16"], default="int8")
-    convert.add_argument("--output", type=Path, help="a folder to make; default: the cache")
+    _add_conversion(add("convert", "Convert a model to another form, once."))
+    _add_core_ml(add, under)
 
     generate = add("generate", "Answer one prompt.")
     generate.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from stdin")
@@ -97,6 +94,55 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
     plan.add_argument("--again", action="store_true", help="measure anew")
     _add_model(plan)
     return top
+
+
+def _add_conversion(convert: ArgumentParser) -> None:
+    convert.add_argument("source", help="a folder, a hub name (owner/name); for Core ML any model")
+    convert.add_argument("--to", choices=["openvino", "coreml"], default="openvino")
+    convert.add_argument(
+        "--weights", choices=["int8", "int4", "f16", "int8-per-tensor"], default="int8"
+    )
+    convert.add_argument(
+        "--output", dest="folder", type=Path, help="a folder to make; default: the cache"
+    )
+    group = convert.add_argument_group("Core ML")
+    group.add_argument("--rows", type=_count, help="most rows of a call; default 4")
+    group.add_argument(
+        "--functions", type=_numbers, metavar="T,T", help="static functions for these rows"
+    )
+    group.add_argument("--slots", type=_count, help="longest text; default 2048, or all there is")
+    group.add_argument("--topology", help="layers of each package, as 20+4+6+2")
+    group.add_argument("--megabytes", type=_count, help="largest package of layers; default 1500")
+    group.add_argument("--head-rows", type=_count, help="most tokens in a package of the head")
+    group.add_argument("--taps", type=_taps, metavar="N,N", help="layers to tap, or all")
+    group.add_argument(
+        "--keep", action="append", metavar="PATTERN", help="weights that stay f16; may be repeated"
+    )
+    group.add_argument("--temporary", type=Path, help="a folder for what is half made")
+
+
+def _add_core_ml(add: Callable[..., ArgumentParser], under: Any) -> None:
+    about = "Check Core ML models."
+    within = under.add_parser("coreml", help=about, description=about).add_subparsers(
+        required=True, metavar="command", parser_class=_Parser
+    )
+    lint = add("coreml lint", "What would leave the Neural Engine, or fail there.", within)
+    golden = add("coreml golden", "Compare a model with itself and with transformers.", within)
+    golden.add_argument("--source", help="what it was made from; default: what its manifest says")
+    golden.add_argument("--tokens", type=_count, default=32, help="how long the text is")
+    golden.add_argument("--threshold", type=float, default=0.99, help="least cosine")
+    golden.add_argument(
+        "--rounding", choices=["f16", "f32"], default="f16", help="of the rehearsal, off a Mac"
+    )
+    golden.add_argument("--temporary", type=Path, help="a folder for what is fetched")
+    residency = add("coreml residency", "Where its operations run, on a Mac.", within)
+    residency.add_argument("--units", default="cpu-and-ne", help="compute units")
+    residency.add_argument(
+        "--recorded", type=Path, metavar="FILE", help="judge a plan that was recorded on a Mac"
+    )
+    residency.add_argument("--record", type=Path, metavar="FILE", help="keep the plan")
+    for made in (lint, golden, residency):
+        made.add_argument("artifact", help="a folder that convert made, or NAME@coreml")
 
 
 def _add_training(add: Callable[..., ArgumentParser], under: Any) -> None:
@@ -152,7 +198,7 @@ def _add_training(add: Callable[..., ArgumentParser], under: Any) -> None:
 def _add_model(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model", default=DEFAULT_MODEL, help="name, path or hub name")
-    group.add_argument("--engine", default="openvino")
+    group.add_argument("--engine", help="openvino or coreml; default: the one the model is for")
     group.add_argument("--rows", type=int, default=2, help="least rows a call: 2 is exact, 1 not")
     group.add_argument("--cache-tokens", type=int, help="slots for keys and values")
     group.add_argument("--threads", type=int)
@@ -178,6 +224,17 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not numbers, as in 1,4") from None
+
+
+def _taps(text: str) -> tuple[int, ...] | str:
+    return "all" if text == "all" else _numbers(text)
 
 
 def _bias(text: str) -> tuple[int, float]:

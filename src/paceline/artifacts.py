@@ -15,6 +15,13 @@ from typing import Any
 from paceline.errors import InvalidRequest, ModelError
 
 MANIFEST = "manifest.json"
+CORE_ML = "coreml-model"
+"""The kind of a model for the engine `coreml`, which other rooms have to know one by."""
+EMBEDDINGS = "embeddings.npy"
+"""In such a model: [vocab, hidden_size] float16."""
+HEAD = "head.npy"
+"""The same for the head, where it is another matrix and the model has taps for a drafter."""
+
 CHUNK_BYTES = 1 << 20
 
 

@@ -37,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "generate": _generate,
         "chat": _chat,
         "bench run": _bench_run,
+        "coreml lint": _coreml_lint,
+        "coreml golden": _coreml_golden,
+        "coreml residency": _coreml_residency,
         "train prompts": _train_prompts,
         "train answers": _train_answers,
         "train table": _train_table,
@@ -95,14 +98,65 @@ def _models(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
+    if options.to == "coreml":
+        return _convert_to_core_ml(options)
     from paceline.models import convert
 
+    strange = [name for name in _CORE_ML if getattr(options, name) is not None]
+    if strange:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
+        raise InvalidRequest(f"{names}: only with --to coreml")
     files = convert(
-        options.source, options.weights, output=options.output, progress=_progress(options)
+        options.source, options.weights, output=options.folder, progress=_progress(options)
     )
     found = {"name": files.name, "folder": str(files.folder)}
     _print(options, found, f"{files.name} is ready in {files.folder}; use it by that name")
     return 0
+
+
+_CORE_ML = (
+    *("rows", "functions", "slots", "topology", "megabytes", "head_rows", "taps", "keep"),
+    "temporary",
+)
+"""Options of convert that only Core ML has."""
+
+
+def _convert_to_core_ml(options: argparse.Namespace) -> int:
+    from paceline.coreml import commands
+
+    report = commands.convert(
+        options.source,
+        recipe={
+            **_named(options, "weights", *_CORE_ML[:-2]),
+            "keep": None if options.keep is None else tuple(options.keep),
+        },
+        output=options.folder,
+        temporary=options.temporary,
+        progress=_progress(options),
+    )
+    return _report(report, options)
+
+
+def _coreml_lint(options: argparse.Namespace) -> int:
+    from paceline.coreml import commands
+
+    return _report(commands.lint(options.artifact), options)
+
+
+def _coreml_golden(options: argparse.Namespace) -> int:
+    from paceline.coreml import commands
+
+    chosen = _named(options, "source", "tokens", "threshold", "rounding", "temporary")
+    report = commands.golden(options.artifact, **chosen, progress=_progress(options))
+    return _report(report, options)
+
+
+def _coreml_residency(options: argparse.Namespace) -> int:
+    from paceline.coreml import commands
+
+    chosen = _named(options, "units", "recorded", "record")
+    report = commands.residency(options.artifact, **chosen, progress=_progress(options))
+    return _report(report, options)
 
 
 def _generate(options: argparse.Namespace) -> int:

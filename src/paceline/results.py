@@ -34,6 +34,8 @@ class Stats:
     """In the engine's calls, the head included: it is part of the graph."""
     sample_seconds: float = 0.0
     """Picking tokens, accepting, text."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by part of the engine's calls, the prompt's included, where it has parts."""
     decoded: int = 0
     """Tokens after the first."""
     probe: dict[str, dict[str, int]] | None = None
@@ -68,6 +70,7 @@ class Stats:
             *("sample_seconds", "host_seconds", "decode_tokens_per_second"),
         ]
         values = {name: getattr(self, name) for name in names}
+        values |= {"parts": self.parts} if self.parts else {}
         return values if self.probe is None else {**values, "probe": self.probe}
 
     def line(self) -> str:

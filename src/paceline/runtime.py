@@ -11,17 +11,19 @@ from time import perf_counter
 from typing import Any, Unpack, cast
 
 from paceline import drafters as drafting
+from paceline.artifacts import MANIFEST
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.types import Policy
 from paceline.drafters import Corpus, Memory, Probe, Shared, Small
-from paceline.engines import EngineSettings, open_engine
+from paceline.engines import ENGINES, EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.base import Sequence as Slots
 from paceline.engines.measure import Measurement, measured
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import (
+    CORE_ML_SUFFIX,
     DEFAULT_MODEL,
     QUIET,
     ModelFiles,
@@ -44,7 +46,7 @@ Prompt = str | Sequence[Message] | Sequence[int]
 def load(
     name_or_path: str | Path = DEFAULT_MODEL,
     *,
-    engine: str = "openvino",
+    engine: str | None = None,
     rows: int = 2,
     cache_tokens: int | None = None,
     threads: int | None = None,
@@ -56,7 +58,7 @@ def load(
     Args:
         name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, or
             a hub name (owner/name).
-        engine: who computes: `openvino`.
+        engine: who computes: `openvino` or `coreml`; None: the one that the model is for.
         rows: rows a sequence gets in a call at least. 2 is exact; 1 is not (see the guide).
         cache_tokens: slots for keys and values of all sequences; None: one full context or 2 GiB.
         threads: CPU threads; None leaves it to the engine.
@@ -71,12 +73,12 @@ def load(
 
     """
     started = perf_counter()
-    files = resolve(str(name_or_path), progress=progress)
+    files = _files_for(str(name_or_path), engine, progress)
     settings = EngineSettings(cache_tokens=cache_tokens, min_rows=rows, threads=threads)
 
     def open_with(taps: tuple[int, ...]) -> Engine:
         wanted = replace(settings, taps=taps)
-        return open_engine(engine, files.graph, files.context_length, wanted)
+        return open_engine(files.engine, files.path, files.context_length, wanted)
 
     shared = shared_by(files, progress)
     taps = {tap for spec in drafters for tap in drafting.taps(spec, shared)}
@@ -86,13 +88,32 @@ def load(
     return model
 
 
+def _files_for(name: str, engine: str | None, progress: Progress) -> ModelFiles:
+    """The model that is called so, in its form for an engine.
+
+    Raises:
+        InvalidRequest: there is no such engine, or the model is for another one.
+    """
+    if engine is not None and engine not in ENGINES:
+        raise InvalidRequest(f"no engine is called {engine!r}; expected {', '.join(ENGINES)}")
+    if engine == "coreml" and not (Path(name) / MANIFEST).is_file():
+        name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
+    files = resolve(name, progress=progress)
+    if engine not in (None, files.engine):
+        raise InvalidRequest(
+            f"{name} is a model for the engine {files.engine}, not for {engine}; leave --engine "
+            f"away, or convert it with `paceline convert {name} --to {engine}`"
+        )
+    return files
+
+
 def shared_by(files: ModelFiles, progress: Progress) -> Shared:
     """What the drafters of all requests to a model have in common."""
     return Shared(
         target=files.name,
         shipped=drafting.shipped(files.name),
         find=lambda name: resolve_drafter(name, progress),
-        graph=files.graph,
+        graph=files.path,
     )
 
 
@@ -234,7 +255,7 @@ class Model:
                 f"tokens are not the same, and it has {len(theirs)}"
             )
         engine = open_engine(
-            "openvino", files.graph, files.context_length, EngineSettings(min_rows=1)
+            files.engine, files.path, files.context_length, EngineSettings(min_rows=1)
         )
         seconds = self._measured(engine, files).cost(1)
         return Small(engine, seconds, worth=min(seconds / self.measurement.cost(1), 1.0))

@@ -131,9 +131,16 @@ class Stream:
         verified = perf_counter()
         prefilling = self._generation.prefilling
         taken = verified - self._began
-        step = self._generation.accept(rows.logits[place], taps=rows.taps[place], seconds=taken)
+        step = self._generation.accept(
+            rows.logits[place],
+            best=rows.best[place] if rows.best else None,
+            taps=rows.taps[place],
+            seconds=taken,
+        )
         self._slots.commit(step.kept)
         ended = perf_counter()
+        for part, seconds in rows.parts.items():
+            stats.parts[part] = stats.parts.get(part, 0.0) + seconds
         if prefilling:
             stats.prefill_seconds += ended - self._began
             if step.tokens:

@@ -4,15 +4,15 @@ import pytest
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
-from paceline.models import ModelFiles
-from support.coreml import tiny_artifact
+from paceline.models import QUIET, ModelFiles
+from support.coreml import SMALLER, tiny_source
 from support.toy import ToyEngine
 
 # What an engine here must be like: a context of at least 160 slots, a cache that holds ten
 # sequences of 64 and that a few full contexts fill. A factory may call pytest.skip.
 ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     "toy": lambda _: ToyEngine(),
-    "toy-padded": lambda _: ToyEngine(min_rows=2),
+    "toy-padded": lambda _: ToyEngine(min_rows=2, best=True),
     "openvino": lambda request: _openvino(request.getfixturevalue("tiny_files")),
     "coreml": lambda request: _coreml(request.getfixturevalue("tmp_path_factory")),
 }
@@ -20,19 +20,28 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
 
 def _openvino(files: ModelFiles) -> Engine:
     settings = EngineSettings(cache_tokens=3 * files.context_length)
-    return open_engine("openvino", files.graph, files.context_length, settings)
+    return open_engine("openvino", files.path, files.context_length, settings)
 
 
 def _coreml(folders: pytest.TempPathFactory) -> Engine:
     """Rehearsed here; on a Mac, Core ML itself."""
-    for module in ("coremltools", "torch", "transformers"):
-        pytest.importorskip(module)
+    from paceline.coreml.convert import convert
+    from paceline.coreml.recipe import Recipe
     from paceline.engines.coreml.engine import CoreMlEngine
 
-    folder = tiny_artifact(folders.mktemp("coreml"))
-    return CoreMlEngine(folder, EngineSettings(cache_tokens=12 * 192))
+    folder = folders.mktemp("coreml")
+    # Most blocks are one call, some are two or more.
+    recipe = Recipe(topology="1+1", head_rows=50, slots=192, rows=12)
+    made = convert(tiny_source(folder, **SMALLER), folder / "made", recipe, progress=QUIET)
+    return CoreMlEngine(made.folder, EngineSettings(cache_tokens=12 * 192), rounding="f32")
 
 
-@pytest.fixture(scope="session", params=ENGINES)
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(name, marks=[pytest.mark.coreml] if name == "coreml" else [])
+        for name in ENGINES
+    ],
+)
 def engine(request: pytest.FixtureRequest) -> Engine:
     return ENGINES[request.param](request)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from paceline.decoding.generation import Generation, Step, Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.types import NOTHING, Block, Drafter, FinishReason, Outcome, Proposal
+from paceline.decoding.types import NOTHING, Best, Block, Drafter, FinishReason, Outcome, Proposal
+from paceline.drafters import Probe, create
 from support.drafters import Oracle
 
 VOCABULARY = 300
@@ -116,7 +117,7 @@ def test_chunks_inside_the_prompt_bring_no_tokens(chunk: int):
 def test_cached_prompt_tokens_are_not_run_again_but_for_the_last(cached: int):
     generation = made(cached=cached)
     assert generation.length == min(cached, 4)
-    assert generation.next_block() == Block(PROMPT[min(cached, 4) :], 1)
+    assert generation.next_block() == Block(PROMPT[min(cached, 4) :], 1, best=True)
     finished(generation)
     assert generation.answer == ANSWER
     assert generation.tokens == TEXT
@@ -167,7 +168,7 @@ def test_impossible_ways_to_stop_are_refused(settings: dict[str, Any], message: 
 def test_without_a_drafter_every_step_brings_one_token():
     generation = past_the_prompt()
     block = generation.next_block()
-    assert block == Block([ord("T")], 1)
+    assert block == Block([ord("T")], 1, best=True)
     assert step(generation) == Step(1, [ord("h")], "h", 0, 0)
     assert generation.length == 6
     steps = finished(generation)
@@ -178,7 +179,7 @@ def test_without_a_drafter_every_step_brings_one_token():
 
 def test_a_block_is_the_last_token_and_the_drafts_and_all_rows_are_wanted():
     generation = past_the_prompt(drafters=[Oracle(TEXT)], policy=Fixed(4))
-    assert generation.next_block() == Block(list(b"The "), 4)
+    assert generation.next_block() == Block(list(b"The "), 4, best=True)
 
 
 @pytest.mark.parametrize("stands", range(8))
@@ -250,7 +251,7 @@ def test_the_policy_asks_the_drafters_and_is_told_what_can_still_be_kept():
 def test_a_policy_that_wants_no_drafts_spares_the_asking():
     oracle = Oracle(TEXT)
     generation = past_the_prompt(drafters=[oracle], policy=Fixed(1))
-    assert generation.next_block() == Block([ord("T")], 1)
+    assert generation.next_block() == Block([ord("T")], 1, best=True)
     assert oracle.asked == []
 
 
@@ -510,3 +511,59 @@ def test_sampling_is_keyed_by_the_position_in_the_whole_text():
     assert drawn([1, 2], [1, 2, *plain]) == plain
     # In a prompt that is longer by a token every place of the answer is one further on.
     assert drawn([1])[1:] == plain[:-1]
+
+
+# -- engines that return nothing but the best tokens -----------------------------------------------
+
+
+class Reader(Drafter):
+    """Learns from logits."""
+
+    name = "reader"
+    reads_logits = True
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        return NOTHING
+
+
+@pytest.mark.parametrize(
+    ("settings", "best"),
+    [
+        ({}, True),
+        ({"sampling": Sampling(temperature=0.7)}, False),
+        ({"sampling": Sampling(repetition_penalty=1.1)}, False),
+        ({"sampling": Sampling(presence_penalty=0.1)}, False),
+        ({"sampling": Sampling(frequency_penalty=-0.1)}, False),
+        ({"sampling": Sampling(logit_bias={3: 1.0})}, False),
+        ({"drafters": [Reader()]}, False),
+        ({"drafters": [Probe(Reader(), 3)]}, False),
+        ({"drafters": create("suffix+ngram")}, True),
+        ({"drafters": create("recycle")}, False),
+    ],
+)
+def test_best_tokens_are_asked_for_where_nobody_looks_further(settings: Any, best: bool):
+    generation = made(**settings)
+    assert generation.next_block().best is best
+    while not generation.finished:
+        assert generation.next_block().best is best
+        step(generation)
+
+
+def test_best_tokens_stand_for_rows():
+    expected = made(drafters=create("ngram"))
+    finished(expected)
+    generation = made(drafters=create("ngram"))
+    nothing = np.empty((0, VOCABULARY), np.float32)
+    while not generation.finished:
+        whole = rows(generation.next_block(), generation.length)
+        generation.accept(nothing, best=Best(whole.argmax(axis=1), whole.max(axis=1)))
+    assert generation.answer == expected.answer
+    assert generation.counters == expected.counters
+
+
+def test_too_few_best_tokens_are_refused():
+    generation = made()
+    generation.next_block()
+    few = Best(np.zeros(3, np.int64), np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match=r"got 3 rows of logits; the block asked for 1"):
+        generation.accept(np.empty((0, VOCABULARY), np.float32), best=few)

@@ -78,7 +78,7 @@ class Case:
         return self.opened(int8=False)
 
     def opened(self, **options: Any) -> DFlash:
-        return DFlash(self.folder, self.files.graph, **options)
+        return DFlash(self.folder, self.files.path, **options)
 
     def features(self, count: int, seed: int = 0) -> np.ndarray:
         rng = np.random.default_rng((seed, count))
@@ -443,7 +443,7 @@ def test_two_requests_do_not_disturb_each_other(case: Case):
 @pytest.mark.parametrize("cut", [30, 20, 12, 5, 0])
 @pytest.mark.parametrize("asked", [False, True])
 def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case, cut: int, asked: bool):
-    shared, memory = Shared(graph=case.files.graph), Memory()
+    shared, memory = Shared(graph=case.files.path), Memory()
     spec = f"dflash:{case.folder},int8=0"
     rows, others = case.features(30, 1), case.features(25, 2)
     (first,) = create(spec, shared, memory)
@@ -463,7 +463,7 @@ def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case, cut
 
 
 def test_without_memory_nothing_is_known_of_another_request(case: Case):
-    shared = Shared(graph=case.files.graph)
+    shared = Shared(graph=case.files.path)
     (first,) = create(f"dflash:{case.folder}", shared)
     first.observe(seen(case.features(20), 0))
     (second,) = create(f"dflash:{case.folder}", shared)
@@ -850,18 +850,18 @@ def test_a_drafter_for_another_target_is_refused_before_its_weights_are_read(
 ):
     write_config(tmp_path, config_json(replace(config, **changes)))
     with pytest.raises(ModelError, match="is a drafter for another target") as error:
-        DFlash(tmp_path, tiny_files.graph)
+        DFlash(tmp_path, tiny_files.path)
     for fault in faults:
         assert fault in str(error.value)
     assert str(error.value).count(", the target's") == len(faults)
 
 
 def test_a_drafter_for_this_target_is_not_refused(config: Config, tiny_files: ModelFiles):
-    check_pair(Path("any"), config, read_target(tiny_files.graph))
+    check_pair(Path("any"), config, read_target(tiny_files.path))
 
 
 def test_a_target_says_what_it_is(tiny_files: ModelFiles):
-    target = read_target(tiny_files.graph)
+    target = read_target(tiny_files.path)
     assert (target.layers, target.hidden_size, target.vocab_size) == (2, 64, 320)
 
 
@@ -875,7 +875,7 @@ def test_a_graph_that_is_none_is_refused(tmp_path: Path):
 
 
 def test_a_spec_names_the_folder_and_options(case: Case):
-    shared = Shared(graph=case.files.graph)
+    shared = Shared(graph=case.files.path)
     rows = case.features(100)
     (drafter,) = create(f"dflash:{case.folder},window=64,int8=0", shared)
     assert isinstance(drafter, DFlashDrafter)
@@ -887,14 +887,14 @@ def test_a_spec_names_the_folder_and_options(case: Case):
 
 
 def test_a_network_is_opened_once_for_all_requests_that_ask_alike(case: Case):
-    shared = Shared(graph=case.files.graph)
+    shared = Shared(graph=case.files.path)
     for spec in ("dflash:{}", "dflash:{},int8=0", "suffix+dflash:{}", "dflash:{}"):
         create(spec.format(case.folder), shared)
     assert len(shared.networks) == 2
 
 
 def test_a_drafter_that_comes_with_the_target_need_not_be_named(case: Case):
-    shared = Shared(graph=case.files.graph, shipped={"dflash": case.folder})
+    shared = Shared(graph=case.files.path, shipped={"dflash": case.folder})
     for spec in ("dflash", "dflash:", "dflash:window=64", "dflash:int8=0,window=64"):
         assert [drafter.name for drafter in create(spec, shared)] == ["dflash"]
         assert taps(spec, shared) == (0, 1)
@@ -925,7 +925,7 @@ def test_an_option_that_is_none_is_refused_before_anything_is_opened(spec: str, 
 @pytest.mark.parametrize("spec", ["dflash", "dflash:", "dflash:window=64", "suffix+dflash"])
 def test_where_none_comes_with_the_target_one_must_be_named(spec: str, tiny_files: ModelFiles):
     check(spec)
-    shared = Shared(target="tiny", graph=tiny_files.graph)
+    shared = Shared(target="tiny", graph=tiny_files.path)
     for refuse in (create, taps):
         with pytest.raises(InvalidRequest, match=r"no dflash comes with tiny.*dflash:FOLDER"):
             refuse(spec, shared)
@@ -953,7 +953,7 @@ def test_other_drafters_need_no_taps(spec: str):
 
 
 def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path, tiny_files: ModelFiles):
-    shared = Shared(graph=tiny_files.graph)
+    shared = Shared(graph=tiny_files.path)
     for refuse in (create, taps):
         with pytest.raises(ModelError, match=r"cannot read .*nothing.config\.json"):
             refuse(f"dflash:{tmp_path / 'nothing'}", shared)

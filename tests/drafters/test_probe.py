@@ -4,14 +4,14 @@ from hypothesis import strategies as st
 
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
-from paceline.decoding.types import Proposal, Verified
+from paceline.decoding.types import Drafter, Proposal, Verified
 from paceline.drafters import NgramDrafter, create
 from paceline.drafters.probe import Probe
 from support.driver import generation, run
 from support.toy import ToyEngine
 
 
-class Saying:
+class Saying(Drafter):
     """Proposes what it is told to, one list after the other, and nothing from then on."""
 
     name = "saying"

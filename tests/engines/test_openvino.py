@@ -14,7 +14,7 @@ TOKENS = [5, 9, 2, 14, 7, 11, 30, 21, 8, 40, 3, 12]
 
 def opened(files: ModelFiles, **settings: object) -> OpenVinoEngine:
     chosen = EngineSettings(cache_tokens=files.context_length, **settings)  # type: ignore[arg-type]
-    return OpenVinoEngine(files.graph, files.context_length, chosen)
+    return OpenVinoEngine(files.path, files.context_length, chosen)
 
 
 def rows(engine: OpenVinoEngine, sizes: list[int]) -> list[np.ndarray]:

@@ -175,7 +175,7 @@ def test_a_real_checkpoint_is_converted_and_computes_what_torch_does(family: str
     text = "What is a paceline?"
     tokens = files.tokenizer().encode(text)
     assert files.tokenizer().decode(tokens) == text
-    engine = open_engine("openvino", files.graph, files.context_length, EngineSettings())
+    engine = open_engine("openvino", files.path, files.context_length, EngineSettings())
     found = engine.step([(engine.open(), Block(tokens, len(tokens)))]).logits[0]
     with torch.no_grad():
         expected = model(torch.tensor([tokens])).logits[0].numpy()

@@ -24,7 +24,7 @@ def test_a_prepared_folder_is_opened_by_its_manifest(tiny_files: ModelFiles, tin
     files = open_folder(tiny_files.folder, "any name")
     assert files.name == "any name"
     assert files.source == f"gguf: {tiny_gguf}"
-    assert files.graph.is_file()
+    assert files.path.is_file()
     assert len(files.fingerprint) == 64
 
 
@@ -34,7 +34,7 @@ def test_a_folder_that_others_exported_is_used_where_it_is(exported: Path):
     assert files.context_length == 512
     assert files.stop_token_ids == (0, 2)
     assert files.chat_template is not None
-    engine = open_engine("openvino", files.graph, files.context_length, EngineSettings())
+    engine = open_engine("openvino", files.path, files.context_length, EngineSettings())
     assert engine.vocab_size == 320
 
 

@@ -22,7 +22,7 @@ TOKENS = [1, 260, 270, 40, 2, 81, 1, 300, 77, 77, 290, 15]
 
 
 def engine_logits(files: ModelFiles) -> np.ndarray:
-    engine = open_engine("openvino", files.graph, files.context_length, EngineSettings())
+    engine = open_engine("openvino", files.path, files.context_length, EngineSettings())
     return engine.step([(engine.open(), Block(TOKENS, len(TOKENS)))]).logits[0].copy()
 
 

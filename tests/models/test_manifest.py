@@ -106,11 +106,11 @@ def test_a_wrong_entry_of_a_file_is_named(record: Any, fault: str, folder: Path)
     assert fault in fault_of(folder)
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/b"])
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../b"])
 def test_a_file_outside_the_folder_is_refused(name: str, folder: Path):
     files = json.loads((folder / MANIFEST).read_text())["files"]
     change(folder, files={**files, name: {"bytes": 1, "sha256": "0" * 64}})
-    assert "expected a plain file name" in fault_of(folder)
+    assert "expected a file in this folder" in fault_of(folder)
 
 
 def test_every_fault_of_a_manifest_is_named_at_once(folder: Path):

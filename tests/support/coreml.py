@@ -42,12 +42,34 @@ def tiny_llama(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+SMALLER = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 96,
+}
+"""For tests that make thousands of calls: what a call takes is its number of operations."""
+
+
+def tiny_source(folder: Path, checkpoint: Path | None = None, **changes: Any) -> Any:
+    """`tiny_llama`, or another checkpoint, as something to convert. Its tokenizer is none."""
+    from paceline.coreml.source import Source
+
+    checkpoint = checkpoint or tiny_llama(folder / "checkpoint", **changes)
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_text("{}")
+    about = {"kind": "checkpoint", "from": "tiny"}
+    return Source("tiny", about, "tiny", checkpoint, tokenizer, None, FACTS)
+
+
 def tiny_artifact(folder: Path, **recipe: Any) -> Path:
     """An artifact of `tiny_llama` in two packages of layers and two of the head."""
-    from paceline.coreml.convert import Recipe, Source, convert
+    from paceline.coreml.convert import convert
+    from paceline.coreml.recipe import Recipe
 
-    checkpoint = tiny_llama(folder / "checkpoint")
-    (checkpoint / "tokenizer.json").write_text("{}")
     settings: dict[str, Any] = {"topology": "2+1", "head_rows": 100, "slots": 192, **recipe}
-    source = Source("tiny", checkpoint, checkpoint, FACTS)
-    return convert(source, folder / "artifact", Recipe(**settings), progress=QUIET).folder
+    return convert(
+        tiny_source(folder), folder / "artifact", Recipe(**settings), progress=QUIET
+    ).folder

@@ -33,7 +33,7 @@ _KINDS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 def tiny_config(files: ModelFiles, **changes: Any) -> Config:
     """A drafter that fits the tiny target: two layers, two taps, blocks of eight rows."""
     layers = changes.get("num_hidden_layers", 2)
-    target = read_target(files.graph)
+    target = read_target(files.path)
     config = shape(target, layers=layers, block=8, taps=(0, 1), mask_token_id=MASK)
     return replace(config, **changes)
 
@@ -168,7 +168,7 @@ def stored_ends(gguf: Path) -> Ends:
 
 def ends_of(files: ModelFiles) -> Ends:
     """Embeddings and head as the converted model has them, rounded to 8 bits."""
-    target = read_target(files.graph)
+    target = read_target(files.path)
     return Ends(matrix(target.embeddings).astype(float), matrix(target.head).astype(float))
 
 

@@ -80,8 +80,9 @@ def run(
             if not due:
                 continue
             result = engine.step([(sequences[i], generations[i].next_block()) for i in due])
-            for i, logits, taps in zip(due, result.logits, result.taps, strict=True):
-                step = generations[i].accept(logits, taps=taps, seconds=result.seconds)
+            bests = result.best or [None] * len(due)
+            for i, logits, best, taps in zip(due, result.logits, bests, result.taps, strict=True):
+                step = generations[i].accept(logits, best=best, taps=taps, seconds=result.seconds)
                 sequences[i].commit(step.kept)
                 assert sequences[i].length == generations[i].length
                 texts[i] += step.text

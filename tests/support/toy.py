@@ -11,7 +11,7 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
-from paceline.decoding.types import Block
+from paceline.decoding.types import Best, Block
 from paceline.engines.base import StepResult
 from paceline.engines.slots import BlockPool, BlockTable, reserve_all
 
@@ -29,12 +29,15 @@ class ToyEngine:
         cache_blocks: int = 128,
         block_size: int = 8,
         min_rows: int = 1,
+        best: bool = False,
     ) -> None:
+        """`best`: returns nothing but the best tokens where that is asked for."""
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.min_rows = min_rows
         self.taps = ()
         self.steps = 0
+        self._best = best
         rng = np.random.default_rng(7)
         # Slots start as garbage, so that one which nobody wrote to shows when it is read.
         self._keys = rng.integers(0, 2**63, (cache_blocks + 1, block_size), dtype=np.uint64)
@@ -76,7 +79,14 @@ class ToyEngine:
             logits.append(rows)
         # Made-up time, so that policies which look at it decide the same in every run.
         seconds = 1e-3 + 1e-4 * sum(len(block.tokens) for _, block in work)
-        return StepResult(logits, [{} for _ in work], seconds)
+        best = [
+            Best(rows.argmax(axis=1), rows.max(axis=1)) if block.best and self._best else None
+            for rows, (_, block) in zip(logits, work, strict=True)
+        ]
+        for rows, chosen in zip(logits, best, strict=True):
+            if chosen is not None:
+                rows[...] = np.nan
+        return StepResult(logits, [{} for _ in work], seconds, best)
 
     def describe(self) -> dict[str, str]:
         return {"engine": self.name, "min_rows": str(self.min_rows)}

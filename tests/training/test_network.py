@@ -148,7 +148,7 @@ def test_a_saved_network_drafts_what_it_drafted_in_training(
 ):
     config = network.config
     save_checkpoint(network.weights(), config, tmp_path)
-    runs = DFlash(tmp_path, tiny_files.graph, int8=False)
+    runs = DFlash(tmp_path, tiny_files.path, int8=False)
     same, sure = [], []
     for length in (1, 5, 60, 300):
         rows = features(config, length)

@@ -56,7 +56,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def engine(tiny_files: ModelFiles) -> Engine:
     settings = EngineSettings(cache_tokens=tiny_files.context_length, taps=(0, 1))
-    return open_engine("openvino", tiny_files.graph, tiny_files.context_length, settings)
+    return open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +360,7 @@ def test_features_of_others_are_refused(engine: Engine, tmp_path: Path, tiny_fil
     answers = easy_answers(3)
     make_features(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     settings = EngineSettings(cache_tokens=64, taps=(1,))
-    one_tap = open_engine("openvino", tiny_files.graph, tiny_files.context_length, settings)
+    one_tap = open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
     for changed in (
         {"answers": answers[:2]},
         {"fingerprint": "g"},

@@ -25,6 +25,12 @@ class Checkpoint(NamedTuple):
     weights: Mapping[str, Tensor]
 
 
+class MissingTensor(ModelError, KeyError):
+    """A checkpoint has no tensor of that name."""
+
+    __str__ = Exception.__str__
+
+
 class Weights(Mapping[str, Tensor]):
     """The tensors of a folder by name, read when asked for."""
 
@@ -46,8 +52,12 @@ class Weights(Mapping[str, Tensor]):
         self._folder = folder
 
     def __getitem__(self, name: str) -> Tensor:
+        """The tensor. Raises MissingTensor where there is none."""
         if name not in self._files:
-            raise KeyError(name)
+            raise MissingTensor(
+                f"{self._folder} has no tensor {name}; expected a whole checkpoint of the family "
+                "that its config names"
+            )
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor.to(torch.float32)
 

@@ -25,7 +25,7 @@ def compress(model: Any, form: str, keep: Sequence[str] = ()) -> Any:
     `layers.0.*`, `*.down`, `head`.
 
     Raises:
-        InvalidRequest: a pattern of `keep` names no weight, or there is no such form.
+        InvalidRequest: there is no such form.
     """
     import coremltools.optimize.coreml as optimize
 
@@ -52,6 +52,25 @@ def compress(model: Any, form: str, keep: Sequence[str] = ()) -> Any:
         global_config=each, op_name_configs=dict.fromkeys(kept, None)
     )
     return shrink(model, config)
+
+
+def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse patterns that name no weight of a model.
+
+    Raises:
+        InvalidRequest: naming those that do not.
+    """
+    unknown = [
+        pattern
+        for pattern in patterns
+        if not any(fnmatch(name.removesuffix(".weight"), pattern) for name in names)
+    ]
+    if unknown:
+        few = ", ".join(name.removesuffix(".weight") for name in names[:4])
+        raise InvalidRequest(
+            f"no weight is called {', '.join(unknown)}; expected patterns of names such as {few}, "
+            "head"
+        )
 
 
 def kept_weights(model: Any, patterns: Sequence[str]) -> list[str]:

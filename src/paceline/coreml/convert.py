@@ -8,18 +8,27 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 import paceline
-from paceline.artifacts import MANIFEST, digest_of, read_json, sha256_of, write_json, writing
-from paceline.coreml.checkpoint import CONFIG
-from paceline.coreml.compress import FORMS, compress
+from paceline.artifacts import (
+    EMBEDDINGS,
+    HEAD,
+    MANIFEST,
+    read_json,
+    sha256_of,
+    write_json,
+    writing,
+)
+from paceline.coreml.compress import check_patterns, compress
 from paceline.coreml.families import open_family
 from paceline.coreml.family import Family
+from paceline.coreml.recipe import BYTES, Recipe, suited
 from paceline.coreml.shards import (
     Sizes,
     convert_head,
@@ -27,9 +36,9 @@ from paceline.coreml.shards import (
     shapes_of,
     static_functions,
 )
+from paceline.coreml.source import Source
 from paceline.coreml.topology import Span, even_topology, parse_topology, split_evenly
 from paceline.engines.coreml.artifact import (
-    EMBEDDINGS,
     KIND,
     ROTARY,
     VERSION,
@@ -37,69 +46,16 @@ from paceline.engines.coreml.artifact import (
     fingerprint_of,
     read_artifact,
 )
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Progress
-from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
+from paceline.models.manifest import TEMPLATE, TOKENIZER
 
 MAKING = "making.json"
 
 RING = 64
 """Places for recent rows: a block may have up to 62 rows where a family looks back two."""
 
-_BYTES = {"int8": 1.0, "int8-per-tensor": 1.0, "int4": 0.5, "f16": 2.0}
 _MEGABYTE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What is to be made of a model.
-
-    Raises:
-        InvalidRequest: a value is out of range.
-
-    """
-
-    weights: str = "int8"
-    """One of `compress.FORMS`."""
-    keep: tuple[str, ...] = ()
-    """Patterns of weights that stay float16; see `compress`."""
-    rows: int = 4
-    """The most rows of a call."""
-    functions: tuple[int, ...] = ()
-    """Numbers of rows to make static functions for; empty: one for any number."""
-    slots: int = 2048
-    """The longest text, in tokens."""
-    topology: str | None = None
-    """As `20+4+6+2`; None: as few packages of layers as `megabytes` allows."""
-    megabytes: int = 1500
-    """The largest package."""
-    head_rows: int = 16384
-    """The most tokens in a package of the head."""
-    taps: tuple[int, ...] = ()
-    """Layers whose hidden states come out, for a drafter."""
-
-    def __post_init__(self) -> None:
-        if self.weights not in FORMS:
-            raise InvalidRequest(f"weights is {self.weights!r}; expected one of {', '.join(FORMS)}")
-        for name in ("rows", "slots", "megabytes", "head_rows"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}; expected 1 or more")
-        if self.functions and max(self.functions) != self.rows:
-            raise InvalidRequest(
-                f"functions are for {', '.join(map(str, self.functions))} rows; expected one for "
-                f"{self.rows}, the most of a call, among them"
-            )
-
-
-class Source(NamedTuple):
-    """What a model is made from."""
-
-    name: str
-    checkpoint: Path
-    """Config and weights, as Hugging Face has them."""
-    words: Path
-    """The folder of the tokenizer and the chat template."""
-    facts: Facts
 
 
 def convert(
@@ -125,15 +81,21 @@ def convert(
             fit the model.
     """
     family = open_family(source.checkpoint, slots=recipe.slots, ring=RING)
+    recipe = suited(recipe, family.shape.kind)
+    if recipe.slots != family.tables().cos.shape[0]:
+        family = open_family(source.checkpoint, slots=recipe.slots, ring=RING)
     parts = list(_parts(family, recipe))
     about = {
         "name": source.name,
-        "weights_of": _identity(source.checkpoint),
+        "source": source.about,
+        "weights_of": source.identity,
         "recipe": asdict(recipe),
+        "facts": {**asdict(source.facts), "context_length": recipe.slots},
         "made_by": f"paceline {paceline.__version__}",
     }
     with writing(out):
-        _begin(out, about)
+        if _begin(out, about):
+            return read_artifact(out)
         with progress.task(
             f"converting {source.name} to Core ML", len(parts), unit="packages"
         ) as on:
@@ -141,12 +103,15 @@ def convert(
                 if not (out / part.path).exists():
                     _make(part, family, out, recipe, temporary)
                 on(done + 1)
-        np.save(out / EMBEDDINGS, family.embeddings().numpy().astype(np.float16))
+        embeddings, head = family.embeddings(), family.head()
+        np.save(out / EMBEDDINGS, embeddings.numpy().astype(np.float16))
+        if recipe.taps and head is not None and not torch.equal(head, embeddings):
+            np.save(out / HEAD, head.numpy().astype(np.float16))
         np.save(out / ROTARY, np.stack(family.tables()))
-        for name in (TOKENIZER, TEMPLATE):
-            if (source.words / name).is_file():
-                shutil.copyfile(source.words / name, out / name)
-        _describe(out, source, family, recipe, parts)
+        shutil.copyfile(source.tokenizer, out / TOKENIZER)
+        if source.template is not None:
+            (out / TEMPLATE).write_text(source.template, encoding="utf-8")
+        _describe(out, about, family, recipe, parts)
         (out / MAKING).unlink()
     return read_artifact(out)
 
@@ -167,49 +132,72 @@ class _Part(NamedTuple):
 
 def _parts(family: Family, recipe: Recipe) -> Iterator[_Part]:
     shape = family.shape
-    unknown = [tap for tap in recipe.taps if not 0 <= tap < shape.layers]
+    tapped = range(shape.layers) if recipe.taps == "all" else sorted(recipe.taps)
+    unknown = [tap for tap in tapped if not 0 <= tap < shape.layers]
     if unknown:
         raise InvalidRequest(f"layers {unknown} cannot be tapped; there are {shape.layers}")
+    numbers = _numbers(family)
+    check_patterns(recipe.keep, [name for names in numbers for name in names])
     if recipe.topology is not None:
         spans = parse_topology(recipe.topology, shape.layers)
     else:
-        spans = even_topology(_layer_bytes(family, recipe), recipe.megabytes * _MEGABYTE)
+        each = [int(sum(layer.values()) * BYTES[recipe.weights]) for layer in numbers[:-1]]
+        spans = even_topology(each, recipe.megabytes * _MEGABYTE)
     for span in spans:
-        taps = tuple(tap for tap in sorted(recipe.taps) if span.start <= tap < span.end)
+        taps = tuple(tap for tap in tapped if span.start <= tap < span.end)
         yield _Part(f"layers-{span.start:03}-{span.end:03}.mlpackage", span, taps)
-    for span in split_evenly(shape.vocab_size, recipe.head_rows):
+    whole = [Span(0, len(shape.labels))]  # a classifier's head is small
+    for span in whole if shape.labels else split_evenly(shape.vocab_size, recipe.head_rows):
         yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None)
 
 
-def _layer_bytes(family: Family, recipe: Recipe) -> list[int]:
-    """What each layer will take, about."""
-    return [
-        int(
-            sum(weight.numel() for weight in family.layer(index).parameters())
-            * _BYTES[recipe.weights]
-        )
-        for index in range(family.shape.layers)
-    ]
+def _numbers(family: Family) -> list[dict[str, int]]:
+    """How many numbers each weight has: for every layer, and last for the head.
+
+    So every tensor is looked at once before anything is made of one.
+
+    Raises:
+        ModelError: tensors do not go together.
+    """
+    found = []
+    for index in range(family.shape.layers):
+        try:
+            layer = family.layer(index)
+        except (RuntimeError, ValueError, IndexError) as error:  # torch's ways to say so
+            reason = str(error).splitlines()[0]
+            raise ModelError(
+                f"layer {index} of this {family.shape.family} model cannot be put together from "
+                f"its tensors: {reason}"
+            ) from error
+        named = layer.named_parameters(f"layers.{index}")
+        found.append({name: weight.numel() for name, weight in named})
+    family.final(), family.embeddings()
+    head = family.head()
+    size = family.shape.vocab_size * family.shape.hidden_size if head is None else head.numel()
+    return [*found, {"head.weight": size}]
 
 
-def _begin(out: Path, about: Mapping[str, Any]) -> None:
-    """Take up what was begun, or begin.
+def _begin(out: Path, about: Mapping[str, Any]) -> bool:
+    """Take up what was begun, or begin. Returns whether all is there already.
 
     Raises:
         InvalidRequest: something else is there.
     """
     out.mkdir(parents=True, exist_ok=True)
-    if not (out / MAKING).exists():
+    done = (out / MANIFEST).exists()
+    if not done and not (out / MAKING).exists():
         if any(out.iterdir()):
             raise InvalidRequest(f"{out} is not empty; choose another folder, or remove it")
         write_json(out / MAKING, about)
-    found, wanted = read_json(out / MAKING), json.loads(json.dumps(about))
-    if found != wanted:
-        differing = [key for key in wanted if found.get(key) != wanted[key]]
+    found = read_json(out / (MANIFEST if done else MAKING))
+    wanted = json.loads(json.dumps(about))
+    differing = [key for key in wanted if found.get(key) != wanted[key]]
+    if differing:
         raise InvalidRequest(
-            f"{out} has parts of another conversion (another {', '.join(differing)}); choose "
-            "another folder, or remove it"
+            f"{out} has another conversion, whole or in part (another {', '.join(differing)}); "
+            "choose another folder, or remove it"
         )
+    return done
 
 
 def _make(part: _Part, family: Family, out: Path, recipe: Recipe, temporary: Path | None) -> None:
@@ -238,7 +226,11 @@ def _make(part: _Part, family: Family, out: Path, recipe: Recipe, temporary: Pat
 
 
 def _describe(
-    out: Path, source: Source, family: Family, recipe: Recipe, parts: Sequence[_Part]
+    out: Path,
+    about: Mapping[str, Any],
+    family: Family,
+    recipe: Recipe,
+    parts: Sequence[_Part],
 ) -> None:
     """Write the manifest."""
     shape = family.shape
@@ -254,9 +246,11 @@ def _describe(
     value = {
         "kind": KIND,
         "version": VERSION,
-        "name": source.name,
-        "made_by": f"paceline {paceline.__version__}",
+        **about,
         "family": shape.family,
+        "task": shape.kind,
+        "labels": list(shape.labels),
+        "reach": shape.reach,
         "layers": shape.layers,
         "hidden_size": shape.hidden_size,
         "stream_size": shape.stream_size,
@@ -269,14 +263,7 @@ def _describe(
         "weights": {"form": recipe.weights, "float16": list(recipe.keep)},
         "layer_shards": [part.entry() for part in parts if part.taps is not None],
         "head_shards": [part.entry() for part in parts if part.taps is None],
-        "facts": {**asdict(source.facts), "context_length": recipe.slots},
         "fingerprint": fingerprint_of(files),
         "files": files,
     }
     write_json(out / MANIFEST, value)
-
-
-def _identity(checkpoint: Path) -> str:
-    """A name for what a checkpoint holds."""
-    paths = sorted([*checkpoint.glob("*.safetensors"), checkpoint / CONFIG])
-    return digest_of([[path.name, sha256_of(path)] for path in paths])

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.coreml.family import Family, Tables
+from paceline.coreml.family import Family
 from paceline.coreml.layers import Step
-from paceline.engines.coreml.inputs import HIDDEN, Rows
+from paceline.engines.coreml.classifier import whole_texts
+from paceline.engines.coreml.inputs import Rows
 
 Floats = npt.NDArray[np.float32]
 
@@ -68,31 +69,10 @@ class Classifier:
     def read(self, texts: Sequence[Sequence[int]], *, width: int | None = None) -> Ran:
         """Read whole texts, one behind the other, in a call of `width` rows (more: filled up)."""
         tokens = [token for text in texts for token in text]
-        arrays = whole_texts(
-            self._tables, [len(text) for text in texts], width or len(tokens), self._reach
-        )
+        lengths = [len(text) for text in texts]
+        arrays = whole_texts(*self._tables, lengths, width or len(tokens), self._reach)
         step = step_of({name: torch.from_numpy(array) for name, array in arrays.items()})
         return self._stack.run(tokens, step)
-
-
-def whole_texts(
-    tables: Tables, lengths: Sequence[int], width: int, reach: int
-) -> dict[str, Floats]:
-    """The inputs of a call of a token classifier, with `width` rows.
-
-    Texts of `lengths` stand one behind the other. A row sees those of its own text that are at most
-    `reach` away; the rows behind the last text fill up the call, and see each other.
-    """
-    rest = width - sum(lengths)
-    places = np.concatenate([*map(np.arange, lengths), np.zeros(rest, np.int64)])
-    text = np.repeat(np.arange(len(lengths) + 1), [*lengths, rest])
-    near = np.abs(places[:, None] - places) <= reach
-    mask = np.where(near & (text[:, None] == text), 0, HIDDEN).astype(np.float32)
-    return {
-        "rope_cos": tables.cos[places],
-        "rope_sin": tables.sin[places],
-        "attn_mask": mask[None, None],
-    }
 
 
 class _Stack:

@@ -73,7 +73,10 @@ class Head(nn.Module):
 
 def input_names(family: Family) -> list[str]:
     """What a shard of layers takes, in order."""
-    names = ["hidden", "rope_cos", "rope_sin", "attn_mask", "kv_write_mask"]
+    names = ["hidden", "rope_cos", "rope_sin", "attn_mask"]
+    if family.shape.kind == "token-classification":
+        return names
+    names.append("kv_write_mask")
     return [*names, "window_write", "window_read"] if family.shape.lags else names
 
 
@@ -101,11 +104,13 @@ def input_shapes(family: Family, sizes: Sizes, rows: Any) -> dict[str, tuple[Any
     """The shapes of a shard's inputs for `rows` rows, a number or a range."""
     turned = family.tables().cos.shape[1]
     lags = family.shape.lags
+    # Rows see slots, or, of whole texts, each other.
+    seen = rows if family.shape.kind == "token-classification" else sizes.slots
     shapes: dict[str, tuple[Any, ...]] = {
         "hidden": (1, family.shape.stream_size, rows, 1),
         "rope_cos": (rows, turned),
         "rope_sin": (rows, turned),
-        "attn_mask": (1, 1, rows, sizes.slots),
+        "attn_mask": (1, 1, rows, seen),
         "kv_write_mask": (1, 1, sizes.slots, rows),
         "window_write": (1, 1, sizes.ring, rows),
         "window_read": (1, lags, rows, sizes.ring),
@@ -138,7 +143,10 @@ def convert_layers(
 
 
 def convert_head(family: Family, start: int, end: int, *, sizes: Sizes) -> Any:
-    """The head for tokens [start, end) as an ML program: `hidden` in, `logits` out."""
+    """The head for tokens [start, end) as an ML program: `hidden` in, `logits` out.
+
+    A classifier's has all labels, whatever `start` and `end` are.
+    """
     import coremltools as ct
 
     size = family.shape.stream_size

@@ -21,6 +21,7 @@ from paceline.decoding.sampling import Sampler, Sampling
 from paceline.decoding.text import Decode, TextStream
 from paceline.decoding.types import (
     NOTHING,
+    Best,
     Block,
     Drafter,
     FinishReason,
@@ -149,6 +150,7 @@ class Generation:
         self._text = TextStream(decode, stopping.stop)
         self._sampler = Sampler(sampling, prompt, vocab_size)
         self._drafters = drafters
+        self._best = self._sampler.takes_best and not any(d.reads_logits for d in drafters)
         self._policy = policy
         self._prefill_chunk = prefill_chunk
         self._block: Block | None = None
@@ -191,11 +193,19 @@ class Generation:
             self._block = self._prompt_chunk() if self.prefilling else self._draft_block()
         return self._block
 
-    def accept(self, logits: Logits, *, taps: Taps | None = None, seconds: float = 0.0) -> Step:
+    def accept(
+        self,
+        logits: Logits,
+        *,
+        best: Best | None = None,
+        taps: Taps | None = None,
+        seconds: float = 0.0,
+    ) -> Step:
         """Take the block's rows, keep what stands, and learn from it.
 
         Args:
-            logits: [block.rows, vocab] float32, only read.
+            logits: [block.rows, vocab] float32, only read; not looked at where there is `best`.
+            best: each row's best token, if the block asked for no more and the engine says no more.
             taps: hidden states of all the block's rows, where a drafter asked for them.
             seconds: what the step took since the last one, for policies that measure.
 
@@ -209,14 +219,18 @@ class Generation:
         block = self._block
         if block is None:
             raise RuntimeError("accept() without a block from next_block()")
-        if len(logits) != block.rows:
-            raise ValueError(f"got {len(logits)} rows of logits; the block asked for {block.rows}")
+        count = len(logits if best is None else best.tokens)
+        if count != block.rows:
+            raise ValueError(f"got {count} rows of logits; the block asked for {block.rows}")
         start = self._length
         prefilling = self.prefilling
         text = ""
         first = len(self._tokens)
-        for row in logits:
-            token = self._sampler.pick(row, len(self._tokens))
+        for row in range(count):
+            if best is None:
+                token = self._sampler.pick(logits[row], len(self._tokens))
+            else:
+                token = int(best.tokens[row])
             text += self._append(token)
             stood = len(self._tokens) - first
             if self.finished or stood >= len(block.tokens) or token != block.tokens[stood]:
@@ -256,7 +270,8 @@ class Generation:
 
     def _prompt_chunk(self) -> Block:
         end = min(self._length + self._prefill_chunk, self.prompt_length)
-        return Block(self._tokens[self._length : end], rows=int(end == self.prompt_length))
+        rows = int(end == self.prompt_length)
+        return Block(self._tokens[self._length : end], rows, self._best)
 
     def _draft_block(self) -> Block:
         # A block of T rows can bring T tokens: more drafts than that could not be kept.
@@ -264,7 +279,7 @@ class Generation:
         if room > 0:
             self._proposal = self._policy.draft(self._drafters, self._tokens, room)
         tokens = [self._tokens[-1], *self._proposal.tokens]
-        return Block(tokens, rows=len(tokens))
+        return Block(tokens, len(tokens), self._best)
 
     def _append(self, token: int) -> str:
         """Make `token` part of the answer; return the text that became certain."""

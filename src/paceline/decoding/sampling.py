@@ -100,6 +100,12 @@ class Sampler:
         self._answer: dict[int, int] = {}
         self._seen: dict[int, None] = dict.fromkeys(prompt) if self._repetition else {}
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether every pick is a row's highest logit as it comes."""
+        changes = self._penalised or self._repetition or self._bias.size
+        return self._how.greedy and not changes
+
     def push(self, token: int) -> None:
         """Note that `token` is now part of the answer."""
         if self._penalised:

@@ -32,6 +32,17 @@ class Block(NamedTuple):
     """T token ids."""
     rows: int
     """How many trailing rows need logits: 0 inside a prompt, 1 at its end, T when drafting."""
+    best: bool = False
+    """Whether a row's most likely token is all that is asked for: an engine may return `Best`."""
+
+
+class Best(NamedTuple):
+    """What stands for rows of logits of which only the highest is asked for."""
+
+    tokens: npt.NDArray[np.int64]
+    """[rows]: the most likely token; of equals the first, as numpy's argmax has it."""
+    scores: Logits
+    """[rows]: its logit."""
 
 
 class Proposal(NamedTuple):
@@ -68,7 +79,8 @@ class Verified:
     kept: int
     """How many of them are now part of the sequence."""
     logits: Logits
-    """[rows, vocab] for the block's trailing rows (may be empty inside a prompt)."""
+    """[rows, vocab] for the block's trailing rows. Empty inside a prompt, and where no drafter
+    reads logits."""
     taps: Taps = field(default_factory=dict)
 
 
@@ -76,6 +88,8 @@ class Drafter(Protocol):
     """Who guesses. One instance serves one request. A class of its own need only say `propose`."""
 
     name: str
+    reads_logits: bool = False
+    """Whether `observe` looks at them; if nobody does, a row's best token may be all there is."""
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """Guess at most `limit` tokens (>= 1) that follow `context`.

@@ -16,6 +16,7 @@ class Probe(Drafter):
         """Watch `drafter`, asking for up to `length` tokens at a time."""
         self.name = f"probe({drafter.name})"
         self.watched = drafter.name
+        self.reads_logits = drafter.reads_logits
         self.steps = 0
         self.drafted = 0
         self.accepted = 0

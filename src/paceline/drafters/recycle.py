@@ -17,6 +17,7 @@ class RecycleDrafter(Drafter):
     """Proposes one token: what followed the last token when it, or a guess of it, was last run."""
 
     name = "recycle"
+    reads_logits = True
 
     def __init__(self) -> None:
         """Nothing seen yet."""

@@ -28,7 +28,7 @@ class Shared:
     find: Callable[[str], Path] = Path
     """The folder of a drafter by its name: a path, or whatever else the caller knows."""
     graph: Path | None = None
-    """The target's OpenVINO graph, whose embeddings and head a dflash drafter uses."""
+    """What the target's engine opened: a dflash drafter uses its embeddings and head."""
     tables: dict[str, Table] = field(default_factory=dict)
     networks: dict[str, DFlash] = field(default_factory=dict)
     """Those that are open, by what they were asked for as."""
@@ -132,7 +132,7 @@ def _table(argument: str, shared: Shared, _memory: Memory) -> Drafter:
 def _dflash(argument: str, shared: Shared, memory: Memory) -> Drafter:
     if argument not in shared.networks:
         if shared.graph is None:
-            raise InvalidRequest("dflash needs a target with an OpenVINO graph")
+            raise InvalidRequest("dflash needs a target whose embeddings and head it can use")
         path, options = _dflash_options(argument)
         shared.networks[argument] = DFlash(
             _folder("dflash", path, shared),

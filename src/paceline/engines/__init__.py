@@ -5,13 +5,13 @@ from pathlib import Path
 from paceline.engines.base import Engine, EngineSettings
 from paceline.errors import InvalidRequest
 
-ENGINES = ("openvino",)
+ENGINES = ("openvino", "coreml")
 
 __all__ = ["ENGINES", "Engine", "EngineSettings", "open_engine"]
 
 
-def open_engine(name: str, graph: Path, context_length: int, settings: EngineSettings) -> Engine:
-    """The engine `name` with the model of `graph`.
+def open_engine(name: str, path: Path, context_length: int, settings: EngineSettings) -> Engine:
+    """The engine `name` with the model in `path`: an OpenVINO graph, or a Core ML model's folder.
 
     Raises:
         InvalidRequest: no engine has that name, or a setting is out of range.
@@ -21,5 +21,9 @@ def open_engine(name: str, graph: Path, context_length: int, settings: EngineSet
     if name == "openvino":
         from paceline.engines.openvino import OpenVinoEngine
 
-        return OpenVinoEngine(graph, context_length, settings)
+        return OpenVinoEngine(path, context_length, settings)
+    if name == "coreml":
+        from paceline.engines.coreml.engine import CoreMlEngine
+
+        return CoreMlEngine(path, settings)
     raise InvalidRequest(f"no engine is called {name!r}; expected {', '.join(ENGINES)}")

@@ -5,11 +5,13 @@ hold it to: slots are append-only (see `Sequence`), and a row's logits depend ne
 of rows in the call, nor on the row's place, nor on the other sequences.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from paceline.decoding.types import Block, Logits, Taps
+from paceline.decoding.types import Best, Block, Logits, Taps
 from paceline.errors import InvalidRequest
 
 _MOST_THREADS = 4096
@@ -51,11 +53,15 @@ class StepResult(NamedTuple):
     """What one call brought. The arrays are views of the engine's memory: read before the next."""
 
     logits: Ordered[Logits]
-    """For each block, [block.rows, vocab] float32."""
+    """For each block, [block.rows, vocab] float32; no rows where `best` has them."""
     taps: Ordered[Taps]
     """For each block, the named hidden states of all its rows; empty without taps."""
     seconds: float
     """Time in the engine's own call, without the preparation of its inputs."""
+    best: Ordered[Best | None] = ()
+    """For each block its best tokens, where that is all it asked for; empty: for none."""
+    parts: Mapping[str, float] = MappingProxyType({})
+    """Seconds by part of the call, for an engine that has parts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,31 +6,38 @@
 from paceline.models.cache import cache_dir
 from paceline.models.files import ModelFiles
 from paceline.models.library import (
+    CORE_ML_SUFFIX,
     Listed,
     check_models,
     convert,
+    core_ml_folder,
     list_models,
     pull,
     resolve,
     resolve_drafter,
 )
+from paceline.models.origin import Origin, open_origin
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import DEFAULT_MODEL
 from paceline.models.template import ChatTemplate
 from paceline.models.tokenizer import Tokenizer
 
 __all__ = [
+    "CORE_ML_SUFFIX",
     "DEFAULT_MODEL",
     "QUIET",
     "ChatTemplate",
     "Listed",
     "ModelFiles",
+    "Origin",
     "Progress",
     "Tokenizer",
     "cache_dir",
     "check_models",
     "convert",
+    "core_ml_folder",
     "list_models",
+    "open_origin",
     "pull",
     "resolve",
     "resolve_drafter",

@@ -1,8 +1,8 @@
 """A model that is ready for an engine: a graph, its tokenizer, its template, its facts.
 
-Knows the two kinds of folder that can be used as they are: one that paceline prepared (it has a
-manifest) and one that others exported for OpenVINO. Knows nothing about fetching or converting. The
-rule: everything that is missing from a folder is named in one error.
+Knows the two kinds of folder that can be used as they are: one that paceline prepared, for OpenVINO
+or Core ML (it has a manifest), and one that others exported for OpenVINO. Knows nothing about
+fetching or converting. The rule: everything that is missing from a folder is named in one error.
 """
 
 import hashlib
@@ -39,6 +39,7 @@ class ModelFiles:
     fingerprint: str  # identity of graph and weights, hex; the same in every run
     chat_template: str | None
     source: str  # what it was made from, for people
+    engine: str = "openvino"  # who can run it
 
     @property
     def context_length(self) -> int:
@@ -51,9 +52,9 @@ class ModelFiles:
         return self.facts.stop_token_ids
 
     @property
-    def graph(self) -> Path:
-        """The OpenVINO graph; its weights lie beside it."""
-        return self.folder / GRAPH
+    def path(self) -> Path:
+        """What its engine opens: the OpenVINO graph, whose weights lie beside it, or the folder."""
+        return self.folder / GRAPH if self.engine == "openvino" else self.folder
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, read at the first call. Raises ModelError when it cannot be read."""
@@ -96,20 +97,21 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
         )
     _check_weights(folder)
     facts = foreign.read_facts(folder)
-    return _model(folder, name, facts, _stat_fingerprint(folder), source=str(folder))
+    template = foreign.read_template(folder)
+    return ModelFiles(name, folder, facts, _stat_fingerprint(folder), template, str(folder))
 
 
 def _prepared(folder: Path, name: str) -> ModelFiles:
     manifest = read_manifest(folder)
-    _check_weights(folder)
+    if manifest.engine == "openvino":
+        _check_weights(folder)
     kind = manifest.source.get("kind", "unknown")
     rest = " ".join(text for key, text in manifest.source.items() if key not in ("kind", "sha256"))
     source = f"{kind}: {rest}"
-    return _model(folder, name, manifest.facts, manifest.fingerprint, source)
-
-
-def _model(folder: Path, name: str, facts: Facts, fingerprint: str, source: str) -> ModelFiles:
-    return ModelFiles(name, folder, facts, fingerprint, foreign.read_template(folder), source)
+    template = foreign.read_template(folder)
+    return ModelFiles(
+        name, folder, manifest.facts, manifest.fingerprint, template, source, manifest.engine
+    )
 
 
 def _no_graph(folder: Path, missing: list[str]) -> str:

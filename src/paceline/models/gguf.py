@@ -45,14 +45,15 @@ def convert_gguf(path: Path, work: Path, progress: Progress) -> Facts:
     Raises ModelError for a file that is not a whole GGUF model or of a kind not known here. OSError
     passes through.
     """
-    _check_header(path)
-    with progress.task(f"reading {path.name}"):
-        reader, fields = _open(path)
-    facts = _facts(path, fields)
-    tokenizer = build_tokenizer(path, fields)
-    (work / TOKENIZER).write_text(tokenizer, encoding="utf-8")
-    if isinstance(template := fields.get("tokenizer.chat_template"), str):
-        (work / TEMPLATE).write_text(template, encoding="utf-8")
+    reader, fields = _read(path, progress)
+    architecture = fields.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{path} is a model of architecture {architecture!r}; GGUF files of "
+            f"{', '.join(ARCHITECTURES)} can be used. Its Hugging Face form may work: "
+            "`paceline convert FOLDER --to openvino`"
+        )
+    facts = _write_words(path, fields, work)
     exact = work / _EXACT
     _write_exact(path, reader, exact, progress)
     _build_graph(path, exact, progress)
@@ -69,9 +70,32 @@ def convert_gguf(path: Path, work: Path, progress: Progress) -> Facts:
     return facts
 
 
+def write_words(path: Path, work: Path, progress: Progress) -> Facts:
+    """Write tokenizer and chat template of the GGUF file, of any architecture, into `work`.
+
+    Raises ModelError for a file that is not a whole GGUF model. OSError passes through.
+    """
+    return _write_words(path, _read(path, progress)[1], work)
+
+
 def room_needed(gguf_bytes: int) -> int:
     """Bytes that converting takes at its peak, at most about: f16 twice, from 4-bit weights."""
     return gguf_bytes * 8
+
+
+def _read(path: Path, progress: Progress) -> tuple["GGUFReader", dict[str, Any]]:
+    _check_header(path)
+    with progress.task(f"reading {path.name}"):
+        return _open(path)
+
+
+def _write_words(path: Path, fields: Mapping[str, Any], work: Path) -> Facts:
+    facts = _facts(path, fields)
+    tokenizer = build_tokenizer(path, fields)
+    (work / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+    if isinstance(template := fields.get("tokenizer.chat_template"), str):
+        (work / TEMPLATE).write_text(template, encoding="utf-8")
+    return facts
 
 
 def _check_header(path: Path) -> None:
@@ -117,12 +141,6 @@ def _open(path: Path) -> tuple["GGUFReader", dict[str, Any]]:
 
 def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
     architecture = fields.get("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise ModelError(
-            f"{path} is a model of architecture {architecture!r}; GGUF files of "
-            f"{', '.join(ARCHITECTURES)} can be used. Its Hugging Face form may work: "
-            "`paceline convert FOLDER --to openvino`"
-        )
     missing = [key for key in REQUIRED_FIELDS if key not in fields]
     if missing:
         raise ModelError(f"{path} has no {', '.join(missing)}: weights without a tokenizer?")

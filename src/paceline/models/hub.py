@@ -34,6 +34,11 @@ OPENVINO = Form(
     f"{{0}} has no OpenVINO form on the hub ({GRAPH}); convert it once with "
     "`paceline convert {0} --to openvino --weights int8`",
 )
+CHECKPOINT = Form(
+    ("config.json", "tokenizer.json"),
+    ("*.json", "*.jinja", "*.safetensors"),
+    "{0} has no config.json on the hub, so it is no Hugging Face checkpoint",
+)
 DRAFTER = Form(
     ("config.json", "model.safetensors"),
     ("*.json", "*.safetensors", "*.npy"),

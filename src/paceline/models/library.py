@@ -24,6 +24,9 @@ from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import REGISTRY, WheelModel
 from paceline.models.wheel import fetch_member
 
+CORE_ML_SUFFIX = "@coreml"
+"""Behind a model's name: its form for the engine `coreml`."""
+
 _CHECKPOINT_ROOM = 3
 """Bytes that converting takes, at most about, per byte of a checkpoint's weights."""
 
@@ -44,8 +47,9 @@ def resolve(name: str, cache: Path | None = None, progress: Progress = QUIET) ->
     """The model that `name` means, fetched or converted first when it has to be.
 
     Args:
-        name: a name of the registry, the path of a GGUF file, the folder of an OpenVINO model or of
-            a checkpoint that was converted, or a hub name (owner/name).
+        name: a name of the registry, the path of a GGUF file, the folder of an OpenVINO or Core ML
+            model or of a checkpoint that was converted, or a hub name (owner/name). `NAME@coreml`
+            is the Core ML form of a model, `NAME@int8` a checkpoint converted with such weights.
         cache: where prepared models are kept; None: the usual cache folder.
         progress: told about long work.
 
@@ -53,6 +57,8 @@ def resolve(name: str, cache: Path | None = None, progress: Progress = QUIET) ->
     """
     if name in REGISTRY:
         return _from_wheel(REGISTRY[name], models_dir(cache), progress)
+    if name.endswith(CORE_ML_SUFFIX):
+        return _from_core_ml(name.removesuffix(CORE_ML_SUFFIX), cache)
     path = _path(name)
     if path.is_file():
         return _from_gguf(path, models_dir(cache), progress)
@@ -126,6 +132,13 @@ def convert(
     return open_folder(final, source)
 
 
+def core_ml_folder(name: str, cache: Path | None = None) -> Path:
+    """Where the Core ML form of a model is kept, if it is not made elsewhere."""
+    path = _path(name)
+    given = str(path.resolve()) if path.exists() else name
+    return models_dir(cache) / f"coreml-{_slug(Path(given).name)}-{_short_hash(given)}"
+
+
 def list_models(cache: Path | None = None) -> list[Listed]:
     """The registry, what was prepared here, and the hub's OpenVINO models on this machine."""
     here: dict[str, Listed] = {}
@@ -138,10 +151,13 @@ def list_models(cache: Path | None = None) -> list[Listed]:
             )
             continue
         about = " ".join(filter(None, (manifest.source.get("from"), manifest.facts.license)))
-        if manifest.name in REGISTRY:
-            about = REGISTRY[manifest.name].about
+        name = manifest.name
+        if name in REGISTRY:
+            about = REGISTRY[name].about
+        if manifest.engine == "coreml":
+            name, about = name + CORE_ML_SUFFIX, f"for Core ML; {about}"
         size = sum(record.bytes for record in manifest.files.values())
-        here[manifest.name] = Listed(manifest.name, True, about, folder.parent, size)
+        here[name] = Listed(name, True, about, folder.parent, size)
     for name in hub.cached_names():
         folder_of = hub.cached_snapshot(name)
         size = sum(f.stat().st_size for f in folder_of.iterdir()) if folder_of else 0
@@ -183,6 +199,16 @@ def _path(name: str) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise ModelNotFound(f"there is no model {name[:80]!r}: {reason}") from error
     return path
+
+
+def _from_core_ml(name: str, cache: Path | None) -> ModelFiles:
+    folder = core_ml_folder(name, cache)
+    if not (folder / MANIFEST).is_file():
+        raise ModelNotFound(
+            f"{name} has no Core ML form here; make it once with "
+            f"`paceline convert {name} --to coreml`"
+        )
+    return open_folder(folder, name + CORE_ML_SUFFIX)
 
 
 def _from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFiles:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import paceline
-from paceline.artifacts import MANIFEST, read_json, sha256_of
+from paceline.artifacts import CORE_ML, MANIFEST, read_json, sha256_of
 from paceline.errors import ModelError
 from paceline.models.progress import QUIET, Progress
 
@@ -55,12 +55,16 @@ class Manifest:
     made_by: str
     facts: Facts
     files: Mapping[str, FileRecord]
+    engine: str = "openvino"
+    """Who can run it."""
 
     @property
     def fingerprint(self) -> str:
-        """The identity of the graph and its weights: equal only for equal bytes."""
-        both = f"{self.files[GRAPH].sha256} {self.files[WEIGHTS].sha256}"
-        return hashlib.sha256(both.encode()).hexdigest()
+        """The identity of the program and its weights: equal only for equal bytes."""
+        # A Core ML model's program is in many files, and how they go together in its manifest.
+        names = (GRAPH, WEIGHTS) if self.engine == "openvino" else sorted(self.files)
+        text = " ".join(self.files[name].sha256 for name in names)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_manifest(
@@ -91,18 +95,29 @@ def write_manifest(
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of `folder`, validated, with every file present and of the recorded size.
 
+    Of a Core ML model only what all models have is looked at; its engine looks at the rest.
     Contents are not hashed: that is `changed_files`. Raises ModelError that names every fault.
     """
     value = read_json(folder / MANIFEST)
-    faults = _shape_faults(value)
+    core_ml = value.get("kind") == CORE_ML
+    if core_ml:
+        facts = value.get("facts")
+        value = {**(facts if isinstance(facts, dict) else {}), **value}
+    faults = _shape_faults(value, core_ml=core_ml)
     if not faults:
         faults = _file_faults(folder, value["files"])
     if faults:
         raise ModelError(f"{folder / MANIFEST} cannot be used: {'; '.join(faults)}")
     facts = {field.name: value[field.name] for field in dataclasses.fields(Facts)}
     facts["stop_token_ids"] = tuple(facts["stop_token_ids"])
-    files = {n: FileRecord(f["bytes"], f["sha256"]) for n, f in value["files"].items()}
-    return Manifest(value["name"], value["source"], value["made_by"], Facts(**facts), files)
+    return Manifest(
+        name=value["name"],
+        source=value["source"],
+        made_by=value["made_by"],
+        facts=Facts(**facts),
+        files={n: FileRecord(f["bytes"], f["sha256"]) for n, f in value["files"].items()},
+        engine="coreml" if core_ml else "openvino",
+    )
 
 
 def changed_files(folder: Path, manifest: Manifest, progress: Progress = QUIET) -> list[str]:
@@ -154,15 +169,16 @@ _RULES: Mapping[str, _Rule] = {
 }
 
 
-def _shape_faults(value: Mapping[str, Any]) -> list[str]:
+def _shape_faults(value: Mapping[str, Any], *, core_ml: bool) -> list[str]:
     faults = [
         f"{key} is missing" if key not in value else f"{key} is {value[key]!r}, expected {expected}"
         for key, (expected, holds) in _RULES.items()
-        if key not in value or not holds(value[key])
+        if not (core_ml and key == "format") and (key not in value or not holds(value[key]))
     ]
     files = value.get("files")
     if isinstance(files, dict):
-        faults += [f"files does not list {name}" for name in REQUIRED if name not in files]
+        required = (TOKENIZER,) if core_ml else REQUIRED
+        faults += [f"files does not list {name}" for name in required if name not in files]
         faults += [fault for name, record in files.items() for fault in _entry_faults(name, record)]
     if value.get("add_bos") is True and value.get("bos_token_id") is None:
         faults.append("add_bos is true but there is no bos_token_id")
@@ -170,8 +186,8 @@ def _shape_faults(value: Mapping[str, Any]) -> list[str]:
 
 
 def _entry_faults(name: str, record: object) -> Sequence[str]:
-    if Path(name).name != name:
-        return [f"files names {name!r}, expected a plain file name"]
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        return [f"files names {name!r}, expected a file in this folder"]
     if not isinstance(record, dict) or not _is_count(record.get("bytes")):
         return [f"files has no size for {name}"]
     if not isinstance(record.get("sha256"), str) or len(record["sha256"]) != 64:

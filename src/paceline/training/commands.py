@@ -158,14 +158,19 @@ def dflash(
     from paceline.training.dflash import Schedule, Trainer, most_frequent, share
 
     files = resolve(target, progress=progress)
-    graph = read_target(files.graph)
+    if files.engine != "openvino":
+        raise InvalidRequest(
+            f"{target} is for the engine {files.engine}; a drafter is trained with the form for "
+            "openvino"
+        )
+    graph = read_target(files.path)
     layer_ids = even_taps(graph.layers, taps)
     known = files.fingerprint
     answers = [answer for folder in folders for answer in read_answers(folder, known)]
     longest = max(len(each.tokens) for each in answers)
     shown = tuple(sorted({*layer_ids, graph.layers - 1}))
     settings = EngineSettings(cache_tokens=longest, taps=shown)
-    engine = open_engine("openvino", files.graph, files.context_length, settings)
+    engine = open_engine("openvino", files.path, files.context_length, settings)
     features = make_features(
         engine, answers, out / "features", fingerprint=known, progress=progress
     )

@@ -3,7 +3,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -48,40 +47,11 @@ def compressed(block_model: Any) -> Callable[[str], Any]:
 def save_program(
     quiet_coremltools: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
-    """Saves a MIL program as it is built: no pass of the converter changes it."""
-    import coremltools as ct
-    from coremltools.converters.mil import Builder as mb  # noqa: N813
-    from coremltools.converters.mil.mil import types
+    """`support.mil.save_program`, each in a folder of its own."""
+    from support import mil
 
-    def save(
-        build: Callable[..., Any],
-        inputs: Mapping[str, np.ndarray],
-        *,
-        target: str = "iOS18",
-        states: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-    ) -> Path:
-        """`build` gets the builder and a variable for each input and each state."""
-        specs = [
-            mb.TensorSpec(one.shape, types.numpy_type_to_builtin_type(one.dtype))
-            for one in inputs.values()
-        ]
-        specs += [mb.StateTensorSpec(shape, types.fp16) for shape in states.values()]
-        # The builder takes the names of inputs from the function's arguments.
-        arguments = ", ".join([*inputs, *states])
-        scope: dict[str, Any] = {"build": build, "mb": mb}
-        exec(f"def program({arguments}): return build(mb, {arguments})", scope)
-        opset = ct.target[target]
-        program = mb.program(input_specs=specs, opset_version=opset)(scope["program"])
-        model = ct.convert(
-            program,
-            convert_to="mlprogram",
-            pass_pipeline=ct.PassPipeline.EMPTY,
-            compute_precision=ct.precision.FLOAT32,
-            minimum_deployment_target=opset,
-            skip_model_load=True,
-        )
+    def save(build: Callable[..., Any], inputs: Mapping[str, np.ndarray], **settings: Any) -> Path:
         path = tmp_path_factory.mktemp("program") / "model.mlpackage"
-        model.save(str(path))
-        return path
+        return mil.save_program(path, build, inputs, **settings)
 
     return save

@@ -1,7 +1,7 @@
 """What a DFlash drafter shares with its target: the embeddings and the head.
 
-They are taken from the target's own graph, as nodes: the weights stay where they are, in the
-target's mapped file, and in its precision.
+They are taken from the target's own OpenVINO graph, as nodes: the weights stay where they are, in
+the target's mapped file, and in its precision. A Core ML model has them as matrices of float16.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.artifacts import EMBEDDINGS, HEAD, MANIFEST, read_json
 from paceline.drafters.dflash.checkpoint import Array, Config
 from paceline.errors import ModelError
 
@@ -21,7 +22,7 @@ class Target:
 
     path: Path
     model: Any
-    """The graph as read; it must outlive what is built on its nodes."""
+    """The graph as read; it must outlive what is built on its nodes. None without a graph."""
     embeddings: Any
     """An output of the graph: [vocab, d]."""
     head: Any
@@ -40,11 +41,31 @@ class Target:
 
 
 def read_target(path: Path) -> Target:
-    """Find embeddings, head and the number of layers in a language model's graph.
+    """Find embeddings, head and the number of layers of a language model.
+
+    Args:
+        path: an OpenVINO graph, or the folder of a Core ML model.
 
     Raises:
         ModelError: it cannot be read, or is of a form that is not known here.
     """
+    return _core_ml(path) if path.is_dir() else _openvino(path)
+
+
+def _core_ml(folder: Path) -> Target:
+    from openvino import opset13
+
+    manifest = read_json(folder / MANIFEST)
+    names = [EMBEDDINGS, HEAD if HEAD in manifest["files"] else EMBEDDINGS]
+    try:
+        matrices = [np.load(folder / name) for name in names]
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: its embeddings cannot be read: {error}") from error
+    nodes = [opset13.convert(opset13.constant(matrix), "f32").output(0) for matrix in matrices]
+    return Target(folder, None, nodes[0], nodes[1], manifest["layers"])
+
+
+def _openvino(path: Path) -> Target:
     import openvino as ov
 
     try:

@@ -10,19 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.artifacts import MANIFEST, read_json, sha256_of
+from paceline.artifacts import CORE_ML, EMBEDDINGS, MANIFEST, read_json, sha256_of
 from paceline.errors import ModelError
 
-KIND = "coreml-model"
+KIND = CORE_ML
 VERSION = 1
-EMBEDDINGS = "embeddings.npy"
-"""[vocab, hidden_size] float16"""
+CAUSAL_LM = "causal-lm"
+"""The task of a model that says of a text what comes next."""
+TOKEN_CLASSIFICATION = "token-classification"
+"""The task of a model that says of each token of a whole text which of its labels it has."""
 ROTARY = "rotary.npy"
 """[2, slots, r] float32: cosines and sines of every position."""
 
 
 class Shard(NamedTuple):
-    """A package that holds a part of the model: layers, or rows of the head, [start, end)."""
+    """A package that holds a part of the model: layers, or rows of the head, [start, end).
+
+    Rows of the head are tokens, or a classifier's labels.
+    """
 
     path: str
     """Of the package, in the artifact's folder."""
@@ -39,6 +44,12 @@ class Artifact:
     folder: Path
     name: str
     family: str
+    task: str
+    """`CAUSAL_LM` or `TOKEN_CLASSIFICATION`."""
+    labels: tuple[str, ...]
+    """What a classifier says of a token, one of them; empty for others."""
+    reach: int
+    """How far a classifier's rows see on both sides, in tokens; 0 for others."""
     layers: int
     hidden_size: int
     stream_size: int
@@ -76,6 +87,7 @@ _FACTS = (
     _Fact("rows", 1),
     _Fact("ring", 0),
     _Fact("lags", 0),
+    _Fact("reach", 0),
 )
 
 
@@ -104,6 +116,8 @@ def read_artifact(folder: Path) -> Artifact:
         folder=folder,
         name=value["name"],
         family=value["family"],
+        task=value["task"],
+        labels=tuple(value["labels"]),
         functions=tuple(value["functions"]),
         layer_shards=tuple(_shards(value["layer_shards"])),
         head_shards=tuple(_shards(value["head_shards"])),
@@ -135,6 +149,7 @@ def _faults(value: Mapping[str, Any]) -> Iterator[str]:
     functions = value.get("functions")
     if not isinstance(functions, list) or not all(map(_is_count, functions)):
         yield f"functions is {functions!r}, expected a list of numbers of rows"
+    yield from _task_faults(value)
     files = value.get("files")
     if not isinstance(files, dict) or not files:
         yield "it lists no files"
@@ -145,9 +160,44 @@ def _faults(value: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"files does not list {n}" for n in (EMBEDDINGS, ROTARY) if n not in files)
     for key, whole, what in (
         ("layer_shards", value.get("layers"), "layer"),
-        ("head_shards", value.get("vocab_size"), "token"),
+        ("head_shards", *_head_of(value)),
     ):
         yield from _shard_faults(value.get(key), whole, what, files)
+
+
+def _task_faults(value: Mapping[str, Any]) -> Iterator[str]:
+    task, labels = value.get("task"), value.get("labels")
+    if task not in (CAUSAL_LM, TOKEN_CLASSIFICATION):
+        yield f"task is {task!r}, expected {CAUSAL_LM} or {TOKEN_CLASSIFICATION}"
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        yield f"labels is {labels!r}, expected a list of strings"
+        return
+    if task == CAUSAL_LM and labels:
+        yield f"it has {len(labels)} labels, expected none for the task {task}"
+    if task != TOKEN_CLASSIFICATION:
+        return
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if not labels or twice:
+        yield f"it has the labels {labels!r}, expected at least one, and each once"
+    if not value.get("reach"):
+        yield f"reach is {value.get('reach')!r}, expected a number of 1 or more for the task {task}"
+    functions, rows = value.get("functions"), value.get("rows")
+    if isinstance(functions, list) and rows not in functions:
+        yield f"functions is {functions!r}, expected one for {rows} rows for the task {task}"
+    heads = value.get("head_shards")
+    if isinstance(heads, list) and len(heads) > 1:
+        yield f"it has {len(heads)} head_shards, expected one for the task {task}"
+    slots: Any = value.get("slots")
+    if _is_count(slots) and _is_count(rows) and slots < rows:
+        yield f"slots is {slots}, expected at least the {rows} rows of a call for the task {task}"
+
+
+def _head_of(value: Mapping[str, Any]) -> tuple[Any, str]:
+    """How many rows the head has, and of what."""
+    labels = value.get("labels")
+    if value.get("task") == TOKEN_CLASSIFICATION:
+        return len(labels) if isinstance(labels, list) else None, "label"
+    return value.get("vocab_size"), "token"
 
 
 def _shard_faults(entries: Any, whole: Any, what: str, files: Any) -> Iterator[str]:

@@ -3,14 +3,13 @@
 Every call has the same number of rows, the artifact's own: a block is cut into calls of so many,
 and the last is filled up with rows that are written nowhere. So a row is always computed by the
 same program, which is what row invariance needs here; `engines/measure.py` measures whether it is
-enough.
+enough. With `min_rows` 1 a call has the rows that its block needs, where the packages allow it.
 
 Models are loaded once, inputs are arrays that are made once, masks change only where they change,
 and states are fresh for every sequence: a slot of an earlier one might hold a NaN, which a mask
 would let through.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from pathlib import Path
 from time import perf_counter
@@ -19,13 +18,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.types import Block, Taps, tap_name
+from paceline.artifacts import EMBEDDINGS
+from paceline.decoding.types import Best, Block, Logits, tap_name
 from paceline.engines.base import EngineSettings, Sequence, StepResult
-from paceline.engines.coreml.artifact import EMBEDDINGS, ROTARY, Artifact, read_artifact
-from paceline.engines.coreml.inputs import Rows
-from paceline.engines.coreml.packages import REHEARSED, on_a_mac, open_package
+from paceline.engines.coreml.artifact import (
+    CAUSAL_LM,
+    ROTARY,
+    Artifact,
+    read_artifact,
+)
+from paceline.engines.coreml.call import Call, Width
+from paceline.engines.coreml.packages import REHEARSED, Packages, on_a_mac, open_packages
+from paceline.engines.coreml.work import Work, work_of
 from paceline.engines.slots import BlockPool, BlockTable, reserve_all
-from paceline.errors import InvalidRequest
+from paceline.errors import InvalidRequest, ModelError
 
 Floats = npt.NDArray[np.float32]
 
@@ -55,13 +61,19 @@ class CoreMlEngine:
             rounding: of the rehearsal, elsewhere: "f16" or "f32".
 
         Raises:
-            ModelError: the artifact is not whole, or a shard cannot be loaded.
+            ModelError: the artifact is not whole, or classifies tokens, or a shard cannot be
+                loaded.
             InvalidRequest: a layer is to be tapped that the artifact does not give.
             MissingExtra: coremltools is not installed.
         """
         settings = settings or EngineSettings()
         started = perf_counter()
         self.artifact = artifact = read_artifact(folder)
+        if artifact.task != CAUSAL_LM:
+            raise ModelError(
+                f"{folder} is for {artifact.task} and cannot continue a text; open it with "
+                "paceline.engines.coreml.classifier.TextClassifier"
+            )
         missing = sorted(set(settings.taps) - set(artifact.taps))
         if missing:
             raise InvalidRequest(
@@ -75,25 +87,25 @@ class CoreMlEngine:
         self._units = units if on_a_mac() else REHEARSED
         self._rounding = rounding
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
-        self._rows = artifact.rows
-        function = f"t{artifact.rows}" if artifact.functions else None
-        opened = [
-            open_package(folder / shard.path, function=function, units=units, rounding=rounding)
-            for shard in (*artifact.layer_shards, *artifact.head_shards)
-        ]
-        self._layers = opened[: len(artifact.layer_shards)]
-        self._heads = opened[len(artifact.layer_shards) :]
-        cos, sin = np.load(folder / ROTARY)
-        self._inputs = Rows(artifact.rows, cos, sin, ring=artifact.ring, lags=artifact.lags)
-        self._stream = np.zeros((1, artifact.stream_size, artifact.rows, 1), np.float32)
+        widths = range(1, artifact.rows + 1) if not artifact.functions else artifact.functions
+        chosen = [artifact.rows] if settings.min_rows > 1 else sorted(widths)
+        tables = np.load(folder / ROTARY)
+        opened: dict[str | None, Packages] = {}
+        self._widths = []
+        for width in chosen:
+            function = f"t{width}" if artifact.functions else None
+            if function not in opened:
+                opened[function] = open_packages(artifact, function, units, rounding)
+            self._widths.append(Width(artifact, opened[function], width, tables))
         tokens = settings.cache_tokens or _DEFAULT_SEQUENCES * artifact.slots
         # A sequence's slots are its states, all of them at once: a cache block is a whole context.
         sequences = -(-tokens // artifact.slots)
         self._pool = BlockPool(sequences, artifact.slots)
         self._states: list[list[Any]] = [[] for _ in range(sequences)]
         self._logits = np.zeros((0, artifact.vocab_size), np.float32)
-        self.seconds = {"load": perf_counter() - started, "layers": 0.0, "head": 0.0, "host": 0.0}
-        """Where the time went, since the engine was opened."""
+        self._parts: dict[str, float] = {}
+        self.load_seconds = perf_counter() - started
+        """What opening took: reading, checking and loading."""
 
     @property
     def free_slots(self) -> int:
@@ -105,26 +117,32 @@ class CoreMlEngine:
         return Slots(self._pool, self.artifact)
 
     def step(self, work: Ordered[tuple[Sequence, Block]]) -> StepResult:
-        """Run blocks of different sequences, one after the other; see `Engine.step`."""
+        """Run blocks of different sequences, one after the other; see `Engine.step`.
+
+        `parts` of the result are `layers` and `head`, `first calls` of a number of rows, in which
+        Core ML prepares itself for it, and `inputs`, which is all that is not a call.
+        """
         tables = [_table(sequence) for sequence, _ in work]
         reserve_all(
             [(table, len(block.tokens)) for table, (_, block) in zip(tables, work, strict=True)]
         )
-        before = dict(self.seconds)
         started = perf_counter()
-        wanted = sum(block.rows for _, block in work)
+        self._parts = {}
+        wanted = sum(block.rows for _, block in work if not block.best)
         if wanted > len(self._logits):
             self._logits = np.zeros((wanted, self.vocab_size), np.float32)
-        logits, taps = [], []
+        logits, best, taps = [], [], []
         at = 0
         for table, (_, block) in zip(tables, work, strict=True):
-            taken = self._logits[at : at + block.rows]
-            taps.append(self._run(table, block, taken))
-            logits.append(taken)
-            at += block.rows
-        in_models = sum(self.seconds[name] - before[name] for name in ("layers", "head"))
-        self.seconds["host"] += perf_counter() - started - in_models
-        return StepResult(logits, taps, in_models)
+            rows = 0 if block.best else block.rows
+            chosen = Best(np.zeros(block.rows, np.int64), np.zeros(block.rows, np.float32))
+            logits.append(self._logits[at : at + rows])
+            best.append(chosen if block.best else None)
+            taps.append(self._run(table, block, logits[-1], best[-1]))
+            at += rows
+        in_models = sum(self._parts.values())
+        self._parts["inputs"] = perf_counter() - started - in_models
+        return StepResult(logits, taps, in_models, best, self._parts)
 
     def describe(self) -> dict[str, str]:
         """What costs and exactness depend on."""
@@ -135,61 +153,53 @@ class CoreMlEngine:
             "units": self._units,
             "rounding": "" if on_a_mac() else self._rounding,
             "system": platform.platform(),
-            "rows": str(self._rows),
+            "rows": ",".join(str(width.rows) for width in self._widths),
             "min_rows": str(self.min_rows),
             "taps": ",".join(map(str, self.taps)),
         }
 
-    def _run(self, table: BlockTable, block: Block, logits: Floats) -> Taps:
-        """One sequence's block, in calls of as many rows as the artifact has."""
+    def work(self) -> Work:
+        """What calls of one row and of the most rows multiply and read; see `work.py`.
+
+        Raises:
+            ModelError: a shard cannot be rehearsed.
+            InvalidRequest: the artifact has not slots for so many rows.
+        """
+        return work_of(self.artifact)
+
+    def _run(
+        self, table: BlockTable, block: Block, logits: Logits, best: Best | None
+    ) -> dict[str, Floats]:
+        """One sequence's block, in as few calls as there can be; its tapped hidden states."""
         states = self._states_of(table)
-        count = len(block.tokens)
+        count, most = len(block.tokens), self._widths[-1].rows
         tapped: dict[str, list[Floats]] = {tap_name(tap): [] for tap in self.taps}
-        for at in range(0, count, self._rows):
-            tokens = block.tokens[at : at + self._rows]
-            stream, taps = self._call(states, tokens, table.length + at)
+        for at in range(0, count, most):
+            tokens = block.tokens[at : at + most]
+            width = next(width for width in self._widths if width.rows >= len(tokens))
+            embeddings = self._embeddings[list(tokens)]
+            call = Call(width, self._parts, states)
+            stream, taps = call.layers(embeddings, table.length + at, self.taps)
             for name, rows in taps.items():
                 tapped[name].append(rows)
             first = max(count - block.rows - at, 0)
-            if first < len(tokens):
-                begin = at + first - (count - block.rows)
-                self._choose(stream, first, logits[begin : begin + len(tokens) - first])
+            if first >= len(tokens):
+                continue
+            begin = at + first - (count - block.rows)
+            asked = slice(begin, begin + len(tokens) - first)
+            call.head(
+                stream,
+                first,
+                logits[asked],
+                None if best is None else Best(best.tokens[asked], best.scores[asked]),
+            )
         return {name: np.concatenate(rows) for name, rows in tapped.items()}
-
-    def _call(
-        self, states: Ordered[Any], tokens: Ordered[int], start: int
-    ) -> tuple[Floats, Mapping[str, Floats]]:
-        """The stream after the last layer, [1, stream_size, rows, 1], and what was tapped."""
-        size, count = self.artifact.hidden_size, len(tokens)
-        self._stream[0, :size, :count, 0] = self._embeddings[list(tokens)].T
-        self._stream[0, :size, count:, 0] = 0
-        inputs = self._inputs.at(start, count)
-        stream = self._stream
-        tapped = {}
-        for shard, package, state in zip(
-            self.artifact.layer_shards, self._layers, states, strict=True
-        ):
-            started = perf_counter()
-            found = package.predict({"hidden": stream, **inputs}, state)
-            self.seconds["layers"] += perf_counter() - started
-            stream = found["out_hidden"]
-            for tap in set(shard.taps) & set(self.taps):
-                tapped[tap_name(tap)] = found[f"tap_{tap}"][0, :, :count, 0].T
-        return stream, tapped
-
-    def _choose(self, stream: Floats, first: int, logits: Floats) -> None:
-        """The head, for rows from `first` on, into `logits` [rows, vocab]."""
-        for shard, package in zip(self.artifact.head_shards, self._heads, strict=True):
-            started = perf_counter()
-            found = package.predict({"hidden": stream})["logits"]
-            self.seconds["head"] += perf_counter() - started
-            logits[:, shard.start : shard.end] = found[0, :, first : first + len(logits), 0].T
 
     def _states_of(self, table: BlockTable) -> list[Any]:
         """The states of a sequence, one for each shard of layers: new where it is empty."""
         (number,) = table.blocks(0) or table.blocks(1)
         if table.length == 0:
-            self._states[number] = [package.make_state() for package in self._layers]
+            self._states[number] = [one.make_state() for one in self._widths[0].packages.layers]
         return self._states[number]
 
 

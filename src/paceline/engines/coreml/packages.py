@@ -4,13 +4,14 @@ Both answer to `make_state` and `predict`; nobody else need know which one it is
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.engines.coreml.artifact import Artifact
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 
 UNITS = {"cpu-and-ne": "CPU_AND_NE", "all": "ALL", "cpu": "CPU_ONLY", "cpu-and-gpu": "CPU_AND_GPU"}
@@ -34,9 +35,30 @@ class Package(Protocol):
         ...
 
 
+class Packages(NamedTuple):
+    """All shards of an artifact, in order."""
+
+    layers: Sequence[Package]
+    heads: Sequence[Package]
+
+
 def on_a_mac() -> bool:
     """Whether Core ML itself is here."""
     return sys.platform == "darwin"
+
+
+def open_packages(artifact: Artifact, function: str | None, units: str, rounding: str) -> Packages:
+    """Load all shards of an artifact; see `open_package`."""
+    layers, heads = (
+        [
+            open_package(
+                artifact.folder / shard.path, function=function, units=units, rounding=rounding
+            )
+            for shard in shards
+        ]
+        for shards in (artifact.layer_shards, artifact.head_shards)
+    )
+    return Packages(layers, heads)
 
 
 def open_package(path: Path, *, function: str | None, units: str, rounding: str) -> Package:

@@ -1,0 +1,110 @@
+"""One call of an artifact: embeddings through the shards of layers, and rows through the head.
+
+Knows the names of what shards take and give, and how many rows they run at once. Knows nothing of
+blocks and sequences.
+"""
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.types import Best, Logits, tap_name
+from paceline.engines.coreml.artifact import Artifact
+from paceline.engines.coreml.inputs import Rows
+from paceline.engines.coreml.packages import Package, Packages
+
+Floats = npt.NDArray[np.float32]
+
+
+class Width:
+    """A number of rows that calls have, and the arrays that go in."""
+
+    def __init__(self, artifact: Artifact, packages: Packages, rows: int, rotary: Floats) -> None:
+        """Prepare for calls of `rows` rows; `rotary` is [2, slots, r], cosines and sines."""
+        self.artifact, self.packages, self.rows = artifact, packages, rows
+        self.inputs = Rows(rows, *rotary, ring=artifact.ring, lags=artifact.lags)
+        self.stream = np.zeros((1, artifact.stream_size, rows, 1), np.float32)
+        self.called: set[str] = set()
+        """Paths of the packages that were called with so many rows."""
+
+
+class Call:
+    """A call in the making."""
+
+    def __init__(self, width: Width, parts: dict[str, float], states: Sequence[Any]) -> None:
+        """Time goes into `parts`; `states` are a sequence's, one for each shard of layers."""
+        self._width, self._parts, self._states = width, parts, states
+
+    def layers(
+        self, embeddings: npt.NDArray[Any], start: int, taps: Sequence[int]
+    ) -> tuple[Floats, Mapping[str, Floats]]:
+        """Run the layers.
+
+        Args:
+            embeddings: [T, hidden_size]; T is at most the width's rows.
+            start: the position of the first.
+            taps: the layers whose hidden states are wanted.
+
+        Returns:
+            The stream after the last layer, [1, stream_size, rows, 1], and [T, hidden_size] for
+            each tap.
+        """
+        width = self._width
+        count, size = embeddings.shape
+        width.stream[0, :size, :count, 0] = embeddings.T
+        width.stream[0, :size, count:, 0] = 0
+        inputs = width.inputs.at(start, count)
+        stream, tapped = width.stream, {}
+        shards = width.artifact.layer_shards
+        for shard, package, state in zip(shards, width.packages.layers, self._states, strict=True):
+            given = {"hidden": stream, **inputs}
+            found = self._timed("layers", shard.path, package, given, state)
+            stream = found["out_hidden"]
+            for tap in set(shard.taps) & set(taps):
+                tapped[tap_name(tap)] = found[f"tap_{tap}"][0, :, :count, 0].T
+        return stream, tapped
+
+    def head(self, stream: Floats, first: int, logits: Logits, best: Best | None) -> None:
+        """Run the head, for rows from `first` on.
+
+        Into `best` [rows] where there is one: a shard's logits are looked at and let go. Else into
+        `logits` [rows, vocab].
+        """
+        width = self._width
+        rows = slice(first, first + len(logits if best is None else best.tokens))
+        for shard, package in zip(width.artifact.head_shards, width.packages.heads, strict=True):
+            found = self._timed("head", shard.path, package, {"hidden": stream})
+            part = found["logits"][0, :, rows, 0].T
+            if best is None:
+                logits[:, shard.start : shard.end] = part
+            else:
+                keep_best(best, part, shard.start)
+
+    def _timed(
+        self, part: str, path: str, package: Package, given: Mapping[str, Any], state: Any = None
+    ) -> Mapping[str, Floats]:
+        started = perf_counter()
+        found = package.predict(given, state)
+        if path not in self._width.called:
+            self._width.called.add(path)
+            part = "first calls"
+        self._parts[part] = self._parts.get(part, 0.0) + perf_counter() - started
+        return found
+
+
+def keep_best(best: Best, part: Logits, start: int) -> None:
+    """Take over what is higher in the next part of the vocabulary, [rows, tokens from `start`].
+
+    Parts must come in order, the first with `start` 0: then it is as numpy's argmax has it, the
+    first of equals, and NaN above all.
+    """
+    tokens = part.argmax(axis=1)
+    scores = np.take_along_axis(part, tokens[:, None], axis=1)[:, 0]
+    higher = (scores > best.scores) | (np.isnan(scores) & ~np.isnan(best.scores))
+    if start == 0:
+        higher[:] = True
+    best.tokens[higher] = tokens[higher] + start
+    best.scores[higher] = scores[higher]
