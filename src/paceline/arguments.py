@@ -118,6 +118,7 @@ def _add_conversion(convert: ArgumentParser) -> None:
     group.add_argument(
         "--keep", action="append", metavar="PATTERN", help="weights that stay f16; may be repeated"
     )
+    group.add_argument("--routing", help="of experts, where a family has a choice; see the guide")
     group.add_argument("--temporary", type=Path, help="a folder for what is half made")
 
 

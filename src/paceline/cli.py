@@ -115,8 +115,8 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 _CORE_ML = (
-    *("rows", "functions", "slots", "topology", "megabytes", "head_rows", "taps", "keep"),
-    "temporary",
+    *("rows", "functions", "slots", "topology", "megabytes", "head_rows", "taps", "routing"),
+    *("keep", "temporary"),
 )
 """Options of convert that only Core ML has."""
 

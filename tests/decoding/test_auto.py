@@ -372,3 +372,26 @@ def test_an_estimate_that_promises_too_much_is_corrected():
 def test_a_cut_proposal_keeps_the_estimates_of_its_tokens():
     taken = drafted(Auto(16, CHEAP, Acceptance()), Proposal([7, 8], "table", chances=[0.95, 0.01]))
     assert taken == Proposal([7], "table", chances=[0.95])
+
+
+def test_with_others_in_the_call_a_row_must_bring_more():
+    # Sixteen rows are nearly free, and those beyond them are not.
+    cost = CostTable({1: 1.0, 16: 1.3, 32: 5.0})
+    offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
+    lengths = []
+    for others in (0, 6, 10, 14):
+        policy = Auto(16, cost, Acceptance())
+        policy.share(others, others * policy.rate / 2)
+        lengths.append(len(drafted(policy, offered).tokens))
+    assert lengths[0] > 6
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < lengths[0] / 2
+
+
+def test_alone_again_it_drafts_as_before():
+    cost = CostTable({1: 1.0, 16: 1.3, 32: 5.0})
+    offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
+    alone, shared = Auto(16, cost, Acceptance()), Auto(16, cost, Acceptance())
+    shared.share(14, 9.0)
+    shared.share(0, 0.0)
+    assert drafted(shared, offered) == drafted(alone, offered)

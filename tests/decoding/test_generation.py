@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.decoding.generation import Generation, Step, Stopping
+from paceline.decoding.logprobs import likely
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import NOTHING, Best, Block, Drafter, FinishReason, Outcome, Proposal
@@ -567,3 +568,128 @@ def test_too_few_best_tokens_are_refused():
     few = Best(np.zeros(3, np.int64), np.zeros(3, np.float32))
     with pytest.raises(ValueError, match=r"got 3 rows of logits; the block asked for 1"):
         generation.accept(np.empty((0, VOCABULARY), np.float32), best=few)
+
+
+# -- how likely tokens were ------------------------------------------------------------------------
+
+
+def graded(block: Block, start: int) -> np.ndarray:
+    """Rows of the text, no two of whose logits are alike."""
+    found = rows(block, start)
+    for row in range(block.rows):
+        rng = np.random.default_rng(start + len(block.tokens) - block.rows + row)
+        found[row] = found[row] * 9 + rng.random(VOCABULARY, np.float32)
+    return found
+
+
+def run_graded(generation: Generation, most: int | None = None) -> None:
+    while not generation.finished:
+        block = generation.next_block(most)
+        generation.accept(graded(block, generation.length))
+
+
+@pytest.mark.parametrize("drafters", ["none", "ngram"])
+def test_every_token_of_the_answer_has_its_logprob(drafters: str):
+    generation = made(logprobs=3, drafters=create(drafters), prefill_chunk=2)
+    run_graded(generation)
+    assert generation.answer == ANSWER
+    assert len(generation.logprobs) == len(ANSWER)
+    for at, found in enumerate(generation.logprobs):
+        row = graded(Block(TEXT[: len(PROMPT) + at], 1), 0)[0]
+        assert found == likely(row, ANSWER[at], 3)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 99])
+def test_every_token_of_the_prompt_has_its_logprob(chunk: int):
+    generation = made(logprobs=2, prompt_logprobs=True, prefill_chunk=chunk)
+    run_graded(generation)
+    assert generation.answer == ANSWER
+    first, *rest = generation.prompt_logprobs
+    assert first is None
+    assert len(rest) == len(PROMPT) - 1
+    for at, found in enumerate(rest, start=1):
+        assert found == likely(graded(Block(PROMPT[:at], 1), 0)[0], PROMPT[at], 2)
+    assert len(generation.logprobs) == len(ANSWER)
+
+
+def test_logprobs_are_of_the_model_whatever_picks():
+    sampling = Sampling(logit_bias={ANSWER[0]: -100.0})
+    generation = made(logprobs=1, sampling=sampling, stopping=Stopping(max_tokens=1))
+    run_graded(generation)
+    (found,) = generation.logprobs
+    assert found.token == generation.answer[0] != ANSWER[0]
+    assert found.top[0][0] == ANSWER[0]
+    assert found.logprob < found.top[0][1]
+
+
+# -- room in the call ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7])
+def test_a_block_has_no_more_rows_than_there_is_room_for(most: int):
+    generation = made(drafters=[Oracle(TEXT)], policy=Fixed(8))
+    longest = 0
+    while not generation.finished:
+        block = generation.next_block(most)
+        longest = max(longest, len(block.tokens))
+        generation.accept(rows(block, generation.length))
+    assert generation.answer == ANSWER
+    assert longest == most
+
+
+# -- tokens that may not come ----------------------------------------------------------------------
+
+
+def test_stop_tokens_wait_for_enough_tokens():
+    stops = frozenset({ANSWER[3], ANSWER[6]})
+    generation = made(stopping=Stopping(max_tokens=20, stop_token_ids=stops, min_tokens=5))
+    finished(generation)
+    assert generation.answer[3] != ANSWER[3]
+    early = made(stopping=Stopping(max_tokens=20, stop_token_ids=stops))
+    finished(early)
+    assert early.answer == ANSWER[:4]
+
+
+def test_fewer_tokens_than_none_are_refused():
+    with pytest.raises(ValueError, match="min_tokens is -1"):
+        Stopping(min_tokens=-1)
+
+
+class Only:
+    """Allows one text, and then its end token."""
+
+    def __init__(self, text: Sequence[int], *, forces: bool) -> None:
+        self.text, self.forces, self.at = list(text), forces, 0
+
+    def masked(self, logits: np.ndarray) -> np.ndarray:
+        found = np.full_like(logits, -np.inf)
+        found[self.text[self.at]] = logits[self.text[self.at]]
+        return found
+
+    def push(self, token: int) -> None:
+        assert token == self.text[self.at]
+        self.at += 1
+
+    def forced(self, limit: int) -> Sequence[int]:
+        return self.text[self.at : self.at + limit] if self.forces else ()
+
+
+@pytest.mark.parametrize("forces", [True, False])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3)])
+def test_only_what_is_allowed_is_picked(forces: bool, sampling: Sampling):
+    wanted = list(b'{"a": 1}')
+    policy = Listening(4)
+    generation = made(
+        constraint=Only(wanted, forces=forces),
+        sampling=sampling,
+        stopping=Stopping(max_tokens=len(wanted)),
+        drafters=[Oracle(TEXT)],
+        policy=policy,
+    )
+    steps = finished(generation)
+    assert generation.answer == wanted
+    if forces:
+        # One row for the prompt, and then all that is known at once.
+        assert [each.drafted for each in steps] == [0, len(wanted) - 2]
+        assert generation.counters.accepted_by == {"forced": len(wanted) - 2}
+        assert policy.outcomes == []

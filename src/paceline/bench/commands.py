@@ -12,6 +12,8 @@ from paceline.bench.plan import ZAYA, best_by_chance
 from paceline.bench.plan import plan as plan_rows
 from paceline.bench.suite import Suite, load_suite
 from paceline.bench.verify import Verdict, cases, check_rows, check_tokens, drafters_of
+from paceline.bench.work import Counted, as_dict
+from paceline.bench.work import tables as work_tables
 from paceline.decoding.costs import CostTable
 from paceline.models import Progress
 from paceline.options import check
@@ -120,7 +122,10 @@ def verify(
 
 
 def plan(model: Model, *, again: bool) -> Report:
-    """The cost table of this machine, and the seed experiment's in the same formula."""
+    """The cost table of this machine, and the seed experiment's in the same formula.
+
+    Between them the work of a call by part, where the engine can say.
+    """
     measurement = model.measure(again=again)
     here, zaya = measurement.cost, CostTable(ZAYA)
     value = {
@@ -135,7 +140,11 @@ def plan(model: Model, *, again: bool) -> Report:
     }
     title = f"{model.files.name} on this machine, plain {here(1) * 1e3:.1f} ms a token"
     other = "the ZAYA experiment (soft-routed MoE, Neural Engine), plain 112 ms a token"
-    return Report(value, tables=[_plan_table(title, here), _plan_table(other, zaya)])
+    counted: list[Table] = []
+    if isinstance(model.engine, Counted):
+        work = model.engine.work()
+        value["work"], counted = as_dict(work), [*work_tables(work)]
+    return Report(value, tables=[_plan_table(title, here), *counted, _plan_table(other, zaya)])
 
 
 def _about(model: Model, suite: Suite) -> dict[str, Any]:

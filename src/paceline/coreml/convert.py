@@ -80,10 +80,14 @@ def convert(
         InvalidRequest: the folder holds something else or cannot be written, or the recipe does not
             fit the model.
     """
-    family = open_family(source.checkpoint, slots=recipe.slots, ring=RING)
+
+    def opened(slots: int) -> Family:
+        return open_family(source.checkpoint, slots=slots, ring=RING, routing=recipe.routing)
+
+    family = opened(recipe.slots)
     recipe = suited(recipe, family.shape.kind)
     if recipe.slots != family.tables().cos.shape[0]:
-        family = open_family(source.checkpoint, slots=recipe.slots, ring=RING)
+        family = opened(recipe.slots)
     parts = list(_parts(family, recipe))
     about = {
         "name": source.name,

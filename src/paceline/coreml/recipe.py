@@ -40,6 +40,8 @@ class Recipe:
     """The most tokens in a package of the head."""
     taps: tuple[int, ...] | Literal["all"] = ()
     """Layers whose hidden states come out, for a drafter or for `golden`."""
+    routing: str | None = None
+    """Which experts a row has, one of `families.ROUTINGS`; None: those it was trained with."""
 
     def __post_init__(self) -> None:
         if self.weights not in FORMS:

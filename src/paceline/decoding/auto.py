@@ -155,7 +155,10 @@ class Auto:
             cost: seconds per call by rows.
             acceptance: this request's estimate; it learns as the request runs.
         """
-        self._cost = [0.0, *(cost(t) for t in range(1, max_block + 1))]
+        self._table, self._most = cost, max_block
+        self._costs: dict[int, list[float]] = {}
+        self._besides, self._besides_rate = 0, 0.0
+        self._cost = self._costs_besides(0)
         self._acceptance = acceptance
         self._asking: dict[str, _Asking] = {}
         self._tokens = 1.0
@@ -163,10 +166,24 @@ class Auto:
         self._offered: list[Proposal] = []  # for the step that is under way
         self._drafting = 0.0  # seconds of drafters asked since the last step
 
+    @property
+    def rate(self) -> float:
+        """Tokens per second that this request has lately been running at."""
+        return self._tokens / self._seconds
+
+    def share(self, rows: int, rate: float) -> None:
+        """Other requests are in the next call, with so many rows and tokens per second.
+
+        A row is then paid for with everybody's time: what it adds to the call is at the end of the
+        cost table, where rows cost most, and what that time is worth is what all make of it.
+        """
+        self._besides, self._besides_rate = rows, rate
+        self._cost = self._costs_besides(rows)
+
     def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
         """The proposal with the greatest gain, cut where more drafts would lower it."""
         room = min(room, len(self._cost) - 2)
-        rate = self._tokens / self._seconds
+        rate = self.rate + self._besides_rate
         best, most = NOTHING, 1 - rate * self._cost[1]
         if room < 1:
             return best
@@ -199,6 +216,13 @@ class Auto:
         self._tokens = self._tokens * keep + outcome.accepted + 1
         self._seconds = self._seconds * keep + seconds
         self._drafting = 0.0
+
+    def _costs_besides(self, rows: int) -> list[float]:
+        """Seconds of a call with `rows` rows of others, by the rows of this request."""
+        if rows not in self._costs:
+            most = self._most
+            self._costs[rows] = [0.0, *(self._table(rows + own) for own in range(1, most + 1))]
+        return self._costs[rows]
 
     def _cut(self, proposal: Proposal, rate: float) -> tuple[Proposal, float]:
         """The beginning of a proposal with the greatest gain, and the tokens to expect of it."""

@@ -17,12 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from paceline.decoding.logprobs import Likely, likely
 from paceline.decoding.sampling import Sampler, Sampling
 from paceline.decoding.text import Decode, TextStream
 from paceline.decoding.types import (
     NOTHING,
     Best,
     Block,
+    Constraint,
     Drafter,
     FinishReason,
     Logits,
@@ -48,10 +50,14 @@ class Stopping:
     """Tokens that end the answer. The one met is the last of `answer`, and not in the text."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; the text ends before the earliest one met."""
+    min_tokens: int = 0
+    """Tokens that come before `stop_token_ids` may end the answer."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}; expected 1 or more")
+        if self.min_tokens < 0:
+            raise ValueError(f"min_tokens is {self.min_tokens}; expected 0 or more")
         if not all(self.stop):
             raise ValueError("a stop string is empty; expected at least one character")
 
@@ -109,6 +115,9 @@ class Generation:
         decode: Decode,
         cached: int = 0,
         prefill_chunk: int = 512,
+        constraint: Constraint | None = None,
+        logprobs: int | None = None,
+        prompt_logprobs: bool = False,
     ) -> None:
         """Prepare a request.
 
@@ -123,6 +132,10 @@ class Generation:
             decode: token ids -> text, special tokens left out.
             cached: how many of the prompt's first tokens the engine already has in its slots.
             prefill_chunk: the most prompt tokens in one block.
+            constraint: which tokens may be picked; what it forces is not left to drafters.
+            logprobs: keep how likely each token of the answer was, and so many of the most likely
+                ones; None: keep nothing.
+            prompt_logprobs: keep the same for the prompt, none of which may be cached.
 
         Raises:
             ValueError: the prompt is empty, has unknown tokens, or leaves no room for an answer.
@@ -147,10 +160,23 @@ class Generation:
         room = context_length - len(prompt)
         self._end = len(prompt) + min(stopping.max_tokens or room, room)
         self._stop_token_ids = stopping.stop_token_ids
+        self._may_stop = len(prompt) + stopping.min_tokens
         self._text = TextStream(decode, stopping.stop)
-        self._sampler = Sampler(sampling, prompt, vocab_size)
+        self._sampler = Sampler(sampling, prompt, vocab_size, constraint)
+        self._constraint = constraint
         self._drafters = drafters
-        self._best = self._sampler.takes_best and not any(d.reads_logits for d in drafters)
+        self.logprobs: list[Likely] = []
+        """For each token of the answer how likely it was, if that is kept."""
+        self.prompt_logprobs: list[Likely | None] = [None] if prompt_logprobs else []
+        """The same for the prompt's tokens; None for the first, which nothing stands before."""
+        self._top = logprobs
+        self._best = (
+            self._sampler.takes_best
+            and logprobs is None
+            and not prompt_logprobs
+            and not stopping.min_tokens
+            and not any(drafter.reads_logits for drafter in drafters)
+        )
         self._policy = policy
         self._prefill_chunk = prefill_chunk
         self._block: Block | None = None
@@ -181,8 +207,11 @@ class Generation:
         """Whether the next block is a part of the prompt."""
         return len(self._tokens) == self.prompt_length
 
-    def next_block(self) -> Block:
+    def next_block(self, most: int | None = None) -> Block:
         """What to run next, at slots [length, length + T). The same until `accept` is called.
+
+        `most` is the most rows there are room for in the call, at least 1; None: as many as one
+        likes.
 
         Raises:
             RuntimeError: the generation has finished.
@@ -190,7 +219,7 @@ class Generation:
         if self.finished:
             raise RuntimeError("next_block() after the generation finished")
         if self._block is None:
-            self._block = self._prompt_chunk() if self.prefilling else self._draft_block()
+            self._block = self._prompt_chunk(most) if self.prefilling else self._draft_block(most)
         return self._block
 
     def accept(
@@ -226,11 +255,9 @@ class Generation:
         prefilling = self.prefilling
         text = ""
         first = len(self._tokens)
-        for row in range(count):
-            if best is None:
-                token = self._sampler.pick(logits[row], len(self._tokens))
-            else:
-                token = int(best.tokens[row])
+        rows = self._keep_prompt_logprobs(block, logits) if self.prompt_logprobs else range(count)
+        for row in rows:
+            token = self._pick(logits[row]) if best is None else int(best.tokens[row])
             text += self._append(token)
             stood = len(self._tokens) - first
             if self.finished or stood >= len(block.tokens) or token != block.tokens[stood]:
@@ -250,7 +277,8 @@ class Generation:
             drafter.observe(verified)
         if not prefilling:
             self.counters.count(self._proposal, step.accepted)
-            if not self.finished:  # an answer's end leaves the rest of the draft unjudged
+            # An answer's end leaves the rest of the draft unjudged; what is forced says nothing.
+            if not self.finished and self._proposal.source != "forced":
                 self._policy.observe(Outcome(self._proposal, step.accepted, seconds, tokens))
         self._proposal = NOTHING
         return step
@@ -268,15 +296,39 @@ class Generation:
         self.finish_reason = FinishReason.CANCELLED
         return self._text.finish()
 
-    def _prompt_chunk(self) -> Block:
-        end = min(self._length + self._prefill_chunk, self.prompt_length)
-        rows = int(end == self.prompt_length)
-        return Block(self._tokens[self._length : end], rows, self._best)
+    def _pick(self, row: Logits) -> int:
+        position = len(self._tokens)
+        token = self._sampler.pick(
+            row, position, self._stop_token_ids if position < self._may_stop else ()
+        )
+        if self._top is not None:
+            self.logprobs.append(likely(row, token, self._top))
+        return token
 
-    def _draft_block(self) -> Block:
+    def _keep_prompt_logprobs(self, block: Block, logits: Logits) -> range:
+        """Keep what a chunk's rows say of the prompt; the rows that say something of the answer."""
+        if not self.prefilling:
+            return range(len(logits))
+        known = min(len(block.tokens), self.prompt_length - 1 - self._length)
+        for row, token in enumerate(self._tokens[self._length + 1 : self._length + 1 + known]):
+            self.prompt_logprobs.append(likely(logits[row], token, self._top or 0))
+        return range(known, len(logits))
+
+    def _prompt_chunk(self, most: int | None) -> Block:
+        chunk = min(self._prefill_chunk, most or self._prefill_chunk)
+        end = min(self._length + chunk, self.prompt_length)
+        tokens = self._tokens[self._length : end]
+        rows = len(tokens) if self.prompt_logprobs else int(end == self.prompt_length)
+        return Block(tokens, rows, self._best)
+
+    def _draft_block(self, most: int | None) -> Block:
         # A block of T rows can bring T tokens: more drafts than that could not be kept.
         room = self._end - len(self._tokens) - 1
-        if room > 0:
+        room = room if most is None else min(room, most - 1)
+        forced = self._constraint.forced(room) if self._constraint and room > 0 else ()
+        if forced:
+            self._proposal = Proposal(forced, "forced")
+        elif room > 0:
             self._proposal = self._policy.draft(self._drafters, self._tokens, room)
         tokens = [self._tokens[-1], *self._proposal.tokens]
         return Block(tokens, len(tokens), self._best)

@@ -6,12 +6,14 @@ draft by comparing it with the pick is exact for greedy and sampled decoding ali
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
+
+from paceline.decoding.types import Constraint
 
 _GREEDY_BELOW = 1e-5
 """Dividing float32 logits by a smaller temperature would overflow to no use."""
@@ -81,13 +83,20 @@ class Sampler:
     Call `pick` for a position, then `push` the token that was kept there, in order.
     """
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab_size: int) -> None:
-        """Prepare for one request.
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        vocab_size: int,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """Prepare for one request; `constraint` says which tokens may be picked at all.
 
         Raises:
             ValueError: a token id of `logit_bias` is not in the vocabulary.
         """
         self._how = sampling
+        self._constraint = constraint
         beyond = [t for t in sampling.logit_bias if t >= vocab_size]
         if beyond:
             raise ValueError(
@@ -103,7 +112,7 @@ class Sampler:
     @property
     def takes_best(self) -> bool:
         """Whether every pick is a row's highest logit as it comes."""
-        changes = self._penalised or self._repetition or self._bias.size
+        changes = self._penalised or self._repetition or self._bias.size or self._constraint
         return self._how.greedy and not changes
 
     def push(self, token: int) -> None:
@@ -112,10 +121,23 @@ class Sampler:
             self._answer[token] = self._answer.get(token, 0) + 1
         if self._repetition:
             self._seen[token] = None
+        if self._constraint is not None:
+            self._constraint.push(token)
 
-    def pick(self, logits: npt.NDArray[np.float32], position: int) -> int:
-        """The token for `position` from its row of logits, [vocab] float32 (not changed)."""
+    def pick(
+        self, logits: npt.NDArray[np.float32], position: int, banned: Collection[int] = ()
+    ) -> int:
+        """The token for `position` from its row of logits, [vocab] float32 (not changed).
+
+        One of `banned` is only picked where no other token may be.
+        """
         logits = self._adjusted(logits)
+        if self._constraint is not None:
+            logits = self._constraint.masked(logits)
+        if banned:
+            rest = logits.copy()
+            rest[list(banned)] = -np.inf
+            logits = rest if rest.max() > -np.inf else logits
         if self._how.greedy:
             return int(logits.argmax())
         return _sample(logits, self._how, uniform(self._how.seed, position))

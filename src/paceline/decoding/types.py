@@ -143,6 +143,25 @@ class Policy(Protocol):
         ...
 
 
+class Constraint(Protocol):
+    """What an answer has to look like: a grammar. One instance serves one request."""
+
+    def masked(self, logits: Logits) -> Logits:
+        """A row of logits, [vocab], in which no token that may not come next can be picked.
+
+        At least one token can. The row itself is not changed.
+        """
+        ...
+
+    def push(self, token: int) -> None:
+        """Note that `token`, which was allowed, is now part of the answer."""
+        ...
+
+    def forced(self, limit: int) -> Sequence[int]:
+        """The tokens that must come next, at most `limit`, as far as there is no choice."""
+        ...
+
+
 class FinishReason(StrEnum):
     """Why a generation ended."""
 

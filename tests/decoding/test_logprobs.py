@@ -1,0 +1,34 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.decoding.logprobs import likely
+
+ROWS = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40)
+
+
+def reference(row: np.ndarray) -> np.ndarray:
+    wide = np.exp(row.astype(np.longdouble) - row.max())
+    found: np.ndarray = np.log(wide / wide.sum()).astype(np.float64)
+    return found
+
+
+@given(ROWS, st.data())
+def test_they_are_logarithms_of_the_softmax(values: list[float], data: st.DataObject):
+    row = np.array(values, np.float32)
+    token = data.draw(st.integers(0, len(row) - 1))
+    top = data.draw(st.integers(0, len(row) + 2))
+    found = likely(row, token, top)
+    expected = reference(row)
+    assert found.token == token
+    assert found.logprob == pytest.approx(expected[token], abs=1e-9)
+    order = sorted(range(len(row)), key=lambda each: (-row[each], each))[:top]
+    assert [each for each, _ in found.top] == order
+    assert [logprob for _, logprob in found.top] == pytest.approx(expected[order], abs=1e-9)
+
+
+def test_a_forbidden_token_has_no_chance():
+    found = likely(np.array([0, -np.inf, 0], np.float32), 1, 3)
+    assert found.logprob == -np.inf
+    assert found.top[2] == (1, -np.inf)

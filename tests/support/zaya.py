@@ -1,0 +1,64 @@
+"""A random tiny ZAYA, and Core ML artifacts of it."""
+
+from pathlib import Path
+from typing import Any
+
+from paceline.models import QUIET
+from support.coreml import FACTS
+
+EXPERTS, LAYERS = 5, 2
+
+BIAS_OF_NONE = 0.15
+"""Of the class that is none of the experts. transformers writes it to a checkpoint, and has -1 in
+its place when it has read it."""
+
+SETTINGS: dict[str, Any] = {
+    "hidden_size": 48,
+    "moe_intermediate_size": 20,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 160,
+    "num_experts": EXPERTS,
+    "router_hidden_size": 24,
+    "max_position_embeddings": 512,
+    # Large enough that routers tell tokens apart.
+    "initializer_range": 0.25,
+}
+
+
+def tiny_zaya(folder: Path, **changes: Any) -> Path:
+    """A random ZAYA as a Hugging Face checkpoint; some rows pass by its experts."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    model: Any = transformers.ZayaForCausalLM(transformers.ZayaConfig(**{**SETTINGS, **changes}))
+    with torch.no_grad():
+        for vector in model.parameters():
+            if vector.dim() == 1:
+                # Biases that are all 0 would be stored once for all of them.
+                vector.add_(torch.randn_like(vector) * 0.2)
+        # At first it says nearly the same whatever it reads.
+        model.model.embed_tokens.weight.mul_(4)
+        for layer in model.model.layers:
+            layer.mlp.gate.router_mlp.out_proj.weight.mul_(2)
+            layer.mlp.gate.balancing_biases[-1] = BIAS_OF_NONE
+    model.save_pretrained(folder)
+    return folder
+
+
+def zaya_artifact(folder: Path, **recipe: Any) -> Path:
+    """An artifact of `tiny_zaya` in one package of layers and one of the head."""
+    from paceline.coreml.convert import convert
+    from paceline.coreml.recipe import Recipe
+    from paceline.coreml.source import Source
+
+    checkpoint = tiny_zaya(folder / "checkpoint")
+    tokenizer = checkpoint / "tokenizer.json"
+    tokenizer.write_text("{}")
+    about = {"kind": "checkpoint", "from": "tiny-zaya"}
+    source = Source("tiny-zaya", about, "tiny-zaya", checkpoint, tokenizer, None, FACTS)
+    settings: dict[str, Any] = {"slots": 64, "weights": "f16", **recipe}
+    return convert(source, folder / "artifact", Recipe(**settings), progress=QUIET).folder
