@@ -6,7 +6,7 @@ used (`Sampling`, `Stopping`, the drafters); here it becomes one request, or one
 
 import difflib
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, TypedDict
@@ -14,10 +14,14 @@ from typing import Any, TypedDict
 from paceline import drafters
 from paceline.decoding.generation import Stopping
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import Constraint
 from paceline.engines.measure import MAX_ROWS
 from paceline.errors import InvalidRequest
 
 POLICIES = ("auto", "fixed", "adaptive", "kelly")
+
+MOST_LOGPROBS = 20
+"""The most tokens a position for which `logprobs` can be had."""
 
 _RULE_BLOCK = 8
 """Block of the policies that do not weigh costs, when the caller does not say."""
@@ -54,6 +58,16 @@ class Options(TypedDict, total=False):
     """A drafter that is only watched: the statistics say what it would have done."""
     raw: bool
     """Take a string as it is, without the chat template."""
+    min_tokens: int
+    """Tokens that come before an end-of-sequence token may."""
+    logprobs: int | None
+    """Say how likely each token of the answer was, and so many of the likeliest: 0 to 20."""
+    prompt_logprobs: bool
+    """Say the same for the prompt, all of which is then computed."""
+    constraint: Constraint | None
+    """What the answer has to look like; made for this answer alone."""
+    prediction: Sequence[int] | None
+    """Tokens that the answer is expected to have much of: drafted from before all else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +83,16 @@ class Request:
     max_block: int
     probe: str | None
     raw: bool
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    constraint: Constraint | None = None
+    prediction: Sequence[int] = ()
 
     def stopping(self, stop_token_ids: Collection[int]) -> Stopping:
         """When to end, for a model with these end-of-sequence tokens."""
         ends = frozenset() if self.ignore_eos else frozenset(stop_token_ids)
-        return Stopping(self.max_tokens, ends, self.stop)
+        return Stopping(self.max_tokens, ends, self.stop, self.min_tokens)
 
 
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")
@@ -99,6 +118,10 @@ def _are_strings(value: object) -> bool:
     return isinstance(many, Collection) and all(isinstance(each, str) for each in many)
 
 
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, Sequence) and all(_is_whole(each) for each in value)
+
+
 _KINDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     **dict.fromkeys(_NUMBERS, ("a number", _is_number)),
     "top_k": ("a whole number", _is_whole),
@@ -106,7 +129,15 @@ _KINDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "seed": ("a whole number or None", lambda value: value is None or _is_whole(value)),
     "logit_bias": ("token id -> number", _is_bias),
     "stop": ("a string, or several", _are_strings),
-    **dict.fromkeys(("ignore_eos", "raw"), ("True or False", lambda v: isinstance(v, bool))),
+    **dict.fromkeys(
+        ("ignore_eos", "raw", "prompt_logprobs"), ("True or False", lambda v: isinstance(v, bool))
+    ),
+    "min_tokens": ("a whole number", _is_whole),
+    "logprobs": (
+        f"a whole number from 0 to {MOST_LOGPROBS}, or None",
+        lambda value: value is None or (_is_whole(value) and value in range(MOST_LOGPROBS + 1)),
+    ),
+    "prediction": ("token ids or None", lambda value: value is None or _are_tokens(value)),
     "drafter": ("a string", lambda value: isinstance(value, str)),
     "probe": ("a string or None", lambda value: value is None or isinstance(value, str)),
 }
@@ -132,7 +163,7 @@ def check(options: Options) -> Request:
     chosen = {name: values[name] for name in _SAMPLING if name in values}
     try:
         sampling = Sampling(**chosen, seed=secrets.randbits(63) if seed is None else seed)
-        Stopping(values.get("max_tokens"), frozenset(), stop)
+        Stopping(values.get("max_tokens"), frozenset(), stop, values.get("min_tokens", 0))
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
     policy = values.get("policy", "auto")
@@ -156,4 +187,9 @@ def check(options: Options) -> Request:
         max_block=block,
         probe=probe,
         raw=values.get("raw", False),
+        min_tokens=values.get("min_tokens", 0),
+        logprobs=values.get("logprobs"),
+        prompt_logprobs=values.get("prompt_logprobs", False),
+        constraint=values.get("constraint"),
+        prediction=values.get("prediction") or (),
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.decoding.logprobs import Likely
 from paceline.decoding.types import FinishReason
 
 
@@ -108,6 +109,10 @@ class Result:
     on the block they are computed in."""
     seed: int
     """What the request was sampled with; the same seed gives the same tokens."""
+    logprobs: list[Likely] = field(default_factory=list)
+    """How likely each token of the answer was, where that was asked for."""
+    prompt_logprobs: list[Likely | None] = field(default_factory=list)
+    """The same for the prompt; None for its first token."""
 
     @property
     def completion_tokens(self) -> int:

@@ -16,7 +16,7 @@ from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.types import Policy
-from paceline.drafters import Corpus, Memory, Probe, Shared, Small
+from paceline.drafters import Corpus, Memory, PredictionDrafter, Probe, Shared, Small
 from paceline.engines import ENGINES, EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.base import Sequence as Slots
@@ -210,7 +210,7 @@ class Model:
         self._make_ready(request)
         slots = self._open()
         try:
-            return self._stream(tokens, request, slots, started, end=lambda _: self._close(slots))
+            return self.begin(tokens, request, slots, started, end=lambda _: self._close(slots))
         except BaseException:
             self._close(slots)
             raise
@@ -225,11 +225,18 @@ class Model:
             return False
         return drafter == "none" or self.measurement.row_invariant
 
+    def taps_for(self, request: Request) -> set[int]:
+        """The layers whose hidden states the request's drafters look at.
+
+        Raises:
+            ModelError: a drafter cannot be read.
+        """
+        specs = filter(None, (request.drafter, request.probe))
+        return {tap for spec in specs for tap in drafting.taps(spec, self._shared)}
+
     def _make_ready(self, request: Request) -> None:
         """See to it that the engine returns what the request's drafters learn from."""
-        needed = set(self.engine.taps)
-        for spec in filter(None, (request.drafter, request.probe)):
-            needed.update(drafting.taps(spec, self._shared))
+        needed = {*self.engine.taps, *self.taps_for(request)}
         if needed == set(self.engine.taps):
             return
         if self._opened or self._open_with is None:
@@ -268,7 +275,7 @@ class Model:
         self._opened -= 1
         slots.close()
 
-    def _stream(
+    def begin(
         self,
         tokens: Sequence[int],
         request: Request,
@@ -278,10 +285,27 @@ class Model:
         end: Callable[[Stream], None],
         memory: Memory | None = None,
     ) -> Stream:
-        """A stream over `slots`, whose first ones hold the beginning of `tokens` already."""
+        """A stream over `slots`, whose first ones hold the beginning of `tokens` already.
+
+        For those who look after slots themselves; others call `stream`.
+
+        Args:
+            tokens: the prompt.
+            request: how to answer it.
+            slots: a sequence of this model's engine; whoever opened it closes it.
+            started: when the request came (`perf_counter`).
+            end: called once, when the stream has ended in any way.
+            memory: what drafters know of the sequence already, and will.
+
+        Raises:
+            InvalidRequest: the prompt or an option cannot be served.
+            ModelError: a drafter cannot be read or does not fit the model.
+        """
         acceptance = self._acceptance.carried()
         spec = drafting.resolved(request.drafter, self._shared)
         chosen = drafting.create(spec, self._shared, memory)
+        if request.prediction and request.drafter != "none":
+            chosen.insert(0, PredictionDrafter(request.prediction, len(tokens)))
         watched = drafting.create(request.probe, self._shared) if request.probe else []
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         try:
@@ -295,6 +319,9 @@ class Model:
                 policy=self._policy(request, acceptance),
                 decode=self.files.tokenizer().decode,
                 cached=slots.length,
+                constraint=request.constraint,
+                logprobs=request.logprobs,
+                prompt_logprobs=request.prompt_logprobs,
             )
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
@@ -383,7 +410,7 @@ class Conversation:
                 answer = {"role": "assistant", "content": stream.result.text}
                 self.messages = [*turns, answer]
 
-        stream = self._model._stream(
+        stream = self._model.begin(
             tokens, request, self._slots, started, end=end, memory=self._memory
         )
         self._answering = True

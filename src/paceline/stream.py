@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from paceline.decoding.generation import Generation, Step
-from paceline.decoding.types import Block
+from paceline.decoding.logprobs import Likely
+from paceline.decoding.types import Block, Policy
 from paceline.drafters import Probe
 from paceline.engines.base import Engine, StepResult
 from paceline.engines.base import Sequence as Slots
@@ -68,6 +69,31 @@ class Stream:
         return self._generation.answer
 
     @property
+    def slots(self) -> Slots:
+        """The engine's slots for it."""
+        return self._slots
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer has ended."""
+        return self._generation.finished
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether its next block is a part of the prompt."""
+        return self._generation.prefilling
+
+    @property
+    def policy(self) -> Policy:
+        """Who says how much is drafted."""
+        return self._generation.policy
+
+    @property
+    def logprobs(self) -> list[Likely]:
+        """How likely the answer's tokens so far were, where that was asked for."""
+        return self._generation.logprobs
+
+    @property
     def result(self) -> Result:
         """The finished answer.
 
@@ -115,17 +141,18 @@ class Stream:
 
     def _step(self) -> Step:
         """One block through the engine."""
-        block = self._next_block()
+        block = self.next_block()
         rows = self._engine.step([(self._slots, block)])
-        return self._accept(rows, 0)
+        return self.accept(rows, 0)
 
-    def _next_block(self) -> Block:
+    def next_block(self, most: int | None = None) -> Block:
+        """What to run next; see `Generation.next_block`. For those who run streams themselves."""
         self._began = perf_counter()
-        block = self._generation.next_block()
+        block = self._generation.next_block(most)
         self._drafted = perf_counter()
         return block
 
-    def _accept(self, rows: StepResult, place: int) -> Step:
+    def accept(self, rows: StepResult, place: int) -> Step:
         """Take this stream's rows of a call, and put the step's time down."""
         stats = self._stats
         verified = perf_counter()
@@ -178,6 +205,8 @@ class Stream:
             finish_reason=generation.finish_reason,
             stats=stats,
             prompt_tokens=generation.prompt_length,
+            logprobs=generation.logprobs,
+            prompt_logprobs=generation.prompt_logprobs,
         )
         self._end(self)
 
@@ -187,7 +216,7 @@ def run_together(streams: Sequence[Stream]) -> None:
 
     The time of a call is put down whole to each of its streams.
     """
-    going = [stream for stream in streams if not stream._generation.finished]
+    going = [stream for stream in streams if not stream.finished]
     for _ in as_they_end(iter(going), at_once=len(going)):
         pass
 
@@ -208,13 +237,13 @@ def as_they_end(
             going += islice(streams, at_once - len(going))
             if not going:
                 return
-            work = [(stream._slots, stream._next_block()) for stream in going]
+            work = [(stream.slots, stream.next_block()) for stream in going]
             rows = going[0]._engine.step(work)
             for place, stream in enumerate(going):
-                stream._accept(rows, place)
+                stream.accept(rows, place)
                 watch(stream)
-            ended = [stream for stream in going if stream._generation.finished]
-            going = [stream for stream in going if not stream._generation.finished]
+            ended = [stream for stream in going if stream.finished]
+            going = [stream for stream in going if not stream.finished]
             yield from ended
     finally:
         for stream in going:

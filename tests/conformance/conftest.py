@@ -33,7 +33,7 @@ def _coreml(folders: pytest.TempPathFactory) -> Engine:
     # Most blocks are one call, some are two or more.
     recipe = Recipe(topology="1+1", head_rows=50, slots=192, rows=12)
     made = convert(tiny_source(folder, **SMALLER), folder / "made", recipe, progress=QUIET)
-    return CoreMlEngine(made.folder, EngineSettings(cache_tokens=12 * 192), rounding="f32")
+    return CoreMlEngine(made.folder, EngineSettings(cache_tokens=24 * 192), rounding="f32")
 
 
 @pytest.fixture(

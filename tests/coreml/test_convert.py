@@ -26,6 +26,7 @@ from paceline.engines.coreml.rehearsal.weights import Constant
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET
 from support.coreml import tiny_llama, tiny_source
+from support.zaya import zaya_artifact
 
 pytestmark = pytest.mark.coreml
 
@@ -263,3 +264,9 @@ def test_the_manifest_says_what_was_made_of_what(source: Source, tmp_path: Path)
     assert value["facts"]["context_length"] == 64
     assert value["made_by"].startswith("paceline ")
     assert not (artifact.folder / "making.json").exists()
+
+
+def test_a_weight_that_has_lost_its_name_is_not_passed_over(tmp_path: Path):
+    """The converter multiplies ZAYA's projections with the scale behind them, under a new name."""
+    with pytest.raises(InvalidRequest, match=r"layers\.0\..*cannot stay float16"):
+        zaya_artifact(tmp_path, keep=("layers.0.*downs*",))

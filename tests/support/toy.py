@@ -56,6 +56,10 @@ class ToyEngine:
     def free_slots(self) -> int:
         return self._pool.free * self._pool.block_size
 
+    @property
+    def block_size(self) -> int:
+        return self._pool.block_size
+
     def open(self) -> BlockTable:
         return BlockTable(self._pool, self.context_length)
 

@@ -3,8 +3,9 @@
 coremltools does it. Which form the Neural Engine takes is in `lint`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
+from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import InvalidRequest
@@ -18,20 +19,26 @@ _LEAST = 2048
 """Numbers in a weight that is worth it; norms stay as they are."""
 
 
-def compress(model: Any, form: str, keep: Sequence[str] = ()) -> Any:
+def compress(
+    model: Any,
+    form: str,
+    keep: Sequence[str] = (),
+    weights: Mapping[str, int] = MappingProxyType({}),
+) -> Any:
     """The model with its weights in a form of `FORMS`.
 
     `keep` are patterns of weights that stay float16, by their names in the layers, dots and all:
-    `layers.0.*`, `*.down`, `head`.
+    `layers.0.*`, `*.down`, `head`. `weights` are the layers' own, by name, with how many numbers
+    each has.
 
     Raises:
-        InvalidRequest: there is no such form.
+        InvalidRequest: there is no such form, or a weight that is to stay cannot be told apart.
     """
     import coremltools.optimize.coreml as optimize
 
     if form not in FORMS:
         raise InvalidRequest(f"weights is {form!r}; expected one of {', '.join(FORMS)}")
-    kept = kept_weights(model, keep)
+    kept = kept_weights(model, keep, weights)
     if form == "f16":
         return model
     if form == "int4":
@@ -60,11 +67,7 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
     Raises:
         InvalidRequest: naming those that do not.
     """
-    unknown = [
-        pattern
-        for pattern in patterns
-        if not any(fnmatch(name.removesuffix(".weight"), pattern) for name in names)
-    ]
+    unknown = [pattern for pattern in patterns if not any(_names(pattern, name) for name in names)]
     if unknown:
         few = ", ".join(name.removesuffix(".weight") for name in names[:4])
         raise InvalidRequest(
@@ -73,8 +76,17 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
         )
 
 
-def kept_weights(model: Any, patterns: Sequence[str]) -> list[str]:
-    """The names in the program of the weights that the patterns name."""
+def _names(pattern: str, weight: str) -> bool:
+    return fnmatch(weight.removesuffix(".weight"), pattern)
+
+
+def kept_weights(model: Any, patterns: Sequence[str], weights: Mapping[str, int]) -> list[str]:
+    """The names in the program of the weights that the patterns name.
+
+    Raises:
+        InvalidRequest: a pattern names one that has lost its name: the converter multiplies a
+            projection with a scale that stands behind it.
+    """
     import coremltools.optimize.coreml as optimize
 
     if not patterns:
@@ -85,5 +97,11 @@ def kept_weights(model: Any, patterns: Sequence[str]) -> list[str]:
         # In a program dots are underscores, and a weight says of what and in what precision it is.
         mangled = pattern.replace(".", "_")
         hits = [name for name in names if fnmatch(name, f"{mangled}_weight*")]
+        large = [name for name, size in weights.items() if size >= _LEAST and _names(pattern, name)]
+        if large and not hits:
+            raise InvalidRequest(
+                f"{', '.join(large)}: cannot stay float16, because converting merges it with "
+                f"another weight; leave {pattern!r} away"
+            )
         found += hits
     return found

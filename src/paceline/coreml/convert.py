@@ -127,6 +127,8 @@ class _Part(NamedTuple):
     span: Span
     taps: tuple[int, ...] | None
     """Layers that are tapped; None: a part of the head."""
+    weights: Mapping[str, int]
+    """How many numbers each has, by name."""
 
     def entry(self) -> dict[str, Any]:
         """As the manifest has it."""
@@ -149,10 +151,11 @@ def _parts(family: Family, recipe: Recipe) -> Iterator[_Part]:
         spans = even_topology(each, recipe.megabytes * _MEGABYTE)
     for span in spans:
         taps = tuple(tap for tap in tapped if span.start <= tap < span.end)
-        yield _Part(f"layers-{span.start:03}-{span.end:03}.mlpackage", span, taps)
+        weights = {name: size for part in numbers[slice(*span)] for name, size in part.items()}
+        yield _Part(f"layers-{span.start:03}-{span.end:03}.mlpackage", span, taps, weights)
     whole = [Span(0, len(shape.labels))]  # a classifier's head is small
     for span in whole if shape.labels else split_evenly(shape.vocab_size, recipe.head_rows):
-        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None)
+        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, numbers[-1])
 
 
 def _numbers(family: Family) -> list[dict[str, int]]:
@@ -211,7 +214,7 @@ def _make(part: _Part, family: Family, out: Path, recipe: Recipe, temporary: Pat
         program = convert_head(family, *part.span, sizes=sizes)
     else:
         program = convert_layers(family, *part.span, sizes=sizes, taps=part.taps)
-    program = compress(program, recipe.weights, recipe.keep)
+    program = compress(program, recipe.weights, recipe.keep, part.weights)
     with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
         made = Path(work) / part.path
         program.save(str(made))

@@ -177,7 +177,7 @@ class Generation:
             and not stopping.min_tokens
             and not any(drafter.reads_logits for drafter in drafters)
         )
-        self._policy = policy
+        self.policy = policy
         self._prefill_chunk = prefill_chunk
         self._block: Block | None = None
         self._proposal = NOTHING
@@ -279,7 +279,7 @@ class Generation:
             self.counters.count(self._proposal, step.accepted)
             # An answer's end leaves the rest of the draft unjudged; what is forced says nothing.
             if not self.finished and self._proposal.source != "forced":
-                self._policy.observe(Outcome(self._proposal, step.accepted, seconds, tokens))
+                self.policy.observe(Outcome(self._proposal, step.accepted, seconds, tokens))
         self._proposal = NOTHING
         return step
 
@@ -329,7 +329,7 @@ class Generation:
         if forced:
             self._proposal = Proposal(forced, "forced")
         elif room > 0:
-            self._proposal = self._policy.draft(self._drafters, self._tokens, room)
+            self._proposal = self.policy.draft(self._drafters, self._tokens, room)
         tokens = [self._tokens[-1], *self._proposal.tokens]
         return Block(tokens, len(tokens), self._best)
 

@@ -5,6 +5,7 @@
 
 from paceline.drafters.model import ModelDrafter, Small
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.probe import Probe
 from paceline.drafters.recycle import RecycleDrafter
 from paceline.drafters.specs import (
@@ -25,6 +26,7 @@ __all__ = [
     "Memory",
     "ModelDrafter",
     "NgramDrafter",
+    "PredictionDrafter",
     "Probe",
     "RecycleDrafter",
     "Shared",

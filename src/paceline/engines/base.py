@@ -109,6 +109,11 @@ class Engine(Protocol):
         """Slots that no sequence holds."""
         ...
 
+    @property
+    def block_size(self) -> int:
+        """Slots come in blocks of so many: a sequence holds whole ones."""
+        ...
+
     def open(self) -> Sequence:
         """A new, empty sequence."""
         ...

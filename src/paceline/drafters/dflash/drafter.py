@@ -30,8 +30,8 @@ _TIMED = 5
 class Context:
     """What is known of one sequence: keys and values of its tokens, layer by layer.
 
-    Never copied, only extended and cut. A token's keys are turned to its position, so gaps do no
-    harm: what was not seen is not there.
+    In decoding it is only extended and cut, never copied. A token's keys are turned to its
+    position, so gaps do no harm: what was not seen is not there.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int) -> None:
@@ -45,6 +45,15 @@ class Context:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def copy(self, position: int) -> "Context":
+        """The same for a sequence that shares the tokens before this position."""
+        other = Context(0, 0, 0)
+        other._rows = self._rows.copy()
+        other.positions, other.waiting = list(self.positions), list(self.waiting)
+        other.waits_from = self.waits_from
+        other.cut(position)
+        return other
 
     def extend(self, rows: Sequence[Array], positions: Sequence[int]) -> None:
         """Add rows: for each layer keys [n, kv_heads, head_dim], then values."""

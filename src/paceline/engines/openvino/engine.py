@@ -81,6 +81,11 @@ class OpenVinoEngine:
         """Slots that no sequence holds."""
         return self._pool.free * self._pool.block_size
 
+    @property
+    def block_size(self) -> int:
+        """Slots come in blocks of so many."""
+        return self._pool.block_size
+
     def open(self) -> BlockTable:
         """A new, empty sequence."""
         return BlockTable(self._pool, self.context_length)

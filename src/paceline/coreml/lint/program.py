@@ -1,0 +1,136 @@
+"""A function of a package, made easy to ask: who makes a value, what is constant, what it holds.
+
+Knows how a program is written. Judges nothing.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from paceline.engines.coreml.rehearsal.program import Function, Op, Operand, Package, Value
+from paceline.engines.coreml.rehearsal.weights import Constant
+
+STORED: Final = ("const", "constexpr_")
+"""Kinds of operation that only say what a package stores; they run nowhere."""
+
+PLACED: Final = frozenset({"reshape", "transpose", "expand_dims", "squeeze", "identity"})
+"""Operations that give all of one operand's numbers, in other places."""
+
+
+class Program:
+    """One function of a package."""
+
+    def __init__(self, package: Package, function: Function) -> None:
+        self.package, self.function = package, function
+        self._all = list(function.block.walk())
+        self.ops = [op for op in self._all if not op.type.startswith(STORED)]
+        """All that computes, that of nested blocks too."""
+        self._makers = {out.name: op for op in self._all for out in op.outputs}
+        self._values = {one.name: one for one in function.block.inputs}
+        self._values |= {out.name: out for op in self._all for out in op.outputs}
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it keeps anything between calls."""
+        return bool(self.function.states)
+
+    @property
+    def flexible(self) -> bool:
+        """Whether it takes inputs of more than one shape."""
+        return any(not one.is_static for one in self.function.inputs)
+
+    def value(self, operand: Operand | None) -> Value | None:
+        """What an operand is called and declared as; None for a constant written in place."""
+        return self._values.get(operand) if isinstance(operand, str) else None
+
+    def maker(self, operand: Operand | None) -> Op | None:
+        """The operation whose output an operand is; None for inputs and constants in place."""
+        return self._makers.get(operand) if isinstance(operand, str) else None
+
+    def origin(self, operand: Operand | None) -> Operand | None:
+        """The operand before it was only put into other places."""
+        maker = self.maker(operand)
+        while maker is not None and maker.type in PLACED:
+            operand = first(maker, "x")
+            maker = self.maker(operand)
+        return operand
+
+    def constant(self, operand: Operand | None) -> bool:
+        """Whether an operand is the same in every call."""
+        if operand is None or isinstance(operand, Constant):
+            return operand is not None
+        return operand in self._constants
+
+    @cached_property
+    def _constants(self) -> set[str]:
+        found: set[str] = set()
+        for op in self._all:
+            operands = [one for several in op.inputs.values() for one in several]
+            stored = op.type.startswith(STORED)
+            if stored or (
+                operands
+                and not op.blocks
+                and all(isinstance(one, Constant) or one in found for one in operands)
+            ):
+                found |= {out.name for out in op.outputs}
+        return found
+
+    @cached_property
+    def sizes(self) -> set[str]:
+        """Values that say how long axes are, and nothing of what stands there."""
+        found: set[str] = set()
+        for op in self.ops:
+            operands = [one for several in op.inputs.values() for one in several]
+            of_sizes = any(isinstance(one, str) and one in found for one in operands) and all(
+                self.constant(one) or one in found for one in operands
+            )
+            if op.type == "shape" or of_sizes:
+                found |= {out.name for out in op.outputs}
+        return found
+
+    def stored(self) -> Iterator[tuple[Op, Constant]]:
+        """Every array or number that the program stores, and the operation that holds it."""
+        for op in self._all:
+            for operands in op.inputs.values():
+                for operand in operands:
+                    if isinstance(operand, Constant):
+                        yield op, operand
+
+    def storing(self, kind: str) -> Iterator[Op]:
+        """Operations of a kind that say how a weight is stored."""
+        return (op for op in self._all if op.type == kind)
+
+    def stored_of(self, operand: Operand | None) -> Constant | None:
+        """The constant as stored that an operand is, where it is one."""
+        if isinstance(operand, Constant):
+            return operand
+        maker = self.maker(operand)
+        if maker is None or maker.type != "const":
+            return None
+        held = first(maker, "val")
+        return held if isinstance(held, Constant) else None
+
+    def numbers(self, op: Op, parameter: str) -> Any:
+        """The numbers of a constant parameter as an array; None: it is absent, or computed."""
+        found = self.stored_of(first(op, parameter))
+        return None if found is None else np.asarray(found.value())
+
+    def shape_of(self, operand: Operand | None) -> tuple[int | None, ...] | None:
+        """The declared shape of an operand."""
+        if isinstance(operand, Constant):
+            return operand.shape
+        value = self.value(operand)
+        return None if value is None else value.shape
+
+
+def first(op: Op, parameter: str) -> Operand | None:
+    """A parameter's operand, the first where it has several; None: it has none."""
+    operands = op.inputs.get(parameter, ())
+    return operands[0] if operands else None
+
+
+def written(shape: tuple[int | None, ...]) -> str:
+    """A shape for a message."""
+    return str(["T" if size is None else size for size in shape]).replace("'", "")

@@ -1,0 +1,1 @@
+"""Many users of one loaded model: a scheduler that shares its calls, and an HTTP server over it."""

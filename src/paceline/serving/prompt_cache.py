@@ -1,0 +1,124 @@
+"""What ended answers leave behind: their slots, for prompts that begin the same.
+
+Knows sequences and tokens; knows nothing of requests. The least recently used goes first when
+its slots are needed. Entries are compared one by one: as many as the engine has slots for, some
+hundreds at most, and a comparison is a few microseconds.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.drafters import Memory
+from paceline.engines.base import Engine, Sequence
+
+Tokens = npt.NDArray[np.int64]
+
+
+class Begun(NamedTuple):
+    """A sequence that holds the beginning of a prompt, perhaps none of it."""
+
+    slots: Sequence
+    memory: Memory
+    """What drafters know of those tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    tokens: Tokens
+    slots: Sequence
+    memory: Memory
+    salt: str
+
+
+class PromptCache:
+    """The cache of one engine. Not for several threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        """An empty cache; it may take all slots that nobody else needs."""
+        self._engine = engine
+        self._entries: list[_Entry] = []  # the least recently used first
+        self.asked = 0
+        """Tokens of prompts that were looked up."""
+        self.found = 0
+        """Of these, those that were there."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are kept; what several entries share counts for each."""
+        return sum(len(entry.tokens) for entry in self._entries)
+
+    def begin(self, prompt: Tokens, salt: str = "") -> Begun:
+        """A sequence for a prompt, with as much of its beginning as is here.
+
+        Args:
+            prompt: [n] token ids.
+            salt: only what was kept under the same is found.
+        """
+        self.asked += len(prompt)
+        best, most = None, 0
+        for entry in self._entries:
+            # The last token of a prompt is always run: its row picks the first of the answer.
+            same = _same(entry.tokens, prompt[:-1]) if entry.salt == salt else 0
+            if same > most:
+                best, most = entry, same
+        if best is None:
+            return Begun(self._engine.open(), {})
+        self._entries.remove(best)
+        self._entries.append(best)
+        begun = self._take_over(best, most)
+        self.found += begun.slots.length
+        return begun
+
+    def keep(self, tokens: Tokens, begun: Begun, salt: str = "") -> None:
+        """Take over a sequence that has ended; `tokens` [n] are those whose slots it holds."""
+        held = begun.slots.length
+        tokens = tokens[:held]
+        if not held:
+            begun.slots.close()
+            return
+        for entry in [each for each in self._entries if each.salt == salt]:
+            if _same(entry.tokens, tokens) == len(entry.tokens):  # the new one has all of it
+                self._remove(entry)
+        self._entries.append(_Entry(tokens, begun.slots, begun.memory, salt))
+
+    def make_room(self, slots: int) -> bool:
+        """Let entries go until so many slots are free; whether they are."""
+        while self._engine.free_slots < slots and self._entries:
+            self._remove(self._entries[0])
+        return self._engine.free_slots >= slots
+
+    def clear(self) -> None:
+        """Let everything go."""
+        while self._entries:
+            self._remove(self._entries[-1])
+
+    def _take_over(self, entry: _Entry, most: int) -> Begun:
+        slots = entry.slots.fork(most)
+        length = slots.length
+        if length or 2 * most < len(entry.tokens):
+            return Begun(slots, {name: known.copy(length) for name, known in entry.memory.items()})
+        # There was nothing to share, as in an engine whose sequences share nothing. Most of the
+        # entry is wanted, so it goes on itself.
+        slots.close()
+        self._entries.remove(entry)
+        entry.slots.rewind(most)
+        for known in entry.memory.values():
+            known.cut(entry.slots.length)
+        return Begun(entry.slots, entry.memory)
+
+    def _remove(self, entry: _Entry) -> None:
+        self._entries.remove(entry)
+        entry.slots.close()
+
+
+def _same(one: Tokens, other: Tokens) -> int:
+    """How many tokens two texts begin with alike."""
+    length = min(len(one), len(other))
+    differing = np.flatnonzero(one[:length] != other[:length])
+    return int(differing[0]) if len(differing) else length

@@ -1,0 +1,430 @@
+"""Requests of many users in the calls of one engine.
+
+One thread drives the engine: in every call are the blocks of all answers that are written, and
+as many rows of prompts as do not hold those up. Others submit requests and hear of what comes of
+them. The rule: whatever goes wrong with one request, the others go on, and no slot is lost.
+
+A request is let in when the slots it can need are free at most, so the cache cannot run full in the
+middle of an answer; until then it waits its turn. What ends leaves its slots to the prompt cache.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from time import monotonic, perf_counter
+
+import numpy as np
+
+from paceline.decoding.auto import Auto
+from paceline.decoding.generation import Step
+from paceline.decoding.logprobs import Likely
+from paceline.decoding.types import Block
+from paceline.engines.base import Sequence, StepResult
+from paceline.errors import InvalidRequest, PacelineError
+from paceline.options import Request
+from paceline.results import Result
+from paceline.runtime import Model
+from paceline.serving.prompt_cache import Begun, PromptCache
+from paceline.stream import Stream
+
+_CALL_ROWS = 512
+"""Rows of prompts in a call that nobody else waits for."""
+
+_BESIDE_SECONDS = 0.1
+"""What prompts may add to a call in which answers are being written."""
+
+_LEAST_CHUNK = 16
+"""Rows of a prompt in a call, however many wait."""
+
+
+class QueueFull(PacelineError):
+    """As many requests wait as may; the message says how many."""
+
+
+class Draining(PacelineError):
+    """The server is ending, and takes no more requests."""
+
+
+class TimedOut(PacelineError):
+    """A request took longer than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """New tokens of an answer."""
+
+    step: Step
+    logprobs: Ordered[Likely] = ()
+    """Of the new tokens, where that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An answer has ended, also by being cancelled."""
+
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """There will be no answer, or no more of it."""
+
+    error: Exception
+
+
+Work = tuple[Sequence, Block]
+"""A sequence of the engine, and what is to be run of it."""
+
+Event = Progress | Done | Failed
+Listener = Callable[[Event], None]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request that was submitted; its listener hears `Progress`, and once `Done` or `Failed`."""
+
+    tokens: Ordered[int]
+    request: Request
+    listener: Listener
+    salt: str
+    cached: bool
+    deadline: float | None
+    submitted: float = field(default_factory=perf_counter)
+    cancelled: bool = False
+    slots_needed: int = 0
+    begun: Begun | None = None
+    stream: Stream | None = None
+    told: int = 0
+    """Logprobs that the listener has."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more. It ends before the next call."""
+        self.cancelled = True
+
+
+@dataclass(slots=True)
+class Load:
+    """What is going on, and what went on since the start."""
+
+    running: int = 0
+    waiting: int = 0
+    submitted: int = 0
+    refused: int = 0
+    failed: int = 0
+    calls: int = 0
+    call_seconds: float = 0.0
+    rows: int = 0
+
+
+class Scheduler:
+    """The scheduler of one model; see the top of this file."""
+
+    def __init__(self, model: Model, *, most_waiting: int = 256, most_running: int = 64) -> None:
+        """Prepare; `start` begins.
+
+        Args:
+            model: loaded, with the drafters that requests may ask for. Nobody else may use it.
+            most_waiting: requests that may wait for their turn.
+            most_running: answers that are written at once.
+        """
+        self.model = model
+        self.prompts = PromptCache(model.engine)
+        self.load = Load()
+        self._most_waiting, self._most_running = most_waiting, most_running
+        self._waiting: deque[Ticket] = deque()
+        self._running: list[Ticket] = []
+        self._slots = model.engine.free_slots
+        self._wake = threading.Condition()
+        self._draining = False
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+        cost = model.measurement.cost
+        self._row_seconds = max(cost(32) - cost(16), 0.0) / 16 or cost(32) / 32
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread that drives the engine is at work."""
+        return self._thread.is_alive()
+
+    def submit(
+        self,
+        tokens: Ordered[int],
+        request: Request,
+        listener: Listener,
+        *,
+        salt: str = "",
+        cached: bool = True,
+        seconds: float | None = None,
+    ) -> Ticket:
+        """Put a request into the queue.
+
+        Args:
+            tokens: the prompt.
+            request: how to answer it.
+            listener: told what comes of it, in the engine's thread: it must be quick.
+            salt: its prompt shares nothing with those under another salt.
+            cached: whether its prompt may be found in the cache, and left there.
+            seconds: how long it may take, waiting included; None: as long as it likes.
+
+        Raises:
+            InvalidRequest: it could never be served.
+            QueueFull: too many wait.
+            Draining: the server is ending.
+        """
+        ticket = Ticket(
+            tokens,
+            request,
+            listener,
+            salt,
+            cached and not request.prompt_logprobs,
+            None if seconds is None else monotonic() + seconds,
+        )
+        missing = self.model.taps_for(request) - set(self.model.engine.taps)
+        if missing:
+            raise InvalidRequest(
+                f"drafter {request.drafter} looks at hidden states that the model was loaded "
+                "without; start with it"
+            )
+        ticket.slots_needed = self._slots_for(ticket)
+        with self._wake:
+            if self._draining:
+                raise Draining("the server is ending and takes no more requests")
+            if len(self._waiting) >= self._most_waiting:
+                self.load.refused += 1
+                raise QueueFull(f"{len(self._waiting)} requests wait already; try again later")
+            self._waiting.append(ticket)
+            self.load.submitted += 1
+            self.load.waiting = len(self._waiting)
+            self._wake.notify()
+        return ticket
+
+    def close(self, grace: float = 0.0) -> None:
+        """Take no more requests, let those that run go on for `grace` seconds, and end."""
+        with self._wake:
+            self._draining = True
+            self._wake.notify()
+        end = monotonic() + grace
+        while self.alive and (self._running or self._waiting) and monotonic() < end:
+            threading.Event().wait(0.02)
+        with self._wake:
+            self._stopped = True
+            self._wake.notify()
+        if self.alive:
+            self._thread.join()
+
+    def _slots_for(self, ticket: Ticket) -> int:
+        """Slots that a request can need; how long its answer may get is settled here.
+
+        Raises:
+            InvalidRequest: there are not so many.
+        """
+        engine = self.model.engine
+        count = len(ticket.tokens)
+        if count >= engine.context_length:
+            raise InvalidRequest(
+                f"the prompt has {count} tokens and the context holds {engine.context_length}, the "
+                "answer included; shorten the prompt"
+            )
+        room = min(engine.context_length, self._slots) - count
+        if room < 1:
+            raise InvalidRequest(
+                f"the prompt has {count} tokens and the cache holds {self._slots}; shorten the "
+                "prompt, or start with more cache_tokens"
+            )
+        most = min(ticket.request.max_tokens or room, room)
+        ticket.request = replace(ticket.request, max_tokens=most)
+        return self._whole(count + most)
+
+    def _whole(self, slots: int) -> int:
+        """So many slots in whole blocks."""
+        size = self.model.engine.block_size
+        return -(-slots // size) * size
+
+    # -- the engine's thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        why: Exception = Draining("the server has ended")
+        try:
+            self._loop()
+        except Exception as error:  # a fault of ours; nobody may wait for ever because of it
+            logging.getLogger(__name__).exception("the engine's thread has ended")
+            why = error
+        with self._wake:
+            self._draining = True
+            left = [*self._running, *self._waiting]
+            self._waiting.clear()
+        for ticket in left:
+            self._end(ticket, why)
+        self.prompts.clear()
+
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._stopped or self._waiting or self._running):
+                    self._wake.wait()
+                if self._stopped:
+                    return
+            self._end_unwanted()
+            self._let_in()
+            if self._running:
+                self._call()
+
+    def _end_unwanted(self) -> None:
+        """End what was cancelled, or has taken too long."""
+        with self._wake:
+            unwanted = [ticket for ticket in self._waiting if _unwanted(ticket)]
+            for ticket in unwanted:
+                self._waiting.remove(ticket)
+            self.load.waiting = len(self._waiting)
+        for ticket in [*unwanted, *filter(_unwanted, self._running)]:
+            late = not ticket.cancelled
+            self._end(ticket, TimedOut("the request took longer than it may") if late else None)
+
+    def _let_in(self) -> None:
+        """Begin with those who wait, in their order, as long as there is room."""
+        while self._waiting and len(self._running) < self._most_running:
+            ticket = self._waiting[0]
+            reserved = sum(each.slots_needed - self._held(each) for each in self._running)
+            if not self.prompts.make_room(reserved + ticket.slots_needed) and self._running:
+                return
+            with self._wake:
+                self._waiting.popleft()
+                self.load.waiting = len(self._waiting)
+            self._begin(ticket)
+
+    def _held(self, ticket: Ticket) -> int:
+        return 0 if ticket.begun is None else self._whole(ticket.begun.slots.length)
+
+    def _begin(self, ticket: Ticket) -> None:
+        prompt = np.array(ticket.tokens, np.int64)
+        if ticket.cached:
+            ticket.begun = self.prompts.begin(prompt, ticket.salt)
+        else:
+            ticket.begun = Begun(self.model.engine.open(), {})
+        try:
+            ticket.stream = self.model.begin(
+                ticket.tokens,
+                ticket.request,
+                ticket.begun.slots,
+                ticket.submitted,
+                end=lambda _: None,
+                memory=ticket.begun.memory,
+            )
+        except Exception as error:  # whatever it is, it is this request's
+            self._end(ticket, error)
+            return
+        self._running.append(ticket)
+        self.load.running = len(self._running)
+
+    def _call(self) -> None:
+        """One call of the engine, and what came of it."""
+        work = list(self._blocks())
+        started = perf_counter()
+        tickets = [ticket for ticket, _ in work]
+        try:
+            result = self.model.engine.step([pair for _, pair in work])
+        except Exception as error:
+            if len(work) == 1:
+                self._end(tickets[0], error)
+            else:
+                self._one_by_one(work)
+            return
+        self.load.calls += 1
+        self.load.call_seconds += perf_counter() - started
+        self.load.rows += sum(len(block.tokens) for _, (_, block) in work)
+        for place, ticket in enumerate(tickets):
+            self._accept(ticket, result, place)
+
+    def _one_by_one(self, work: Ordered[tuple[Ticket, Work]]) -> None:
+        """Run blocks alone, so that only the one at fault fails: nothing was kept of the call."""
+        for ticket, pair in work:
+            try:
+                result = self.model.engine.step([pair])
+            except Exception as error:
+                self._end(ticket, error)
+            else:
+                self._accept(ticket, result, 0)
+
+    def _accept(self, ticket: Ticket, result: StepResult, place: int) -> None:
+        stream = ticket.stream
+        assert stream is not None
+        try:
+            step = stream.accept(result, place)
+        except Exception as error:
+            self._end(ticket, error)
+            return
+        if step.tokens or step.text:
+            new = stream.logprobs[ticket.told :]
+            ticket.told += len(new)
+            self._tell(ticket, Progress(step, new))
+        if stream.finished:
+            self._end(ticket, None)
+
+    def _blocks(self) -> Iterator[tuple[Ticket, Work]]:
+        """The blocks of a call: of answers first, then what of prompts there is time for."""
+        writing = [ticket for ticket in self._running if not _stream(ticket).prefilling]
+        reading = [ticket for ticket in self._running if _stream(ticket).prefilling]
+        policies = [policy for t in writing if isinstance(policy := _stream(t).policy, Auto)]
+        rate = sum(policy.rate for policy in policies)
+        rows = [2] * len(writing)
+        for at, ticket in enumerate(writing):
+            policy = _stream(ticket).policy
+            if isinstance(policy, Auto):
+                policy.share(sum(rows) - rows[at], rate - policy.rate)
+            block = _stream(ticket).next_block()
+            rows[at] = max(len(block.tokens), 2)
+            yield ticket, (_stream(ticket).slots, block)
+        if not reading:
+            return
+        room = _CALL_ROWS
+        if writing:
+            room = min(room, max(int(_BESIDE_SECONDS / self._row_seconds), _LEAST_CHUNK))
+        share = max(room // len(reading), _LEAST_CHUNK)
+        for ticket in reading[: max(room // share, 1)]:
+            yield ticket, (_stream(ticket).slots, _stream(ticket).next_block(share))
+        # Whoever read now is the last to read next time.
+        turn = set(map(id, reading[: max(room // share, 1)]))
+        self._running.sort(key=lambda ticket: id(ticket) in turn)
+
+    def _end(self, ticket: Ticket, error: Exception | None) -> None:
+        """The end of a request: its slots go to the cache, and its listener hears of it."""
+        if ticket in self._running:
+            self._running.remove(ticket)
+        self.load.running = len(self._running)
+        stream, begun = ticket.stream, ticket.begun
+        if stream is not None:
+            with suppress(Exception):
+                stream.close()
+        if begun is not None:
+            if ticket.cached and stream is not None and error is None:
+                tokens = np.array(stream.tokens, np.int64)
+                self.prompts.keep(tokens, begun, ticket.salt)
+            else:
+                begun.slots.close()
+        if error is not None:
+            self.load.failed += 1
+            self._tell(ticket, Failed(error))
+        elif stream is not None:
+            self._tell(ticket, Done(stream.result))
+
+    def _tell(self, ticket: Ticket, event: Event) -> None:
+        # A listener that fails has nobody left to hear of it.
+        with suppress(Exception):
+            ticket.listener(event)
+
+
+def _stream(ticket: Ticket) -> Stream:
+    assert ticket.stream is not None
+    return ticket.stream
+
+
+def _unwanted(ticket: Ticket) -> bool:
+    return ticket.cancelled or (ticket.deadline is not None and monotonic() > ticket.deadline)

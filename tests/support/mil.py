@@ -1,0 +1,79 @@
+"""Core ML packages of a few operations, as coremltools' MIL builder makes them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
+
+
+def save_program(
+    path: Path,
+    build: Callable[..., Any],
+    inputs: Mapping[str, np.ndarray],
+    *,
+    target: str = "iOS18",
+    states: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    flexible: Mapping[str, int] = MappingProxyType({}),
+    rows: int = 4,
+) -> Path:
+    """Save a program as it is built: no pass of the converter changes it.
+
+    Args:
+        path: where to, an `.mlpackage`.
+        build: gets the builder and a variable for each input and each state.
+        inputs: an example of each.
+        target: the oldest system that it is for.
+        states: their shapes.
+        flexible: the axis of an input that may have 1 to `rows` places, one symbol for all of them.
+        rows: see there.
+    """
+    import coremltools as ct
+    from coremltools.converters.mil import Builder as mb  # noqa: N813
+    from coremltools.converters.mil.mil import types
+
+    lengths = ct.RangeDim(1, rows, default=1)
+    shapes: dict[str, list[Any]] = {name: list(one.shape) for name, one in inputs.items()}
+    for name, axis in flexible.items():
+        shapes[name][axis] = lengths
+    dtypes = {name: types.numpy_type_to_builtin_type(one.dtype) for name, one in inputs.items()}
+    specs = [
+        mb.TensorSpec([lengths.symbol if size is lengths else size for size in shape], dtypes[name])
+        for name, shape in shapes.items()
+    ]
+    specs += [mb.StateTensorSpec(shape, types.fp16) for shape in states.values()]
+    # The builder takes the names of inputs from the function's arguments.
+    arguments = ", ".join([*inputs, *states])
+    scope: dict[str, Any] = {"build": build, "mb": mb}
+    exec(f"def program({arguments}): return build(mb, {arguments})", scope)
+    opset = ct.target[target]
+    program = mb.program(input_specs=specs, opset_version=opset)(scope["program"])
+    more: dict[str, Any] = {}
+    if flexible:
+        more["inputs"] = [
+            ct.TensorType(name, tuple(shape), dtype=dtypes[name]) for name, shape in shapes.items()
+        ]
+    model = ct.convert(
+        program,
+        convert_to="mlprogram",
+        pass_pipeline=ct.PassPipeline.EMPTY,
+        compute_precision=ct.precision.FLOAT32,
+        minimum_deployment_target=opset,
+        skip_model_load=True,
+        **more,
+    )
+    model.save(str(path))
+    return path
+
+
+def edit(package: Path, change: Callable[[Any], object]) -> Path:
+    """Change a package's specification where it is."""
+    from coremltools.proto import Model_pb2
+
+    spec = Model_pb2.Model.FromString((package / MODEL).read_bytes())
+    change(spec)
+    (package / MODEL).write_bytes(spec.SerializeToString())
+    return package
