@@ -7,12 +7,13 @@ The comparison of the DFlash-on-MLX seed, on this machine: plain decoding, fixed
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.artifacts import write_json
-from paceline.bench.compare import Comparison, Contender, compare
+from paceline.artifacts import read_json, write_json
+from paceline.bench.compare import Contender, compare
 from paceline.bench.suite import Suite, SuitePrompt, load_suite
 from paceline.options import Options
 
@@ -36,7 +37,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--per-kind", type=int, default=2)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--depth", type=int, action="append", help="default: 0, 512, 2048, 8192")
+    parser.add_argument("--output", type=Path, help="depths that are in it already are kept")
     options = parser.parse_args()
     model = paceline.load(drafters=[options.drafter])
     model.measure()
@@ -48,24 +50,29 @@ def main() -> None:
             for name, way in WAYS.items()
         ),
     ]
-    found: dict[int, Comparison] = {}
-    for depth in DEPTHS:
-        deep = at_depth(model, suite, depth, options.max_tokens)
-        print(f"context depth {depth}")
-        found[depth] = compare(
-            deep, contenders, rounds=options.rounds, max_tokens=options.max_tokens, watch=print
-        )
-        print("  ".join(f"{name} {ratio:.2f}" for name, ratio in found[depth].means().items()))
-    value = {
-        "command": f"python benchmarks/context_depth.py --drafter {options.drafter}",
+    value: dict[str, Any] = {
+        "drafter": options.drafter,
         "model": model.files.name,
         "engine": model.engine.describe(),
         "suite_sha256": suite.sha256,
-        "depths": {str(depth): comparison.as_dict() for depth, comparison in found.items()},
+        "depths": {},
     }
-    if options.output is not None:
-        write_json(options.output, value)
-        draw(found, options.output.with_suffix(".png"))
+    if options.output is not None and options.output.exists():
+        value["depths"] = read_json(options.output)["depths"]
+    for depth in options.depth or DEPTHS:
+        if str(depth) in value["depths"]:
+            continue
+        deep = at_depth(model, suite, depth, options.max_tokens)
+        print(f"context depth {depth}", flush=True)
+        found = compare(
+            deep, contenders, rounds=options.rounds, max_tokens=options.max_tokens, watch=print
+        )
+        print("  ".join(f"{name} {ratio:.2f}" for name, ratio in found.means().items()))
+        how = {"rounds": options.rounds, "per_kind": options.per_kind}
+        value["depths"][str(depth)] = {**how, **found.as_dict()}
+        if options.output is not None:
+            write_json(options.output, value)
+            draw(value["depths"], options.output.with_suffix(".png"))
 
 
 def at_depth(model: paceline.Model, suite: Suite, depth: int, max_tokens: int) -> Suite:
@@ -87,7 +94,7 @@ def at_depth(model: paceline.Model, suite: Suite, depth: int, max_tokens: int) -
     return Suite(prompts, suite.sha256)
 
 
-def draw(found: dict[int, Comparison], path: Path) -> None:
+def draw(found: Mapping[str, Any], path: Path) -> None:
     """Speed over plain by depth, a line for each way."""
     from matplotlib.figure import Figure
 
@@ -95,8 +102,8 @@ def draw(found: dict[int, Comparison], path: Path) -> None:
     axes = figure.add_subplot()
     styles = zip(WAYS, ("o:", "s:", "^:", "x--", "o-"), strict=True)
     for name, style in styles:
-        ratios = [comparison.means()[name] for comparison in found.values()]
-        axes.plot([str(depth) for depth in found], ratios, style, label=name, color="black")
+        ratios = [comparison["geometric_means"][name] for comparison in found.values()]
+        axes.plot(list(found), ratios, style, label=name, color="black")
     axes.axhline(1, color="gray", linewidth=0.8)
     axes.set_xlabel("tokens before the question")
     axes.set_ylabel("speed over plain decoding")
