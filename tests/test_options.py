@@ -38,6 +38,10 @@ def test_every_option_reaches_the_request():
             "max_block": 5,
             "probe": "suffix",
             "raw": True,
+            "min_tokens": 3,
+            "logprobs": 2,
+            "prompt_logprobs": True,
+            "prediction": [4, 5],
         }
     )
     sampling = request.sampling
@@ -49,6 +53,9 @@ def test_every_option_reaches_the_request():
     assert (request.max_tokens, request.stop) == (5, ("a", "b"))
     assert (request.drafter, request.policy, request.max_block) == ("ngram:min=2", "kelly", 5)
     assert (request.probe, request.raw) == ("suffix", True)
+    assert request.stopping([1]).min_tokens == 3
+    assert (request.logprobs, request.prompt_logprobs) == (2, True)
+    assert request.prediction == [4, 5]
 
 
 def test_an_unknown_option_is_named_with_the_nearest_one():
@@ -75,6 +82,10 @@ WRONG: list[tuple[str, Any]] = [
     *(("stop", value) for value in ("", [""], ["a", ""], [5], 5, [None], b"x")),
     *(("ignore_eos", value) for value in (1, "yes", None)),
     *(("raw", value) for value in (1, "yes", None)),
+    *(("prompt_logprobs", value) for value in (1, "yes", None)),
+    *(("min_tokens", value) for value in (-1, 1.5, "x", None, True)),
+    *(("logprobs", value) for value in (-1, 21, 1.5, "x", True)),
+    *(("prediction", value) for value in ("text", [1.5], [None], 5)),
     *(("drafter", value) for value in ("", "nothing", "ngram+", "ngram:x=1", "none+ngram")),
     *(("drafter", value) for value in ("ngram:min=a", "ngram:min=0", "ngram:min=5,max=2", 5, None)),
     *(("drafter", value) for value in ("ngram:length=0", "suffix:later", "recycle:x", ["ngram"])),

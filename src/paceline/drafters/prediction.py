@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 from paceline.decoding.types import Drafter, Proposal
 
-_RULE = (8, 4, 2)
-"""Tokens that must agree where answer and prediction meet again: the most is tried first."""
-
-
 _BELIEVED = 16
 """How many tokens in a row a prediction counts for before the answer has begun."""
+
+_LOOKED_AT = 8
+"""Tokens that are compared to tell places apart at which answer and prediction may meet."""
 
 
 class PredictionDrafter(Drafter):
@@ -25,8 +24,13 @@ class PredictionDrafter(Drafter):
         """Expect `prediction` behind a prompt of so many tokens."""
         self._prediction = list(prediction)
         self._seen = prompt_length
-        self._at = 0  # where in the prediction the answer is
+        self._at = 0  # where in the prediction the answer is; -1 where it is not in it
         self._followed = _BELIEVED  # tokens in a row that agreed
+        self._places: dict[tuple[int, int], list[int]] = {}
+        """Two tokens -> where the prediction goes on behind them."""
+        for at in range(2, len(self._prediction) + 1):
+            pair = self._prediction[at - 2], self._prediction[at - 1]
+            self._places.setdefault(pair, []).append(at)
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """The next tokens of the prediction, or nothing where the answer has left it."""
@@ -43,13 +47,19 @@ class PredictionDrafter(Drafter):
             self._at += 1
             self._followed += 1
             return
-        self._at, self._followed = self._meeting(context, at)
+        places = self._places.get((context[at - 1], context[at]), []) if at else []
+        self._at, self._followed = -1, 0
+        for place in places:
+            agree = self._agree(context, at + 1, place)
+            if agree > self._followed:
+                self._at, self._followed = place, agree
 
-    def _meeting(self, context: Sequence[int], at: int) -> tuple[int, int]:
-        """Where the prediction goes on after the last tokens up to `at`, and how many agree."""
-        for count in _RULE:
-            last = list(context[max(at + 1 - count, 0) : at + 1])
-            for place in range(count, len(self._prediction) + 1):
-                if self._prediction[place - count : place] == last:
-                    return place, count
-        return -1, 0
+    def _agree(self, context: Sequence[int], end: int, place: int) -> int:
+        """How many tokens before `end` and before `place` are the same."""
+        count = 0
+        while (
+            count < min(_LOOKED_AT, end, place)
+            and context[end - 1 - count] == self._prediction[place - 1 - count]
+        ):
+            count += 1
+        return count

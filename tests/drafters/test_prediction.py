@@ -1,0 +1,87 @@
+"""Drafts from what the caller expects the answer to be."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.decoding.generation import Stopping
+from paceline.decoding.policy import Fixed
+from paceline.drafters import PredictionDrafter
+from support.driver import generation, run
+from support.toy import ToyEngine
+
+PROMPT = [60, 61, 62]
+TEXT = list(range(30))
+
+
+def told(prediction: list[int], answer: list[int], limit: int = 4) -> list[int]:
+    drafter = PredictionDrafter(prediction, len(PROMPT))
+    return list(drafter.propose([*PROMPT, *answer], limit).tokens)
+
+
+@pytest.mark.parametrize("done", [0, 1, 10, 26, 29, 30])
+def test_it_follows_the_prediction(done: int):
+    assert told(TEXT, TEXT[:done]) == TEXT[done : done + 4]
+
+
+def test_it_goes_on_token_by_token():
+    drafter, context = PredictionDrafter(TEXT, len(PROMPT)), list(PROMPT)
+    for token in TEXT:
+        assert drafter.propose(context, 1).tokens == [token]
+        context.append(token)
+    assert not drafter.propose(context, 1).tokens
+
+
+@pytest.mark.parametrize(
+    ("answer", "next_token"),
+    [
+        ([0, 1, 2, 50, 3, 4], 5),  # something came in between
+        ([0, 1, 2, 7, 8], 9),  # something was left out
+        ([0, 1, 50, 51, 4, 5], 6),  # something was changed
+        ([40, 41, 20, 21], 22),  # another beginning
+    ],
+)
+def test_it_finds_where_the_two_meet_again(answer: list[int], next_token: int):
+    assert told(TEXT, answer, 1) == [next_token]
+
+
+def test_it_is_silent_where_the_answer_has_left_the_prediction():
+    assert told(TEXT, [0, 1, 2, 50]) == []
+    assert told(TEXT, [0, 1, 2, 50, 51, 52]) == []
+    assert told([], [1]) == []
+
+
+def test_of_several_places_the_one_with_more_in_common_is_taken():
+    prediction = [1, 2, 3, 9, 5, 6, 3, 4, 1, 2, 3, 4, 7]
+    assert told(prediction, [50, 1, 2, 3, 4], 1) == [7]
+
+
+def test_it_is_surer_the_longer_they_agree():
+    drafter = PredictionDrafter(TEXT, len(PROMPT))
+    changed = [*TEXT[:5], 50, *TEXT[5:7]]
+    first = drafter.propose([*PROMPT, *changed], 4).match
+    later = drafter.propose([*PROMPT, *changed, *TEXT[7:20]], 4).match
+    assert first == 2
+    assert later == first + 13
+
+
+@given(st.lists(st.integers(0, 63), max_size=40), st.integers(2, 9))
+def test_whatever_is_predicted_changes_no_token(prediction: list[int], block: int):
+    engine = ToyEngine()
+    common = {"stopping": Stopping(max_tokens=24)}
+    (plain,) = run(engine, [generation(engine, PROMPT, **common)])
+    mixed = plain.tokens[:9] + prediction + plain.tokens[9:]
+    for text in (prediction, mixed):
+        drafters = [PredictionDrafter(text, len(PROMPT))]
+        one = generation(engine, PROMPT, drafters=drafters, policy=Fixed(block), **common)
+        assert run(engine, [one]) == [plain]
+
+
+def test_a_right_prediction_takes_the_fewest_calls():
+    engine = ToyEngine()
+    common = {"stopping": Stopping(max_tokens=25)}
+    (plain,) = run(engine, [generation(engine, PROMPT, **common)])
+    drafters = [PredictionDrafter(plain.tokens, len(PROMPT))]
+    one = generation(engine, PROMPT, drafters=drafters, policy=Fixed(8), **common)
+    assert run(engine, [one]) == [plain]
+    assert one.counters.steps == 3
