@@ -24,8 +24,8 @@ ALLOWED = {
     "models": {"models", "artifacts", "quantize", "errors", ""},
 }
 
-# Heavy tools live here: imported by themselves, and by commands inside a function.
-WORKSHOPS = {"coreml", "training"}
+# Heavy tools live here, or a server: imported by themselves, and by commands inside a function.
+WORKSHOPS = {"coreml", "serving", "training"}
 
 # The one third-party package that may be imported before it is needed.
 LIGHT = {"numpy"}

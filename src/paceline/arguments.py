@@ -65,6 +65,45 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
         _add_model(made)
         _add_answer(made)
 
+    _add_serve(add("serve", "Serve a model over HTTP, as OpenAI's API has it."))
+    _add_bench(add, under)
+    _add_training(add, under)
+
+    plan = add("plan", "What a call costs here by rows, and what drafting must bring.")
+    plan.add_argument("--again", action="store_true", help="measure anew")
+    _add_model(plan)
+    return top
+
+
+def _add_serve(serve: ArgumentParser) -> None:
+    serve.add_argument("--host", default="127.0.0.1", help="address; others need --api-key")
+    serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    serve.add_argument(
+        "--api-key",
+        action="append",
+        help="requests must bring it; may be repeated; default: $PACELINE_API_KEY",
+    )
+    serve.add_argument("--anyone", action="store_true", help="no key, although others may ask")
+    serve.add_argument("--name", help="what the model is called; default: its own name")
+    serve.add_argument("--alias", action="append", help="another name for it; may be repeated")
+    serve.add_argument(
+        "--allow-host", action="append", metavar="HOST", help="what Host may say; may be repeated"
+    )
+    serve.add_argument(
+        "--origin", action="append", help="a web page's scheme://host:port that may ask"
+    )
+    serve.add_argument("--queue", type=_count, default=256, help="requests that may wait")
+    serve.add_argument("--at-once", type=_count, default=64, help="answers that are written")
+    serve.add_argument("--timeout", type=float, help="seconds an answer may take, waiting too")
+    serve.add_argument("--grace", type=float, default=30.0, help="seconds for answers at the end")
+    group = serve.add_argument_group("speculation, where a request does not say")
+    group.add_argument("--drafter", default="auto", help="auto, none, or parts joined by +")
+    group.add_argument("--policy", default="auto", help="auto, fixed, adaptive or kelly")
+    group.add_argument("--max-block", type=int, help="most rows in a block, 2 to 32")
+    _add_model(serve)
+
+
+def _add_bench(add: Callable[..., ArgumentParser], under: Any) -> None:
     bench = under.add_parser("bench", help="Measure.", description="Measure.")
     within = bench.add_subparsers(required=True, metavar="command", parser_class=_Parser)
     run = add("bench run", "Compare drafters with plain decoding on a suite.", within)
@@ -73,6 +112,19 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
     run.add_argument("--rounds", type=_count, default=3)
     run.add_argument("--kind", action="append", help="only this kind of prompt; may be repeated")
     run.add_argument("--per-kind", type=_count, help="only so many prompts of each kind")
+    serve = add("bench serve", "Load a server, ours or another OpenAI-compatible one.", within)
+    serve.add_argument("--url", default="http://127.0.0.1:8000/v1", help="its base URL")
+    serve.add_argument("--model", help="default: the first that it has")
+    serve.add_argument("--api-key", help="what it wants to see")
+    serve.add_argument(
+        "--clients", type=_count, action="append", help="who ask at once; may be repeated"
+    )
+    serve.add_argument(
+        "--rate", type=float, action="append", help="requests a second; may be repeated"
+    )
+    serve.add_argument("--requests", type=_count, default=32, help="how many for each load")
+    serve.add_argument("--kind", action="append", help="only this kind of prompt; may be repeated")
+    serve.add_argument("--extra", default="{}", metavar="JSON", help="more fields of every request")
     verify = add("verify", "Check row invariance and token parity on this machine.")
     verify.add_argument(
         "--whole",
@@ -82,18 +134,12 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
     verify.add_argument(
         "--drafter", action="append", help="check this one; may be repeated; default: all there are"
     )
-    for made, tokens in ((run, 128), (verify, 64)):
+    for made, tokens in ((run, 128), (serve, 128), (verify, 64)):
         made.add_argument("--suite", type=Path, help="JSON lines; default: paceline's own prompts")
         made.add_argument("--max-tokens", type=_count, default=tokens)
         made.add_argument("--output", type=Path, help="write the result as JSON, too")
+    for made in (run, verify):
         _add_model(made)
-
-    _add_training(add, under)
-
-    plan = add("plan", "What a call costs here by rows, and what drafting must bring.")
-    plan.add_argument("--again", action="store_true", help="measure anew")
-    _add_model(plan)
-    return top
 
 
 def _add_conversion(convert: ArgumentParser) -> None:

@@ -14,16 +14,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from io import TextIOWrapper
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline import workshops
 from paceline.arguments import SAMPLING, parser
-from paceline.artifacts import write_json, writing
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.console import (
+    check_writable,
+    named,
+    print_report,
+    print_stats,
+    print_table,
+    print_value,
+    progress_of,
+)
+from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 
 if TYPE_CHECKING:
-    from paceline.bench.commands import Report
-    from paceline.models import Progress
     from paceline.options import Options
     from paceline.runtime import Model
 
@@ -36,14 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "convert": _convert,
         "generate": _generate,
         "chat": _chat,
+        "serve": _serve,
         "bench run": _bench_run,
-        "coreml lint": _coreml_lint,
-        "coreml golden": _coreml_golden,
-        "coreml residency": _coreml_residency,
-        "train prompts": _train_prompts,
-        "train answers": _train_answers,
-        "train table": _train_table,
-        "train dflash": _train_dflash,
+        "bench serve": _bench_serve,
+        "coreml lint": workshops.coreml_lint,
+        "coreml golden": workshops.coreml_golden,
+        "coreml residency": workshops.coreml_residency,
+        "train prompts": workshops.train_prompts,
+        "train answers": workshops.train_answers,
+        "train table": workshops.train_table,
+        "train dflash": workshops.train_dflash,
         "verify": _verify,
         "plan": _plan,
     }
@@ -68,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _pull(options: argparse.Namespace) -> int:
     from paceline.models import pull
 
-    files = pull(options.model, progress=_progress(options))
+    files = pull(options.model, progress=progress_of(options))
     found = {
         "name": files.name,
         "folder": str(files.folder),
@@ -76,7 +84,7 @@ def _pull(options: argparse.Namespace) -> int:
         "license": files.facts.license,
         "context_length": files.context_length,
     }
-    _print(options, found, f"{files.name} is ready in {files.folder}")
+    print_value(options, found, f"{files.name} is ready in {files.folder}")
     return 0
 
 
@@ -85,78 +93,33 @@ def _models(options: argparse.Namespace) -> int:
     from paceline.models.cache import megabytes
 
     if options.check:
-        count = check_models(progress=_progress(options))
-        _print(options, {"checked": count}, f"{count} prepared models are as they were made")
+        count = check_models(progress=progress_of(options))
+        print_value(options, {"checked": count}, f"{count} prepared models are as they were made")
         return 0
     found = list_models()
     if options.json:
         print(json.dumps([asdict(model) for model in found], default=str))
         return 0
     rows = [[m.name, megabytes(m.bytes) if m.here else "not here", m.about] for m in found]
-    _table(["model", "size", "about"], rows)
+    print_table(["model", "size", "about"], rows)
     return 0
 
 
 def _convert(options: argparse.Namespace) -> int:
     if options.to == "coreml":
-        return _convert_to_core_ml(options)
+        return workshops.convert_to_core_ml(options)
     from paceline.models import convert
 
-    strange = [name for name in _CORE_ML if getattr(options, name) is not None]
+    strange = [name for name in workshops.CORE_ML_OPTIONS if getattr(options, name) is not None]
     if strange:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in strange)
         raise InvalidRequest(f"{names}: only with --to coreml")
     files = convert(
-        options.source, options.weights, output=options.folder, progress=_progress(options)
+        options.source, options.weights, output=options.folder, progress=progress_of(options)
     )
     found = {"name": files.name, "folder": str(files.folder)}
-    _print(options, found, f"{files.name} is ready in {files.folder}; use it by that name")
+    print_value(options, found, f"{files.name} is ready in {files.folder}; use it by that name")
     return 0
-
-
-_CORE_ML = (
-    *("rows", "functions", "slots", "topology", "megabytes", "head_rows", "taps", "routing"),
-    *("keep", "temporary"),
-)
-"""Options of convert that only Core ML has."""
-
-
-def _convert_to_core_ml(options: argparse.Namespace) -> int:
-    from paceline.coreml import commands
-
-    report = commands.convert(
-        options.source,
-        recipe={
-            **_named(options, "weights", *_CORE_ML[:-2]),
-            "keep": None if options.keep is None else tuple(options.keep),
-        },
-        output=options.folder,
-        temporary=options.temporary,
-        progress=_progress(options),
-    )
-    return _report(report, options)
-
-
-def _coreml_lint(options: argparse.Namespace) -> int:
-    from paceline.coreml import commands
-
-    return _report(commands.lint(options.artifact), options)
-
-
-def _coreml_golden(options: argparse.Namespace) -> int:
-    from paceline.coreml import commands
-
-    chosen = _named(options, "source", "tokens", "threshold", "rounding", "temporary")
-    report = commands.golden(options.artifact, **chosen, progress=_progress(options))
-    return _report(report, options)
-
-
-def _coreml_residency(options: argparse.Namespace) -> int:
-    from paceline.coreml import commands
-
-    chosen = _named(options, "units", "recorded", "record")
-    report = commands.residency(options.artifact, **chosen, progress=_progress(options))
-    return _report(report, options)
 
 
 def _generate(options: argparse.Namespace) -> int:
@@ -177,7 +140,7 @@ def _generate(options: argparse.Namespace) -> int:
         print(json.dumps(stream.result.as_dict(), ensure_ascii=False))
         return 0
     print()
-    _stats(stream.result.stats.line(), options)
+    print_stats(stream.result.stats.line(), options)
     return 0
 
 
@@ -209,13 +172,44 @@ def _chat(options: argparse.Namespace) -> int:
             print(json.dumps(stream.result.as_dict(), ensure_ascii=False), flush=True)
         else:
             print()
-            _stats(stream.result.stats.line(), options)
+            print_stats(stream.result.stats.line(), options)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from importlib.util import find_spec
+
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise MissingExtra("serving needs: pip install 'paceline[serve]'")
+    from paceline.options import check
+    from paceline.serving.command import serve
+    from paceline.serving.settings import Settings
+
+    speculation = named(options, "drafter", "policy", "max_block")
+    chosen: Any = {name: value for name, value in speculation.items() if value is not None}
+    check(chosen)  # before the model is loaded
+    from_environment = os.environ.get("PACELINE_API_KEY")
+    keys = options.api_key or ([from_environment] if from_environment else [])
+    settings = Settings(
+        name=options.name,
+        aliases=tuple(options.alias or ()),
+        api_keys=tuple(keys),
+        hosts=None if options.allow_host is None else tuple(options.allow_host),
+        anyone=options.anyone,
+        origins=tuple(options.origin or ()),
+        most_waiting=options.queue,
+        most_running=options.at_once,
+        request_seconds=options.timeout,
+        grace_seconds=options.grace,
+        **speculation,
+    )
+    serve(_load(options), options.host, options.port, settings)
+    return 0
 
 
 def _bench_run(options: argparse.Namespace) -> int:
     from paceline.bench import commands
 
-    _check_writable(options.output)
+    check_writable(options.output)
     report = commands.bench_run(
         lambda rows: _load(options, rows=rows),
         suite=options.suite,
@@ -225,92 +219,45 @@ def _bench_run(options: argparse.Namespace) -> int:
         policy=options.policy,
         rounds=options.rounds,
         max_tokens=options.max_tokens,
-        progress=_progress(options),
+        progress=progress_of(options),
     )
-    return _report(report, options)
+    return print_report(report, options)
+
+
+def _bench_serve(options: argparse.Namespace) -> int:
+    from paceline.bench import commands
+
+    check_writable(options.output)
+    report = commands.bench_serve(
+        **named(options, "url", "model", "requests", "suite", "max_tokens", "extra"),
+        key=options.api_key,
+        clients=options.clients or ([] if options.rate else [1, 8]),
+        rates=options.rate or [],
+        kinds=options.kind or [],
+        progress=progress_of(options),
+    )
+    return print_report(report, options)
 
 
 def _verify(options: argparse.Namespace) -> int:
     from paceline.bench import commands
 
-    _check_writable(options.output)
+    check_writable(options.output)
     report = commands.verify(
         lambda: _load(options),
         suite=options.suite,
         max_tokens=options.max_tokens,
         whole=options.whole,
         drafters=options.drafter or [],
-        progress=_progress(options),
+        progress=progress_of(options),
     )
-    return _report(report, options)
-
-
-def _train_prompts(options: argparse.Namespace) -> int:
-    from paceline.training import commands
-
-    chosen = _named(options, "count", "temperature", "seed", "at_once", "threads")
-    report = commands.prompts(options.target, options.out, **chosen, progress=_progress(options))
-    return _report(report, options)
-
-
-def _train_answers(options: argparse.Namespace) -> int:
-    from paceline.training import commands
-
-    chosen = _named(options, "max_tokens", "seed", "at_once", "threads")
-    chosen["temperatures"] = options.temperature or [0.0]
-    report = commands.answers(
-        options.target, options.prompts, options.out, **chosen, progress=_progress(options)
-    )
-    return _report(report, options)
-
-
-def _train_table(options: argparse.Namespace) -> int:
-    from paceline.training import commands
-
-    report = commands.table(
-        options.target,
-        _data(options),
-        options.out,
-        megabytes=options.megabytes,
-        progress=_progress(options),
-    )
-    return _report(report, options)
-
-
-def _train_dflash(options: argparse.Namespace) -> int:
-    from paceline.training import commands
-
-    commands.check_training(**_named(options, "block", "rate", "gamma", "device"))
-    paces = "steps", "texts", "anchors", "gamma", "rate", "seed", "evaluate_every"
-    report = commands.dflash(
-        options.target,
-        _data(options),
-        options.out,
-        **_named(options, "layers", "block", "taps", "vocab", "device"),
-        schedule=_named(options, *paces),
-        progress=_progress(options),
-    )
-    return _report(report, options)
-
-
-def _data(options: argparse.Namespace) -> list[Path]:
-    """The folders of answers to learn from; made first where only prompts were given."""
-    from paceline.training import commands
-
-    folders = list(options.data or [])
-    if options.prompts:
-        made = options.out / "answers"
-        commands.answers(options.target, options.prompts, made, progress=_progress(options))
-        folders.append(made)
-    if not folders:
-        raise InvalidRequest("nothing to learn from; give --data ANSWERS or --prompts FILE")
-    return folders
+    return print_report(report, options)
 
 
 def _plan(options: argparse.Namespace) -> int:
     from paceline.bench import commands
 
-    return _report(commands.plan(_load(options), again=options.again), options)
+    return print_report(commands.plan(_load(options), again=options.again), options)
 
 
 def _prompt(options: argparse.Namespace) -> str:
@@ -338,7 +285,7 @@ def _request(options: argparse.Namespace) -> "Options":
     names = [name.replace("-", "_") for name, _, _ in SAMPLING]
     names += ["max_tokens", "drafter", "policy", "max_block", "probe"]
     chosen: Any = {
-        name: value for name, value in _named(options, *names).items() if value is not None
+        name: value for name, value in named(options, *names).items() if value is not None
     }
     if options.stop:
         chosen["stop"] = options.stop
@@ -365,62 +312,5 @@ def _load(options: argparse.Namespace, rows: int | None = None) -> "Model":
         cache_tokens=options.cache_tokens,
         threads=options.threads,
         drafters=drafters,
-        progress=_progress(options),
+        progress=progress_of(options),
     )
-
-
-def _named(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in names}
-
-
-def _progress(options: argparse.Namespace) -> "Progress":
-    from paceline.models import Progress
-
-    return Progress(quiet=getattr(options, "quiet", False))
-
-
-def _stats(line: str, options: argparse.Namespace) -> None:
-    if not options.quiet:
-        print(f"[{line}]", file=sys.stderr)
-
-
-def _print(options: argparse.Namespace, value: Any, text: str) -> None:
-    """Print `value` with --json, else `text`."""
-    if options.json:
-        print(json.dumps(value, ensure_ascii=False))
-    elif text:
-        print(text)
-
-
-def _report(report: "Report", options: argparse.Namespace) -> int:
-    """Write and print what a command found out; returns its exit code."""
-    if getattr(options, "output", None) is not None:
-        with writing(options.output):
-            write_json(options.output, report.value)
-    _print(options, report.value, report.text)
-    if not options.json:
-        for title, head, rows in report.tables:
-            print(f"\n{title}")
-            _table(head, rows)
-    return 0 if report.passed else 1
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*head, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-
-
-def _check_writable(path: Path | None) -> None:
-    """Find out before minutes of work that their result could not be kept."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise InvalidRequest(f"cannot write {path}: it is a folder")
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise InvalidRequest(f"cannot write {path}: {path.parent} is not a folder to write to")

@@ -25,6 +25,8 @@ def _openvino(files: ModelFiles) -> Engine:
 
 def _coreml(folders: pytest.TempPathFactory) -> Engine:
     """Rehearsed here; on a Mac, Core ML itself."""
+    for module in ("coremltools", "torch", "transformers"):
+        pytest.importorskip(module)
     from paceline.coreml.convert import convert
     from paceline.coreml.recipe import Recipe
     from paceline.engines.coreml.engine import CoreMlEngine

@@ -1,13 +1,17 @@
 """What the commands `bench run`, `verify` and `plan` do; printing is the command line's."""
 
 import datetime
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import paceline
 from paceline.bench.compare import PLAIN, SINGLE_ROW, Comparison, Contender, compare
+from paceline.bench.load import Run, Target, closed_loop, model_of, open_loop
 from paceline.bench.plan import ZAYA, best_by_chance
 from paceline.bench.plan import plan as plan_rows
 from paceline.bench.suite import Suite, load_suite
@@ -15,6 +19,7 @@ from paceline.bench.verify import Verdict, cases, check_rows, check_tokens, draf
 from paceline.bench.work import Counted, as_dict
 from paceline.bench.work import tables as work_tables
 from paceline.decoding.costs import CostTable
+from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.options import check
 from paceline.runtime import Model
@@ -72,6 +77,75 @@ def bench_run(
         **found.as_dict(),
     }
     return Report(value, same, tables=[_by_kind(found), _by_prompt(found)])
+
+
+def bench_serve(
+    *,
+    url: str,
+    model: str | None,
+    key: str | None,
+    clients: Sequence[int],
+    rates: Sequence[float],
+    requests: int,
+    suite: Path | None,
+    kinds: Sequence[str],
+    max_tokens: int,
+    extra: str,
+    progress: Progress,
+) -> Report:
+    """A server under load: with so many clients at once, and with requests at so many a second.
+
+    Raises:
+        InvalidRequest: there is no such server, or a value is out of range.
+    """
+    prompts = load_suite(suite).only(kinds, None)
+    url = url.rstrip("/")
+    try:
+        fields = json.loads(extra)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise InvalidRequest(f"--extra is {extra!r}; expected a JSON object")
+    target = Target(url, model or model_of(url, key), max_tokens, key, extra)
+    loads: list[tuple[str, Callable[..., Run]]] = [
+        *((f"{n} clients", partial(closed_loop, clients=n)) for n in clients),
+        *((f"{rate:g} requests/s", partial(open_loop, rate=rate)) for rate in rates),
+    ]
+    runs = []
+    for name, run in loads:
+        with progress.task(f"asking {target.model}: {name}", requests, unit="requests") as reach:
+            done = count(1)
+            watch = lambda _, done=done, reach=reach: reach(next(done))  # noqa: E731
+            runs.append(run(target, prompts.prompts, requests=requests, watch=watch))
+    found = [run.as_dict() for run in runs]
+    value = {
+        "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "url": url,
+        "model": target.model,
+        "extra": fields,
+        "max_tokens": max_tokens,
+        "suite_sha256": prompts.sha256,
+        "runs": found,
+    }
+    rows = [_load_row(each) for each in found]
+    head = ("load", "tokens/s", "first token p50", "p99", "per token p50", "p99", "failed")
+    passed = not any(each["failed"] for each in found)
+    return Report(value, passed, tables=[(f"{target.model} at {url}", head, rows)])
+
+
+def _load_row(run: dict[str, Any]) -> list[str]:
+    def milliseconds(name: str, which: str) -> str:
+        return "-" if run[name] is None else f"{run[name][which] * 1e3:.0f} ms"
+
+    return [
+        run["load"],
+        f"{run['tokens_per_second']:.1f}",
+        milliseconds("first_token", "p50"),
+        milliseconds("first_token", "p99"),
+        milliseconds("per_token", "p50"),
+        milliseconds("per_token", "p99"),
+        f"{run['failed']} of {run['requests']}",
+    ]
 
 
 def verify(

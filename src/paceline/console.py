@@ -1,0 +1,77 @@
+"""What commands print: reports to standard output, everything else to standard error."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.artifacts import write_json, writing
+from paceline.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from paceline.bench.commands import Report
+    from paceline.models import Progress
+
+
+def named(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Some of the options, by name."""
+    return {name: getattr(options, name) for name in names}
+
+
+def progress_of(options: argparse.Namespace) -> "Progress":
+    """What is told about long work: silent with --quiet."""
+    from paceline.models import Progress
+
+    return Progress(quiet=getattr(options, "quiet", False))
+
+
+def print_stats(line: str, options: argparse.Namespace) -> None:
+    """Print how an answer went, unless --quiet."""
+    if not options.quiet:
+        print(f"[{line}]", file=sys.stderr)
+
+
+def print_value(options: argparse.Namespace, value: Any, text: str) -> None:
+    """Print `value` with --json, else `text`."""
+    if options.json:
+        print(json.dumps(value, ensure_ascii=False))
+    elif text:
+        print(text)
+
+
+def print_report(report: "Report", options: argparse.Namespace) -> int:
+    """Write and print what a command found out; returns its exit code."""
+    if getattr(options, "output", None) is not None:
+        with writing(options.output):
+            write_json(options.output, report.value)
+    print_value(options, report.value, report.text)
+    if not options.json:
+        for title, head, rows in report.tables:
+            print(f"\n{title}")
+            print_table(head, rows)
+    return 0 if report.passed else 1
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows under a head, as wide as the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*head, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def check_writable(path: Path | None) -> None:
+    """Find out before minutes of work that their result could not be kept."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InvalidRequest(f"cannot write {path}: it is a folder")
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise InvalidRequest(f"cannot write {path}: {path.parent} is not a folder to write to")
