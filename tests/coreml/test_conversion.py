@@ -104,8 +104,8 @@ def test_all_layers_can_be_tapped(source: Source, tmp_path: Path):
         ({"topology": "a+b"}, "is no topology; expected numbers of layers, as 20+4+6+2"),
         ({"taps": (1, 3)}, r"layers \[3\] cannot be tapped; there are 3"),
         ({"keep": ("layers.0.*", "layer.1.*")}, r"no weight is called layer\.1\.\*"),
-        ({"rows": 0}, "rows is 0; expected 1 or more"),
-        ({"functions": (1, 2)}, "functions are for 1, 2 rows; expected one for 4"),
+        ({"rows": -1}, "rows is -1; expected 1 or more"),
+        ({"functions": (1, 2), "rows": 4}, "functions are for 1, 2 rows; expected one for 4"),
         ({"weights": "int3"}, "weights is 'int3'; expected one of int8"),
     ],
 )
