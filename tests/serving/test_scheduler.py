@@ -229,6 +229,38 @@ def test_an_error_of_one_request_leaves_the_others_alone(
     assert scheduler.load.failed == 1
 
 
+class Stuck:
+    """A form that fails in the middle of an answer, where it is asked for."""
+
+    def __init__(self, where: str) -> None:
+        self.where, self.tokens = where, 0
+
+    def masked(self, logits: np.ndarray) -> np.ndarray:
+        if self.where == "masked" and self.tokens == 3:
+            raise InvalidRequest("stuck")
+        return logits
+
+    def push(self, token: int) -> None:
+        self.tokens += 1
+        if self.where == "push" and self.tokens == 3:
+            raise InvalidRequest("stuck")
+
+    def forced(self, limit: int) -> list[int]:
+        if self.where == "forced" and self.tokens == 3:
+            raise InvalidRequest("stuck")
+        return []
+
+
+@pytest.mark.parametrize("where", ["masked", "push", "forced"])
+def test_a_form_that_fails_ends_its_answer_alone(model: Model, scheduler: Scheduler, where: str):
+    stuck = Asked(scheduler, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
+    other = Asked(scheduler, "this is", max_tokens=12)
+    with pytest.raises(InvalidRequest, match="stuck"):
+        stuck.result()
+    assert other.result().token_ids == alone(model, "this is", {"max_tokens": 12})
+    assert scheduler.alive
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "said"),
     [

@@ -1,8 +1,8 @@
 """What ended answers leave behind: their slots, for prompts that begin the same.
 
 Knows sequences and tokens; knows nothing of requests. The least recently used goes first when
-its slots are needed. Entries are compared one by one: as many as the engine has slots for, some
-hundreds at most, and a comparison is a few microseconds.
+its slots are needed. Entries are compared one by one: there are as many as the engine has slots
+for, some hundreds at most.
 """
 
 from dataclasses import dataclass
@@ -61,19 +61,25 @@ class PromptCache:
             salt: only what was kept under the same is found.
         """
         self.asked += len(prompt)
+        most = self.find(prompt, salt)
+        if not most:
+            return Begun(self._engine.open(), {})
+        begun = self._take_over(self._entries[-1], most)
+        self.found += begun.slots.length
+        return begun
+
+    def find(self, prompt: Tokens, salt: str = "") -> int:
+        """How many of a prompt's first tokens are here; who has them will be the last to go."""
         best, most = None, 0
         for entry in self._entries:
             # The last token of a prompt is always run: its row picks the first of the answer.
             same = _same(entry.tokens, prompt[:-1]) if entry.salt == salt else 0
             if same > most:
                 best, most = entry, same
-        if best is None:
-            return Begun(self._engine.open(), {})
-        self._entries.remove(best)
-        self._entries.append(best)
-        begun = self._take_over(best, most)
-        self.found += begun.slots.length
-        return begun
+        if best is not None:
+            self._entries.remove(best)
+            self._entries.append(best)
+        return most
 
     def keep(self, tokens: Tokens, begun: Begun, salt: str = "") -> None:
         """Take over a sequence that has ended; `tokens` [n] are those whose slots it holds."""

@@ -154,6 +154,16 @@ class Scheduler:
         """Whether the thread that drives the engine is at work."""
         return self._thread.is_alive()
 
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._draining
+
+    @property
+    def room(self) -> int:
+        """The most tokens that prompt and answer of a request can have together."""
+        return min(self.model.engine.context_length, self._slots)
+
     def submit(
         self,
         tokens: Ordered[int],
@@ -292,6 +302,8 @@ class Scheduler:
         """Begin with those who wait, in their order, as long as there is room."""
         while self._waiting and len(self._running) < self._most_running:
             ticket = self._waiting[0]
+            if ticket.cached:  # what it will find there is not what has to make room for it
+                self.prompts.find(np.array(ticket.tokens, np.int64), ticket.salt)
             reserved = sum(each.slots_needed - self._held(each) for each in self._running)
             if not self.prompts.make_room(reserved + ticket.slots_needed) and self._running:
                 return
@@ -327,6 +339,8 @@ class Scheduler:
     def _call(self) -> None:
         """One call of the engine, and what came of it."""
         work = list(self._blocks())
+        if not work:
+            return
         started = perf_counter()
         tickets = [ticket for ticket, _ in work]
         try:
@@ -379,20 +393,31 @@ class Scheduler:
             policy = _stream(ticket).policy
             if isinstance(policy, Auto):
                 policy.share(sum(rows) - rows[at], rate - policy.rate)
-            block = _stream(ticket).next_block()
-            rows[at] = max(len(block.tokens), 2)
-            yield ticket, (_stream(ticket).slots, block)
+            for work in self._block_of(ticket):
+                rows[at] = max(len(work[1].tokens), 2)
+                yield ticket, work
         if not reading:
             return
         room = _CALL_ROWS
         if writing:
             room = min(room, max(int(_BESIDE_SECONDS / self._row_seconds), _LEAST_CHUNK))
         share = max(room // len(reading), _LEAST_CHUNK)
-        for ticket in reading[: max(room // share, 1)]:
-            yield ticket, (_stream(ticket).slots, _stream(ticket).next_block(share))
+        turn = reading[: max(room // share, 1)]
+        for ticket in turn:
+            for work in self._block_of(ticket, share):
+                yield ticket, work
         # Whoever read now is the last to read next time.
-        turn = set(map(id, reading[: max(room // share, 1)]))
-        self._running.sort(key=lambda ticket: id(ticket) in turn)
+        self._running.sort(key=lambda ticket: ticket in turn)
+
+    def _block_of(self, ticket: Ticket, most: int | None = None) -> Iterator[Work]:
+        """What to run of a request next; nothing where that fails, and with it the request."""
+        stream = _stream(ticket)
+        try:
+            block = stream.next_block(most)
+        except Exception as error:  # of a drafter, or of what the answer has to look like
+            self._end(ticket, error)
+        else:
+            yield stream.slots, block
 
     def _end(self, ticket: Ticket, error: Exception | None) -> None:
         """The end of a request: its slots go to the cache, and its listener hears of it."""

@@ -1,0 +1,90 @@
+"""The server as an ASGI application: which path is answered by whom, and what stands before them.
+
+Knows Starlette. The rule: whatever goes wrong anywhere, clients get OpenAI's error object.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from paceline.serving.chat import Chat
+from paceline.serving.completions import Completions
+from paceline.serving.endpoint import generating, report
+from paceline.serving.errors import Refused, refused
+from paceline.serving.guard import Door, Keys
+from paceline.serving.openapi import described
+from paceline.serving.plain import Plain
+from paceline.serving.responses import Responses
+from paceline.serving.service import Service
+
+
+def make_app(service: Service, routes: Sequence[BaseRoute] = ()) -> Starlette:
+    """The application that serves `service`, with `routes` of others beside its own.
+
+    Every path is there with /v1 before it and without.
+    """
+    plain = Plain(service)
+    posts: dict[str, Any] = {
+        "/chat/completions": generating(service, Chat),
+        "/completions": generating(service, Completions),
+        "/responses": generating(service, Responses),
+        "/tokenize": plain.tokenize(),
+        "/detokenize": plain.detokenize(),
+    }
+    gets: dict[str, Any] = {
+        "/models": plain.models,
+        "/models/{name:path}": plain.model,
+        "/health": plain.health,
+        "/tokenizer_info": plain.tokenizer_info,
+    }
+    about = described()
+
+    async def openapi(_request: Request) -> Response:
+        return JSONResponse(about)
+
+    found: list[BaseRoute] = [*routes, Route("/openapi.json", openapi)]
+    for before in ("/v1", ""):
+        found += [Route(before + path, work, methods=["POST"]) for path, work in posts.items()]
+        found += [Route(before + path, work, methods=["GET"]) for path, work in gets.items()]
+    return Starlette(
+        routes=found,
+        middleware=_middleware(service),
+        exception_handlers={HTTPException: _no_such_path, Exception: _fault},
+    )
+
+
+def _middleware(service: Service) -> list[Middleware]:
+    settings = service.settings
+    found = [Middleware(Door, settings)]
+    if settings.origins:
+        # Before the keys: a browser asks whether it may without bringing one.
+        found.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(settings.origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
+                expose_headers=["X-Request-Id"],
+            )
+        )
+    return [*found, Middleware(Keys, settings)]
+
+
+async def _no_such_path(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    told = Refused(error.detail, status=error.status_code, code=code)
+    return JSONResponse(told.body, told.status, error.headers)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    report(request.scope.get("state", {}).get("request_id", ""), error)
+    told = refused(error)
+    return JSONResponse(told.body, told.status)

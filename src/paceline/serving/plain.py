@@ -1,0 +1,118 @@
+"""The paths that the model has no work with: who is served, tokens and back, health."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from paceline.serving.bodies import DetokenizeBody, TokenizeBody
+from paceline.serving.calls import spelt_out, turns
+from paceline.serving.endpoint import Endpoint
+from paceline.serving.errors import Refused, unknown_model
+from paceline.serving.reply import Reply
+from paceline.serving.schema import read
+from paceline.serving.service import Service
+
+
+class Plain:
+    """Handlers over one service."""
+
+    def __init__(self, service: Service) -> None:
+        """Answer for `service`."""
+        self._service = service
+
+    async def health(self, _request: Request) -> Response:
+        """Whether requests are taken: 200, or 503 when the server ends or its engine has ended."""
+        scheduler = self._service.scheduler
+        if scheduler.draining:
+            return JSONResponse({"status": "draining"}, 503)
+        if not scheduler.alive:
+            return JSONResponse({"status": "error"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def models(self, _request: Request) -> Response:
+        """The one model there is."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """The model of a name."""
+        service, name = self._service, request.path_params["name"]
+        if name not in (service.name, *service.settings.aliases):
+            error = unknown_model(name, service.name)
+            return JSONResponse(error.body, error.status)
+        return JSONResponse(self._model())
+
+    async def tokenizer_info(self, _request: Request) -> Response:
+        """What lm-evaluation-harness asks a server for whose tokenizer it uses."""
+        facts = self._service.files.facts
+        return JSONResponse(
+            {
+                "eos_token": facts.eos_token,
+                "bos_token": facts.bos_token,
+                "chat_template": self._service.files.chat_template,
+            }
+        )
+
+    def tokenize(self) -> Endpoint:
+        """POST /tokenize."""
+
+        async def work(body: bytes, reply: Reply) -> None:
+            await reply.json(await asyncio.to_thread(self._tokens, body))
+
+        return Endpoint(self._service, work)
+
+    def detokenize(self) -> Endpoint:
+        """POST /detokenize."""
+
+        async def work(body: bytes, reply: Reply) -> None:
+            asked = read(DetokenizeBody, body)
+            self._service.check_model(asked.model)
+            text = self._service.words.text(asked.tokens)
+            await reply.json({"prompt": text, "content": text})
+
+        return Endpoint(self._service, work)
+
+    def _model(self) -> dict[str, Any]:
+        service = self._service
+        return {
+            "id": service.name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "paceline",
+            "root": service.name,
+            "max_model_len": service.context,
+        }
+
+    def _tokens(self, text: bytes) -> dict[str, Any]:
+        body = read(TokenizeBody, text)
+        service = self._service
+        service.check_model(body.model)
+        if body.messages is not None:
+            chat = turns(body.messages)
+            chat = chat if service.knows_tools else spelt_out(chat, [])
+            prompt = service.rendered(chat, answer=body.add_generation_prompt)
+            tokens = service.tokenizer.encode(prompt, special=True)
+        else:
+            given = body.prompt if body.content is None else body.content
+            if given is None:
+                raise Refused("prompt: is missing", param="prompt")
+            tokens = service.tokenizer.encode(given, special=body.parse_special)
+            if not body.add_special_tokens:
+                tokens = self._without_beginning(given, tokens)
+        names = [service.words.name(token) for token in tokens]
+        listed: list[Any] = list(tokens)
+        if body.with_pieces:
+            listed = [{"id": i, "piece": name} for i, name in zip(tokens, names, strict=True)]
+        return {
+            "count": len(tokens),
+            "max_model_len": service.context,
+            "tokens": listed,
+            "token_strs": names if body.return_token_strs else None,
+        }
+
+    def _without_beginning(self, text: str, tokens: list[int]) -> list[int]:
+        """Tokens without the beginning-of-sequence token, unless the text itself begins with it."""
+        facts = self._service.files.facts
+        added = facts.add_bos and tokens[:1] == [facts.bos_token_id]
+        return tokens[1:] if added and not text.startswith(facts.bos_token or "\0") else tokens

@@ -1,0 +1,46 @@
+"""How a server is set up: one frozen object, made where the server is started."""
+
+from dataclasses import dataclass, field
+
+OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/page.svg", "/health", "/v1/health"})
+"""What is answered without a key: whoever watches over the server has none, nor has a browser that
+opens the page. The page itself asks with one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the HTTP server. The defaults are for one person on one machine."""
+
+    name: str | None = None
+    """What the model is called; None: as it was loaded, of a path the last part."""
+    aliases: tuple[str, ...] = ()
+    """Other names that requests may use for it."""
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Requests have to bring one of these; without any, all may ask."""
+    hosts: tuple[str, ...] | None = None
+    """What the Host header may say, without a port; * is anything. None: anything, or where only
+    this machine can reach the server, its own names."""
+    anyone: bool = False
+    """Whether others may reach a server without keys."""
+    origins: tuple[str, ...] = ()
+    """Web pages (scheme://host:port) that may ask from a browser; * is all of them."""
+    drafter: str = "auto"
+    """Who drafts where a request does not say."""
+    policy: str = "auto"
+    max_block: int | None = None
+    most_waiting: int = 256
+    """Requests that may wait for their turn."""
+    most_running: int = 64
+    """Answers that are written at once."""
+    body_bytes: int = 8 * 2**20
+    """The largest body."""
+    header_seconds: float = 10.0
+    """How long a client may take to send a request's headers."""
+    body_seconds: float = 30.0
+    """How long a client may take to send a body."""
+    request_seconds: float | None = None
+    """How long an answer may take, waiting included; None: as long as it likes."""
+    keepalive_seconds: float = 15.0
+    """After so long without news a stream gets a comment, so that nobody hangs up."""
+    grace_seconds: float = 30.0
+    """How long answers may go on once the server was told to end."""

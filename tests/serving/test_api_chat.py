@@ -1,0 +1,432 @@
+"""Chats over HTTP, asked for with the real openai client."""
+
+import json
+from typing import Any
+
+import pytest
+from openai import BadRequestError
+
+from support.server import Running
+
+CHAT: list[Any] = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "this is the one and this is the one"},
+]
+PLAIN: dict[str, Any] = {"messages": CHAT, "max_tokens": 24, "temperature": 0}
+EMOJI = "né 😀 日本 👩‍🚀!"
+
+
+def chat(server: Running, **fields: Any) -> Any:
+    known = {**PLAIN, **fields}
+    extra = {name: known.pop(name) for name in list(known) if name in EXTRA}
+    return server.openai.chat.completions.create(model="tiny", extra_body=extra, **known)
+
+
+EXTRA = {
+    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "return_token_ids"),
+    *("cache_prompt", "cache_salt", "speculation", "structured_outputs", "chat_template_kwargs"),
+}
+
+
+def alone(server: Running, **options: Any) -> Any:
+    return server.model.generate(CHAT, **{"max_tokens": 24, "drafter": "none", **options})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"seed": 7, "temperature": 1.3, "top_p": 0.9},
+        {"seed": 8, "temperature": 0.8, "top_k": 5, "min_p": 0.05},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+        {"logit_bias": {"40": 5, "41": -100}, "ignore_eos": True, "min_tokens": 3},
+        {"seed": 3, "temperature": 1, "stop": ["e", "th"]},
+    ],
+)
+def test_an_answer_is_the_one_that_generate_gives(server: Running, fields: dict[str, Any]):
+    options = dict(fields)
+    if "logit_bias" in options:
+        options["logit_bias"] = {int(k): v for k, v in options["logit_bias"].items()}
+    expected = alone(server, **options)
+    found = chat(server, **fields)
+    (choice,) = found.choices
+    assert choice.message.content == expected.text
+    assert choice.finish_reason == expected.finish_reason
+    assert found.usage.prompt_tokens == expected.prompt_tokens
+    told = "".join(
+        chunk.choices[0].delta.content or "" for chunk in chat(server, **fields, stream=True)
+    )
+    assert told == expected.text
+
+
+def test_a_temperature_that_is_not_said_is_one(server: Running):
+    found = chat(server, temperature=None, seed=5, max_tokens=12)
+    expected = alone(server, temperature=1.0, seed=5, max_tokens=12)
+    assert found.choices[0].message.content == expected.text
+
+
+def test_a_stream_has_one_id_one_role_one_reason_and_an_end(server: Running):
+    events = server.events("/v1/chat/completions", PLAIN)
+    assert events.pop() == "[DONE]"
+    assert len({event["id"] for event in events}) == 1
+    choices = [event["choices"][0] for event in events]
+    assert [("role" in choice["delta"]) for choice in choices] == [True] + [False] * (
+        len(choices) - 1
+    )
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] == "length"
+    assert all("usage" not in event for event in events)
+    assert events[-1]["timings"]["predicted_n"] == 24
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [({"include_usage": True}, True), ({"include_usage": False}, False), ({}, False)],
+)
+def test_usage_comes_last_and_only_when_asked_for(
+    server: Running, options: dict[str, Any], wanted: bool
+):
+    events = server.events("/v1/chat/completions", {**PLAIN, "stream_options": options})[:-1]
+    found = [event for event in events if event.get("usage")]
+    assert [event["choices"] for event in found] == ([[]] if wanted else [])
+    if wanted:
+        assert found == events[-1:]
+        usage = found[0]["usage"]
+        assert usage["completion_tokens"] == 24
+        assert usage["total_tokens"] == usage["prompt_tokens"] + 24
+        assert found[0]["timings"]["predicted_n"] == 24
+
+
+def test_usage_in_every_chunk_grows(server: Running):
+    body = {**PLAIN, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    events = server.events("/v1/chat/completions", body)[:-1]
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 24
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers_are_those_of_the_seeds_that_follow(server: Running, stream: bool):
+    expected = [alone(server, temperature=1.0, seed=30 + i, max_tokens=9).text for i in range(3)]
+    found = chat(server, n=3, seed=30, temperature=1, max_tokens=9, stream=stream)
+    texts, reasons = ["", "", ""], dict[int, str]()
+    for part in found if stream else [found]:
+        for choice in part.choices:
+            said = choice.delta if stream else choice.message
+            texts[choice.index] += said.content or ""
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    assert texts == expected
+    assert sorted(reasons) == [0, 1, 2]
+    if not stream:
+        assert found.usage.completion_tokens == 27
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_those_of_the_text(server: Running, stream: bool):
+    expected = alone(server, logprobs=2)
+    found = chat(server, logprobs=True, top_logprobs=2, stream=stream)
+    entries: list[Any] = []
+    for part in found if stream else [found]:
+        entries += (part.choices[0].logprobs and part.choices[0].logprobs.content) or []
+    assert "".join(entry.token for entry in entries) == expected.text
+    assert [entry.logprob for entry in entries] == [each.logprob for each in expected.logprobs]
+    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in entries)
+    raw = bytes(byte for entry in entries for byte in entry.bytes)
+    assert raw.decode(errors="replace") == expected.text
+
+
+def test_text_beyond_ascii_never_has_half_characters(server: Running):
+    wanted = {"structured_outputs": {"choice": [EMOJI]}, "max_tokens": 80}
+    body = {**PLAIN, **wanted, "logprobs": True}
+    events = server.events("/v1/chat/completions", body)[:-1]
+    deltas = [event["choices"][0]["delta"].get("content", "") for event in events]
+    assert "".join(deltas) == EMOJI
+    assert not any("\ufffd" in delta for delta in deltas)
+    entries = [
+        entry
+        for event in events
+        for entry in (event["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert "".join(entry["token"] for entry in entries) == EMOJI
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == EMOJI
+
+
+def stops(server: Running) -> tuple[str, list[int]]:
+    """A text that the model writes, and its tokens."""
+    whole = alone(server, max_tokens=40, ignore_eos=True, logit_bias={79: -100})
+    return whole.text, whole.token_ids
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_inside_an_accepted_block_ends_the_answer(server: Running, stream: bool):
+    text, tokens = stops(server)
+    at = 17
+    while text.find(text[at : at + 3]) != at:  # its first place
+        at += 1
+    stop = text[at : at + 3]
+    fields: dict[str, Any] = {
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "logit_bias": {"79": -100},
+        "stop": [stop],
+        "prediction": {"type": "content", "content": text},
+        "speculation": {"policy": "fixed", "max_block": 16},
+        "return_token_ids": True,
+        "logprobs": True,
+    }
+    found = chat(server, **fields, stream=stream)
+    said, ids, entries, reasons = "", list[int](), list[Any](), list[str]()
+    for part in found if stream else [found]:
+        choice = part.choices[0]
+        message = choice.delta if stream else choice.message
+        said += message.content or ""
+        ids += choice.token_ids or []
+        entries += (choice.logprobs and choice.logprobs.content) or []
+        reasons += [choice.finish_reason] if choice.finish_reason else []
+    assert said == text[:at]
+    assert reasons == ["stop"]
+    assert "".join(entry.token for entry in entries) == said
+    assert ids == tokens[: len(ids)]
+    assert len(ids) == len(entries)
+    if not stream:
+        assert found.usage.completion_tokens == len(ids)
+
+
+def test_a_length_that_ends_with_a_stop_string_is_a_stop(server: Running):
+    text, _ = stops(server)
+    whole = alone(server, max_tokens=10, ignore_eos=True, logit_bias={79: -100})
+    stop = whole.text[-2:]
+    if text.find(stop) < len(whole.text) - 2:
+        stop = whole.text[-4:]
+    found = chat(server, max_tokens=10, ignore_eos=True, logit_bias={"79": -100}, stop=stop)
+    assert found.choices[0].finish_reason == "stop"
+    assert found.choices[0].message.content == whole.text[: -len(stop)]
+
+
+@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1", "recycle"])
+def test_banned_tokens_never_come(server: Running, drafter: str):
+    first = chat(server, return_token_ids=True)
+    banned = set(first.choices[0].token_ids)
+    bias = dict.fromkeys(map(str, banned), -100)
+    found = chat(server, logit_bias=bias, return_token_ids=True, speculation={"drafter": drafter})
+    assert found.choices[0].token_ids
+    assert not banned & set(found.choices[0].token_ids)
+
+
+def test_a_prediction_that_comes_true_is_counted(server: Running):
+    expected = alone(server, max_tokens=40, ignore_eos=True)
+    found = chat(
+        server,
+        max_tokens=40,
+        ignore_eos=True,
+        prediction={"type": "content", "content": [{"type": "text", "text": expected.text}]},
+        speculation={"policy": "fixed", "max_block": 8},
+    )
+    assert found.choices[0].message.content == expected.text
+    details = found.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 10
+    assert details.rejected_prediction_tokens >= 0
+
+
+def test_what_was_drafted_adds_up(server: Running):
+    found = chat(
+        server,
+        max_tokens=60,
+        ignore_eos=True,
+        speculation={"drafter": "ngram:min=1", "policy": "fixed", "max_block": 5, "pieces": True},
+    )
+    raw = found.model_dump()
+    about = raw["metrics"]["speculative_decoding"]
+    histogram = about["acceptance_histogram"]
+    assert len(histogram) == about["num_spec_tokens"] + 1
+    assert sum(histogram) == about["num_spec_steps"] == len(about["per_step_drafted"]) > 0
+    accepted = sum(count * steps for count, steps in enumerate(histogram))
+    assert accepted == about["num_accepted_draft_tokens"] == sum(about["per_step_accepted"])
+    assert about["num_draft_tokens"] == sum(about["per_step_drafted"])
+    timings = raw["timings"]
+    assert timings["draft_n"] == about["num_draft_tokens"]
+    assert timings["draft_n_accepted"] == accepted
+    assert timings["predicted_n"] == 60
+    pieces = raw["choices"][0]["pieces"]
+    assert "".join(piece["text"] for piece in pieces) == found.choices[0].message.content
+    assert sum(piece["drafted"] for piece in pieces) == accepted
+    assert raw["speculation"]["drafter"] == "ngram:min=1"
+
+
+def test_without_drafts_nothing_is_said_of_them(server: Running):
+    found = chat(server, speculation={"drafter": "none"}).model_dump()
+    assert "draft_n" not in found["timings"]
+    assert found["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    "drafter", ["table:/etc/passwd", "dflash:/tmp", "model:x", "suffix:earlier", "x", "ngram:x=1"]
+)
+def test_a_client_cannot_name_files_as_drafters(server: Running, drafter: str):
+    with pytest.raises(BadRequestError):
+        chat(server, speculation={"drafter": drafter})
+
+
+def test_a_prompt_is_found_in_the_cache_unless_kept_apart(server: Running):
+    def cached(**fields: Any) -> tuple[int, int]:
+        long = [{"role": "user", "content": "this is the one " * 20}]
+        usage = chat(server, messages=long, max_tokens=2, **fields).usage
+        return usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens
+
+    assert cached()[0] == 0
+    found, count = cached()
+    assert count - 32 <= found < count
+    assert cached(cache_prompt=False)[0] == 0
+    assert cached(cache_salt="mine")[0] == 0
+    assert cached(cache_salt="mine")[0] > 0
+
+
+def test_content_may_be_parts_and_roles_may_be_new(server: Running):
+    parts = [{"type": "text", "text": "this is"}, {"type": "text", "text": "the one"}]
+    found = chat(
+        server,
+        messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}],
+    )
+    same = [CHAT[0], {"role": "user", "content": "this is\nthe one"}]
+    assert found.choices[0].message.content == alone_of(server, same)
+
+
+def alone_of(server: Running, messages: list[Any]) -> str:
+    return server.model.generate(messages, max_tokens=24, drafter="none").text
+
+
+def test_what_is_null_or_not_known_changes_nothing(server: Running):
+    expected = server.post("/v1/chat/completions", PLAIN).json()["choices"]
+    nothing = dict.fromkeys(
+        (
+            *("stop", "seed", "n", "tools", "tool_choice", "response_format", "logprobs", "stream"),
+            *("top_logprobs", "stream_options", "logit_bias", "prediction", "speculation", "user"),
+            *("top_p", "max_completion_tokens", "return_token_ids", "functions", "cache_salt"),
+        )
+    )
+    more = {"service_tier": "auto", "store": True, "metadata": {"a": "b"}, "xtc_probability": 0}
+    found = server.post("/v1/chat/completions", {**PLAIN, **nothing, **more})
+    assert found.json()["choices"] == expected
+
+
+def test_max_completion_tokens_comes_first_and_minus_one_is_no_limit(server: Running):
+    assert chat(server, max_completion_tokens=3).usage.completion_tokens == 3
+    found = server.post(
+        "/v1/chat/completions", {**PLAIN, "max_tokens": -1, "ignore_eos": True}
+    ).json()
+    assert found["usage"]["total_tokens"] == 512
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_tokens_means_that_the_prompt_is_read(server: Running, stream: bool):
+    body = {**PLAIN, "max_tokens": 0}
+    if stream:
+        *events, _ = server.events("/v1/chat/completions", body)
+        assert [event["choices"][0]["delta"].get("content", "") for event in events] == ["", ""]
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        return
+    found = server.post("/v1/chat/completions", body).json()
+    assert found["choices"][0]["message"]["content"] == ""
+    assert found["usage"]["completion_tokens"] == 0
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"const": "Ada"}, "age": {"enum": [36]}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("drafter", ["none", "suffix"])
+def test_an_answer_has_the_form_of_a_schema(server: Running, drafter: str):
+    found = chat(
+        server,
+        max_tokens=120,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "person", "strict": True, "schema": SCHEMA},
+        },
+        speculation={"drafter": drafter},
+    )
+    assert json.loads(found.choices[0].message.content) == {"name": "Ada", "age": 36}
+    assert found.choices[0].finish_reason == "stop"
+
+
+def test_a_json_object_is_one(server: Running):
+    found = chat(server, max_tokens=60, response_format={"type": "json_object"}, temperature=1)
+    assert found.choices[0].message.content.startswith("{")
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "how it is",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_function_that_has_to_be_called_is(server: Running, choice: Any, stream: bool):
+    found = chat(
+        server,
+        max_tokens=150,
+        tools=[WEATHER],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        stream=stream,
+    )
+    calls, reasons, content = list[Any](), list[str](), ""
+    for part in found if stream else [found]:
+        message = part.choices[0].delta if stream else part.choices[0].message
+        calls += message.tool_calls or []
+        content += message.content or ""
+        reasons += [part.choices[0].finish_reason] if part.choices[0].finish_reason else []
+    (call,) = calls
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    assert call.id
+    assert content == ""
+    assert reasons == ["tool_calls"]
+
+
+def test_tools_that_need_not_be_called_leave_the_text_as_it_is(server: Running):
+    body = {**PLAIN, "tools": [WEATHER], "temperature": 1, "seed": 1, "ignore_eos": True}
+    expected = server.post("/v1/chat/completions", body).json()["choices"][0]
+    events = server.events("/v1/chat/completions", body)[:-1]
+    told = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    assert told == expected["message"]["content"] != ""
+    assert len(events) > 3
+
+
+def test_the_turns_of_a_call_are_told_to_a_model_that_knows_none(server: Running):
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    found = chat(
+        server,
+        messages=[
+            {"role": "user", "content": "the sky?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+        ],
+    )
+    same = [
+        {"role": "user", "content": "the sky?"},
+        {
+            "role": "assistant",
+            "content": '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>',
+        },
+        {"role": "user", "content": "<tool_response>\nrain\n</tool_response>"},
+    ]
+    assert found.choices[0].message.content == alone_of(server, same)

@@ -1,0 +1,301 @@
+"""Clients that leave, wait or do not read; engines that break; a server that ends."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIError
+
+from paceline.runtime import Model
+from paceline.serving.settings import Settings
+from support.server import HTTP, Running, running
+
+LONG: dict[str, Any] = {
+    "prompt": "this is the one",
+    "max_tokens": 450,
+    "ignore_eos": True,
+    "temperature": 0,
+    "speculation": {"drafter": "none"},
+}
+SECONDS_LONG = 4.5  # at least: see `slow_model`
+
+
+@pytest.fixture
+def slow_model(model: Model) -> Iterator[Model]:
+    """Each call takes 10 ms."""
+    step = model.engine.step
+
+    def slow(work: Any) -> Any:
+        time.sleep(0.01)
+        return step(work)
+
+    model.engine.step = slow  # type: ignore[method-assign]
+    yield model
+    del model.engine.step
+
+
+def sent(server: Running, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a request was sent, and nothing read."""
+    text = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", server.server.port))
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: " + str(len(text)).encode() + b"\r\n\r\n" + text
+    )
+    return connection
+
+
+def until(true: Any) -> None:
+    for _ in range(1000):
+        if true():
+            return
+        time.sleep(0.005)
+    pytest.fail("it never came to that")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_when_its_client_has_gone(slow_model: Model, stream: bool):
+    with running(slow_model) as server:
+        connection = sent(server, {**LONG, "stream": stream})
+        until(lambda: server.scheduler.load.running == 1)
+        if stream:
+            connection.recv(100)
+        started = time.monotonic()
+        connection.close()
+        until(lambda: server.scheduler.load.running == 0)
+        assert time.monotonic() - started < SECONDS_LONG / 3
+        assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
+
+
+def test_a_client_that_is_out_of_patience_frees_what_it_held(slow_model: Model):
+    with running(slow_model) as server:
+        with pytest.raises(httpx.ReadTimeout):
+            server.post("/v1/completions", {**LONG, "n": 3}, timeout=0.1)
+        until(lambda: server.scheduler.load.running == server.scheduler.load.waiting == 0)
+
+
+def test_a_queue_that_is_full_says_when_to_come_again(slow_model: Model):
+    with running(slow_model, Settings(most_running=1, most_waiting=2)) as server:
+        load = server.scheduler.load
+        with ExitStack() as stack:
+            held = []
+            for number in range(3):
+                held.append(stack.enter_context(sent(server, LONG)))
+                until(lambda n=number: load.running + load.waiting == n + 1)
+            response = server.post("/v1/completions", {**LONG, "stream": True})
+            assert response.status_code == 429
+            assert response.headers["retry-after"]
+            assert response.json()["error"]["code"] == "queue_full"
+            # Two answers are too many where there is room for one: neither is asked for.
+            held.pop().close()
+            until(lambda: load.waiting == 1)
+            assert server.post("/v1/completions", {**LONG, "n": 2}).status_code == 429
+            until(lambda: load.waiting == 1)
+        until(lambda: load.running == load.waiting == 0)
+
+
+def test_an_answer_that_takes_too_long_is_given_up(slow_model: Model):
+    with running(slow_model, Settings(request_seconds=0.3)) as server:
+        response = server.post("/v1/completions", LONG)
+        assert response.status_code == 504
+        assert response.json()["error"]["code"] == "request_timeout"
+        events = server.events("/v1/completions", LONG)
+        assert events[-1] == "[DONE]"
+        assert events[-2]["error"]["code"] == "request_timeout"
+        assert len(events) > 3
+
+
+def test_who_waits_hears_that_the_server_is_there(slow_model: Model):
+    with running(slow_model, Settings(most_running=1, keepalive_seconds=0.05)) as server:
+        first = sent(server, LONG)
+        until(lambda: server.scheduler.load.running == 1)
+        with HTTP.stream(
+            "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True, "max_tokens": 3}
+        ) as response:
+            lines = response.iter_lines()
+            assert next(lines) == ": keepalive"
+            first.close()
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        assert len(rest) == 5  # three tokens, the end, [DONE]
+
+
+def test_who_does_not_read_holds_up_nobody(model: Model):
+    body = {**LONG, "max_tokens": 200, "n": 4, "logprobs": 20, "stream": True}
+    with running(model) as server, sent(server, body) as connection:
+        connection.settimeout(20)
+        until(lambda: server.scheduler.load.submitted == 4)
+        until(lambda: server.scheduler.load.running == 0)
+        assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
+        read = b""
+        while not read.endswith(b"0\r\n\r\n"):
+            read += connection.recv(1 << 20)
+        assert len(read) > 500_000
+        assert b"data: [DONE]" in read
+
+
+def test_many_idle_connections_are_no_hindrance(own_server: Running):
+    with ExitStack() as stack:
+        place = ("127.0.0.1", own_server.server.port)
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(place))
+        assert own_server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
+
+
+def breaking(model: Model, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """The engine breaks for prompts of one length, after so many calls."""
+    step = model.engine.step
+    calls = 0
+
+    def broken(work: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise RuntimeError("the one secret of the prompt")
+        return step(work)
+
+    monkeypatch.setattr(model.engine, "step", broken)
+
+
+def test_an_engine_that_breaks_is_an_error_in_either_kind_of_answer(
+    model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with running(model) as server:
+        breaking(model, monkeypatch, after=0)
+        for stream in (False, True):
+            response = server.post("/v1/completions", {**LONG, "stream": stream})
+            assert response.status_code == 500
+            assert response.json()["error"]["type"] == "server_error"
+            assert "secret" not in response.text
+        monkeypatch.undo()
+        breaking(model, monkeypatch, after=6)
+        with pytest.raises(APIError, match="the server failed"):
+            for _ in server.openai.completions.create(
+                model="tiny", prompt="this is the one", max_tokens=50, stream=True
+            ):
+                pass
+        monkeypatch.undo()
+        assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
+    assert "RuntimeError in" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_the_log_says_what_was_asked_for_and_not_what_was_said(
+    own_server: Running, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("DEBUG", logger="paceline")
+    for path, body in [
+        ("/v1/completions", {"prompt": "hushhush", "max_tokens": 2}),
+        ("/v1/completions", {"prompt": "hushhush", "max_tokens": -9}),
+        ("/v1/chat/completions", {"messages": [{"role": "hushhush"}]}),
+        ("/tokenize", {"prompt": "hushhush"}),
+    ]:
+        own_server.post(path, body, headers={"x-request-id": "number-1"})
+    assert "number-1 /v1/completions 200" in caplog.text
+    assert "hush" not in caplog.text
+
+
+def test_answers_under_load_are_those_of_each_alone(own_server: Running):
+    picked = random.Random(2)
+    prompts = ["the rain in the rain in the", "one and two and one and", "a", "this is the " * 12]
+    asks: list[dict[str, Any]] = []
+    for number in range(40):
+        asks.append(
+            {
+                "prompt": picked.choice(prompts),
+                "max_tokens": 4 + number % 17,
+                "seed": number,
+                "temperature": 0 if number % 3 else 1.1,
+                "stream": number % 4 == 1,
+                "speculation": {"drafter": ("auto", "none", "ngram:min=1", "recycle")[number % 4]},
+            }
+        )
+
+    def answered(ask: dict[str, Any]) -> str | None:
+        if picked.random() < 0.15:
+            sent(own_server, ask).close()
+            return None
+        if ask["stream"]:
+            events = own_server.events("/v1/completions", ask)[:-1]
+            return "".join(event["choices"][0]["text"] for event in events)
+        text: str = own_server.post("/v1/completions", ask).json()["choices"][0]["text"]
+        return text
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(answered, asks))
+    own_server.rest()
+    for ask, text in zip(asks, found, strict=True):
+        options = {name: ask[name] for name in ("max_tokens", "seed", "temperature")}
+        expected = own_server.model.generate(ask["prompt"], raw=True, drafter="none", **options)
+        assert text in (None, expected.text)
+
+
+def test_a_server_that_ends_lets_answers_go_on_and_takes_no_new_ones(slow_model: Model):
+    with running(slow_model, Settings(grace_seconds=20)) as server:
+        with HTTP.stream(
+            "POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 60, "stream": True}
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.server.stop()
+            until(lambda: server.scheduler.draining)
+            refused = server.post("/v1/completions", LONG)
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+            assert server.get("/health").status_code == 503
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+
+
+def test_without_grace_answers_end_with_an_error(slow_model: Model):
+    with running(slow_model, Settings(grace_seconds=0)) as server:
+        threading.Timer(0.3, server.server.stop).start()
+        events = server.events("/v1/completions", LONG)
+        assert events[-1] == "[DONE]"
+        assert events[-2]["error"]["code"] == "draining"
+
+
+SCRIPT = """
+import sys
+import paceline
+from paceline.serving.command import serve
+serve(paceline.load(sys.argv[1]), port=0)
+"""
+
+
+def test_a_signal_ends_it_when_its_answers_are_whole(tiny_gguf: Path, cache: Path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tiny_gguf)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PACELINE_CACHE": str(cache)},
+    )
+    assert process.stderr is not None
+    try:
+        url = process.stderr.readline().split()[-1]
+        with HTTP.stream("POST", f"{url}/completions", json={**LONG, "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.stderr.close()
+        process.wait()

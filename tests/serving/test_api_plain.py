@@ -1,0 +1,86 @@
+"""Models, tokens and health."""
+
+from typing import Any
+
+import pytest
+
+from paceline.runtime import Model
+from paceline.serving.settings import Settings
+from support.server import Running, running
+
+TEXTS = ["the rain in the rain", "né 😀 日本 👩‍🚀", " two  spaces\n", "<|im_end|>", "<tool>x"]
+
+
+def test_the_model_is_listed_and_found(server: Running):
+    (listed,) = server.openai.models.list().data
+    assert listed.id == "tiny"
+    assert server.openai.models.retrieve("tiny").id == "tiny"
+    assert server.get("/models").json() == server.get("/v1/models").json()
+    assert listed.model_dump()["max_model_len"] == 512
+    assert server.get("/v1/models/other/one").status_code == 404
+
+
+def test_a_model_has_the_names_it_is_given(model: Model):
+    with running(model, Settings(name="mine/tiny", aliases=("gpt-4o",))) as server:
+        assert server.get("/v1/models/mine/tiny").json()["id"] == "mine/tiny"
+        body = {"model": "gpt-4o", "prompt": "a", "max_tokens": 1}
+        assert server.post("/v1/completions", body).json()["model"] == "mine/tiny"
+        assert server.post("/v1/completions", {**body, "model": "tiny"}).status_code == 404
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(("field", "back"), [("prompt", "prompt"), ("content", "content")])
+def test_tokens_and_back_is_the_same_text(server: Running, text: str, field: str, back: str):
+    found = server.post("/tokenize", {field: text}).json()
+    assert found["count"] == len(found["tokens"])
+    again = server.post("/v1/detokenize", {"tokens": found["tokens"]}).json()
+    assert again[back] == text
+
+
+def test_tokens_are_those_of_a_prompt(server: Running):
+    text = "the rain <|im_end|>"
+    ids = server.model.tokens(text, raw=True)
+    found = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert found["tokens"] == ids
+    assert "".join(found["token_strs"]) == text
+    plain = server.post("/tokenize", {"content": text, "parse_special": False}).json()
+    assert len(plain["tokens"]) > len(ids)
+    pieces = server.post("/tokenize", {"content": text, "with_pieces": True}).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == ids
+    assert pieces[-1]["piece"] == "<|im_end|>"
+
+
+def test_a_chat_can_be_counted(server: Running):
+    messages: list[Any] = [{"role": "user", "content": "how many?"}]
+    found = server.post("/tokenize", {"messages": messages}).json()
+    used = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json()
+    assert found["count"] == used["usage"]["prompt_tokens"]
+    shorter = server.post("/tokenize", {"messages": messages, "add_generation_prompt": False})
+    assert shorter.json()["count"] < found["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": 1}),
+        ("/detokenize", {}),
+        ("/detokenize", {"tokens": ["a"]}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [2**40]}),
+    ],
+)
+def test_what_are_no_tokens_is_refused(server: Running, path: str, body: Any):
+    response = server.post(path, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_the_tokenizer_says_what_ends_a_text(server: Running):
+    assert server.get("/tokenizer_info").json()["eos_token"] == "<|im_end|>"
+
+
+def test_health_is_good_until_the_engine_ends(own_server: Running):
+    assert own_server.get("/health").json() == {"status": "ok"}
+    own_server.scheduler.close()
+    assert own_server.get("/v1/health").status_code == 503

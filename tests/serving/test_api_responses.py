@@ -1,0 +1,84 @@
+"""OpenAI's responses, text in and out, read by the real client."""
+
+from typing import Any
+
+import pytest
+
+from support.server import Running
+
+CHAT: list[Any] = [{"role": "user", "content": "this is the one"}]
+
+
+def test_an_answer_is_the_one_that_generate_gives(server: Running):
+    expected = server.model.generate(
+        [{"role": "system", "content": "short"}, *CHAT], max_tokens=20, drafter="none"
+    )
+    found = server.openai.responses.create(
+        model="tiny",
+        input="this is the one",
+        instructions="short",
+        temperature=0,
+        max_output_tokens=20,
+    )
+    assert found.output_text == expected.text
+    assert found.status == "incomplete"
+    assert found.incomplete_details is not None
+    assert found.incomplete_details.reason == "max_output_tokens"
+    assert found.usage is not None
+    assert found.usage.output_tokens == 20
+
+
+@pytest.mark.parametrize("most", [1, 20])
+def test_a_stream_is_read_by_the_client(server: Running, most: int):
+    expected = server.model.generate(CHAT, max_tokens=most, drafter="none")
+    text, kinds = "", list[str]()
+    items: Any = [
+        {
+            "role": "user",
+            "type": "message",
+            "content": [{"type": "input_text", "text": "this is the one"}],
+        }
+    ]
+    with server.openai.responses.stream(
+        model="tiny", input=items, temperature=0, max_output_tokens=most
+    ) as stream:
+        for event in stream:
+            kinds.append(event.type)
+            if event.type == "response.output_text.delta":
+                text += event.delta
+    assert text == expected.text
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.incomplete"
+
+
+def test_an_answer_that_ended_by_itself_is_complete(server: Running):
+    wanted: Any = {"type": "json_schema", "name": "n", "schema": {"enum": ["yes"]}}
+    with server.openai.responses.stream(
+        model="tiny", input="say yes", text={"format": wanted}, include=LOGPROBS, top_logprobs=1
+    ) as stream:
+        final = stream.get_final_response()
+    assert final.status == "completed"
+    assert final.output_text == '"yes"'
+    message: Any = final.output[0]
+    (part,) = message.content
+    assert "".join(each.token for each in part.logprobs) == '"yes"'
+
+
+LOGPROBS: Any = ["message.output_text.logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("previous_response_id", "resp_1"),
+        ("background", True),
+        ("conversation", "c"),
+        ("tools", [{"type": "web_search"}]),
+        ("truncation", "auto"),
+        ("text", {"format": {"type": "json_schema"}}),
+    ],
+)
+def test_what_is_not_done_here_is_refused(server: Running, field: str, value: Any):
+    response = server.post("/v1/responses", {"input": "a", field: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(field)

@@ -1,0 +1,86 @@
+"""A real server in a thread, and ways to talk to it."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+from paceline.runtime import Model
+from paceline.serving.command import Server
+from paceline.serving.scheduler import Scheduler
+from paceline.serving.settings import Settings
+
+CLIENT = OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none", max_retries=0)
+"""Made once: making one takes longer than most tests."""
+
+HTTP = httpx.Client(timeout=30)
+
+
+class Running:
+    """A server that answers."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.url = server.url
+        self.openai = CLIENT.with_options(base_url=f"{server.url}/v1")
+
+    @property
+    def model(self) -> Model:
+        """What is served. Only while nothing is asked of the server."""
+        return self.scheduler.model
+
+    def rest(self) -> None:
+        """Wait until nothing is going on."""
+        load = self.scheduler.load
+        for _ in range(1000):
+            if load.running == load.waiting == 0:
+                return
+            time.sleep(0.005)
+        raise AssertionError(f"{load.running} run and {load.waiting} wait")
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.server.scheduler
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return HTTP.get(self.url + path, **more)
+
+    def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
+        """Send a body; bytes go as they are, as JSON."""
+        if isinstance(body, bytes):
+            headers = {"content-type": "application/json", **more.pop("headers", {})}
+            return HTTP.post(self.url + path, content=body, headers=headers, **more)
+        return HTTP.post(self.url + path, json=body, **more)
+
+    def events(self, path: str, body: Any) -> list[Any]:
+        """The events of a stream that is all right: JSON, and what is none as text."""
+        response = self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
+        texts = [line.removeprefix("data: ") for line in lines]
+        return [json.loads(text) if text.startswith("{") else text for text in texts]
+
+
+@contextmanager
+def running(model: Model, settings: Settings | None = None, **more: Any) -> Iterator[Running]:
+    """A server on a free port; a test that leaves requests behind in it fails."""
+    server = Server(model, settings=settings, **more)
+    ready = threading.Event()
+    thread = threading.Thread(target=server.run, kwargs={"say": lambda _: ready.set()})
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield Running(server)
+        assert server.scheduler.alive or server.scheduler.draining
+    finally:
+        server.stop()
+        server.stop()  # at once
+        thread.join(20)
+        assert not thread.is_alive()
+    assert server.scheduler.load.running == server.scheduler.load.waiting == 0
