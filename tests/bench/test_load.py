@@ -98,9 +98,7 @@ def test_percentiles_of_few():
     assert (found["p50"], found["max"]) == (2.0, 3.0)
 
 
-def test_from_the_command_line(
-    server: Running, capsys: pytest.CaptureFixture[str], tmp_path: Path
-):
+def test_from_the_command_line(server: Running, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     suite = tmp_path / "suite.jsonl"
     lines = ({"id": p.id, "kind": p.kind, "messages": list(p.messages)} for p in PROMPTS)
     suite.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -136,12 +136,10 @@ class Chat:
     ) -> bytes:
         if self._new[index]:
             delta = {"role": "assistant", **delta}
-        chunk: dict[str, Any] = {
-            **self._base,
-            "choices": [
-                {"index": index, "delta": delta, **self._about(pieces), "finish_reason": reason}
-            ],
-        }
+        choice = {"index": index, "delta": delta, **self._about(pieces), "finish_reason": reason}
+        if self._body.speculation.pieces:
+            choice["speculation"] = answers[index].speculation
+        chunk: dict[str, Any] = {**self._base, "choices": [choice]}
         if self._body.return_token_ids and self._new[index]:
             chunk["prompt_token_ids"] = self._tokens
         self._new[index] = False
@@ -167,7 +165,9 @@ class Chat:
 
     def _worth_telling(self, pieces: Sequence[Piece]) -> bool:
         """Whether tokens are told that have no text yet."""
-        return bool(pieces) and (self._body.return_token_ids or self._body.logprobs)
+        body = self._body
+        wanted = body.return_token_ids or body.logprobs or body.speculation.pieces
+        return bool(pieces) and wanted
 
     def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
         return usage([len(self._tokens)], answers, predicted=self._body.prediction is not None)

@@ -79,7 +79,8 @@ class Completions:
     def news(self, news: News, answers: Sequence[Answer]) -> bytes:
         """A chunk for something new."""
         text, pieces = news.part
-        wanted = self._body.return_token_ids or self._body.logprobs is not None
+        body = self._body
+        wanted = body.return_token_ids or body.logprobs is not None or body.speculation.pieces
         if not (text or news.ended or (pieces and wanted)):
             return b""
         choice = self._choice(news.place, text, pieces)
@@ -87,6 +88,8 @@ class Completions:
             choice["token_ids"] = [piece.token for piece in pieces]
             if self._new[news.place]:
                 choice["prompt_token_ids"] = self._prompts[news.place // self._body.n]
+        if self._body.speculation.pieces:
+            choice["speculation"] = answers[news.place].speculation
         self._new[news.place] = False
         if news.ended:
             choice["finish_reason"] = str(answers[news.place].finish_reason)

@@ -83,6 +83,15 @@ class Answer:
         return len(self.pieces)
 
     @property
+    def speculation(self) -> dict[str, int]:
+        """Steps after the prompt so far, and what was guessed in them."""
+        return {
+            "steps": len(self.steps),
+            "drafted": sum(step.drafted for step in self.steps),
+            "accepted": sum(step.accepted for step in self.steps),
+        }
+
+    @property
     def finish_reason(self) -> FinishReason:
         """Why it ended. Only when it has."""
         return FinishReason.LENGTH if self.silent else self.done.finish_reason

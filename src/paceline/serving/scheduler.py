@@ -164,6 +164,12 @@ class Scheduler:
         """The most tokens that prompt and answer of a request can have together."""
         return min(self.model.engine.context_length, self._slots)
 
+    @property
+    def usage(self) -> float:
+        """How much of the slots running requests hold, 0 to 1; what they share counts for each."""
+        held = sum(self._held(ticket) for ticket in list(self._running))
+        return min(held / self._slots, 1.0)
+
     def submit(
         self,
         tokens: Ordered[int],

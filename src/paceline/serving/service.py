@@ -7,8 +7,9 @@ an answer is written down. The rule: nothing that a client says names a file her
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from paceline.decoding.types import Constraint
 from paceline.errors import ModelError
@@ -34,7 +35,8 @@ _NUCLEUS_OF_ONE = 1e-9
 """What OpenAI's clients mean by a top_p of 0."""
 
 
-class Ask(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ask:
     """One answer that is wanted."""
 
     tokens: list[int]
@@ -43,7 +45,7 @@ class Ask(NamedTuple):
     cached: bool = True
     silent: bool = False
     """Whether the prompt is all that is to be computed."""
-    index: int = 0
+    place: int = 0
     """Which of the answers to its prompt it is."""
 
 

@@ -21,7 +21,7 @@ def draw(curve: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     right.plot(blocks, [point["loss"] for point in curve], "--", color="gray", label="loss")
     right.set_ylabel("loss")
     lines = [*left.get_lines(), *right.get_lines()]
-    left.legend(lines, [line.get_label() for line in lines], loc="center right")
+    left.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
     left.grid(alpha=0.3)
     path = folder / PICTURE
     figure.savefig(path, dpi=120)
