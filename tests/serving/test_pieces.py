@@ -11,7 +11,7 @@ from paceline.decoding.text import TextStream
 from paceline.decoding.types import FinishReason
 from paceline.results import Result, Stats
 from paceline.serving.pieces import Answer, answer, pieces_of
-from paceline.serving.scheduler import Progress
+from paceline.serving.tickets import Progress
 
 END = 0
 WORDS = [b"", b"a", b"b", b"ab", b"stop", b" ", "é".encode()]

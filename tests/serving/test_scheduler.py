@@ -13,14 +13,14 @@ from paceline.errors import InvalidRequest
 from paceline.options import check
 from paceline.results import Result
 from paceline.runtime import Model
-from paceline.serving.scheduler import (
+from paceline.serving.scheduler import Scheduler
+from paceline.serving.tickets import (
     Done,
     Draining,
     Event,
     Failed,
     Progress,
     QueueFull,
-    Scheduler,
     Ticket,
     TimedOut,
 )

@@ -14,8 +14,8 @@ from typing import NamedTuple, Self
 
 from paceline.serving.errors import Refused
 from paceline.serving.pieces import Answer, Part, answer
-from paceline.serving.scheduler import Done, Event, Failed, Progress, Ticket
 from paceline.serving.service import Ask, Service
+from paceline.serving.tickets import Done, Event, Failed, Progress, Ticket
 
 
 class News(NamedTuple):

@@ -24,11 +24,17 @@ from paceline.serving.plain import Plain
 from paceline.serving.responses import Responses
 from paceline.serving.service import Service
 
+_PUBLIC = ("/health", "/v1/health")
+"""What is answered without a key: whoever watches over the server has none."""
 
-def make_app(service: Service, routes: Sequence[BaseRoute] = ()) -> Starlette:
-    """The application that serves `service`, with `routes` of others beside its own.
 
-    Every path is there with /v1 before it and without.
+def make_app(
+    service: Service, routes: Sequence[BaseRoute] = (), page: Sequence[BaseRoute] = ()
+) -> Starlette:
+    """The application that serves `service`: every path with /v1 before it and without.
+
+    `routes` are others beside its own. `page` are those of a page, which are there without a key: a
+    browser that opens it has none yet.
     """
     plain = Plain(service)
     posts: dict[str, Any] = {
@@ -49,18 +55,18 @@ def make_app(service: Service, routes: Sequence[BaseRoute] = ()) -> Starlette:
     async def openapi(_request: Request) -> Response:
         return JSONResponse(about)
 
-    found: list[BaseRoute] = [*routes, Route("/openapi.json", openapi)]
+    found: list[BaseRoute] = [*routes, *page, Route("/openapi.json", openapi)]
     for before in ("/v1", ""):
         found += [Route(before + path, work, methods=["POST"]) for path, work in posts.items()]
         found += [Route(before + path, work, methods=["GET"]) for path, work in gets.items()]
     return Starlette(
         routes=found,
-        middleware=_middleware(service),
+        middleware=_middleware(service, [route.path for route in page if isinstance(route, Route)]),
         exception_handlers={HTTPException: _no_such_path, Exception: _fault},
     )
 
 
-def _middleware(service: Service) -> list[Middleware]:
+def _middleware(service: Service, page: Sequence[str]) -> list[Middleware]:
     settings = service.settings
     found = [Middleware(Door, settings)]
     if settings.origins:
@@ -74,7 +80,7 @@ def _middleware(service: Service) -> list[Middleware]:
                 expose_headers=["X-Request-Id"],
             )
         )
-    return [*found, Middleware(Keys, settings)]
+    return [*found, Middleware(Keys, settings, {*_PUBLIC, *page})]
 
 
 async def _no_such_path(_request: Request, error: Exception) -> Response:

@@ -94,7 +94,7 @@ class Server:
         self.service = Service(self.scheduler, settings)
         metrics = Metrics(self.service)
         self.service.watch = metrics
-        self._app = make_app(self.service, [*metrics.routes(), *page.routes()])
+        self._app = make_app(self.service, metrics.routes(), page.routes())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told = 0
         self._stop = asyncio.Event()

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import CacheFull, InvalidRequest, MissingExtra, ModelError
 from paceline.options import Options
-from paceline.serving.scheduler import Draining, QueueFull, TimedOut
+from paceline.serving.tickets import Draining, QueueFull, TimedOut
 
 _LATER = {"retry-after": "1"}
 """Seconds after which a request that found no room may come again."""

@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.serving.errors import Refused
 from paceline.serving.reply import Reply
-from paceline.serving.settings import OPEN_PATHS, Settings
+from paceline.serving.settings import Settings
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 """Request ids that are given back as they came."""
@@ -67,14 +67,15 @@ class Door:
 class Keys:
     """Turns away those without a key, where keys are asked for."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        """Stand before `app`."""
+    def __init__(self, app: ASGIApp, settings: Settings, public: Collection[str]) -> None:
+        """Stand before `app`; the paths in `public` are for all."""
         self._app = app
+        self._public = frozenset(public)
         self._keys = [key.encode() for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or answer it here."""
-        if self._keys and scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if self._keys and scope["type"] == "http" and scope["path"] not in self._public:
             headers = Headers(scope=scope)
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
             given = [headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]

@@ -16,7 +16,7 @@ from paceline.decoding.logprobs import Likely
 from paceline.decoding.text import Decode, TextStream
 from paceline.decoding.types import FinishReason
 from paceline.results import Result
-from paceline.serving.scheduler import Progress
+from paceline.serving.tickets import Progress
 
 
 class Piece(NamedTuple):

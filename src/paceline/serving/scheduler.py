@@ -11,24 +11,33 @@ middle of an answer; until then it waits its turn. What ends leaves its slots to
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic, perf_counter
 
 import numpy as np
 
 from paceline.decoding.auto import Auto
-from paceline.decoding.generation import Step
-from paceline.decoding.logprobs import Likely
 from paceline.decoding.types import Block
 from paceline.engines.base import Sequence, StepResult
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.errors import InvalidRequest
 from paceline.options import Request
-from paceline.results import Result
 from paceline.runtime import Model
 from paceline.serving.prompt_cache import Begun, PromptCache
+from paceline.serving.tickets import (
+    Done,
+    Draining,
+    Event,
+    Failed,
+    Listener,
+    Load,
+    Progress,
+    QueueFull,
+    Ticket,
+    TimedOut,
+)
 from paceline.stream import Stream
 
 _CALL_ROWS = 512
@@ -41,83 +50,8 @@ _LEAST_CHUNK = 16
 """Rows of a prompt in a call, however many wait."""
 
 
-class QueueFull(PacelineError):
-    """As many requests wait as may; the message says how many."""
-
-
-class Draining(PacelineError):
-    """The server is ending, and takes no more requests."""
-
-
-class TimedOut(PacelineError):
-    """A request took longer than it may."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """New tokens of an answer."""
-
-    step: Step
-    logprobs: Ordered[Likely] = ()
-    """Of the new tokens, where that was asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """An answer has ended, also by being cancelled."""
-
-    result: Result
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """There will be no answer, or no more of it."""
-
-    error: Exception
-
-
 Work = tuple[Sequence, Block]
 """A sequence of the engine, and what is to be run of it."""
-
-Event = Progress | Done | Failed
-Listener = Callable[[Event], None]
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A request that was submitted; its listener hears `Progress`, and once `Done` or `Failed`."""
-
-    tokens: Ordered[int]
-    request: Request
-    listener: Listener
-    salt: str
-    cached: bool
-    deadline: float | None
-    submitted: float = field(default_factory=perf_counter)
-    cancelled: bool = False
-    slots_needed: int = 0
-    begun: Begun | None = None
-    stream: Stream | None = None
-    told: int = 0
-    """Logprobs that the listener has."""
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more. It ends before the next call."""
-        self.cancelled = True
-
-
-@dataclass(slots=True)
-class Load:
-    """What is going on, and what went on since the start."""
-
-    running: int = 0
-    waiting: int = 0
-    submitted: int = 0
-    refused: int = 0
-    failed: int = 0
-    calls: int = 0
-    call_seconds: float = 0.0
-    rows: int = 0
 
 
 class Scheduler:
@@ -296,11 +230,11 @@ class Scheduler:
     def _end_unwanted(self) -> None:
         """End what was cancelled, or has taken too long."""
         with self._wake:
-            unwanted = [ticket for ticket in self._waiting if _unwanted(ticket)]
+            unwanted = [ticket for ticket in self._waiting if ticket.unwanted]
             for ticket in unwanted:
                 self._waiting.remove(ticket)
             self.load.waiting = len(self._waiting)
-        for ticket in [*unwanted, *filter(_unwanted, self._running)]:
+        for ticket in [*unwanted, *(each for each in self._running if each.unwanted)]:
             late = not ticket.cancelled
             self._end(ticket, TimedOut("the request took longer than it may") if late else None)
 
@@ -455,7 +389,3 @@ class Scheduler:
 def _stream(ticket: Ticket) -> Stream:
     assert ticket.stream is not None
     return ticket.stream
-
-
-def _unwanted(ticket: Ticket) -> bool:
-    return ticket.cancelled or (ticket.deadline is not None and monotonic() > ticket.deadline)

@@ -2,10 +2,6 @@
 
 from dataclasses import dataclass, field
 
-OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/page.svg", "/health", "/v1/health"})
-"""What is answered without a key: whoever watches over the server has none, nor has a browser that
-opens the page. The page itself asks with one."""
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
