@@ -1,0 +1,254 @@
+// The page: a chat in which one sees who wrote which token.
+//
+// Knows this page's elements, and answers as client.js tells them. The rules: every figure was
+// measured since the page was opened; text is put in as text only; nothing is kept, chat and key
+// included.
+
+import { ask, speed, write } from "./client.js";
+
+const at = (id) => document.getElementById(id);
+const key = () => at("key").value.trim();
+const one = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const two = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+const percent = new Intl.NumberFormat("en", { style: "percent" });
+
+let chat = []; // messages, as the API has them
+let stopper = null; // of the answer that is being written
+const session = { answers: 0, guessed: { tokens: 0, ms: 0 }, plain: { tokens: 0, ms: 0 } };
+
+// -- showing --------------------------------------------------------------------------------------
+
+function made(name, text = "", kind = "") {
+  const element = document.createElement(name);
+  element.textContent = text;
+  if (kind) element.className = kind;
+  return element;
+}
+
+function say(who, text = "") {
+  const turn = made("article", "", who);
+  const words = made("p", text, "words");
+  turn.append(made("h3", who === "user" ? "You" : "Model"), words);
+  at("welcome").hidden = true;
+  at("log").append(turn);
+  at("log").scrollTop = at("log").scrollHeight;
+  return { turn, words };
+}
+
+// Shows an answer's tokens as they come. Text is told sooner than its tokens at times: it is shown
+// untinted until then.
+function writer(words) {
+  const rest = document.createTextNode("");
+  words.append(rest);
+  let shown = 0;
+  return (answer, pieces) => {
+    const log = at("log");
+    const below = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    for (const { text, drafted } of pieces) {
+      rest.before(made("span", text, drafted ? "drafted" : "own"));
+      shown += text.length;
+    }
+    rest.data = answer.text.slice(shown);
+    if (below) log.scrollTop = log.scrollHeight;
+  };
+}
+
+function rate(tokensPerSecond) {
+  return tokensPerSecond ? one.format(tokensPerSecond) : "–";
+}
+
+function figures(answer) {
+  at("speed").textContent = rate(speed(answer));
+  at("tokens").textContent = answer.tokens;
+  at("first").textContent = answer.first ? `${two.format(answer.first / 1e3)} s` : "–";
+  at("acceptance").textContent = answer.drafted
+    ? `${answer.accepted} of ${answer.drafted} (${percent.format(answer.accepted / answer.drafted)})`
+    : "none guessed";
+  const later = answer.tokens - (answer.early ?? 0);
+  at("per-step").textContent = answer.steps ? two.format(later / answer.steps) : "–";
+  const { timings, about } = answer;
+  at("cached").textContent = timings
+    ? `${timings.cache_n} of ${timings.cache_n + timings.prompt_n} tokens`
+    : "–";
+  const by = Object.entries(about?.drafted_by ?? {});
+  at("drafters").textContent =
+    by.map(([who, all]) => `${who} ${about.accepted_by[who] ?? 0}/${all}`).join(", ") || "–";
+}
+
+function bars(guessed, plain) {
+  const speeds = { guessed: speed(guessed), plain: plain ? speed(plain) : 0 };
+  const most = Math.max(speeds.guessed, speeds.plain) || 1;
+  at("bars").hidden = false;
+  for (const [which, value] of Object.entries(speeds)) {
+    at("bars").querySelector(`.${which}`).style.setProperty("--share", value / most);
+    at(`bar-${which}`).textContent = rate(value);
+  }
+}
+
+function faster(guessed, plain) {
+  return `${two.format(guessed / plain)} times as fast`;
+}
+
+function note(turn, text) {
+  turn.append(made("p", text, "note"));
+  at("status").textContent = text;
+}
+
+function summary(answer, plain) {
+  const parts = [`${answer.tokens} tokens`, `${rate(speed(answer))} tokens/s`];
+  if (answer.drafted) parts.push(`${answer.accepted} of ${answer.drafted} guesses accepted`);
+  if (plain) {
+    parts.push(`plain ${rate(speed(plain))} tokens/s`);
+    if (speed(plain)) parts.push(faster(speed(answer), speed(plain)));
+    parts.push(plain.text === answer.text ? "the same text" : "another text");
+  }
+  return parts.join(" · ");
+}
+
+function compared(answer, plain) {
+  session.answers += 1;
+  for (const [kind, { timings }] of Object.entries({ guessed: answer, plain })) {
+    session[kind].tokens += (timings.predicted_per_second * timings.predicted_ms) / 1e3;
+    session[kind].ms += timings.predicted_ms;
+  }
+  const [guessed, alone] = [session.guessed, session.plain].map((all) => (1e3 * all.tokens) / all.ms);
+  const answers = session.answers === 1 ? "One answer" : `${session.answers} answers`;
+  at("session").textContent = Number.isFinite(guessed / alone)
+    ? `${answers} written both ways: ${rate(guessed)} against ${rate(alone)} tokens/s, ` +
+      `${faster(guessed, alone)}.`
+    : "";
+}
+
+// What the settings say of the next answer.
+function wanted() {
+  const speculation = { pieces: true };
+  if (at("drafter").value) speculation.drafter = at("drafter").value;
+  if (at("policy").value) speculation.policy = at("policy").value;
+  if (at("block").value) speculation.max_block = at("block").valueAsNumber;
+  return {
+    messages: [...chat],
+    stream: true,
+    temperature: at("temperature").valueAsNumber || 0,
+    seed: crypto.getRandomValues(new Uint32Array(1))[0],
+    max_tokens: at("most").valueAsNumber || 256,
+    speculation,
+  };
+}
+
+// -- one turn -------------------------------------------------------------------------------------
+
+async function turn(text) {
+  const mine = chat; // which may be cleared meanwhile
+  const asked = say("user", text);
+  chat.push({ role: "user", content: text });
+  const { turn, words } = say("model");
+  const show = writer(words);
+  const compare = at("plain").checked && at("drafter").value !== "none";
+  const body = wanted();
+  let answer = null;
+  at("bars").hidden = true;
+  try {
+    await write(body, key(), stopper.signal, (so, pieces) => {
+      answer = so;
+      show(so, pieces);
+      figures(so);
+    });
+    const plain = compare ? await again(body, answer, turn) : null;
+    note(turn, summary(answer, plain));
+  } catch (error) {
+    if (error.name !== "AbortError") trouble(error);
+    const ended = answer?.timings ? summary(answer) : `Stopped after ${answer?.tokens} tokens`;
+    if (answer) note(turn, ended);
+  }
+  if (answer?.text || answer?.timings) {
+    mine.push({ role: "assistant", content: answer.text });
+    return;
+  }
+  // Nothing came of it: as if it had not been asked.
+  mine.pop();
+  asked.turn.remove();
+  turn.remove();
+  if (mine === chat) at("message").value ||= text;
+  at("welcome").hidden = chat.length > 0;
+}
+
+// The same answer without guessing. Only the first is shown; this one is timed.
+async function again(body, answer, turn) {
+  const waiting = made("p", "Writing it again without guessing …", "note");
+  turn.append(waiting);
+  at("status").textContent = waiting.textContent;
+  try {
+    const same = { ...body, speculation: { drafter: "none", pieces: true } };
+    const plain = await write(same, key(), stopper.signal, (so) => bars(answer, so));
+    compared(answer, plain);
+    return plain;
+  } finally {
+    waiting.remove();
+  }
+}
+
+function trouble(error) {
+  at("alert").textContent = error.message;
+  if (error.status === 401) at("key").focus();
+}
+
+function busy(yes) {
+  stopper = yes ? new AbortController() : null;
+  at("stop").disabled = !yes;
+  at("send").disabled = yes;
+  at("log").setAttribute("aria-busy", yes);
+}
+
+async function send() {
+  const text = at("message").value.trim();
+  if (stopper || !text) return;
+  const left = [at("send"), document.body].includes(document.activeElement);
+  at("alert").textContent = "";
+  at("message").value = "";
+  busy(true);
+  if (left) at("stop").focus();
+  try {
+    await turn(text);
+  } finally {
+    const onStop = [at("stop"), document.body].includes(document.activeElement);
+    busy(false);
+    if (onStop) at("message").focus();
+  }
+}
+
+// -- the page -------------------------------------------------------------------------------------
+
+async function greet() {
+  try {
+    const { data } = await (await ask("v1/models", key())).json();
+    at("model").textContent = data[0].id;
+    document.title = `${data[0].id} · paceline`;
+    at("alert").textContent = "";
+  } catch (error) {
+    trouble(error);
+  }
+}
+
+at("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+});
+at("settings").addEventListener("submit", (event) => event.preventDefault());
+at("message").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") stopper?.abort();
+});
+at("stop").addEventListener("click", () => stopper?.abort());
+at("clear").addEventListener("click", () => {
+  stopper?.abort();
+  chat = [];
+  for (const turn of at("log").querySelectorAll("article")) turn.remove();
+  at("welcome").hidden = false;
+  at("message").focus();
+});
+at("key").addEventListener("change", greet);
+greet();
