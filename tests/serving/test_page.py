@@ -218,7 +218,7 @@ def words(page: "Page") -> str:
 
 def test_an_answer_is_the_one_that_generate_gives_and_is_tinted(page: "Page", server: Running):
     page.goto(server.url)
-    until(page, "name => document.title.startsWith(name)", arg=server.server.service.name)
+    until(page, "name => document.title.startsWith(name)", server.server.service.name)
     page.get_by_label("Policy").select_option("fixed")
     ask(page)
     ended(page)
