@@ -932,7 +932,7 @@ def test_where_none_comes_with_the_target_one_must_be_named(spec: str, tiny_file
 
 
 def test_a_target_without_a_graph_cannot_have_one(checkpoint: Path):
-    with pytest.raises(InvalidRequest, match="needs a target with an OpenVINO graph"):
+    with pytest.raises(InvalidRequest, match="needs a target whose embeddings and head it can use"):
         create(f"dflash:{checkpoint}", Shared())
 
 
