@@ -1,5 +1,7 @@
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +38,17 @@ def own_server(model: Model) -> Iterator[Running]:
     """A server that nobody has asked anything, and that a test may end."""
     with running(model) as made:
         yield made
+
+
+@pytest.fixture
+def slow_model(model: Model) -> Iterator[Model]:
+    """Each call takes 10 ms."""
+    step = model.engine.step
+
+    def slow(work: Any) -> Any:
+        time.sleep(0.01)
+        return step(work)
+
+    model.engine.step = slow  # type: ignore[method-assign]
+    yield model
+    del model.engine.step

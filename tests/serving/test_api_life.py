@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,20 +30,6 @@ LONG: dict[str, Any] = {
     "speculation": {"drafter": "none"},
 }
 SECONDS_LONG = 4.5  # at least: see `slow_model`
-
-
-@pytest.fixture
-def slow_model(model: Model) -> Iterator[Model]:
-    """Each call takes 10 ms."""
-    step = model.engine.step
-
-    def slow(work: Any) -> Any:
-        time.sleep(0.01)
-        return step(work)
-
-    model.engine.step = slow  # type: ignore[method-assign]
-    yield model
-    del model.engine.step
 
 
 def sent(server: Running, body: dict[str, Any]) -> socket.socket:

@@ -240,20 +240,6 @@ def test_refusals_are_counted_by_their_reason(module_model: Model, body: Any, re
     assert "paceline_requests_failed_total" not in found
 
 
-@pytest.fixture
-def held_model(model: Model) -> Iterator[Model]:
-    """Each call takes 10 ms."""
-    step = model.engine.step
-
-    def slow(work: Any) -> Any:
-        time.sleep(0.01)
-        return step(work)
-
-    model.engine.step = slow  # type: ignore[method-assign]
-    yield model
-    del model.engine.step
-
-
 def until(server: Running, true: Callable[[dict[str, dict[str, float]]], bool]) -> None:
     for _ in range(400):
         if true(values(server)):
@@ -262,9 +248,9 @@ def until(server: Running, true: Callable[[dict[str, dict[str, float]]], bool]) 
     pytest.fail("it never came to that")
 
 
-def test_what_goes_on_is_seen_and_a_client_that_leaves(held_model: Model):
+def test_what_goes_on_is_seen_and_a_client_that_leaves(slow_model: Model):
     settings = Settings(most_running=1, most_waiting=1)
-    with running(held_model, settings) as server, ExitStack() as stack:
+    with running(slow_model, settings) as server, ExitStack() as stack:
         asked = {"method": "POST", "url": f"{server.url}/v1/completions", "json": LONG}
         client = stack.enter_context(httpx.Client())
         stack.enter_context(client.stream(**asked))

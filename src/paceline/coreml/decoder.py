@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from paceline.coreml.checkpoint import under
 from paceline.coreml.family import Shape, Tables
-from paceline.coreml.layers import Attention, RMSNorm, Step, grouped, projection, turn
+from paceline.coreml.layers import (
+    Attention,
+    GatedFeedForward,
+    RMSNorm,
+    Step,
+    grouped,
+    projection,
+    turn,
+)
 from paceline.coreml.rotary import rotary_tables
 
 
@@ -149,6 +157,21 @@ class SelfAttention(nn.Module):
             normed: Tensor = norm(turn(x, step, *self._turned))
             return normed
         return turn(norm(x), step, *self._turned)
+
+
+def usual_layer(config: Any, weights: Mapping[str, Tensor], attention: nn.Module) -> Layer:
+    """A layer as Llama has it, around an attention: two norms and a gated feed-forward network."""
+    eps = config.rms_norm_eps
+    return Layer(
+        RMSNorm(weights["input_layernorm.weight"], eps),
+        attention,
+        RMSNorm(weights["post_attention_layernorm.weight"], eps),
+        GatedFeedForward(
+            weights["mlp.gate_proj.weight"],
+            weights["mlp.up_proj.weight"],
+            weights["mlp.down_proj.weight"],
+        ),
+    )
 
 
 def linear(

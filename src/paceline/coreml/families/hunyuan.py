@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.coreml.checkpoint import under
-from paceline.coreml.decoder import Decoder, Heads, Layer, SelfAttention
+from paceline.coreml.decoder import Decoder, Heads, SelfAttention, usual_layer
 from paceline.coreml.expect import STATIC_ROPE, expect, expect_rope, refusal
 from paceline.coreml.family import Family
-from paceline.coreml.layers import GatedFeedForward, RMSNorm
+from paceline.coreml.layers import RMSNorm
 
 
 def hunyuan(config: Any, weights: Mapping[str, Tensor], *, slots: int, ring: int) -> Family:
@@ -50,8 +50,9 @@ def _layer(config: Any, weights: Mapping[str, Tensor], slots: int) -> nn.Module:
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     eps = config.rms_norm_eps
     attention = under(weights, "self_attn.")
-    return Layer(
-        RMSNorm(weights["input_layernorm.weight"], eps),
+    return usual_layer(
+        config,
+        weights,
         SelfAttention(
             attention,
             heads,
@@ -60,11 +61,5 @@ def _layer(config: Any, weights: Mapping[str, Tensor], slots: int) -> nn.Module:
             q_norm=RMSNorm(attention["query_layernorm.weight"], eps, axis=2),
             k_norm=RMSNorm(attention["key_layernorm.weight"], eps, axis=2),
             norm_turned=True,
-        ),
-        RMSNorm(weights["post_attention_layernorm.weight"], eps),
-        GatedFeedForward(
-            weights["mlp.gate_proj.weight"],
-            weights["mlp.up_proj.weight"],
-            weights["mlp.down_proj.weight"],
         ),
     )

@@ -6,10 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.coreml.checkpoint import under
-from paceline.coreml.decoder import Decoder, Heads, Layer, SelfAttention
+from paceline.coreml.decoder import Decoder, Heads, SelfAttention, usual_layer
 from paceline.coreml.expect import STATIC_ROPE, expect, expect_rope
 from paceline.coreml.family import Family
-from paceline.coreml.layers import GatedFeedForward, RMSNorm
 
 
 def llama(config: Any, weights: Mapping[str, Tensor], *, slots: int, ring: int) -> Family:
@@ -38,13 +37,8 @@ def llama(config: Any, weights: Mapping[str, Tensor], *, slots: int, ring: int) 
 def _layer(config: Any, weights: Mapping[str, Tensor], slots: int) -> nn.Module:
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     attention = under(weights, "self_attn.")
-    return Layer(
-        RMSNorm(weights["input_layernorm.weight"], config.rms_norm_eps),
+    return usual_layer(
+        config,
+        weights,
         SelfAttention(attention, heads, slots, bias=config.attention_bias),
-        RMSNorm(weights["post_attention_layernorm.weight"], config.rms_norm_eps),
-        GatedFeedForward(
-            weights["mlp.gate_proj.weight"],
-            weights["mlp.up_proj.weight"],
-            weights["mlp.down_proj.weight"],
-        ),
     )

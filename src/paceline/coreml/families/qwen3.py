@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.coreml.checkpoint import under
-from paceline.coreml.decoder import Decoder, Heads, Layer, SelfAttention
+from paceline.coreml.decoder import Decoder, Heads, SelfAttention, usual_layer
 from paceline.coreml.expect import (
     STATIC_ROPE,
     expect,
@@ -15,7 +15,7 @@ from paceline.coreml.expect import (
     expect_unused_window,
 )
 from paceline.coreml.family import Family
-from paceline.coreml.layers import GatedFeedForward, RMSNorm
+from paceline.coreml.layers import RMSNorm
 
 
 def qwen3(config: Any, weights: Mapping[str, Tensor], *, slots: int, ring: int) -> Family:
@@ -47,8 +47,9 @@ def _layer(config: Any, weights: Mapping[str, Tensor], slots: int) -> nn.Module:
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     eps = config.rms_norm_eps
     attention = under(weights, "self_attn.")
-    return Layer(
-        RMSNorm(weights["input_layernorm.weight"], eps),
+    return usual_layer(
+        config,
+        weights,
         SelfAttention(
             attention,
             heads,
@@ -56,11 +57,5 @@ def _layer(config: Any, weights: Mapping[str, Tensor], slots: int) -> nn.Module:
             bias=config.attention_bias,
             q_norm=RMSNorm(attention["q_norm.weight"], eps, axis=2),
             k_norm=RMSNorm(attention["k_norm.weight"], eps, axis=2),
-        ),
-        RMSNorm(weights["post_attention_layernorm.weight"], eps),
-        GatedFeedForward(
-            weights["mlp.gate_proj.weight"],
-            weights["mlp.up_proj.weight"],
-            weights["mlp.down_proj.weight"],
         ),
     )
