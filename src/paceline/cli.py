@@ -16,12 +16,11 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
-from paceline import workshops
+from paceline import lab, workshops
 from paceline.arguments import SAMPLING, parser
 from paceline.console import (
-    check_writable,
+    load_model,
     named,
-    print_report,
     print_stats,
     print_table,
     print_value,
@@ -31,7 +30,6 @@ from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 
 if TYPE_CHECKING:
     from paceline.options import Options
-    from paceline.runtime import Model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "generate": _generate,
         "chat": _chat,
         "serve": _serve,
-        "bench run": _bench_run,
-        "bench serve": _bench_serve,
+        "bench run": lab.bench_run,
+        "bench serve": lab.bench_serve,
         "coreml lint": workshops.coreml_lint,
         "coreml golden": workshops.coreml_golden,
         "coreml residency": workshops.coreml_residency,
@@ -52,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "train answers": workshops.train_answers,
         "train table": workshops.train_table,
         "train dflash": workshops.train_dflash,
-        "verify": _verify,
-        "plan": _plan,
+        "verify": lab.verify,
+        "plan": lab.plan,
     }
     options = parser(commands).parse_args(arguments)
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal that lacks a letter shows another
@@ -131,7 +129,7 @@ def _generate(options: argparse.Namespace) -> int:
             {"role": "system", "content": options.system},
             {"role": "user", "content": prompt},
         ]
-    model = _load(options)
+    model = load_model(options)
     with model.stream(prompt, **_request(options)) as stream:
         for step in stream:
             if not options.json:
@@ -145,7 +143,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _chat(options: argparse.Namespace) -> int:
-    model = _load(options)
+    model = load_model(options)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     chat = model.conversation(system)
     with contextlib.suppress(ImportError):
@@ -202,62 +200,8 @@ def _serve(options: argparse.Namespace) -> int:
         grace_seconds=options.grace,
         **speculation,
     )
-    serve(_load(options), options.host, options.port, settings)
+    serve(load_model(options), options.host, options.port, settings)
     return 0
-
-
-def _bench_run(options: argparse.Namespace) -> int:
-    from paceline.bench import commands
-
-    check_writable(options.output)
-    report = commands.bench_run(
-        lambda rows: _load(options, rows=rows),
-        suite=options.suite,
-        kinds=options.kind or [],
-        per_kind=options.per_kind,
-        drafters=options.drafter or ["auto"],
-        policy=options.policy,
-        rounds=options.rounds,
-        max_tokens=options.max_tokens,
-        progress=progress_of(options),
-    )
-    return print_report(report, options)
-
-
-def _bench_serve(options: argparse.Namespace) -> int:
-    from paceline.bench import commands
-
-    check_writable(options.output)
-    report = commands.bench_serve(
-        **named(options, "url", "model", "requests", "suite", "max_tokens", "extra"),
-        key=options.api_key,
-        clients=options.clients or ([] if options.rate else [1, 8]),
-        rates=options.rate or [],
-        kinds=options.kind or [],
-        progress=progress_of(options),
-    )
-    return print_report(report, options)
-
-
-def _verify(options: argparse.Namespace) -> int:
-    from paceline.bench import commands
-
-    check_writable(options.output)
-    report = commands.verify(
-        lambda: _load(options),
-        suite=options.suite,
-        max_tokens=options.max_tokens,
-        whole=options.whole,
-        drafters=options.drafter or [],
-        progress=progress_of(options),
-    )
-    return print_report(report, options)
-
-
-def _plan(options: argparse.Namespace) -> int:
-    from paceline.bench import commands
-
-    return print_report(commands.plan(_load(options), again=options.again), options)
 
 
 def _prompt(options: argparse.Namespace) -> str:
@@ -295,22 +239,3 @@ def _request(options: argparse.Namespace) -> "Options":
     chosen["raw"] = getattr(options, "raw", False)
     request: Options = chosen
     return request
-
-
-def _load(options: argparse.Namespace, rows: int | None = None) -> "Model":
-    from paceline.runtime import load
-
-    chosen = getattr(options, "drafter", None) or "auto"  # bench run takes several
-    drafters = [chosen] if isinstance(chosen, str) else list(chosen)
-    if getattr(options, "probe", None) is not None:
-        drafters.append(options.probe)
-
-    return load(
-        options.model,
-        engine=options.engine,
-        rows=options.rows if rows is None else rows,
-        cache_tokens=options.cache_tokens,
-        threads=options.threads,
-        drafters=drafters,
-        progress=progress_of(options),
-    )

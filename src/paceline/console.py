@@ -1,4 +1,7 @@
-"""What commands print: reports to standard output, everything else to standard error."""
+"""What commands share: the model they load, and what they print.
+
+Reports go to standard output, everything else to standard error.
+"""
 
 import argparse
 import json
@@ -14,6 +17,7 @@ from paceline.errors import InvalidRequest
 if TYPE_CHECKING:
     from paceline.bench.commands import Report
     from paceline.models import Progress
+    from paceline.runtime import Model
 
 
 def named(options: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -26,6 +30,26 @@ def progress_of(options: argparse.Namespace) -> "Progress":
     from paceline.models import Progress
 
     return Progress(quiet=getattr(options, "quiet", False))
+
+
+def load_model(options: argparse.Namespace, rows: int | None = None) -> "Model":
+    """The model that the options name, with the drafters they name."""
+    from paceline.runtime import load
+
+    chosen = getattr(options, "drafter", None) or "auto"  # bench run takes several
+    drafters = [chosen] if isinstance(chosen, str) else list(chosen)
+    if getattr(options, "probe", None) is not None:
+        drafters.append(options.probe)
+
+    return load(
+        options.model,
+        engine=options.engine,
+        rows=options.rows if rows is None else rows,
+        cache_tokens=options.cache_tokens,
+        threads=options.threads,
+        drafters=drafters,
+        progress=progress_of(options),
+    )
 
 
 def print_stats(line: str, options: argparse.Namespace) -> None:

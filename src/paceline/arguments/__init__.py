@@ -1,0 +1,122 @@
+"""What the commands take; what they do is in `cli.py`, `lab.py` and `workshops.py`."""
+
+import argparse
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline import __version__
+from paceline.arguments.lab import add_bench
+from paceline.arguments.shared import Parser, add_model, count
+from paceline.arguments.workshops import add_conversion, add_core_ml, add_training
+from paceline.models.registry import DEFAULT_MODEL
+
+SAMPLING = (
+    ("temperature", float, "0 (default) is greedy"),
+    ("top-k", int, "keep the k most likely tokens"),
+    ("top-p", float, "keep the fewest tokens with this much probability"),
+    ("min-p", float, "keep tokens this likely relative to the best"),
+    ("repetition-penalty", float, "divide logits of tokens seen"),
+    ("presence-penalty", float, "subtract from logits of tokens used"),
+    ("frequency-penalty", float, "the same, for each time used"),
+    ("seed", int, "the same seed gives the same tokens"),
+)
+
+Command = Callable[[Namespace], int]
+
+
+def parser(commands: Mapping[str, Command]) -> ArgumentParser:
+    """The whole command line; the function of the chosen command is `run` in what it parses."""
+    top = Parser(
+        prog="paceline", description="Run language models here, faster by exact speculation."
+    )
+    top.add_argument("--version", action="version", version=f"paceline {__version__}")
+    under = top.add_subparsers(required=True, metavar="command", parser_class=Parser)
+
+    def add(name: str, about: str, within: Any = under) -> ArgumentParser:
+        word = name.rpartition(" ")[2]
+        made: ArgumentParser = within.add_parser(word, help=about, description=about)
+        made.set_defaults(run=commands[name])
+        made.add_argument("--json", action="store_true", help="print JSON")
+        made.add_argument("--quiet", action="store_true", help="no progress, no statistics")
+        return made
+
+    pull = add("pull", "Fetch a model, or bring it up to date.")
+    pull.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+
+    models = add("models", "List the models that are here or have a short name.")
+    models.add_argument("--check", action="store_true", help="compare every file's checksum")
+
+    add_conversion(add("convert", "Convert a model to another form, once."))
+    add_core_ml(add, under)
+
+    generate = add("generate", "Answer one prompt.")
+    generate.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from stdin")
+    generate.add_argument("--file", type=Path, help="read the prompt from a file")
+    generate.add_argument("--raw", action="store_true", help="no chat template")
+    chat = add("chat", "Talk; earlier turns are not computed again.")
+    for made in (generate, chat):
+        made.add_argument("--system", help="a system message")
+        add_model(made)
+        _add_answer(made)
+
+    _add_serve(add("serve", "Serve a model over HTTP, as OpenAI's API has it."))
+    add_bench(add, under)
+    add_training(add, under)
+
+    plan = add("plan", "What a call costs here by rows, and what drafting must bring.")
+    plan.add_argument("--again", action="store_true", help="measure anew")
+    add_model(plan)
+    return top
+
+
+def _add_serve(serve: ArgumentParser) -> None:
+    serve.add_argument("--host", default="127.0.0.1", help="address; others need --api-key")
+    serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    serve.add_argument(
+        "--api-key",
+        action="append",
+        help="requests must bring it; may be repeated; default: $PACELINE_API_KEY",
+    )
+    serve.add_argument("--anyone", action="store_true", help="no key, although others may ask")
+    serve.add_argument("--name", help="what the model is called; default: its own name")
+    serve.add_argument("--alias", action="append", help="another name for it; may be repeated")
+    serve.add_argument(
+        "--allow-host", action="append", metavar="HOST", help="what Host may say; may be repeated"
+    )
+    serve.add_argument(
+        "--origin", action="append", help="a web page's scheme://host:port that may ask"
+    )
+    serve.add_argument("--queue", type=count, default=256, help="requests that may wait")
+    serve.add_argument("--at-once", type=count, default=64, help="answers that are written")
+    serve.add_argument("--timeout", type=float, help="seconds an answer may take, waiting too")
+    serve.add_argument("--grace", type=float, default=30.0, help="seconds for answers at the end")
+    group = serve.add_argument_group("speculation, where a request does not say")
+    group.add_argument("--drafter", default="auto", help="auto, none, or parts joined by +")
+    group.add_argument("--policy", default="auto", help="auto, fixed, adaptive or kelly")
+    group.add_argument("--max-block", type=int, help="most rows in a block, 2 to 32")
+    add_model(serve)
+
+
+def _add_answer(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("answer")
+    group.add_argument("--max-tokens", type=int, help="default: up to the context limit")
+    for name, kind, about in SAMPLING:
+        group.add_argument(f"--{name}", type=kind, help=about)
+    group.add_argument("--logit-bias", type=_bias, action="append", metavar="TOKEN=BIAS")
+    group.add_argument("--stop", action="append", help="a string that ends the answer")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
+    group = parser.add_argument_group("speculation")
+    group.add_argument("--drafter", help="auto, none, or parts joined by +: see the guide")
+    group.add_argument("--policy", help="auto, fixed, adaptive or kelly")
+    group.add_argument("--max-block", type=int, help="most rows in a block, 2 to 32")
+    group.add_argument("--probe", metavar="DRAFTER", help="count what a drafter would have done")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not TOKEN=BIAS, as in 42=-5") from None
