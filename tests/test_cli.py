@@ -572,7 +572,7 @@ def test_an_output_folder_that_cannot_be_made_is_refused(
         (("generate", "x", "--logit-bias", "a=b"), "is not TOKEN=BIAS"),
         (("bench", "run", "--rounds", "0"), "0 is not 1 or more"),
         (("bench", "run", "--per-kind", "-3"), "-3 is not 1 or more"),
-        (("bench", "run", "--rounds", "x"), "invalid _count value: 'x'"),
+        (("bench", "run", "--rounds", "x"), "invalid count value: 'x'"),
         (("verify", "--max-tokens", "0"), "0 is not 1 or more"),
         (("convert",), "source"),
         (("convert", "x", "--weights", "int2"), "invalid choice: 'int2'"),
