@@ -17,6 +17,7 @@ SOURCE = Path(paceline.__file__).parent
 ALLOWED = {
     "errors": {"errors"},
     "artifacts": {"artifacts", "errors"},
+    "journal": {"journal", "artifacts", "errors"},
     "quantize": {"quantize"},
     "decoding": {"decoding"},
     "drafters": {"drafters", "decoding", "artifacts", "quantize", "errors"},

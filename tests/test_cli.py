@@ -127,6 +127,16 @@ def test_a_prompt_comes_as_argument_file_or_on_standard_input(answer: Run, tmp_p
     assert all(value["token_ids"] == values[0]["token_ids"] for value in values)
 
 
+def test_what_the_answer_may_be_comes_from_a_file(answer: Run, tmp_path: Path):
+    options = ("Hello", "--max-tokens", 30, "--json")
+    plain = json.loads(answer(*options, "--drafter", "none").stdout)
+    expected = tmp_path / "expected.txt"
+    expected.write_text(plain["text"], encoding="utf-8")
+    found = json.loads(answer(*options, "--prediction", expected).stdout)
+    assert found["token_ids"] == plain["token_ids"]
+    assert found["drafter"].startswith("prediction+")
+
+
 def test_options_reach_the_model(answer: Run, model: Any):
     options: Any = {
         "temperature": 0.9,

@@ -949,6 +949,21 @@ def test_a_prediction_saves_calls_and_changes_nothing(model: Model):
     assert predicted.stats.steps < 5
 
 
+def test_a_prediction_can_be_all_that_is_drafted_from(model: Model):
+    plain = model.generate("the rain", max_tokens=40, drafter="none")
+    found = model.generate(
+        "the rain", max_tokens=40, prediction=plain.token_ids, drafter="prediction"
+    )
+    assert found.token_ids == plain.token_ids
+    assert found.drafter == "prediction"
+    assert found.stats.drafted_by.keys() == {"prediction"}
+
+
+def test_drafting_from_a_prediction_that_is_not_there_is_a_mistake(model: Model):
+    with pytest.raises(InvalidRequest, match=r"drafter suffix\+prediction needs a prediction"):
+        model.generate("the rain", drafter="suffix+prediction")
+
+
 def test_a_prediction_is_not_looked_at_without_drafting(model: Model):
     found = model.generate("the rain", max_tokens=5, prediction=[1, 2, 3], drafter="none")
     assert found.stats.drafted == 0

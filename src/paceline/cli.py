@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import lab, workshops
@@ -129,8 +130,12 @@ def _generate(options: argparse.Namespace) -> int:
             {"role": "system", "content": options.system},
             {"role": "user", "content": prompt},
         ]
+    expected = None if options.prediction is None else _text_of(options.prediction)
     model = load_model(options)
-    with model.stream(prompt, **_request(options)) as stream:
+    request = _request(options)
+    if expected is not None:
+        request["prediction"] = model.files.tokenizer().encode(expected)
+    with model.stream(prompt, **request) as stream:
         for step in stream:
             if not options.json:
                 print(step.text, end="", flush=True)
@@ -209,12 +214,7 @@ def _prompt(options: argparse.Namespace) -> str:
     if options.prompt is not None and options.file is not None:
         raise InvalidRequest("give the prompt as an argument or with --file, not both")
     if options.file is not None:
-        try:
-            return str(options.file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidRequest(f"cannot read {options.file}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"{options.file} is not UTF-8 text: {error.reason}") from error
+        return _text_of(options.file)
     if options.prompt not in (None, "-"):
         return str(options.prompt)
     if sys.stdin.isatty() and options.prompt is None:
@@ -223,6 +223,15 @@ def _prompt(options: argparse.Namespace) -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"standard input is not UTF-8 text: {error.reason}") from error
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not UTF-8 text: {error.reason}") from error
 
 
 def _request(options: argparse.Namespace) -> "Options":

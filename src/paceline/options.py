@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
     """Go on after end-of-sequence tokens."""
     drafter: str
     """`auto`, `none`, or parts joined by +: `ngram:min=2,max=4,length=15`, `suffix`,
-    `suffix:earlier`, `recycle`, `table[:FOLDER]`, `dflash:FOLDER`, `model:NAME`."""
+    `suffix:earlier`, `recycle`, `table[:FOLDER]`, `dflash:FOLDER`, `model:NAME`, `prediction`."""
     policy: str
     """`auto`, `fixed`, `adaptive` or `kelly`."""
     max_block: int | None
@@ -67,7 +67,8 @@ class Options(TypedDict, total=False):
     constraint: Constraint | None
     """What the answer has to look like; made for this answer alone."""
     prediction: Sequence[int] | None
-    """Tokens that the answer is expected to have much of: drafted from before all else."""
+    """Tokens that the answer is expected to have much of: drafted from before all else, unless
+    `drafter` says `none` or names its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,10 @@ def check(options: Options) -> Request:
     drafter, probe = values.get("drafter", "auto"), values.get("probe")
     for spec in (drafter, *([] if probe is None else [probe])):
         drafters.check(spec)
+        if "prediction" in spec.split("+") and not values.get("prediction"):
+            raise InvalidRequest(
+                f"drafter {spec} needs a prediction; say what the answer may be, or leave it away"
+            )
     return Request(
         sampling=sampling,
         max_tokens=values.get("max_tokens"),

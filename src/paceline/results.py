@@ -15,6 +15,8 @@ class Stats:
     """Engine calls after the prompt."""
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0
+    """Tokens that came unguessed, because a grammar let nothing else come."""
     drafted_by: dict[str, int] = field(default_factory=dict)
     """Drafter -> tokens drafted."""
     accepted_by: dict[str, int] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class Stats:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         names = [
-            *("steps", "drafted", "accepted", "acceptance_rate", "tokens_per_step"),
+            *("steps", "drafted", "accepted", "forced", "acceptance_rate", "tokens_per_step"),
             *("drafted_by", "accepted_by", "cached_tokens", "load_seconds", "first_token_seconds"),
             *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),
             *("sample_seconds", "host_seconds", "decode_tokens_per_second"),

@@ -16,7 +16,7 @@ from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.types import Policy
-from paceline.drafters import Corpus, Memory, PredictionDrafter, Probe, Shared, Small
+from paceline.drafters import Corpus, Memory, Own, Probe, Shared, Small
 from paceline.engines import ENGINES, EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.base import Sequence as Slots
@@ -303,9 +303,10 @@ class Model:
         """
         acceptance = self._acceptance.carried()
         spec = drafting.resolved(request.drafter, self._shared)
-        chosen = drafting.create(spec, self._shared, memory)
-        if request.prediction and request.drafter != "none":
-            chosen.insert(0, PredictionDrafter(request.prediction, len(tokens)))
+        if request.prediction and spec != "none" and "prediction" not in spec.split("+"):
+            spec = f"prediction+{spec}"
+        own = Own({} if memory is None else memory, request.prediction, len(tokens))
+        chosen = drafting.create(spec, self._shared, own)
         watched = drafting.create(request.probe, self._shared) if request.probe else []
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         try:

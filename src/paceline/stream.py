@@ -193,6 +193,7 @@ class Stream:
         stats.steps = generation.counters.steps
         stats.drafted = generation.counters.drafted
         stats.accepted = generation.counters.accepted
+        stats.forced = generation.counters.forced
         stats.drafted_by = generation.counters.drafted_by
         stats.accepted_by = generation.counters.accepted_by
         if self._probes:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.generation import Generation, Step, Stopping
+from paceline.decoding.generation import FORCED, Generation, Step, Stopping
 from paceline.decoding.logprobs import likely
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
@@ -109,7 +109,7 @@ def test_the_prompt_comes_in_chunks_and_only_its_last_row_is_wanted():
 def test_chunks_inside_the_prompt_bring_no_tokens(chunk: int):
     generation = made(prefill_chunk=chunk)
     for _ in range(-(-5 // chunk) - 1):
-        assert step(generation) == Step(chunk, [], "", 0, 0)
+        assert step(generation) == Step(chunk, [], "")
     assert step(generation).tokens == ANSWER[:1]
     assert not generation.prefilling
 
@@ -170,7 +170,7 @@ def test_without_a_drafter_every_step_brings_one_token():
     generation = past_the_prompt()
     block = generation.next_block()
     assert block == Block([ord("T")], 1, best=True)
-    assert step(generation) == Step(1, [ord("h")], "h", 0, 0)
+    assert step(generation) == Step(1, [ord("h")], "h")
     assert generation.length == 6
     steps = finished(generation)
     assert [len(one.tokens) for one in steps] == [1] * (len(ANSWER) - 2)
@@ -192,7 +192,8 @@ def test_drafts_are_kept_up_to_the_first_that_the_target_does_not_pick(stands: i
     brought = step(generation)
     # And one token more: the target's own pick behind the last that stood.
     tokens = ANSWER[1 : stands + 2]
-    assert brought == Step(stands + 1, tokens, decode(tokens), 7, stands)
+    assert brought[:3] == (stands + 1, tokens, decode(tokens))
+    assert (brought.drafted, brought.accepted, brought.source) == (7, stands, "oracle")
     assert generation.length == before + stands + 1
     # The next block begins with the last token, whose slot is not filled yet.
     assert generation.next_block().tokens[0] == tokens[-1]
@@ -204,7 +205,9 @@ def test_a_draft_that_is_right_by_chance_behind_a_wrong_one_does_not_count():
     # The row behind the wrong draft picks ELSE, which is just what the drafter guessed next.
     text = [*TEXT[:7], ELSE - 1, ELSE, ELSE]
     generation = past_the_prompt(drafters=[Oracle(text)], policy=Fixed(4))
-    assert step(generation) == Step(2, ANSWER[1:3], "he", 3, 1)
+    brought = step(generation)
+    assert brought[:3] == (2, ANSWER[1:3], "he")
+    assert (brought.drafted, brought.accepted) == (3, 1)
 
 
 @given(
@@ -313,7 +316,9 @@ def test_what_an_accepted_block_held_beyond_the_end_is_not_counted_as_accepted()
     generation = past_the_prompt(
         stopping=Stopping(stop_token_ids=frozenset({ord(" ")})), drafters=[Oracle(TEXT)]
     )
-    assert step(generation) == Step(3, list(b"he "), "he", 7, 3)
+    brought = step(generation)
+    assert brought[:3] == (3, list(b"he "), "he")
+    assert (brought.drafted, brought.accepted) == (7, 3)
 
 
 @pytest.mark.parametrize("block", range(1, 10))
@@ -690,6 +695,10 @@ def test_only_what_is_allowed_is_picked(forces: bool, sampling: Sampling):
     assert generation.answer == wanted
     if forces:
         # One row for the prompt, and then all that is known at once.
-        assert [each.drafted for each in steps] == [0, len(wanted) - 2]
-        assert generation.counters.accepted_by == {"forced": len(wanted) - 2}
+        assert [each.forced for each in steps] == [0, len(wanted) - 2]
+        assert steps[1].source == FORCED
+        # What could not have been otherwise was not guessed.
+        assert [each.drafted for each in steps] == [0, 0]
+        assert generation.counters.accepted_by == {}
+        assert generation.counters.forced == len(wanted) - 2
         assert policy.outcomes == []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import Proposal, Verified
-from paceline.drafters import Memory, Shared, check, create, taps
+from paceline.drafters import Memory, Own, Shared, check, create, taps
 from paceline.drafters.dflash import Config, Context, DFlash, DFlashDrafter, read_config
 from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_weights
 from paceline.drafters.dflash.target import check_pair, read_target
@@ -446,14 +446,14 @@ def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case, cut
     shared, memory = Shared(graph=case.files.path), Memory()
     spec = f"dflash:{case.folder},int8=0"
     rows, others = case.features(30, 1), case.features(25, 2)
-    (first,) = create(spec, shared, memory)
+    (first,) = create(spec, shared, Own(memory))
     first.observe(seen(rows[:20], 0))
     if asked:
         first.propose([1] * 21, 7)
     first.observe(seen(rows[20:], 20))
     (context,) = memory.values()
     context.cut(cut)
-    (second,) = create(spec, shared, memory)
+    (second,) = create(spec, shared, Own(memory))
     if cut:
         known = second.propose([1] * cut + [8], 7)
         assert_says(known, case.expected(rows[:cut], 8))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.decoding.generation import Step
 from paceline.decoding.text import TextStream
-from paceline.decoding.types import FinishReason
+from paceline.decoding.types import FinishReason, Proposal
 from paceline.results import Result, Stats
 from paceline.serving.pieces import Answer, answer, pieces_of
 from paceline.serving.tickets import Progress
@@ -46,7 +46,8 @@ def told(tokens: list[int], sizes: list[int], stops: Sequence[str], end: FinishR
             new += stream.finish()
             over = True
         text += new
-        made.progress(Progress(Step(len(block), block, new, len(block) - 1, len(block) - 1)))
+        tried = Proposal(block[:-1], "oracle")
+        made.progress(Progress(Step(len(block), block, new, tried, len(block) - 1)))
         if over:
             break
     ended = stream.stopped_by is not None or kept[-1] == END
@@ -113,9 +114,9 @@ def test_a_token_of_which_the_text_has_a_part_is_told_cut():
 def test_tokens_are_not_told_before_their_text():
     made = answer(decode, [END])
     # The engine holds "b" back, which may begin a stop string.
-    assert made.progress(Progress(Step(1, [1], "a", 0, 0))).pieces[0].token == 1
-    assert made.progress(Progress(Step(1, [2], "", 0, 0))).pieces == []
-    part = made.progress(Progress(Step(1, [1], "ba", 0, 0)))
+    assert made.progress(Progress(Step(1, [1], "a"))).pieces[0].token == 1
+    assert made.progress(Progress(Step(1, [2], ""))).pieces == []
+    part = made.progress(Progress(Step(1, [1], "ba")))
     assert (part.text, [piece.token for piece in part.pieces]) == ("ba", [2, 1])
 
 

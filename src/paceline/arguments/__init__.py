@@ -55,6 +55,9 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
     generate.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from stdin")
     generate.add_argument("--file", type=Path, help="read the prompt from a file")
     generate.add_argument("--raw", action="store_true", help="no chat template")
+    generate.add_argument(
+        "--prediction", type=Path, metavar="FILE", help="text that the answer has much of"
+    )
     chat = add("chat", "Talk; earlier turns are not computed again.")
     for made in (generate, chat):
         made.add_argument("--system", help="a system message")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.commands import Report
+from paceline.bench.output import Report
 from paceline.engines.coreml.artifact import Artifact, Shard
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import CORE_ML_SUFFIX, Progress, core_ml_folder, resolve

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import paceline
 from paceline.artifacts import read_json, write_json, writing
-from paceline.bench.commands import Report, Table
+from paceline.bench.output import Report, Table
 from paceline.coreml import compute_plan
 from paceline.coreml.compute_plan import NEURAL_ENGINE, Plan, PlannedOp, plan_from
 from paceline.engines.coreml.artifact import Artifact, read_artifact

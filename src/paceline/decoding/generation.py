@@ -71,10 +71,34 @@ class Step(NamedTuple):
     """New tokens of the answer (empty inside the prompt)."""
     text: str
     """New text that will not change any more."""
-    drafted: int
-    """How many of the block's tokens were guesses."""
-    accepted: int
-    """How many of the guesses the target picked too."""
+    proposal: Proposal = NOTHING
+    """What the block tried behind the last token."""
+    stood: int = 0
+    """How many of its tokens the target picked too."""
+
+    @property
+    def source(self) -> str:
+        """Who proposed: a drafter's name, `none`, or `FORCED`."""
+        return self.proposal.source
+
+    @property
+    def drafted(self) -> int:
+        """How many of the block's tokens were guesses. What a constraint forces is none."""
+        return 0 if self.source == FORCED else len(self.proposal.tokens)
+
+    @property
+    def accepted(self) -> int:
+        """How many of the guesses stood."""
+        return 0 if self.source == FORCED else self.stood
+
+    @property
+    def forced(self) -> int:
+        """How many tokens came because nothing else could."""
+        return self.stood if self.source == FORCED else 0
+
+
+FORCED = "forced"
+"""The source of a proposal that is no guess: its tokens are all that a constraint lets come."""
 
 
 @dataclass(slots=True)
@@ -84,19 +108,20 @@ class Counters:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0
     drafted_by: dict[str, int] = field(default_factory=dict)
     accepted_by: dict[str, int] = field(default_factory=dict)
 
-    def count(self, proposal: Proposal, accepted: int) -> None:
+    def count(self, step: Step) -> None:
         """Count one decode step."""
         self.steps += 1
-        drafted = len(proposal.tokens)
-        if drafted:
-            self.drafted += drafted
-            self.accepted += accepted
-            source = proposal.source
-            self.drafted_by[source] = self.drafted_by.get(source, 0) + drafted
-            self.accepted_by[source] = self.accepted_by.get(source, 0) + accepted
+        self.forced += step.forced
+        if step.drafted:
+            self.drafted += step.drafted
+            self.accepted += step.accepted
+            source = step.source
+            self.drafted_by[source] = self.drafted_by.get(source, 0) + step.drafted
+            self.accepted_by[source] = self.accepted_by.get(source, 0) + step.accepted
 
 
 class Generation:
@@ -259,8 +284,8 @@ class Generation:
         for row in rows:
             token = self._pick(logits[row]) if best is None else int(best.tokens[row])
             text += self._append(token)
-            stood = len(self._tokens) - first
-            if self.finished or stood >= len(block.tokens) or token != block.tokens[stood]:
+            new = len(self._tokens) - first
+            if self.finished or new >= len(block.tokens) or token != block.tokens[new]:
                 break
         tokens = self._tokens[first:]
         # In the answer every new token says that the row it was picked from is kept.
@@ -268,17 +293,17 @@ class Generation:
         self._length += kept
         self._block = None
         draft = self._proposal.tokens
-        accepted = 0
-        while accepted < min(len(draft), len(tokens)) and draft[accepted] == tokens[accepted]:
-            accepted += 1
-        step = Step(kept, tokens, text, len(draft), accepted)
+        stood = 0
+        while stood < min(len(draft), len(tokens)) and draft[stood] == tokens[stood]:
+            stood += 1
+        step = Step(kept, tokens, text, self._proposal, stood)
         verified = Verified(block.tokens, start, kept, logits, taps or {})
         for drafter in self._drafters:
             drafter.observe(verified)
         if not prefilling:
-            self.counters.count(self._proposal, step.accepted)
+            self.counters.count(step)
             # An answer's end leaves the rest of the draft unjudged; what is forced says nothing.
-            if not self.finished and self._proposal.source != "forced":
+            if not self.finished and self._proposal.source != FORCED:
                 self.policy.observe(Outcome(self._proposal, step.accepted, seconds, tokens))
         self._proposal = NOTHING
         return step
@@ -327,7 +352,7 @@ class Generation:
         room = room if most is None else min(room, most - 1)
         forced = self._constraint.forced(room) if self._constraint and room > 0 else ()
         if forced:
-            self._proposal = Proposal(forced, "forced")
+            self._proposal = Proposal(forced, FORCED)
         elif room > 0:
             self._proposal = self.policy.draft(self._drafters, self._tokens, room)
         tokens = [self._tokens[-1], *self._proposal.tokens]

@@ -10,6 +10,7 @@ from paceline.drafters.probe import Probe
 from paceline.drafters.recycle import RecycleDrafter
 from paceline.drafters.specs import (
     Memory,
+    Own,
     Shared,
     check,
     create,
@@ -26,6 +27,7 @@ __all__ = [
     "Memory",
     "ModelDrafter",
     "NgramDrafter",
+    "Own",
     "PredictionDrafter",
     "Probe",
     "RecycleDrafter",

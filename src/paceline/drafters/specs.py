@@ -1,6 +1,6 @@
 """From a spec such as `ngram:min=2,max=5` or `suffix+table` to drafters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from paceline.decoding.types import Drafter
 from paceline.drafters.dflash import Context, DFlash, DFlashDrafter, read_config
 from paceline.drafters.model import ModelDrafter, Small
 from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recycle import RecycleDrafter
 from paceline.drafters.suffix import Corpus, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
@@ -50,24 +51,35 @@ Memory = dict[str, Context]
 and cuts it where it cuts the sequence."""
 
 
-def create(spec: str, shared: Shared | None = None, memory: Memory | None = None) -> list[Drafter]:
+@dataclass(slots=True)
+class Own:
+    """What one request brings."""
+
+    memory: Memory = field(default_factory=dict)
+    """What earlier drafters learnt of the same sequence."""
+    prediction: Sequence[int] = ()
+    """What the answer is expected to be."""
+    prompt_length: int = 0
+
+
+def create(spec: str, shared: Shared | None = None, own: Own | None = None) -> list[Drafter]:
     """The drafters that `spec` names, in its order.
 
     Args:
         spec: `none`, `auto`, or parts joined by `+`: `ngram[:min=,max=,length=]`,
             `suffix[:earlier]` (also look in earlier answers of the process), `recycle`,
             `table[:FOLDER]` (left out: the one that comes with the target),
-            `dflash[:FOLDER][,window=,int8=]`, `model:NAME` (a smaller model).
+            `dflash[:FOLDER][,window=,int8=]`, `model:NAME` (a smaller model), `prediction`.
         shared: what belongs to the target.
-        memory: what earlier drafters learnt of the same sequence; None: it is a new one.
+        own: what belongs to the request.
 
     Raises:
         InvalidRequest: an unknown name, option or value, or a drafter that this target has not.
         ModelError: a drafter that does not fit the target, or cannot be read.
     """
     shared = shared or Shared()
-    memory = {} if memory is None else memory
-    return [make(argument, shared, memory) for make, argument in _parts(resolved(spec, shared))]
+    own = own or Own()
+    return [make(argument, shared, own) for make, argument in _parts(resolved(spec, shared))]
 
 
 def check(spec: str) -> None:
@@ -103,7 +115,7 @@ def remembers(spec: str) -> bool:
     return any(part == "suffix:earlier" for part in spec.split("+"))
 
 
-def _ngram(argument: str, _shared: Shared, _memory: Memory) -> Drafter:
+def _ngram(argument: str, _shared: Shared, _own: Own) -> Drafter:
     options = _options("ngram", argument, ("length", "max", "min"))
     try:
         return NgramDrafter(
@@ -115,21 +127,21 @@ def _ngram(argument: str, _shared: Shared, _memory: Memory) -> Drafter:
         raise InvalidRequest(str(error)) from error
 
 
-def _suffix(argument: str, shared: Shared, _memory: Memory) -> Drafter:
+def _suffix(argument: str, shared: Shared, _own: Own) -> Drafter:
     return SuffixDrafter(shared.corpus if argument else None)
 
 
-def _recycle(_argument: str, _shared: Shared, _memory: Memory) -> Drafter:
+def _recycle(_argument: str, _shared: Shared, _own: Own) -> Drafter:
     return RecycleDrafter()
 
 
-def _table(argument: str, shared: Shared, _memory: Memory) -> Drafter:
+def _table(argument: str, shared: Shared, _own: Own) -> Drafter:
     if argument not in shared.tables:
         shared.tables[argument] = Table(_folder("table", argument, shared), shared.vocab_size)
     return TableDrafter(shared.tables[argument])
 
 
-def _dflash(argument: str, shared: Shared, memory: Memory) -> Drafter:
+def _dflash(argument: str, shared: Shared, own: Own) -> Drafter:
     if argument not in shared.networks:
         if shared.graph is None:
             raise InvalidRequest("dflash needs a target whose embeddings and head it can use")
@@ -141,7 +153,7 @@ def _dflash(argument: str, shared: Shared, memory: Memory) -> Drafter:
             int8=bool(options.get("int8", 1)),
         )
     network = shared.networks[argument]
-    return DFlashDrafter(network, memory.setdefault(argument, network.context()))
+    return DFlashDrafter(network, own.memory.setdefault(argument, network.context()))
 
 
 def _dflash_folder(argument: str, shared: Shared) -> Path:
@@ -160,7 +172,7 @@ def _dflash_options(argument: str) -> tuple[str, dict[str, int]]:
     return path, options
 
 
-def _model(argument: str, shared: Shared, _memory: Memory) -> Drafter:
+def _model(argument: str, shared: Shared, _own: Own) -> Drafter:
     if argument not in shared.models:
         if shared.open_model is None:
             raise InvalidRequest(f"{shared.target} cannot have another model as its drafter")
@@ -168,19 +180,24 @@ def _model(argument: str, shared: Shared, _memory: Memory) -> Drafter:
     return ModelDrafter(shared.models[argument])
 
 
+def _prediction(_argument: str, _shared: Shared, own: Own) -> Drafter:
+    return PredictionDrafter(own.prediction, own.prompt_length)
+
+
 def _check_model(argument: str) -> None:
     if not argument:
         raise InvalidRequest("drafter model needs a name or path: model:NAME")
 
 
-_Maker = Callable[[str, Shared, Memory], Drafter]
+_Maker = Callable[[str, Shared, Own], Drafter]
 _KNOWN: dict[str, tuple[_Maker, Callable[[str], object]]] = {
-    "ngram": (_ngram, lambda argument: _ngram(argument, Shared(), {})),
+    "ngram": (_ngram, lambda argument: _ngram(argument, Shared(), Own())),
     "suffix": (_suffix, lambda argument: _only("suffix", argument, ("", "earlier"))),
     "recycle": (_recycle, lambda argument: _only("recycle", argument, ("",))),
     "table": (_table, lambda _folder: None),
     "dflash": (_dflash, _dflash_options),
     "model": (_model, _check_model),
+    "prediction": (_prediction, lambda argument: _only("prediction", argument, ("",))),
 }
 """Name -> how it is made, and how what stands behind its colon is checked."""
 

@@ -160,7 +160,7 @@ class Chat:
         if body.return_token_ids:
             found["token_ids"] = [piece.token for piece in pieces]
         if body.speculation.pieces:
-            found["pieces"] = [{"text": each.text, "drafted": each.drafted} for each in pieces]
+            found["pieces"] = [{"text": each.text, "source": each.source} for each in pieces]
         return found
 
     def _worth_telling(self, pieces: Sequence[Piece]) -> bool:

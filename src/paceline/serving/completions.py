@@ -126,7 +126,7 @@ class Completions:
             "finish_reason": None,
         }
         if self._body.speculation.pieces:
-            found["pieces"] = [{"text": each.text, "drafted": each.drafted} for each in pieces]
+            found["pieces"] = [{"text": each.text, "source": each.source} for each in pieces]
         return found
 
     def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:

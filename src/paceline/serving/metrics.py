@@ -109,6 +109,7 @@ class Metrics(Collector):
                 self._tokens["drafted"] += step.drafted
                 self._tokens["accepted"] += step.accepted
                 self._positions.update(range(step.accepted))
+        self._tokens["forced"] += stats.forced
         self._drafted.update(stats.drafted_by)
         self._accepted.update(stats.accepted_by)
         self._ended[str(answer.finish_reason)] += 1
@@ -212,6 +213,8 @@ class Metrics(Collector):
         yield Series("draft_tokens", f"{name}draft_tokens", text, tokens["drafted"])
         text = "Drafted tokens that the model picked too"
         yield Series("accepted_tokens", f"{name}accepted_tokens", text, tokens["accepted"])
+        text = "Tokens that came unguessed, because a grammar let nothing else come"
+        yield Series("forced_tokens", "", text, tokens["forced"])
         text = "Steps in which the guess at this position was accepted; the first is at 0"
         positions = {str(place): count for place, count in sorted(self._positions.items())}
         vllm = f"{name}accepted_tokens_per_pos"

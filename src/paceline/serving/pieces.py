@@ -27,8 +27,8 @@ class Piece(NamedTuple):
     start: int
     """Where in the answer the text begins, in characters."""
     likely: Likely | None = None
-    drafted: bool = False
-    """Whether it was guessed before the model picked it."""
+    source: str | None = None
+    """Who named it before the model picked it: a drafter, or `forced`; None: nobody."""
 
     @property
     def end(self) -> int:
@@ -109,7 +109,8 @@ class Answer:
                 self._stopped = True
                 break
             text = self.stream.push(token)
-            self._held.append(Piece(token, text, self._decoded, likely, place < step.accepted))
+            source = step.source if place < step.stood else None
+            self._held.append(Piece(token, text, self._decoded, likely, source))
             self._decoded += len(text)
         return self._tell(step.text, self._certain(len(self.text) + len(step.text)))
 

@@ -59,6 +59,7 @@ def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, An
             "seed": result.seed,
             "drafted_by": result.stats.drafted_by,
             "accepted_by": result.stats.accepted_by,
+            "forced": result.stats.forced,
             "steps": result.stats.steps,
             "tokens_per_step": result.stats.tokens_per_step,
         },

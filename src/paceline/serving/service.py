@@ -250,16 +250,14 @@ class Service:
             return own
         if wanted in ("none", "auto"):
             return wanted
-        parts = wanted.split("+")
-        for part in parts:
+        for part in wanted.split("+"):
             if part not in _FREE and part.partition(":")[0] != "ngram":
                 raise Refused(
                     f"drafter {part!r} cannot be asked for here; expected none, auto, what the "
                     f"server was started with, or ngram, {', '.join(_FREE)} joined by +",
                     param="speculation.drafter",
                 )
-        # What is predicted is drafted from first anyway.
-        return "+".join(part for part in parts if part != "prediction") or own
+        return wanted
 
 
 def served_name(name: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.bench.commands import Report, Table
+from paceline.bench.output import Report, Table
 from paceline.coreml.convert import RING
 from paceline.coreml.families import open_family
 from paceline.coreml.golden.checks import (

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from paceline.bench.commands import Report
+from paceline.bench.output import Report
 from paceline.coreml.lint import numbers, operations, rows, shapes, states, weights
 from paceline.coreml.lint.program import Program
 from paceline.coreml.lint.rules import (

@@ -44,8 +44,10 @@ function writer(words) {
   return (answer, pieces) => {
     const log = at("log");
     const below = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    for (const { text, drafted } of pieces) {
-      rest.before(made("span", text, drafted ? "drafted" : "own"));
+    for (const { text, source } of pieces) {
+      const word = made("span", text, source ? "drafted" : "own");
+      if (source) word.title = `guessed by ${source}`;
+      rest.before(word);
       shown += text.length;
     }
     rest.data = answer.text.slice(shown);
