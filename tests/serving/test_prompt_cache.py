@@ -72,6 +72,27 @@ def test_what_is_the_beginning_of_another_is_kept_once(cache: PromptCache, engin
     assert cache.tokens == 40
 
 
+def test_what_goes_on_can_be_shared_as_far_as_it_is(cache: PromptCache, engine: ToyEngine):
+    reading = cache.begin(tokens(TEXT))
+    cache.show(tokens(TEXT), reading)
+    assert cache.awaited(tokens(TEXT)) == 39
+    assert cache.awaited(tokens([*TEXT[:20], 50])) == 20
+    assert cache.awaited(tokens(TEXT), "other") == 0
+    run(engine, reading, TEXT[:20])
+    assert cache.awaited(tokens(TEXT)) == 19
+    assert len(cache) == cache.tokens == 0
+    # Room is not made of what somebody else holds.
+    assert not cache.make_room(engine.free_slots + 1)
+    other = cache.begin(tokens(TEXT))
+    assert other.slots.length == 16
+    run(engine, reading, TEXT)
+    assert cache.awaited(tokens(TEXT)) == 0
+    cache.hide(reading)
+    assert cache.find(tokens(TEXT)) == 0
+    for each in (reading, other):
+        each.slots.close()
+
+
 def test_salts_keep_apart(cache: PromptCache, engine: ToyEngine):
     answered(cache, engine, TEXT, "mine")
     assert answered(cache, engine, TEXT, "yours") == 0

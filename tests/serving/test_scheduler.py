@@ -116,6 +116,53 @@ def test_a_prompt_that_was_there_before_is_not_computed_again(model: Model, sche
     assert scheduler.prompts.found > 0
 
 
+@pytest.mark.parametrize("salt", ["", "mine"])
+def test_several_who_ask_the_same_at_once_read_it_once(model: Model, salt: str):
+    prompt = "this is the one " * 20
+    scheduler = Scheduler(model)
+    asked = [
+        Asked(scheduler, prompt, max_tokens=30, temperature=0.8, seed=n, salt=salt)
+        for n in range(4)
+    ]
+    other = Asked(scheduler, "one and two and " * 20, max_tokens=5, salt=salt)
+    scheduler.start()
+    try:
+        results = [each.result() for each in asked]
+        other.result()
+        found = scheduler.prompts.found
+    finally:
+        scheduler.close()
+    size, length = model.engine.block_size, results[0].prompt_tokens
+    whole = (length - 1) // size * size
+    assert [each.stats.cached_tokens for each in results] == [0, whole, whole, whole]
+    assert found == 3 * whole
+    for each, result in zip(asked, results, strict=True):
+        assert result.token_ids == alone(model, prompt, each.options)
+
+
+def test_who_waits_for_a_prompt_reads_it_where_its_reader_leaves(model: Model):
+    prompt = "this is the one " * 20
+    scheduler = Scheduler(model)
+    first, second = (Asked(scheduler, prompt, max_tokens=5) for _ in range(2))
+    step, calls = model.engine.step, 0
+
+    def leaves(work: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            first.ticket.cancel()
+            raise RuntimeError("one that fails before anything is read")
+        return step(work)
+
+    model.engine.step = leaves  # type: ignore[method-assign]
+    try:
+        scheduler.start()
+        assert second.result().token_ids == alone(model, prompt, {"max_tokens": 5})
+    finally:
+        scheduler.close()
+        del model.engine.step
+
+
 @pytest.mark.parametrize("apart", [{"salt": "b"}, {"cached": False}])
 def test_requests_can_be_kept_apart(scheduler: Scheduler, apart: dict[str, Any]):
     prompt = "this is the one " * 20

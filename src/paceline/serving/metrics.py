@@ -103,13 +103,11 @@ class Metrics(Collector):
         self._tokens["answer"] += answer.tokens
         self._steps["all"] += stats.steps
         self._steps["tokens"] += stats.decoded
-        for step in answer.steps:
-            if step.drafted:
-                self._steps["drafted"] += 1
-                self._tokens["drafted"] += step.drafted
-                self._tokens["accepted"] += step.accepted
-                self._positions.update(range(step.accepted))
+        self._steps["drafted"] += stats.drafted_at[0] if stats.drafted_at else 0
+        self._tokens["drafted"] += stats.drafted
+        self._tokens["accepted"] += stats.accepted
         self._tokens["forced"] += stats.forced
+        self._positions.update(dict(enumerate(stats.accepted_at)))
         self._drafted.update(stats.drafted_by)
         self._accepted.update(stats.accepted_by)
         self._ended[str(answer.finish_reason)] += 1

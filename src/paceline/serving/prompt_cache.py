@@ -1,8 +1,10 @@
-"""What ended answers leave behind: their slots, for prompts that begin the same.
+"""Slots with the beginnings of prompts, for prompts that begin the same.
 
-Knows sequences and tokens; knows nothing of requests. The least recently used goes first when
-its slots are needed. Entries are compared one by one: there are as many as the engine has slots
-for, some hundreds at most.
+Ended answers leave theirs behind; the least recently used goes first when its slots are needed.
+Those that are being read or written show theirs: others may share what is there so far.
+
+Knows sequences and tokens; knows nothing of requests. Entries are compared one by one: there are as
+many as the engine has slots for, some hundreds at most.
 """
 
 from dataclasses import dataclass
@@ -31,6 +33,12 @@ class _Entry:
     slots: Sequence
     memory: Memory
     salt: str
+    kept: bool = True
+    """Whether it is the cache's own, and not shown by a sequence that goes on."""
+
+    def same(self, prompt: Tokens) -> int:
+        """How many of a prompt's first tokens its slots hold."""
+        return _same(self.tokens[: self.slots.length], prompt)
 
 
 class PromptCache:
@@ -46,12 +54,12 @@ class PromptCache:
         """Of these, those that were there."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(entry.kept for entry in self._entries)
 
     @property
     def tokens(self) -> int:
         """Tokens that are kept; what several entries share counts for each."""
-        return sum(len(entry.tokens) for entry in self._entries)
+        return sum(len(entry.tokens) for entry in self._entries if entry.kept)
 
     def begin(self, prompt: Tokens, salt: str = "") -> Begun:
         """A sequence for a prompt, with as much of its beginning as is here.
@@ -73,13 +81,27 @@ class PromptCache:
         best, most = None, 0
         for entry in self._entries:
             # The last token of a prompt is always run: its row picks the first of the answer.
-            same = _same(entry.tokens, prompt[:-1]) if entry.salt == salt else 0
+            same = entry.same(prompt[:-1]) if entry.salt == salt else 0
             if same > most:
                 best, most = entry, same
         if best is not None:
             self._entries.remove(best)
             self._entries.append(best)
         return most
+
+    def show(self, prompt: Tokens, begun: Begun, salt: str = "") -> None:
+        """Let others share what a sequence holds of its prompt, now and later, until `hide`."""
+        self._entries.append(_Entry(prompt, begun.slots, begun.memory, salt, kept=False))
+
+    def hide(self, begun: Begun) -> None:
+        """A sequence is shown no more."""
+        self._entries = [e for e in self._entries if e.kept or e.slots is not begun.slots]
+
+    def awaited(self, prompt: Tokens, salt: str = "") -> int:
+        """How many more of a prompt's tokens will be here when those are read that are shown."""
+        own = [entry for entry in self._entries if entry.salt == salt]
+        here = max((entry.same(prompt[:-1]) for entry in own), default=0)
+        return max((_same(entry.tokens, prompt[:-1]) for entry in own), default=0) - here
 
     def keep(self, tokens: Tokens, begun: Begun, salt: str = "") -> None:
         """Take over a sequence that has ended; `tokens` [n] are those whose slots it holds."""
@@ -88,26 +110,29 @@ class PromptCache:
         if not held:
             begun.slots.close()
             return
-        for entry in [each for each in self._entries if each.salt == salt]:
+        for entry in [each for each in self._entries if each.kept and each.salt == salt]:
             if _same(entry.tokens, tokens) == len(entry.tokens):  # the new one has all of it
                 self._remove(entry)
         self._entries.append(_Entry(tokens, begun.slots, begun.memory, salt))
 
     def make_room(self, slots: int) -> bool:
         """Let entries go until so many slots are free; whether they are."""
-        while self._engine.free_slots < slots and self._entries:
-            self._remove(self._entries[0])
+        while self._engine.free_slots < slots and (kept := self._kept()):
+            self._remove(kept[0])
         return self._engine.free_slots >= slots
 
     def clear(self) -> None:
         """Let everything go."""
-        while self._entries:
-            self._remove(self._entries[-1])
+        for entry in self._kept():
+            self._remove(entry)
+
+    def _kept(self) -> list[_Entry]:
+        return [entry for entry in self._entries if entry.kept]
 
     def _take_over(self, entry: _Entry, most: int) -> Begun:
         slots = entry.slots.fork(most)
         length = slots.length
-        if length or 2 * most < len(entry.tokens):
+        if length or not entry.kept or 2 * most < len(entry.tokens):
             return Begun(slots, {name: known.copy(length) for name, known in entry.memory.items()})
         # There was nothing to share, as in an engine whose sequences share nothing. Most of the
         # entry is wanted, so it goes on itself.

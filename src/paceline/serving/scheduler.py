@@ -49,6 +49,9 @@ _BESIDE_SECONDS = 0.1
 _LEAST_CHUNK = 16
 """Rows of a prompt in a call, however many wait."""
 
+_WORTH_WAITING = 32
+"""Tokens of a prompt that somebody else is reading for which a request waits."""
+
 
 Work = tuple[Sequence, Block]
 """A sequence of the engine, and what is to be run of it."""
@@ -239,16 +242,24 @@ class Scheduler:
             self._end(ticket, TimedOut("the request took longer than it may") if late else None)
 
     def _let_in(self) -> None:
-        """Begin with those who wait, in their order, as long as there is room."""
-        while self._waiting and len(self._running) < self._most_running:
-            ticket = self._waiting[0]
-            if ticket.cached:  # what it will find there is not what has to make room for it
-                self.prompts.find(np.array(ticket.tokens, np.int64), ticket.salt)
+        """Begin with those who wait, in their order, as long as there is room.
+
+        Whose prompt begins as one does that is being read lets others go first until it is read.
+        """
+        for ticket in list(self._waiting):
+            if len(self._running) >= self._most_running:
+                return
+            if ticket.cached:
+                prompt = np.array(ticket.tokens, np.int64)
+                if self.prompts.awaited(prompt, ticket.salt) >= _WORTH_WAITING:
+                    continue
+                # What it will find there is not what has to make room for it.
+                self.prompts.find(prompt, ticket.salt)
             reserved = sum(each.slots_needed - self._held(each) for each in self._running)
             if not self.prompts.make_room(reserved + ticket.slots_needed) and self._running:
                 return
             with self._wake:
-                self._waiting.popleft()
+                self._waiting.remove(ticket)
                 self.load.waiting = len(self._waiting)
             self._begin(ticket)
 
@@ -259,6 +270,7 @@ class Scheduler:
         prompt = np.array(ticket.tokens, np.int64)
         if ticket.cached:
             ticket.begun = self.prompts.begin(prompt, ticket.salt)
+            self.prompts.show(prompt, ticket.begun, ticket.salt)
         else:
             ticket.begun = Begun(self.model.engine.open(), {})
         try:
@@ -369,6 +381,7 @@ class Scheduler:
             with suppress(Exception):
                 stream.close()
         if begun is not None:
+            self.prompts.hide(begun)
             if ticket.cached and stream is not None and error is None:
                 tokens = np.array(stream.tokens, np.int64)
                 self.prompts.keep(tokens, begun, ticket.salt)
