@@ -103,6 +103,29 @@ def test_an_answer_that_takes_too_long_is_given_up(slow_model: Model):
         assert len(events) > 3
 
 
+def test_a_call_that_does_not_come_back_is_bad_health(
+    slow_model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline.serving.plain._STUCK_SECONDS", 0.05)
+    step, back = slow_model.engine.step, threading.Event()
+
+    def hangs(work: Any) -> Any:
+        assert back.wait(20)
+        return step(work)
+
+    with running(slow_model) as server:
+        assert server.get("/health").json() == {"status": "ok"}
+        monkeypatch.setattr(slow_model.engine, "step", hangs)
+        held = sent(server, LONG)
+        until(lambda: server.get("/health").status_code == 503)
+        assert server.get("/health").json() == {"status": "stuck"}
+        monkeypatch.setattr(slow_model.engine, "step", step)
+        back.set()
+        until(lambda: server.get("/health").status_code == 200)
+        held.close()
+        until(lambda: server.scheduler.load.running == 0)
+
+
 def test_who_waits_hears_that_the_server_is_there(slow_model: Model):
     with running(slow_model, Settings(most_running=1, keepalive_seconds=0.05)) as server:
         first = sent(server, LONG)

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import HTTPExceptionHandler
 
 from paceline.serving.chat import Chat
 from paceline.serving.completions import Completions
@@ -62,13 +63,14 @@ def make_app(
     return Starlette(
         routes=found,
         middleware=_middleware(service, [route.path for route in page if isinstance(route, Route)]),
-        exception_handlers={HTTPException: _no_such_path, Exception: _fault},
+        exception_handlers={HTTPException: _no_such_path(service), Exception: _fault},
     )
 
 
 def _middleware(service: Service, page: Sequence[str]) -> list[Middleware]:
     settings = service.settings
-    found = [Middleware(Door, settings)]
+    count = service.watch.refused
+    found = [Middleware(Door, settings, count)]
     if settings.origins:
         # Before the keys: a browser asks whether it may without bringing one.
         found.append(
@@ -80,14 +82,18 @@ def _middleware(service: Service, page: Sequence[str]) -> list[Middleware]:
                 expose_headers=["X-Request-Id"],
             )
         )
-    return [*found, Middleware(Keys, settings, {*_PUBLIC, *page})]
+    return [*found, Middleware(Keys, settings, {*_PUBLIC, *page}, count)]
 
 
-async def _no_such_path(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-    told = Refused(error.detail, status=error.status_code, code=code)
-    return JSONResponse(told.body, told.status, error.headers)
+def _no_such_path(service: Service) -> HTTPExceptionHandler:
+    async def answered(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+        told = Refused(error.detail, status=error.status_code, code=code)
+        service.watch.refused(told)
+        return JSONResponse(told.body, told.status, error.headers)
+
+    return answered
 
 
 async def _fault(request: Request, error: Exception) -> Response:

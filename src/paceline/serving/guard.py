@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import re
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,6 +24,9 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 
+Count = Callable[[Refused], None]
+"""Is told of everybody who is turned away."""
+
 
 class Door:
     """Gives every request an id, and turns away those for another Host.
@@ -31,9 +34,10 @@ class Door:
     A page whose name was made to point here (DNS rebinding) still says its own name in Host.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, count: Count) -> None:
         """Stand before `app`."""
         self._app = app
+        self._count = count
         hosts = {host.lower() for host in settings.hosts or "*"}
         self._hosts = None if "*" in hosts else hosts
 
@@ -59,6 +63,7 @@ class Door:
                 kind="permission_error",
                 code="wrong_host",
             )
+            self._count(error)
             await Reply(named).refuse(error)
             return
         await self._app(scope, receive, named)
@@ -67,9 +72,12 @@ class Door:
 class Keys:
     """Turns away those without a key, where keys are asked for."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, public: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, public: Collection[str], count: Count
+    ) -> None:
         """Stand before `app`; the paths in `public` are for all."""
         self._app = app
+        self._count = count
         self._public = frozenset(public)
         self._keys = [key.encode() for key in settings.api_keys]
 
@@ -80,7 +88,9 @@ class Keys:
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
             given = [headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]
             if not self._known(key.strip().encode("latin-1") for key in given):
-                await Reply(send).refuse(_NO_KEY if not any(given) else _WRONG_KEY)
+                error = _WRONG_KEY if any(given) else _NO_KEY
+                self._count(error)
+                await Reply(send).refuse(error)
                 return
         await self._app(scope, receive, send)
 

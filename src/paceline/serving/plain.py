@@ -14,6 +14,9 @@ from paceline.serving.reply import Reply
 from paceline.serving.schema import read
 from paceline.serving.service import Service
 
+_STUCK_SECONDS = 120.0
+"""A call of the engine that takes longer will hardly end."""
+
 
 class Plain:
     """Handlers over one service."""
@@ -23,12 +26,17 @@ class Plain:
         self._service = service
 
     async def health(self, _request: Request) -> Response:
-        """Whether requests are taken: 200, or 503 when the server ends or its engine has ended."""
+        """Whether requests are taken: 200.
+
+        503 when the server ends, when its engine has ended, or does not come back from a call.
+        """
         scheduler = self._service.scheduler
         if scheduler.draining:
             return JSONResponse({"status": "draining"}, 503)
         if not scheduler.alive:
             return JSONResponse({"status": "error"}, 503)
+        if scheduler.call_seconds > _STUCK_SECONDS:
+            return JSONResponse({"status": "stuck"}, 503)
         return JSONResponse({"status": "ok"})
 
     async def models(self, _request: Request) -> Response:

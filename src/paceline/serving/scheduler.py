@@ -49,6 +49,9 @@ _BESIDE_SECONDS = 0.1
 _LEAST_CHUNK = 16
 """Rows of a prompt in a call, however many wait."""
 
+_LAST_CALL_SECONDS = 60.0
+"""How long the end waits for a call of the engine that is under way."""
+
 _WORTH_WAITING = 32
 """Tokens of a prompt that somebody else is reading for which a request waits."""
 
@@ -78,6 +81,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._draining = False
         self._stopped = False
+        self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         cost = model.measurement.cost
         self._row_seconds = max(cost(32) - cost(16), 0.0) / 16 or cost(32) / 32
@@ -90,6 +94,12 @@ class Scheduler:
     def alive(self) -> bool:
         """Whether the thread that drives the engine is at work."""
         return self._thread.is_alive()
+
+    @property
+    def call_seconds(self) -> float:
+        """How long the engine has been at its present call; 0.0 between calls."""
+        began = self._began
+        return 0.0 if began is None else perf_counter() - began
 
     @property
     def draining(self) -> bool:
@@ -171,7 +181,9 @@ class Scheduler:
             self._stopped = True
             self._wake.notify()
         if self.alive:
-            self._thread.join()
+            self._thread.join(_LAST_CALL_SECONDS)
+        if self.alive:
+            logging.getLogger(__name__).error("the engine has not come back from its last call")
 
     def _slots_for(self, ticket: Ticket) -> int:
         """Slots that a request can need; how long its answer may get is settled here.
@@ -293,27 +305,34 @@ class Scheduler:
         work = list(self._blocks())
         if not work:
             return
-        started = perf_counter()
         tickets = [ticket for ticket, _ in work]
         try:
-            result = self.model.engine.step([pair for _, pair in work])
+            result = self._step([pair for _, pair in work])
         except Exception as error:
             if len(work) == 1:
                 self._end(tickets[0], error)
             else:
                 self._one_by_one(work)
             return
-        self.load.calls += 1
-        self.load.call_seconds += perf_counter() - started
         self.load.rows += sum(len(block.tokens) for _, (_, block) in work)
         for place, ticket in enumerate(tickets):
             self._accept(ticket, result, place)
+
+    def _step(self, work: Ordered[Work]) -> StepResult:
+        self._began = started = perf_counter()
+        try:
+            result = self.model.engine.step(work)
+        finally:
+            self._began = None
+        self.load.calls += 1
+        self.load.call_seconds += perf_counter() - started
+        return result
 
     def _one_by_one(self, work: Ordered[tuple[Ticket, Work]]) -> None:
         """Run blocks alone, so that only the one at fault fails: nothing was kept of the call."""
         for ticket, pair in work:
             try:
-                result = self.model.engine.step([pair])
+                result = self._step([pair])
             except Exception as error:
                 self._end(ticket, error)
             else:
