@@ -317,7 +317,7 @@ class Model:
                 sampling=request.sampling,
                 stopping=request.stopping(self.files.stop_token_ids),
                 drafters=[*probes, *chosen],  # probes propose nothing, so that the next is asked
-                policy=self._policy(request, acceptance),
+                policy=self._policy(request, acceptance, len(tokens)),
                 decode=self.files.tokenizer().decode,
                 cached=slots.length,
                 constraint=request.constraint,
@@ -353,11 +353,11 @@ class Model:
             end=learn,
         )
 
-    def _policy(self, request: Request, acceptance: Acceptance) -> Policy:
+    def _policy(self, request: Request, acceptance: Acceptance, context: int) -> Policy:
         if request.drafter == "none":
             return Fixed(2)  # nobody proposes, but probes are asked
         if request.policy == "auto":
-            return Auto(request.max_block, self.measurement.cost, acceptance)
+            return Auto(request.max_block, self.measurement.cost, acceptance, context)
         rules: dict[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
         return rules[request.policy](request.max_block)
 

@@ -388,6 +388,22 @@ def test_with_others_in_the_call_a_row_must_bring_more():
     assert lengths[-1] < lengths[0] / 2
 
 
+def test_behind_a_long_text_a_row_must_bring_more_where_it_costs_more_there():
+    # Rows are nearly free behind a short text; behind a long one each reads it for itself.
+    cost = CostTable({1: 1.0, 16: 1.3}, 256, {1: 1e-3, 16: 1e-2})
+    offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
+    lengths = []
+    for context in (0, 256, 2048, 8192):
+        policy = Auto(16, cost, Acceptance(), context)
+        lengths.append(len(policy.draft([Says(offered)], [1] * context, 99).tokens))
+        # Also when the text only became so long.
+        grown = Auto(16, cost, Acceptance())
+        assert grown.draft([Says(offered)], [1] * context, 99).tokens or context > 256
+    assert lengths[0] == lengths[1] > 6
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < lengths[0] / 2
+
+
 def test_alone_again_it_drafts_as_before():
     cost = CostTable({1: 1.0, 16: 1.3, 32: 5.0})
     offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)

@@ -21,6 +21,26 @@ class Drifting(ToyEngine):
         return result
 
 
+class Reading(ToyEngine):
+    """Each row takes a microsecond for every token before it."""
+
+    def step(self, work: list) -> StepResult:
+        read = sum(table.length * len(block.tokens) for table, block in work)
+        result = super().step(work)
+        return result._replace(seconds=result.seconds + 1e-6 * read)
+
+
+class DriftingDeep(ToyEngine):
+    """Rows depend on the block behind a long context alone."""
+
+    def step(self, work: list) -> StepResult:
+        result = super().step(work)
+        for (table, block), logits in zip(work, result.logits, strict=True):
+            if len(block.tokens) >= 5 and block.rows > 1 and table.length > 1000:
+                logits[-1, 0] += 0.25
+        return result
+
+
 class Failing(ToyEngine):
     """Has no room for a block of eight rows."""
 
@@ -66,6 +86,27 @@ def test_an_engine_whose_rows_depend_on_the_block_is_found_out():
     assert found.largest_difference == pytest.approx(0.25, abs=1e-5)
 
 
+def test_what_a_longer_context_costs_is_measured():
+    found = measure(Reading(context_length=8192, cache_blocks=1024))
+    assert (found.context, found.deep_context) == (256, 4096)
+    for context in (256, 4096, 8000):
+        for rows in (1, 4, 16):
+            expected = 1e-3 + 1e-4 * rows + 1e-6 * rows * context
+            assert found.cost.behind(context)(rows) == pytest.approx(expected)
+
+
+def test_without_room_for_a_longer_context_costs_are_the_same_everywhere(engine: ToyEngine):
+    found = measure(engine)
+    assert (found.deep_context, found.deep_seconds) == (0, {})
+    assert found.cost.behind(8000)(4) == found.cost(4)
+
+
+def test_rows_that_depend_on_the_block_behind_a_long_context_are_found_out():
+    found = measure(DriftingDeep(context_length=8192, cache_blocks=1024))
+    assert not found.row_invariant
+    assert found.largest_difference == pytest.approx(0.25, abs=1e-5)
+
+
 def test_a_short_context_is_measured_as_far_as_it_goes():
     assert measure(ToyEngine(context_length=100)).context == 100 - 32 - 1
 
@@ -84,7 +125,8 @@ def test_a_measurement_that_fails_leaves_no_slots_behind():
     assert engine.free_slots == free
 
 
-def test_what_was_measured_once_is_read_the_next_time(engine: ToyEngine, folder: Path):
+def test_what_was_measured_once_is_read_the_next_time(folder: Path):
+    engine = Reading(context_length=8192, cache_blocks=1024)
     first = measured(engine, "model", folder)
     steps = engine.steps
     announced: list[None] = []

@@ -32,6 +32,9 @@ _ESTIMATE_BELIEF = 4.0
 _ESTIMATE_STEPS = 8
 """A drafter's own estimates are corrected in so many steps."""
 
+_DEPTHS = 256
+"""Tokens of context over which costs are taken to be the same."""
+
 _PATIENCE = (4, 64)
 """Least and most steps after which a drafter that did not pay is asked again."""
 
@@ -147,15 +150,20 @@ class Auto:
 
     name = "auto"
 
-    def __init__(self, max_block: int, cost: CostTable, acceptance: Acceptance) -> None:
+    def __init__(
+        self, max_block: int, cost: CostTable, acceptance: Acceptance, context: int = 0
+    ) -> None:
         """Decide for one request.
 
         Args:
             max_block: the most rows in a block.
             cost: seconds per call by rows.
             acceptance: this request's estimate; it learns as the request runs.
+            context: tokens of its prompt.
         """
-        self._table, self._most = cost, max_block
+        self._measured, self._most = cost, max_block
+        self._depth = context // _DEPTHS
+        self._table = cost.behind(context)
         self._costs: dict[int, list[float]] = {}
         self._besides, self._besides_rate = 0, 0.0
         self._cost = self._costs_besides(0)
@@ -182,6 +190,7 @@ class Auto:
 
     def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
         """The proposal with the greatest gain, cut where more drafts would lower it."""
+        self._go_to(len(context))
         room = min(room, len(self._cost) - 2)
         rate = self.rate + self._besides_rate
         best, most = NOTHING, 1 - rate * self._cost[1]
@@ -216,6 +225,14 @@ class Auto:
         self._tokens = self._tokens * keep + outcome.accepted + 1
         self._seconds = self._seconds * keep + seconds
         self._drafting = 0.0
+
+    def _go_to(self, context: int) -> None:
+        """Weigh by what calls cost behind so many tokens."""
+        if context // _DEPTHS != self._depth:
+            self._depth = context // _DEPTHS
+            self._table = self._measured.behind(context)
+            self._costs.clear()
+            self._cost = self._costs_besides(self._besides)
 
     def _costs_besides(self, rows: int) -> list[float]:
         """Seconds of a call with `rows` rows of others, by the rows of this request."""

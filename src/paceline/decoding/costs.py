@@ -1,13 +1,13 @@
 """What pays: the cost of a call by its rows, and the arithmetic of speculation.
 
-Terms: c(T) seconds for a call of T rows of one sequence; tau, tokens kept per call; p, the chance
-that a draft token stands given that those before it did. Seed figures and formulas: the ZAYA
-experiment (112 ms a call at T = 1, 499 ms at T = 4).
+Terms: c(T) seconds for a call of T rows of one sequence, more the longer its context; tau, tokens
+kept per call; p, the chance that a draft token stands given that those before it did. Seed figures
+and formulas: the ZAYA experiment (112 ms a call at T = 1, 499 ms at T = 4).
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
@@ -17,12 +17,18 @@ class CostTable:
     """Seconds per call for some T, and between and beyond them by straight lines.
 
     Raises:
-        ValueError: no entry, or one that is not T >= 1 -> seconds > 0.
+        ValueError: no entry, or one that is not T >= 1 -> seconds > 0; or not all of them say what
+            a longer context costs.
     """
 
     seconds: Mapping[int, float]
     """T -> seconds, measured. Made non-decreasing: a call never gets cheaper by one more row, so
     where a measurement says so it was noise."""
+    context: int = 0
+    """Tokens that stood before the blocks."""
+    per_token: Mapping[int, float] = field(default_factory=dict)
+    """T -> seconds that every further token of context adds, as attention reads it for each row.
+    Empty: not measured."""
 
     def __post_init__(self) -> None:
         if not self.seconds:
@@ -30,6 +36,8 @@ class CostTable:
         for rows, cost in self.seconds.items():
             if rows < 1 or not cost > 0:
                 raise ValueError(f"cost of {rows} rows is {cost}; expected rows >= 1, seconds > 0")
+        if self.per_token and self.per_token.keys() != self.seconds.keys():
+            raise ValueError("what a token of context costs has to be known for all T, or for none")
         order = sorted(self.seconds)
         rising = accumulate((self.seconds[t] for t in order), max)
         object.__setattr__(self, "seconds", dict(zip(order, rising, strict=True)))
@@ -45,6 +53,17 @@ class CostTable:
         left, right = known[at - 1], known[at]
         slope = (self.seconds[right] - self.seconds[left]) / (right - left)
         return self.seconds[left] + slope * (rows - left)
+
+    def behind(self, context: int) -> "CostTable":
+        """The costs behind so many tokens."""
+        further = context - self.context
+        return CostTable(
+            {
+                rows: max(seconds + further * self.per_token.get(rows, 0.0), seconds / 2)
+                for rows, seconds in self.seconds.items()
+            },
+            context,
+        )
 
 
 def expected_tokens(chances: Iterable[float]) -> float:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
@@ -20,7 +20,7 @@ import numpy as np
 
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block
-from paceline.engines.base import Engine
+from paceline.engines.base import Engine, Sequence
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """The T that are measured; costs between them are interpolated."""
@@ -29,10 +29,15 @@ MAX_ROWS = ROWS[-1]
 """The longest block that a policy may ask for."""
 
 _CONTEXT = 256
+_DEEP_CONTEXT = 4096
+_DEEP_ENOUGH = 4
+"""How many times longer the long context is at least."""
+_READING_SECONDS = 5.0
+_CHUNK = 512
 _ROUNDS = (3, 9)
 _ROUNDS_SECONDS = 2.0
 _PATIENCE_SECONDS = 10.0
-_FORM = 2
+_FORM = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +52,76 @@ class Measurement:
     """The largest difference between logits of one position; 0.0 when row-invariant."""
     context: int
     """Tokens that stood before the blocks."""
+    deep_seconds: dict[int, float] = field(default_factory=dict)
+    """The same behind a longer context; empty where the engine has no room for one, or takes long
+    to read it."""
+    deep_context: int = 0
 
     @property
     def cost(self) -> CostTable:
-        """Seconds per call by T."""
-        return CostTable(self.seconds)
+        """Seconds per call by T, and by context where two were measured."""
+        further = self.deep_context - self.context
+        return CostTable(
+            self.seconds,
+            self.context,
+            {
+                rows: max(seconds - self.seconds[rows], 0.0) / further
+                for rows, seconds in self.deep_seconds.items()
+            },
+        )
 
 
 def measure(engine: Engine, rows: Ordered[int] = ROWS) -> Measurement:
-    """Time blocks of each T after the same context, in turns, and compare their logits."""
+    """Time blocks of each T behind the same context, in turns, and compare their logits.
+
+    Once behind a short context, and once behind a long one.
+    """
     room = min(engine.context_length, engine.free_slots) - engine.min_rows
     rows = [count for count in rows if count <= room // 2] or [1]
     longest = max(rows)
     context = max(min(_CONTEXT, room - longest), 1)
+    deep = min(_DEEP_CONTEXT, room - longest)
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, engine.vocab_size, context + longest).tolist()
+    tokens = rng.integers(0, engine.vocab_size, max(deep, context) + longest).tolist()
     sequence = engine.open()
     try:
-        engine.step([(sequence, Block(tokens[:context], 1))])
-        sequence.commit(context)
-        block = tokens[context:]
-        reference = engine.step([(sequence, Block(block, longest))]).logits[0].copy()
-        difference, invariant = 0.0, True
+        started = perf_counter()
+        _read(engine, sequence, tokens[:context])
+        if (perf_counter() - started) * _DEEP_ENOUGH > _READING_SECONDS:
+            deep = context
+        near = _Times(engine, sequence, tokens[context : context + longest], rows)
+        started = perf_counter()
+        while sequence.length < deep and perf_counter() - started < _READING_SECONDS:
+            _read(engine, sequence, tokens[sequence.length : deep][:_CHUNK])
+        deep = sequence.length
+        if deep < _DEEP_ENOUGH * context:
+            return Measurement(near.seconds, near.invariant, near.difference, context)
+        far = _Times(engine, sequence, tokens[deep : deep + longest], rows)
+    finally:
+        sequence.close()
+    return Measurement(
+        near.seconds,
+        near.invariant and far.invariant,
+        max(near.difference, far.difference),
+        context,
+        far.seconds,
+        deep,
+    )
+
+
+def _read(engine: Engine, sequence: Sequence, tokens: list[int]) -> None:
+    engine.step([(sequence, Block(tokens, 0))])
+    sequence.commit(len(tokens))
+
+
+class _Times:
+    """What blocks of each T take behind what a sequence holds, and whether their rows agree."""
+
+    def __init__(
+        self, engine: Engine, sequence: Sequence, block: list[int], rows: Ordered[int]
+    ) -> None:
+        reference = engine.step([(sequence, Block(block, len(block)))]).logits[0].copy()
+        self.difference, self.invariant = 0.0, True
         times: dict[int, list[float]] = {count: [] for count in rows}
         started = perf_counter()
         for done in range(_ROUNDS[1]):
@@ -77,16 +130,13 @@ def measure(engine: Engine, rows: Ordered[int] = ROWS) -> Measurement:
                 times[count].append(result.seconds)
                 if done == 0:
                     found, expected = result.logits[0], reference[:count]
-                    invariant &= found.tobytes() == expected.tobytes()
-                    difference = max(difference, float(np.abs(found - expected).max()))
+                    self.invariant &= found.tobytes() == expected.tobytes()
+                    self.difference = max(self.difference, float(np.abs(found - expected).max()))
             taken = perf_counter() - started
             if taken > (_ROUNDS_SECONDS if done + 1 >= _ROUNDS[0] else _PATIENCE_SECONDS):
                 break
-    finally:
-        sequence.close()
-    # Other work on the machine only ever adds time.
-    seconds = {count: min(times[count]) for count in rows}
-    return Measurement(seconds, invariant, difference, context)
+        # Other work on the machine only ever adds time.
+        self.seconds = {count: min(times[count]) for count in rows}
 
 
 def measured(
@@ -110,7 +160,7 @@ def measured(
     name = sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     path = folder / f"{name}.json"
     if not again:
-        kept = _read(path)
+        kept = _kept(path)
         if kept is not None:
             return kept
     before()
@@ -119,7 +169,7 @@ def measured(
     return measurement
 
 
-def _read(path: Path) -> Measurement | None:
+def _kept(path: Path) -> Measurement | None:
     """A kept measurement; None when there is none, or none that can be read: it is made again."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
@@ -129,9 +179,11 @@ def _read(path: Path) -> Measurement | None:
             bool(found["row_invariant"]),
             float(found["largest_difference"]),
             int(found["context"]),
+            {int(rows): float(cost) for rows, cost in found["deep_seconds"].items()},
+            int(found["deep_context"]),
         )
-        CostTable(measurement.seconds)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        _ = measurement.cost
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return measurement
 
@@ -144,6 +196,8 @@ def _write(path: Path, measurement: Measurement, depends: dict[str, str]) -> Non
         "row_invariant": measurement.row_invariant,
         "largest_difference": measurement.largest_difference,
         "context": measurement.context,
+        "deep_seconds": measurement.deep_seconds,
+        "deep_context": measurement.deep_context,
     }
     beside = path.with_suffix(f".{os.getpid()}")
     try:
