@@ -247,7 +247,7 @@ def test_a_cancelled_request_gives_its_slots_back(model: Model, scheduler: Sched
 
 
 def test_a_request_that_takes_too_long_ends(scheduler: Scheduler):
-    slow = Asked(scheduler, "a", max_tokens=400, ignore_eos=True, seconds=0.05)
+    slow = Asked(scheduler, "a", max_tokens=400, ignore_eos=True, drafter="none", seconds=0.02)
     with pytest.raises(TimedOut):
         slow.result()
     assert Asked(scheduler, "a", max_tokens=3).result().token_ids

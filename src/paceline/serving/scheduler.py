@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from contextlib import suppress
-from dataclasses import replace
 from time import monotonic, perf_counter
 
 import numpy as np
@@ -26,6 +25,7 @@ from paceline.errors import InvalidRequest
 from paceline.options import Request
 from paceline.runtime import Model
 from paceline.serving.prompt_cache import Begun, PromptCache
+from paceline.serving.room import Room
 from paceline.serving.tickets import (
     Done,
     Draining,
@@ -77,7 +77,7 @@ class Scheduler:
         self._most_waiting, self._most_running = most_waiting, most_running
         self._waiting: deque[Ticket] = deque()
         self._running: list[Ticket] = []
-        self._slots = model.engine.free_slots
+        self.room = Room(model.engine)
         self._wake = threading.Condition()
         self._draining = False
         self._stopped = False
@@ -107,15 +107,9 @@ class Scheduler:
         return self._draining
 
     @property
-    def room(self) -> int:
-        """The most tokens that prompt and answer of a request can have together."""
-        return min(self.model.engine.context_length, self._slots)
-
-    @property
     def usage(self) -> float:
         """How much of the slots running requests hold, 0 to 1; what they share counts for each."""
-        held = sum(self._held(ticket) for ticket in list(self._running))
-        return min(held / self._slots, 1.0)
+        return self.room.usage(list(self._running))
 
     def submit(
         self,
@@ -156,7 +150,7 @@ class Scheduler:
                 f"drafter {request.drafter} looks at hidden states that the model was loaded "
                 "without; start with it"
             )
-        ticket.slots_needed = self._slots_for(ticket)
+        self.room.settle(ticket)
         with self._wake:
             if self._draining:
                 raise Draining("the server is ending and takes no more requests")
@@ -184,34 +178,6 @@ class Scheduler:
             self._thread.join(_LAST_CALL_SECONDS)
         if self.alive:
             logging.getLogger(__name__).error("the engine has not come back from its last call")
-
-    def _slots_for(self, ticket: Ticket) -> int:
-        """Slots that a request can need; how long its answer may get is settled here.
-
-        Raises:
-            InvalidRequest: there are not so many.
-        """
-        engine = self.model.engine
-        count = len(ticket.tokens)
-        if count >= engine.context_length:
-            raise InvalidRequest(
-                f"the prompt has {count} tokens and the context holds {engine.context_length}, the "
-                "answer included; shorten the prompt"
-            )
-        room = min(engine.context_length, self._slots) - count
-        if room < 1:
-            raise InvalidRequest(
-                f"the prompt has {count} tokens and the cache holds {self._slots}; shorten the "
-                "prompt, or start with more cache_tokens"
-            )
-        most = min(ticket.request.max_tokens or room, room)
-        ticket.request = replace(ticket.request, max_tokens=most)
-        return self._whole(count + most)
-
-    def _whole(self, slots: int) -> int:
-        """So many slots in whole blocks."""
-        size = self.model.engine.block_size
-        return -(-slots // size) * size
 
     # -- the engine's thread -----------------------------------------------------------------------
 
@@ -267,16 +233,13 @@ class Scheduler:
                     continue
                 # What it will find there is not what has to make room for it.
                 self.prompts.find(prompt, ticket.salt)
-            reserved = sum(each.slots_needed - self._held(each) for each in self._running)
-            if not self.prompts.make_room(reserved + ticket.slots_needed) and self._running:
+            needed = self.room.missing([*self._running, ticket])
+            if not self.prompts.make_room(needed) and self._running:
                 return
             with self._wake:
                 self._waiting.remove(ticket)
                 self.load.waiting = len(self._waiting)
             self._begin(ticket)
-
-    def _held(self, ticket: Ticket) -> int:
-        return 0 if ticket.begun is None else self._whole(ticket.begun.slots.length)
 
     def _begin(self, ticket: Ticket) -> None:
         prompt = np.array(ticket.tokens, np.int64)

@@ -100,7 +100,7 @@ class Service:
     @property
     def context(self) -> int:
         """The most tokens that prompt and answer can have together."""
-        return self.scheduler.room
+        return self.scheduler.room.most
 
     def check_model(self, name: str | None) -> None:
         """Raise Refused when a request is for another model. Without a name it is for this one."""
