@@ -103,6 +103,9 @@ class Unforced:
     def forced(self, limit: int) -> Sequence[int]:
         return ()
 
+    def possible(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_files: ModelFiles) -> Tokenizer:
@@ -257,9 +260,24 @@ def test_what_is_forced_always_stands_and_takes_one_step(
     )
     (found,) = run(engine, [made])
     assert json.loads(tokenizer.decode(found.tokens)) == schema["const"]
-    assert made.counters.accepted_by == made.counters.drafted_by
+    assert made.counters.forced > 20
     # The prompt brings the first token, one step all the others, and the end may take another.
     assert made.counters.steps <= 2
+
+
+def test_a_guess_that_may_not_come_is_not_tried(
+    grammars: Grammars, engine: Engine, tokenizer: Tokenizer
+):
+    plain = answer(engine, [5], **settings_for(grammars.regex("[a-z ]{30}"), Sampling()))
+    text = [5, *plain.tokens]
+    forbidden = tokenizer.encode("!")[-1]
+    for place in (2, 3, 5):
+        drafters = [Oracle([*text[: place + 1], *[forbidden] * 20])]
+        made = settings_for(grammars.regex("[a-z ]{30}"), Sampling(), block=12)
+        generated = generation(engine, [5], **{**made, "drafters": drafters})
+        assert run(engine, [generated]) == [plain]
+        # All that is guessed before the place stands, and nothing is guessed behind it.
+        assert generated.counters.drafted == generated.counters.accepted > 0
 
 
 @pytest.mark.parametrize("extra", [[], [0], [2], [5, 6, 7], [2, 2, 2, 5]])

@@ -73,8 +73,8 @@ def test_a_result_as_json_has_all_that_is_documented_and_reads_back_the_same():
     }
     assert value["stats"].keys() == {
         *("steps", "drafted", "accepted", "forced", "acceptance_rate", "tokens_per_step"),
-        "drafted_by",
-        *("accepted_by", "cached_tokens", "load_seconds", "first_token_seconds"),
+        *("drafted_by", "accepted_by", "drafted_at", "accepted_at", "cached_tokens"),
+        *("load_seconds", "first_token_seconds"),
         *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),
         *("sample_seconds", "host_seconds", "decode_tokens_per_second"),
     }

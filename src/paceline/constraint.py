@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -84,6 +84,13 @@ class Matched:
     def forced(self, limit: int) -> Sequence[int]:
         """What must come, at most `limit` tokens: those that the tokenizer would make of it."""
         return self._ahead()[self._at : self._at + limit]
+
+    def possible(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` may come, from the first on."""
+        if self._matcher.is_stopped():
+            return 0
+        known = takewhile(range(self._vocab_size).__contains__, tokens)
+        return int(self._matcher.validate_tokens(list(known)))
 
     def _ahead(self) -> Sequence[int]:
         if self._run is None:

@@ -21,6 +21,10 @@ class Stats:
     """Drafter -> tokens drafted."""
     accepted_by: dict[str, int] = field(default_factory=dict)
     """Drafter -> of these, accepted."""
+    drafted_at: list[int] = field(default_factory=list)
+    """By position in the draft, the first at 0: in how many steps there was a guess."""
+    accepted_at: list[int] = field(default_factory=list)
+    """By position in the draft: in how many steps the guess stood."""
     cached_tokens: int = 0
     """Prompt tokens whose keys and values were there already."""
     load_seconds: float = 0.0
@@ -68,7 +72,8 @@ class Stats:
         """For JSON."""
         names = [
             *("steps", "drafted", "accepted", "forced", "acceptance_rate", "tokens_per_step"),
-            *("drafted_by", "accepted_by", "cached_tokens", "load_seconds", "first_token_seconds"),
+            *("drafted_by", "accepted_by", "drafted_at", "accepted_at", "cached_tokens"),
+            *("load_seconds", "first_token_seconds"),
             *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),
             *("sample_seconds", "host_seconds", "decode_tokens_per_second"),
         ]

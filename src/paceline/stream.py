@@ -89,6 +89,11 @@ class Stream:
         return self._generation.policy
 
     @property
+    def stats(self) -> Stats:
+        """Where the time has gone so far; what is counted is there when it has ended."""
+        return self._stats
+
+    @property
     def logprobs(self) -> list[Likely]:
         """How likely the answer's tokens so far were, where that was asked for."""
         return self._generation.logprobs
@@ -196,6 +201,8 @@ class Stream:
         stats.forced = generation.counters.forced
         stats.drafted_by = generation.counters.drafted_by
         stats.accepted_by = generation.counters.accepted_by
+        stats.drafted_at = generation.counters.drafted_at
+        stats.accepted_at = generation.counters.accepted_at
         if self._probes:
             stats.probe = {probe.watched: probe.count(self.tokens) for probe in self._probes}
         generation.close()

@@ -486,7 +486,7 @@ def test_the_last_step_teaches_the_policy_nothing():
     assert generation.counters.steps == 1
 
 
-def test_steps_and_drafts_are_counted_by_drafter():
+def test_steps_and_drafts_are_counted_by_drafter_and_by_position():
     first, second = Oracle(TEXT[:9], wrong_at=[8]), Oracle(TEXT)
     second.name = "other"
     generation = made(drafters=[first, second], policy=Fixed(4), stopping=Stopping(max_tokens=12))
@@ -495,6 +495,7 @@ def test_steps_and_drafts_are_counted_by_drafter():
     # "he" and a wrong space; then " rid" and "ers", of which the last needs no row.
     assert counters.drafted_by == {"oracle": 3, "other": 3 + 3}
     assert counters.accepted_by == {"oracle": 2, "other": 3 + 3}
+    assert (counters.drafted_at, counters.accepted_at) == ([3, 3, 3], [3, 3, 2])
     assert (counters.steps, counters.drafted, counters.accepted) == (3, 9, 8)
 
 
@@ -677,6 +678,10 @@ class Only:
 
     def forced(self, limit: int) -> Sequence[int]:
         return self.text[self.at : self.at + limit] if self.forces else ()
+
+    def possible(self, tokens: Sequence[int]) -> int:
+        same = [a == b for a, b in zip(tokens, self.text[self.at :], strict=False)]
+        return same.index(False) if False in same else len(same)
 
 
 @pytest.mark.parametrize("forces", [True, False])

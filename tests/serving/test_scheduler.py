@@ -3,7 +3,7 @@
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -296,6 +296,9 @@ class Stuck:
         if self.where == "forced" and self.tokens == 3:
             raise InvalidRequest("stuck")
         return []
+
+    def possible(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
 
 
 @pytest.mark.parametrize("where", ["masked", "push", "forced"])

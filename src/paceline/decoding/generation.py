@@ -111,17 +111,30 @@ class Counters:
     forced: int = 0
     drafted_by: dict[str, int] = field(default_factory=dict)
     accepted_by: dict[str, int] = field(default_factory=dict)
+    drafted_at: list[int] = field(default_factory=list)
+    """By position in the draft, the first at 0: how often there was a guess."""
+    accepted_at: list[int] = field(default_factory=list)
+    """By position in the draft: how often the guess stood."""
 
     def count(self, step: Step) -> None:
         """Count one decode step."""
         self.steps += 1
         self.forced += step.forced
         if step.drafted:
+            _count_places(self.drafted_at, step.drafted)
+            _count_places(self.accepted_at, step.accepted)
             self.drafted += step.drafted
             self.accepted += step.accepted
             source = step.source
             self.drafted_by[source] = self.drafted_by.get(source, 0) + step.drafted
             self.accepted_by[source] = self.accepted_by.get(source, 0) + step.accepted
+
+
+def _count_places(counts: list[int], length: int) -> None:
+    """Count the first `length` places once more."""
+    counts += [0] * (length - len(counts))
+    for place in range(length):
+        counts[place] += 1
 
 
 class Generation:
@@ -355,6 +368,9 @@ class Generation:
             self._proposal = Proposal(forced, FORCED)
         elif room > 0:
             self._proposal = self.policy.draft(self._drafters, self._tokens, room)
+            if self._constraint and self._proposal.tokens:
+                possible = self._constraint.possible(self._proposal.tokens)
+                self._proposal = self._proposal.cut(possible)
         tokens = [self._tokens[-1], *self._proposal.tokens]
         return Block(tokens, len(tokens), self._best)
 

@@ -66,6 +66,8 @@ class TextStream:
 
     def _release(self, fresh: str, *, at_end: bool) -> str:
         """Hold back what may begin a stop string; cut at the earliest whole one."""
+        if not self._stops:
+            return fresh
         if self.stopped_by is not None:
             return ""
         text = self._held + fresh

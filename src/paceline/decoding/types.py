@@ -161,6 +161,10 @@ class Constraint(Protocol):
         """The tokens that must come next, at most `limit`, as far as there is no choice."""
         ...
 
+    def possible(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, from the first on, may come: more would be guessed in vain."""
+        ...
+
 
 class FinishReason(StrEnum):
     """Why a generation ended."""
