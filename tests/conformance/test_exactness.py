@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -15,6 +16,7 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Block, FinishReason
 from paceline.drafters import Corpus, Shared, Small, create
+from paceline.drafters.ahead import AheadDrafter
 from paceline.drafters.dflash import DFlashDrafter
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
@@ -167,6 +169,31 @@ def test_drafts_that_stand_or_fall_at_any_place_change_nothing(
                 assert one.counters.steps == -(-(TOKENS - 1) // block)
             if every == 1:
                 assert one.counters.accepted == 0
+
+
+@pytest.mark.parametrize("block", [2, 5, 16])
+def test_what_is_drafted_while_the_target_verifies_changes_nothing(
+    engine: Engine, plainly: Plainly, block: int
+):
+    used = 0
+    with ThreadPoolExecutor(1) as worker:
+        for sampling in range(len(SAMPLINGS)):
+            prompt, expected = prompt_of(engine, 1), plainly(1, sampling)
+            text = prompt + expected.tokens
+            for every in (3, 7, TOKENS):
+                oracle = Oracle(text, range(len(prompt) + every, len(text), every))
+                ahead = AheadDrafter(oracle, worker)
+                one = generation(
+                    engine,
+                    prompt,
+                    sampling=SAMPLINGS[sampling],
+                    stopping=Stopping(max_tokens=TOKENS),
+                    drafters=[ahead],
+                    policy=Fixed(block),
+                )
+                assert run(engine, [one]) == [expected], f"{every=} {SAMPLINGS[sampling]}"
+                used += ahead.used
+    assert used > 0
 
 
 sampled = st.builds(

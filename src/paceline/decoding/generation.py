@@ -371,6 +371,8 @@ class Generation:
             if self._constraint and self._proposal.tokens:
                 possible = self._constraint.possible(self._proposal.tokens)
                 self._proposal = self._proposal.cut(possible)
+        for drafter in self._drafters:
+            drafter.sent(self._tokens, self._proposal.tokens)
         tokens = [self._tokens[-1], *self._proposal.tokens]
         return Block(tokens, len(tokens), self._best)
 

@@ -99,6 +99,13 @@ class Drafter(Protocol):
         """
         ...
 
+    def sent(self, context: Sequence[int], draft: Sequence[int]) -> None:
+        """Note that a block is on its way to the target: `context` and, behind it, `draft`.
+
+        Called for every block of the answer. What may be done meanwhile is done in another thread.
+        """
+        return
+
     def observe(self, verified: Verified) -> None:
         """Learn from a finished step. Called after every step, prompt chunks included."""
         return

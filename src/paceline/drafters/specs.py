@@ -1,10 +1,12 @@
 """From a spec such as `ngram:min=2,max=5` or `suffix+table` to drafters."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.decoding.types import Drafter
+from paceline.drafters.ahead import AheadDrafter
 from paceline.drafters.dflash import Context, DFlash, DFlashDrafter, read_config
 from paceline.drafters.model import ModelDrafter, Small
 from paceline.drafters.ngram import NgramDrafter
@@ -36,6 +38,10 @@ class Shared:
     open_model: Callable[[str], Small] | None = None
     """Opens a smaller model to draft with, once it was found to have the target's vocabulary."""
     models: dict[str, Small] = field(default_factory=dict)
+    beside: "Shared | None" = None
+    """What those who draft ahead have for themselves: they run in another thread."""
+    worker: ThreadPoolExecutor | None = None
+    """That thread."""
 
 
 def shipped(model: str) -> dict[str, Path]:
@@ -69,7 +75,8 @@ def create(spec: str, shared: Shared | None = None, own: Own | None = None) -> l
         spec: `none`, `auto`, or parts joined by `+`: `ngram[:min=,max=,length=]`,
             `suffix[:earlier]` (also look in earlier answers of the process), `recycle`,
             `table[:FOLDER]` (left out: the one that comes with the target),
-            `dflash[:FOLDER][,window=,int8=]`, `model:NAME` (a smaller model), `prediction`.
+            `dflash[:FOLDER][,window=,int8=]`, `model:NAME` (a smaller model), `ahead:model:NAME`
+            (the same, while the target verifies), `prediction`.
         shared: what belongs to the target.
         own: what belongs to the request.
 
@@ -180,6 +187,23 @@ def _model(argument: str, shared: Shared, _own: Own) -> Drafter:
     return ModelDrafter(shared.models[argument])
 
 
+def _ahead(argument: str, shared: Shared, own: Own) -> Drafter:
+    if shared.beside is None or shared.worker is None:
+        shared.beside = replace(shared, models={})
+        shared.worker = ThreadPoolExecutor(1, thread_name_prefix="paceline-ahead")
+    ((make, inner),) = _parts(argument)
+    return AheadDrafter(make(inner, shared.beside, own), shared.worker)
+
+
+def _check_ahead(argument: str) -> None:
+    if argument.partition(":")[0] != "model":
+        raise InvalidRequest(
+            f"{argument or 'nothing'} cannot draft ahead; expected ahead:model:NAME, for the "
+            "others take no time, or need what the target is still computing"
+        )
+    _parts(argument)
+
+
 def _prediction(_argument: str, _shared: Shared, own: Own) -> Drafter:
     return PredictionDrafter(own.prediction, own.prompt_length)
 
@@ -197,6 +221,7 @@ _KNOWN: dict[str, tuple[_Maker, Callable[[str], object]]] = {
     "table": (_table, lambda _folder: None),
     "dflash": (_dflash, _dflash_options),
     "model": (_model, _check_model),
+    "ahead": (_ahead, _check_ahead),
     "prediction": (_prediction, lambda argument: _only("prediction", argument, ("",))),
 }
 """Name -> how it is made, and how what stands behind its colon is checked."""

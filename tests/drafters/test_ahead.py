@@ -1,0 +1,184 @@
+"""Drafting while the target verifies: the same tokens, and the time of one of the two."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.decoding.auto import Acceptance, Auto
+from paceline.decoding.costs import CostTable
+from paceline.decoding.generation import Stopping
+from paceline.decoding.policy import Fixed
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import Block, Policy, Proposal
+from paceline.drafters import RecycleDrafter, Shared, Small, check, create
+from paceline.drafters.ahead import AheadDrafter
+from paceline.engines.base import StepResult
+from paceline.errors import InvalidRequest
+from support.drafters import Oracle
+from support.driver import generation, run
+from support.toy import ToyEngine
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[int]:
+    """The prompt and what the toy says."""
+    plain = generation(ToyEngine(), PROMPT, stopping=Stopping(max_tokens=COUNT))
+    return [*PROMPT, *run(ToyEngine(), [plain])[0].tokens]
+
+
+def asked(policy: Policy, drafter: AheadDrafter, **more: Any) -> Any:
+    return generation(
+        ToyEngine(),
+        PROMPT,
+        stopping=Stopping(max_tokens=COUNT),
+        drafters=[drafter],
+        policy=policy,
+        **more,
+    )
+
+
+def test_where_all_stands_every_draft_but_the_first_was_made_in_time(
+    truth: list[int], worker: ThreadPoolExecutor
+):
+    drafter = AheadDrafter(Oracle(truth), worker)
+    made = asked(Fixed(4), drafter)
+    assert run(ToyEngine(), [made])[0].tokens == truth[len(PROMPT) :]
+    assert drafter.used == made.counters.drafted_at[0] - 1 > 5
+
+
+@pytest.mark.parametrize("place", range(2, 6))
+def test_a_guess_that_falls_costs_the_draft_that_was_built_on_it(
+    place: int, truth: list[int], worker: ThreadPoolExecutor
+):
+    # Behind the block's first token, in it, and the target's own pick behind its last.
+    drafter = AheadDrafter(Oracle(truth, wrong_at=[len(PROMPT) + place]), worker)
+    made = asked(Fixed(4), drafter)
+    assert run(ToyEngine(), [made])[0].tokens == truth[len(PROMPT) :]
+    assert drafter.used == made.counters.drafted_at[0] - 2
+
+
+@given(
+    wrong=st.lists(st.integers(len(PROMPT), len(PROMPT) + COUNT), max_size=8),
+    block=st.integers(1, 9),
+    temperature=st.sampled_from([0.0, 1.0]),
+    weighs=st.booleans(),
+)
+def test_the_tokens_are_those_of_plain_decoding(
+    wrong: list[int], block: int, temperature: float, weighs: bool, worker: ThreadPoolExecutor
+):
+    sampling = Sampling(temperature=temperature, seed=5)
+    stopping = Stopping(max_tokens=COUNT)
+    plain = generation(ToyEngine(), PROMPT, stopping=stopping, sampling=sampling)
+    expected = run(ToyEngine(), [plain])[0]
+    cost = CostTable({1: 1.0, 16: 2.0})
+    policy = Auto(max(block, 2), cost, Acceptance()) if weighs else Fixed(block)
+    oracle = Oracle([*PROMPT, *expected.tokens], wrong_at=wrong)
+    made = asked(policy, AheadDrafter(oracle, worker), sampling=sampling)
+    assert run(ToyEngine(), [made]) == [expected]
+
+
+class Waiting(ToyEngine):
+    """A call that drafts comes back when the drafter has been asked meanwhile."""
+
+    def __init__(self, meanwhile: threading.Event) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    def step(self, work: Sequence[Any]) -> StepResult:
+        if len(work[0][1].tokens) > 1 and work[0][0].length >= len(PROMPT):
+            assert self.meanwhile.wait(20), "nobody drafts while the target verifies"
+        self.meanwhile.clear()
+        return super().step(work)
+
+
+class Telling(Oracle):
+    """Says when it is asked in the worker's thread for what follows a block."""
+
+    def __init__(self, text: Sequence[int], told: threading.Event) -> None:
+        super().__init__(text)
+        self.told = told
+        self.threads: set[str] = set()
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        self.threads.add(threading.current_thread().name)
+        proposal = super().propose(context, limit)
+        self.told.set()
+        return proposal
+
+
+def test_it_drafts_while_the_target_verifies(truth: list[int]):
+    told = threading.Event()
+    oracle = Telling(truth, told)
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
+        made = asked(Fixed(4), AheadDrafter(oracle, pool))
+        assert run(Waiting(told), [made])[0].tokens == truth[len(PROMPT) :]
+    assert oracle.threads == {"ahead_0"}, "nobody else asks it, or its state would not be its own"
+
+
+def test_what_is_likely_to_be_there_costs_nothing(truth: list[int]):
+    class Slow(Oracle):
+        def cost(self, limit: int) -> float:
+            return 0.5
+
+    with ThreadPoolExecutor(1) as pool:
+        drafter = AheadDrafter(Slow(truth), pool)
+        made = asked(Fixed(4), drafter)
+        engine = ToyEngine()
+        slots = engine.open()
+        costs = []
+        for _ in range(4):
+            block: Block = made.next_block()
+            pool.submit(lambda: None).result()  # what it drafts ahead is done
+            result = engine.step([(slots, block)])
+            slots.commit(made.accept(result.logits[0]).kept)
+            costs.append(drafter.cost(3))
+        slots.close()
+    assert costs == [0.5, 0.0, 0.0, 0.0]
+
+
+def test_it_is_asked_for_by_name():
+    engine = ToyEngine()
+    opened: list[str] = []
+
+    def small(name: str) -> Small:
+        opened.append(name)
+        return Small(engine, seconds=0.01, worth=0.0)
+
+    shared = Shared(open_model=small)
+    (drafter,) = create("ahead:model:toy", shared)
+    assert isinstance(drafter, AheadDrafter)
+    # One that drafts in the thread of the others has slots, and an engine, of its own.
+    create("model:toy", shared)
+    create("ahead:model:toy", shared)
+    assert opened == ["toy", "toy"]
+    assert len(drafter.propose(PROMPT, 3).tokens) == 3
+    free = engine.free_slots
+    drafter.close()
+    assert engine.free_slots > free
+
+
+@pytest.mark.parametrize(
+    "spec", ["ahead", "ahead:", "ahead:suffix", "ahead:dflash:x", "ahead:model"]
+)
+def test_who_takes_no_time_or_needs_the_target_does_not_draft_ahead(spec: str):
+    with pytest.raises(InvalidRequest, match=r"cannot draft ahead|needs a name"):
+        check(spec)
+
+
+def test_one_that_reads_rows_is_refused(worker: ThreadPoolExecutor):
+    with pytest.raises(ValueError, match="looks at what the target computes"):
+        AheadDrafter(RecycleDrafter(), worker)
