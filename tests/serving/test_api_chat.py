@@ -13,7 +13,6 @@ CHAT: list[Any] = [
     {"role": "user", "content": "this is the one and this is the one"},
 ]
 PLAIN: dict[str, Any] = {"messages": CHAT, "max_tokens": 24, "temperature": 0}
-EMOJI = "né 😀 日本 👩‍🚀!"
 
 
 def chat(server: Running, **fields: Any) -> Any:
@@ -65,38 +64,6 @@ def test_a_temperature_that_is_not_said_is_one(server: Running):
     assert found.choices[0].message.content == expected.text
 
 
-def test_a_stream_has_one_id_one_role_one_reason_and_an_end(server: Running):
-    events = server.events("/v1/chat/completions", PLAIN)
-    assert events.pop() == "[DONE]"
-    assert len({event["id"] for event in events}) == 1
-    choices = [event["choices"][0] for event in events]
-    assert [("role" in choice["delta"]) for choice in choices] == [True] + [False] * (
-        len(choices) - 1
-    )
-    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
-    assert choices[-1]["finish_reason"] == "length"
-    assert all("usage" not in event for event in events)
-    assert events[-1]["timings"]["predicted_n"] == 24
-
-
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [({"include_usage": True}, True), ({"include_usage": False}, False), ({}, False)],
-)
-def test_usage_comes_last_and_only_when_asked_for(
-    server: Running, options: dict[str, Any], wanted: bool
-):
-    events = server.events("/v1/chat/completions", {**PLAIN, "stream_options": options})[:-1]
-    found = [event for event in events if event.get("usage")]
-    assert [event["choices"] for event in found] == ([[]] if wanted else [])
-    if wanted:
-        assert found == events[-1:]
-        usage = found[0]["usage"]
-        assert usage["completion_tokens"] == 24
-        assert usage["total_tokens"] == usage["prompt_tokens"] + 24
-        assert found[0]["timings"]["predicted_n"] == 24
-
-
 def test_usage_in_every_chunk_grows(server: Running):
     body = {**PLAIN, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     events = server.events("/v1/chat/completions", body)[:-1]
@@ -134,22 +101,6 @@ def test_logprobs_are_those_of_the_text(server: Running, stream: bool):
     assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in entries)
     raw = bytes(byte for entry in entries for byte in entry.bytes)
     assert raw.decode(errors="replace") == expected.text
-
-
-def test_text_beyond_ascii_never_has_half_characters(server: Running):
-    wanted = {"structured_outputs": {"choice": [EMOJI]}, "max_tokens": 80}
-    body = {**PLAIN, **wanted, "logprobs": True}
-    events = server.events("/v1/chat/completions", body)[:-1]
-    deltas = [event["choices"][0]["delta"].get("content", "") for event in events]
-    assert "".join(deltas) == EMOJI
-    assert not any("\ufffd" in delta for delta in deltas)
-    entries = [
-        entry
-        for event in events
-        for entry in (event["choices"][0]["logprobs"] or {"content": []})["content"]
-    ]
-    assert "".join(entry["token"] for entry in entries) == EMOJI
-    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == EMOJI
 
 
 def stops(server: Running) -> tuple[str, list[int]]:
@@ -296,20 +247,6 @@ def alone_of(server: Running, messages: list[Any]) -> str:
     return server.model.generate(messages, max_tokens=24, drafter="none").text
 
 
-def test_what_is_null_or_not_known_changes_nothing(server: Running):
-    expected = server.post("/v1/chat/completions", PLAIN).json()["choices"]
-    nothing = dict.fromkeys(
-        (
-            *("stop", "seed", "n", "tools", "tool_choice", "response_format", "logprobs", "stream"),
-            *("top_logprobs", "stream_options", "logit_bias", "prediction", "speculation", "user"),
-            *("top_p", "max_completion_tokens", "return_token_ids", "functions", "cache_salt"),
-        )
-    )
-    more = {"service_tier": "auto", "store": True, "metadata": {"a": "b"}, "xtc_probability": 0}
-    found = server.post("/v1/chat/completions", {**PLAIN, **nothing, **more})
-    assert found.json()["choices"] == expected
-
-
 def test_max_completion_tokens_comes_first_and_minus_one_is_no_limit(server: Running):
     assert chat(server, max_completion_tokens=3).usage.completion_tokens == 3
     found = server.post(
@@ -317,19 +254,6 @@ def test_max_completion_tokens_comes_first_and_minus_one_is_no_limit(server: Run
     ).json()
     assert found["usage"]["total_tokens"] == 512
     assert found["choices"][0]["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_no_tokens_means_that_the_prompt_is_read(server: Running, stream: bool):
-    body = {**PLAIN, "max_tokens": 0}
-    if stream:
-        *events, _ = server.events("/v1/chat/completions", body)
-        assert [event["choices"][0]["delta"].get("content", "") for event in events] == ["", ""]
-        assert events[-1]["choices"][0]["finish_reason"] == "length"
-        return
-    found = server.post("/v1/chat/completions", body).json()
-    assert found["choices"][0]["message"]["content"] == ""
-    assert found["usage"]["completion_tokens"] == 0
 
 
 SCHEMA = {

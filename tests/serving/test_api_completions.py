@@ -39,46 +39,11 @@ def test_without_a_length_there_are_sixteen_tokens(server: Running):
     assert found["usage"]["completion_tokens"] == 16
 
 
-def test_text_token_ids_and_batches_of_them_are_the_same(server: Running):
-    ids = server.model.tokens(PROMPT, raw=True)
-    (text,) = [choice["text"] for choice in ask(server)["choices"]]
-    for prompt in (ids, [PROMPT], [ids]):
-        assert [choice["text"] for choice in ask(server, prompt=prompt)["choices"]] == [text]
-    both = ask(server, prompt=[PROMPT, "a"])
-    mixed = ask(server, prompt=[ids, server.model.tokens("a", raw=True)])
-    assert [c["text"] for c in both["choices"]] == [c["text"] for c in mixed["choices"]]
-    assert both["choices"][0]["text"] == text
-    assert both["usage"]["prompt_tokens"] == len(ids) + 1
-
-
 def test_answers_to_a_batch_are_numbered_prompt_by_prompt(server: Running):
     found = ask(server, prompt=["a", "the"], n=2, seed=9, temperature=1)
     assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
     single = ask(server, prompt="the", n=2, seed=9, temperature=1)
     assert [c["text"] for c in found["choices"][2:]] == [c["text"] for c in single["choices"]]
-
-
-def test_an_echo_with_logprobs_is_what_an_evaluation_needs(server: Running):
-    prompts = [server.model.tokens(text, raw=True) for text in (PROMPT, "one and two", "a")]
-    found = ask(server, prompt=prompts, echo=True, logprobs=1, max_tokens=1, seed=1234)
-    for prompt, choice in zip(prompts, found["choices"], strict=True):
-        told = choice["logprobs"]
-        count = len(prompt) + 1
-        assert [len(told[name]) for name in told] == [count] * 4
-        assert told["token_logprobs"][0] is None
-        assert told["top_logprobs"][0] is None
-        assert "".join(told["tokens"]) == choice["text"]
-        assert [choice["text"][at:] for at in told["text_offset"]][-1] == told["tokens"][-1]
-        expected = server.model.generate(
-            prompt, max_tokens=1, logprobs=1, prompt_logprobs=True, drafter="none"
-        )
-        logprobs = [p and p.logprob for p in [*expected.prompt_logprobs, *expected.logprobs]]
-        assert told["token_logprobs"] == logprobs
-        for logprob, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True):
-            assert logprob in top.values()
-            assert max(top.values()) >= logprob
-        # The one that came was picked greedily.
-        assert told["token_logprobs"][-1] == max(told["top_logprobs"][-1].values())
 
 
 def test_an_echo_without_an_answer_is_the_prompt(server: Running):

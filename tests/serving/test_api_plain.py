@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime import Model
-from paceline.serving.settings import Settings
-from support.server import Running, running
-
-TEXTS = ["the rain in the rain", "né 😀 日本 👩‍🚀", " two  spaces\n", "<|im_end|>", "<tool>x"]
+from support.server import Running
 
 
 def test_the_model_is_listed_and_found(server: Running):
@@ -18,23 +14,6 @@ def test_the_model_is_listed_and_found(server: Running):
     assert server.get("/models").json() == server.get("/v1/models").json()
     assert listed.model_dump()["max_model_len"] == 512
     assert server.get("/v1/models/other/one").status_code == 404
-
-
-def test_a_model_has_the_names_it_is_given(model: Model):
-    with running(model, Settings(name="mine/tiny", aliases=("gpt-4o",))) as server:
-        assert server.get("/v1/models/mine/tiny").json()["id"] == "mine/tiny"
-        body = {"model": "gpt-4o", "prompt": "a", "max_tokens": 1}
-        assert server.post("/v1/completions", body).json()["model"] == "mine/tiny"
-        assert server.post("/v1/completions", {**body, "model": "tiny"}).status_code == 404
-
-
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize(("field", "back"), [("prompt", "prompt"), ("content", "content")])
-def test_tokens_and_back_is_the_same_text(server: Running, text: str, field: str, back: str):
-    found = server.post("/tokenize", {field: text}).json()
-    assert found["count"] == len(found["tokens"])
-    again = server.post("/v1/detokenize", {"tokens": found["tokens"]}).json()
-    assert again[back] == text
 
 
 def test_tokens_are_those_of_a_prompt(server: Running):

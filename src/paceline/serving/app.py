@@ -4,6 +4,7 @@ Knows Starlette. The rule: whatever goes wrong anywhere, clients get OpenAI's er
 """
 
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
@@ -63,7 +64,7 @@ def make_app(
     return Starlette(
         routes=found,
         middleware=_middleware(service, [route.path for route in page if isinstance(route, Route)]),
-        exception_handlers={HTTPException: _no_such_path(service), Exception: _fault},
+        exception_handlers=dict.fromkeys((HTTPException, Refused, Exception), _answered(service)),
     )
 
 
@@ -85,18 +86,18 @@ def _middleware(service: Service, page: Sequence[str]) -> list[Middleware]:
     return [*found, Middleware(Keys, settings, {*_PUBLIC, *page}, count)]
 
 
-def _no_such_path(service: Service) -> HTTPExceptionHandler:
-    async def answered(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-        told = Refused(error.detail, status=error.status_code, code=code)
+def _answered(service: Service) -> HTTPExceptionHandler:
+    """What answers an error that no endpoint has answered, and has it counted."""
+
+    async def answered(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+            told = Refused(error.detail, status=error.status_code, code=code, headers=error.headers)
+        else:
+            told = refused(error)
+        if told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            report(request.scope.get("state", {}).get("request_id", ""), error)
         service.watch.refused(told)
-        return JSONResponse(told.body, told.status, error.headers)
+        return JSONResponse(told.body, told.status, told.headers)
 
     return answered
-
-
-async def _fault(request: Request, error: Exception) -> Response:
-    report(request.scope.get("state", {}).get("request_id", ""), error)
-    told = refused(error)
-    return JSONResponse(told.body, told.status)

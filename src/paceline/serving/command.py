@@ -7,6 +7,7 @@ rest that it has ended.
 
 import asyncio
 import ipaddress
+import resource
 import signal
 import socket
 import sys
@@ -36,6 +37,9 @@ _BACKLOG = 1024
 _FLUSH_SECONDS = 2
 """How long clients may take to read the rest once all answers have ended."""
 
+_OPEN_FILES = 10_240
+"""Connections need one each. What macOS allows at most where it says that there is no limit."""
+
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -60,7 +64,11 @@ def serve(
         InvalidRequest: the address cannot be served so.
         PacelineError: the address cannot be listened at.
     """
-    Server(model, host, port, settings).run(say=say or _say, signals=True)
+    allow_open_files()
+    server = Server(model, host, port, settings)
+    with suppress(PacelineError):  # those who ask for a form will hear why there is none
+        server.service.grammars.json_object()  # half a second that the first would have to wait
+    server.run(say=say or _say, signals=True)
 
 
 class Server:
@@ -140,7 +148,7 @@ class Server:
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
             self._app,
-            http=_patient(self.settings.header_seconds),
+            http=_patient(self.settings.header_seconds, self.settings.reading_seconds),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -158,11 +166,17 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _patient(seconds: float) -> type[H11Protocol]:
-    """Connections on which a request's headers have to come within so many seconds."""
+def _patient(headers: float, reading: float) -> type[H11Protocol]:
+    """Connections whose clients may take so many seconds.
+
+    Args:
+        headers: to send a request's headers.
+        reading: to take none of what waits for them.
+    """
 
     class Patient(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -174,13 +188,27 @@ def _patient(seconds: float) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget()
+            self._is_read()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            self._unread = self.loop.call_later(reading, self.transport.abort)
+            super().pause_writing()
+
+        def resume_writing(self) -> None:
+            self._is_read()
+            super().resume_writing()
+
+        def _is_read(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
 
         def _watch(self) -> None:
             if self.cycle is not None and not self.cycle.response_complete:
                 self._forget()  # the headers are here
             elif self._timer is None:
-                self._timer = self.loop.call_later(seconds, self.transport.close)
+                self._timer = self.loop.call_later(headers, self.transport.close)
 
         def _forget(self) -> None:
             if self._timer is not None:
@@ -207,6 +235,14 @@ def _bound(host: str, port: int) -> socket.socket:
         raise PacelineError(
             f"cannot listen at {host}, port {port}: {reason}; choose another with --port"
         ) from error
+
+
+def allow_open_files() -> None:
+    """As many as may be: some shells allow 256, and every connection takes one."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _say(line: str) -> None:

@@ -51,11 +51,14 @@ class Refused(Exception):
         return {"error": self.about}
 
 
-def too_long(count: int, room: int) -> Refused:
-    """A prompt of `count` tokens where there is room for `room`, the answer included."""
+def too_long(count: int, room: int, *, at_least: bool = False) -> Refused:
+    """A prompt of `count` tokens, or `at_least` so many, where there is room for `room`.
+
+    The answer's are among those that there is room for.
+    """
     return Refused(
         f"this model's maximum context length is {room} tokens, the answer included, and the "
-        f"prompt has {count}; shorten the prompt",
+        f"prompt has {'at least ' if at_least else ''}{count}; shorten the prompt",
         code="context_length_exceeded",
         more={"n_prompt_tokens": count, "n_ctx": room},
     )

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from paceline.serving.bodies import DetokenizeBody, TokenizeBody
 from paceline.serving.calls import spelt_out, turns
 from paceline.serving.endpoint import Endpoint
-from paceline.serving.errors import Refused, unknown_model
+from paceline.serving.errors import Refused, too_long
 from paceline.serving.reply import Reply
 from paceline.serving.schema import read
 from paceline.serving.service import Service
@@ -44,11 +44,8 @@ class Plain:
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        """The model of a name."""
-        service, name = self._service, request.path_params["name"]
-        if name not in (service.name, *service.settings.aliases):
-            error = unknown_model(name, service.name)
-            return JSONResponse(error.body, error.status)
+        """The model of a name. Raises Refused when it is another."""
+        self._service.check_model(request.path_params["name"])
         return JSONResponse(self._model())
 
     async def tokenizer_info(self, _request: Request) -> Response:
@@ -105,6 +102,9 @@ class Plain:
             given = body.prompt if body.content is None else body.content
             if given is None:
                 raise Refused("prompt: is missing", param="prompt")
+            least = service.words.least(given)
+            if least > service.context:
+                raise too_long(least, service.context, at_least=True)
             tokens = service.tokenizer.encode(given, special=body.parse_special)
             if not body.add_special_tokens:
                 tokens = self._without_beginning(given, tokens)

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.decoding.types import FinishReason
 from paceline.serving.answers import News
-from paceline.serving.bodies import Message
+from paceline.serving.bodies import MOST_MESSAGES, Message
 from paceline.serving.calls import turns
 from paceline.serving.errors import Refused
 from paceline.serving.logprobs import chat_logprobs
@@ -45,7 +45,7 @@ class ResponsesBody(Common):
 
     input: Annotated[
         list[Message], BeforeValidator(_messages, json_schema_input_type=str | list[Message])
-    ] = Field(min_length=1)
+    ] = Field(min_length=1, max_length=MOST_MESSAGES)
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=-1)
     text: TextOptions = TextOptions()

@@ -34,6 +34,8 @@ class Settings:
     """How long a client may take to send a request's headers."""
     body_seconds: float = 30.0
     """How long a client may take to send a body."""
+    reading_seconds: float = 300.0
+    """How long a client may take nothing of what waits for it."""
     request_seconds: float | None = None
     """How long an answer may take, waiting included; None: as long as it likes."""
     keepalive_seconds: float = 15.0

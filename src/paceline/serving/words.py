@@ -11,6 +11,9 @@ from paceline.models.tokenizer import Tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
+_COMPOSED = 4
+"""Characters of a text that a tokenizer's normaliser makes one of, at most (Unicode's NFC)."""
+
 
 def _letters() -> dict[str, int]:
     """The letter that stands for each byte in a byte-level vocabulary, as GPT-2 has them."""
@@ -68,6 +71,17 @@ class Words:
             else:
                 run.append(token)
         return found + self._tokenizer.decode(run)
+
+    def least(self, text: str) -> int:
+        """How many tokens a text has at least, told without making them.
+
+        A megabyte takes half a second and 100 MB to make; what cannot fit need not be made.
+        """
+        return len(text) // (self._longest * _COMPOSED)
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._names.values()))
 
     @cached_property
     def _names(self) -> dict[int, str]:

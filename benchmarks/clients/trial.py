@@ -1,0 +1,118 @@
+"""What the trials of real clients share: a server, a client in its own environment, a verdict.
+
+A trial is a script: `python benchmarks/clients/NAME.py`. It starts `paceline serve` on a free port
+(or asks the one at --url), installs its client from PyPI, has it do its work, and says of each
+thing that should have come out whether it did. It exits with 1 when one did not.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from server import Server, served
+
+_CLIENT_SECONDS = 1800.0
+
+
+@dataclass
+class Trial:
+    """A server that answers, a folder for the client, and what was found so far."""
+
+    server: Server
+    folder: Path
+    """Whatever the client writes goes here."""
+    commands: Path
+    """Where the client's commands are."""
+    faults: list[str] = field(default_factory=list)
+
+    def run(
+        self, command: str, *arguments: str, said: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of the client, `said` on its standard input; it should exit with 0.
+
+        It sees no home of the user's, no hub, and no key but one that says nothing.
+        """
+        done = subprocess.run(
+            [self.commands / command, *arguments],
+            input=said,
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env={
+                "PATH": f"{self.commands}:/usr/bin:/bin",
+                "HOME": str(self.folder),
+                "HF_HUB_OFFLINE": "1",
+                "OPENAI_API_KEY": "none",
+            },
+            timeout=_CLIENT_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
+        self.equal(done.returncode, 0, f"{command} says that it went well")
+        return done
+
+    def check(self, right: bool, what: str) -> None:
+        """One thing that should be so."""
+        print(f"{'right' if right else 'WRONG'}: {what}", flush=True)
+        if not right:
+            self.faults.append(what)
+
+    def equal(self, found: object, expected: object, what: str) -> None:
+        """Something that should be just that."""
+        self.check(found == expected, what)
+        if found != expected:
+            print(f"    found    {found!r}\n    expected {expected!r}", flush=True)
+
+
+def main(
+    about: str | None,
+    packages: Sequence[str],
+    work: Callable[[Trial], None],
+    serve: Sequence[str] = (),
+) -> None:
+    """The command of a trial: set up, `work`, and exit.
+
+    Args:
+        about: the script's docstring.
+        packages: what to install, as pip takes it.
+        work: does the trial.
+        serve: more arguments of `paceline serve`.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--url", help="ask this server, which has the default model (.../v1)")
+    parser.add_argument("--work", type=Path, help="keep the client and its files in this folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        home = (options.work or Path(temporary)).resolve()
+        name = Path(sys.argv[0]).stem
+        commands = _installed(home / f"{name}-client", packages)
+        folder = home / name
+        folder.mkdir(parents=True, exist_ok=True)
+        started = nullcontext(Server(options.url)) if options.url else served(serve)
+        with started as server:
+            trial = Trial(server, folder, commands)
+            work(trial)
+            trial.equal(httpx.get(f"{server.root}/health").status_code, 200, "the server is well")
+            left = [server.metric(f"paceline_requests_{each}") for each in ("running", "waiting")]
+            trial.equal(left, [0.0, 0.0], "nothing is left in the server")
+        if not options.url:
+            trial.equal(server.ended, 0, "the server ends when it is told to")
+    print(f"{len(trial.faults)} things are wrong" if trial.faults else "all is right")
+    sys.exit(bool(trial.faults))
+
+
+def _installed(folder: Path, packages: Sequence[str]) -> Path:
+    """Packages in an environment of their own; the folder of its commands."""
+    commands = folder / "bin"
+    if not folder.exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run([commands / "pip", "install", "--quiet", *packages], check=True)
+    return commands

@@ -1,0 +1,225 @@
+"""The server's throughput: 8 clients against one, and against OpenVINO GenAI's continuous batching.
+
+    python benchmarks/serving_throughput.py --output benchmarks/results/serving-throughput.json
+
+The same prompts, greedy, nothing kept in a prompt cache. In every round each contender answers all
+of them, in turns, and ratios are taken within the round. paceline is asked over HTTP, by clients in
+this process; GenAI through its own `add_request` and `step`, without HTTP, on the same graph, at
+the same precision (f16 cache, float32), with a cache of the same size.
+"""
+
+import argparse
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+from clients.server import Server, served
+
+from paceline.bench.load import Target, closed_loop
+from paceline.bench.suite import SuitePrompt, load_suite
+from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
+
+MANY = 8
+SLOTS = 8192
+"""For keys and values, in either runtime."""
+GENAI_BLOCK = 32
+"""Slots in a block of GenAI's cache, on a CPU."""
+
+COUNTED = ("engine_calls", "engine_rows", "engine_seconds", "steps", "step_tokens")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a contender did with all the prompts."""
+
+    seconds: float
+    tokens: int
+    answers: Mapping[str, str]
+    """Prompt -> text."""
+    more: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+Contender = Callable[[Sequence[SuitePrompt], int], Answered]
+"""Answers prompts, so many tokens at most."""
+
+
+def ours(server: Server, drafter: str, clients: int) -> Contender:
+    """Clients of our server, over HTTP."""
+    extra = json.dumps({"cache_prompt": False, "speculation": {"drafter": drafter}})
+
+    def answer(prompts: Sequence[SuitePrompt], max_tokens: int) -> Answered:
+        target = Target(server.url, DEFAULT_MODEL, max_tokens, extra=extra)
+        before = {name: server.metric(f"paceline_{name}_total") for name in COUNTED}
+        run = closed_loop(target, prompts, clients=clients, requests=len(prompts))
+        if faults := {sample.error for sample in run.samples if sample.error}:
+            raise RuntimeError(f"the server failed: {faults}")
+        return Answered(
+            run.seconds,
+            sum(sample.tokens for sample in run.samples),
+            {sample.prompt: sample.text for sample in run.samples},
+            {n: server.metric(f"paceline_{n}_total") - was for n, was in before.items()},
+        )
+
+    return answer
+
+
+class GenAi:
+    """One of GenAI's pipelines; prompt lookup as its documentation sets it up."""
+
+    def __init__(self, files: ModelFiles, *, lookup: bool) -> None:
+        scheduler = genai.SchedulerConfig()
+        scheduler.num_kv_blocks = SLOTS // GENAI_BLOCK
+        scheduler.enable_prefix_caching = False
+        options: dict[str, object] = {"prompt_lookup": True} if lookup else {}
+        options |= {"KV_CACHE_PRECISION": "f16", "INFERENCE_PRECISION_HINT": "f32"}
+        self._files = files
+        self._pipeline = genai.ContinuousBatchingPipeline(
+            str(files.folder), scheduler, "CPU", options
+        )
+        self._config = genai.GenerationConfig()
+        self._config.do_sample = False
+        self._config.eos_token_id = files.stop_token_ids[-1]
+        self._config.stop_token_ids = set(files.stop_token_ids)
+        if lookup:
+            self._config.num_assistant_tokens = 5
+            self._config.max_ngram_size = 3
+        self._asked = 0
+
+    def contender(self, at_once: int) -> Contender:
+        """So many requests at a time, the next as soon as one has ended."""
+
+        def answer(prompts: Sequence[SuitePrompt], max_tokens: int) -> Answered:
+            self._config.max_new_tokens = max_tokens
+            tokenizer, template = self._files.tokenizer(), self._files.template()
+            going: dict[str, Any] = {}
+            ids: dict[str, list[int]] = {}
+            waiting = deque(prompts)
+            steps, started = 0, perf_counter()
+            while waiting or going:
+                while waiting and len(going) < at_once:
+                    prompt = waiting.popleft()
+                    tokens = tokenizer.encode(template.render(prompt.messages), special=True)
+                    going[prompt.id] = self._pipeline.add_request(
+                        self._asked, ov.Tensor(np.array([tokens], np.int64)), self._config
+                    )
+                    self._asked += 1
+                self._pipeline.step()
+                steps += 1
+                for name, handle in list(going.items()):
+                    if handle.get_status() != genai.GenerationStatus.RUNNING:
+                        ids[name] = list(handle.read_all()[0].generated_ids)
+                        del going[name]
+            seconds = perf_counter() - started
+            ends = set(self._files.stop_token_ids)
+            told = {name: [token for token in ids[name] if token not in ends] for name in ids}
+            return Answered(
+                seconds,
+                sum(map(len, told.values())),
+                {name: tokenizer.decode(tokens) for name, tokens in told.items()},
+                {"steps": float(steps)},
+            )
+
+        return answer
+
+
+def main() -> None:
+    """Run, print, and write the result where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--per-kind", type=int, help="only so many prompts of each kind")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    suite = load_suite().only((), options.per_kind)
+    files = resolve(DEFAULT_MODEL)
+    peers = {"plain": GenAi(files, lookup=False), "lookup": GenAi(files, lookup=True)}
+    with served(["--cache-tokens", str(SLOTS)]) as server:
+        contenders: dict[str, Contender] = {}
+        for clients in (1, MANY):
+            for drafter in ("auto", "none"):
+                contenders[f"paceline {drafter}, {clients}"] = ours(server, drafter, clients)
+            for name, peer in peers.items():
+                contenders[f"genai {name}, {clients}"] = peer.contender(clients)
+        for answer in contenders.values():
+            answer(suite.prompts[:2], 8)  # what is made at the first use is made now
+        rounds = []
+        for turn in range(options.rounds):
+            rounds.append(_round(contenders, turn, suite.prompts, options.max_tokens))
+            print(json.dumps({name: round(each.rate, 1) for name, each in rounds[-1].items()}))
+    result = {
+        "command": "python benchmarks/serving_throughput.py",
+        "openvino_genai": genai.__version__,
+        "suite_sha256": suite.sha256,
+        "prompts": len(suite.prompts),
+        "max_tokens": options.max_tokens,
+        "rounds": options.rounds,
+        **_summary(rounds),
+    }
+    print(json.dumps(result, indent=1))
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _round(
+    contenders: Mapping[str, Contender], turn: int, prompts: Sequence[SuitePrompt], most: int
+) -> dict[str, Answered]:
+    names = list(contenders)
+    shift = turn * 3 % len(names)
+    return {name: contenders[name](prompts, most) for name in names[shift:] + names[:shift]}
+
+
+def _summary(rounds: Sequence[Mapping[str, Answered]]) -> dict[str, Any]:
+    def ratio(mine: str, theirs: str) -> float:
+        return round(median(each[mine].rate / each[theirs].rate for each in rounds), 3)
+
+    def same(mine: str, theirs: str) -> int:
+        one, other = rounds[-1][mine].answers, rounds[-1][theirs].answers
+        return sum(text.strip() == other[name].strip() for name, text in one.items())
+
+    ways = [f"{who} {how}" for who, how in WAYS]
+    many = [f"{way}, {MANY}" for way in ways]
+    names = list(rounds[0])
+    return {
+        "many_over_one": {way: ratio(f"{way}, {MANY}", f"{way}, 1") for way in ways},
+        "paceline_auto_over": {way: ratio(many[0], way) for way in many[1:]},
+        "paceline_none_over": {way: ratio(many[1], way) for way in many[2:]},
+        "same_texts_as_paceline_none_1": {
+            name: same(name, f"{ways[1]}, 1") for name in names if name != f"{ways[1]}, 1"
+        },
+        "tokens_per_second": {
+            name: {
+                "median": round(median(each[name].rate for each in rounds), 1),
+                "rounds": [round(each[name].rate, 1) for each in rounds],
+            }
+            for name in names
+        },
+        "tokens": {name: rounds[-1][name].tokens for name in names},
+        "last_round": {
+            name: {
+                "seconds": round(rounds[-1][name].seconds, 3),
+                **{key: round(value, 3) for key, value in rounds[-1][name].more.items()},
+            }
+            for name in names
+        },
+    }
+
+
+WAYS = (("paceline", "auto"), ("paceline", "none"), ("genai", "lookup"), ("genai", "plain"))
+
+
+if __name__ == "__main__":
+    main()

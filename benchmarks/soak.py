@@ -1,0 +1,275 @@
+"""A server under mixed load for minutes: its memory stays flat, and its answers stay the same.
+
+    python benchmarks/soak.py --seconds 600
+
+Starts `paceline serve`, and has eight clients ask at once: streams and whole answers, greedy and
+seeded, prompts from the cache and others never seen, salted ones, forms and functions, several
+answers, wrong requests, and clients who leave. The server's resident memory is read once a second.
+It may grow by `--tolerance` from the median of the first quarter to that of the last, behind a
+warm-up in which the cache fills. Exits with 1 when it grows more, when an answer is not what the
+same request got before, when the server fails, or does not come to rest.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from time import monotonic, sleep, time
+from typing import Any
+
+import httpx
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SYSTEM = "You are a careful assistant. Answer in few words, and never invent anything. " * 6
+QUESTIONS = [
+    "Say this again, twice: the quick brown fox jumps over the lazy dog.",
+    "Count from one to twenty, with commas.",
+    "What is the capital of France, and on which river does it lie?",
+    "Write a line each about a cat, a dog and a crow.",
+]
+WORDS = (
+    "river",
+    "stone",
+    "cloud",
+    "seven",
+    "green",
+    "paper",
+    "engine",
+    "quiet",
+    "orange",
+    "window",
+)
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.9, "seed": 3, "top_p": 0.9},
+]
+KINDS = {
+    **{"chat": 4, "text": 4, "new": 3, "salted": 1, "form": 2, "new form": 1, "tools": 1},
+    **{"several": 1, "predicted": 1, "wrong": 1, "too long": 1, "leaves": 3},
+}
+"""Kind of request -> how often."""
+
+
+def request(kind: str, drawn: random.Random) -> tuple[str, dict[str, Any]]:
+    """A path and a body."""
+    body: dict[str, Any] = {"max_tokens": drawn.choice((8, 24, 64)), **drawn.choice(SAMPLINGS)}
+    body["stream"] = drawn.random() < 0.5
+    if kind in ("text", "new", "salted", "too long"):
+        body["prompt"] = drawn.choice(QUESTIONS) * 3
+        if kind == "new":
+            body["prompt"] = " ".join(drawn.choices(WORDS, k=200))
+        if kind == "salted":
+            body["cache_salt"] = str(drawn.random())
+        if kind == "too long":
+            body["prompt"] = body["prompt"] * drawn.choice((2_000, 20_000))
+        return TEXT, body
+    system = {"role": "system", "content": SYSTEM}
+    body["messages"] = [system, {"role": "user", "content": drawn.choice(QUESTIONS)}]
+    if kind == "several":
+        body |= {"n": 3, "logprobs": True, "top_logprobs": 5}
+    if kind == "predicted":
+        body["prediction"] = {"type": "content", "content": "one, two, three, four, five, six"}
+    if kind == "wrong":
+        body["temperature"] = -1
+    if kind in ("form", "new form"):
+        name = "answer" if kind == "form" else f"answer_{drawn.randrange(10**9)}"
+        schema = {
+            "type": "object",
+            "properties": {name: {"type": "string", "maxLength": 20}},
+            "required": [name],
+            "additionalProperties": False,
+        }
+        wrapped = {"name": "x", "schema": schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": wrapped}
+    if kind == "tools":
+        parameters = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}}
+        function = {"name": "weather", "parameters": parameters}
+        body["tools"] = [{"type": "function", "function": function}]
+    return CHAT, body
+
+
+class Clients:
+    """Eight who ask until the time is over, and what they saw."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        """Ask the server at `url`."""
+        self.url = url
+        self.counts = Counter[str]()
+        self.faults: list[str] = []
+        self._drawn = random.Random(seed)
+        self._known: dict[str, Any] = {}
+
+    async def run(self, clients: int, until: float) -> None:
+        """Ask until the clock says `until`."""
+
+        async def one(http: httpx.AsyncClient) -> None:
+            while monotonic() < until:
+                (kind,) = self._drawn.choices(list(KINDS), list(KINDS.values()))
+                try:
+                    await self._ask(http, kind)
+                except (httpx.HTTPError, ValueError, LookupError) as error:
+                    self.faults.append(f"{kind}: {type(error).__name__}: {error}")
+                self.counts[kind] += 1
+
+        async with httpx.AsyncClient(timeout=120) as http:
+            await asyncio.gather(*(one(http) for _ in range(clients)))
+
+    async def _ask(self, http: httpx.AsyncClient, kind: str) -> None:
+        path, body = request(kind, self._drawn)
+        if kind == "leaves":
+            await self._leave(http, path, body)
+            return
+        response = await http.post(self.url + path, json=body)
+        wanted = 400 if kind in ("wrong", "too long") else 200
+        if response.status_code != wanted:
+            self.faults.append(f"{kind}: status {response.status_code}: {response.text[:200]}")
+        elif wanted == 200:
+            self._compare(kind, body, _texts(response, streamed=body["stream"]))
+
+    async def _leave(self, http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+        """Go away while it waits, reads, or writes."""
+        body["max_tokens"] = 400
+        try:
+            async with asyncio.timeout(self._drawn.choice((0.02, 0.3, 1.0))):
+                await http.post(self.url + path, json=body)
+        except TimeoutError:
+            pass
+
+    def _compare(self, kind: str, body: dict[str, Any], texts: Any) -> None:
+        if kind in ("new", "new form", "salted"):
+            return
+        key = json.dumps({**body, "stream": None}, sort_keys=True)
+        if self._known.setdefault(key, texts) != texts:
+            self.faults.append(f"{kind}: {self._known[key]!r} before, {texts!r} now")
+
+
+def _texts(response: httpx.Response, *, streamed: bool) -> Any:
+    """What each choice says; calls of functions without their ids."""
+    if streamed:
+        lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
+        parts = [json.loads(line.removeprefix("data: ")) for line in lines]
+    else:
+        parts = [response.json()]
+    found: dict[int, str] = {}
+    for choice in (choice for part in parts for choice in part["choices"]):
+        said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        calls = [json.dumps(call["function"]) for call in said.get("tool_calls") or ()]
+        text = (said.get("content") or "") + "".join(calls)
+        found[choice["index"]] = found.get(choice["index"], "") + text
+    return found
+
+
+@contextmanager
+def serving(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server, and its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "paceline", "serve", "--port", str(port), *arguments]
+    process = subprocess.Popen(command)
+    try:
+        while process.poll() is None:
+            with suppress(httpx.ConnectError):
+                httpx.get(url + "/health").raise_for_status()
+                yield process, url
+                return
+            sleep(0.1)
+        raise SystemExit("the server did not start")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def megabytes(process: int) -> float:
+    """Resident memory of a process."""
+    found = subprocess.run(
+        ["ps", "-o", "rss=", "-p", str(process)], capture_output=True, text=True, check=True
+    )
+    return int(found.stdout) / 1024
+
+
+async def soak(
+    process: int, clients: Clients, options: argparse.Namespace
+) -> list[tuple[float, float]]:
+    """(seconds, megabytes) once a second, behind the warm-up."""
+    began = monotonic()
+    end = began + options.warm_up + options.seconds
+    load = asyncio.ensure_future(clients.run(options.clients, end))
+    samples = []
+    while monotonic() < end:
+        await asyncio.sleep(1)
+        at, size = monotonic() - began - options.warm_up, megabytes(process)
+        if at >= 0:
+            samples.append((at, size))
+        print(f"{at:6.0f} s  {size:7.1f} MB  {sum(clients.counts.values()):6} requests", end="\r")
+    await load
+    print()
+    return samples
+
+
+def at_rest(url: str) -> bool:
+    """Whether nothing is asked of the server, and no request holds a slot."""
+    held = ("paceline_requests_running", "paceline_requests_waiting", "paceline_cache_usage")
+    for _ in range(300):
+        sleep(0.1)
+        lines = httpx.get(url + "/metrics").text.splitlines()
+        if [float(line.split()[-1]) for line in lines if line.startswith(held)] == [0, 0, 0]:
+            return True
+    return False
+
+
+def main() -> int:
+    """Run, print, and write the result where asked; 1 when something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument(
+        "--warm-up", type=float, default=60, help="seconds before the first quarter"
+    )
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--tolerance", type=float, default=0.03, help="of the first quarter")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("serve", nargs="*", help="arguments of paceline serve, behind --")
+    options = parser.parse_args()
+    with serving(options.serve) as (process, url):
+        clients = Clients(url, options.seed)
+        samples = asyncio.run(soak(process.pid, clients, options))
+        rests = at_rest(url)
+    quarter = len(samples) // 4
+    first = median(size for _, size in samples[:quarter])
+    last = median(size for _, size in samples[-quarter:])
+    growth = last / first - 1
+    found = {
+        "command": "python benchmarks/soak.py " + " ".join(sys.argv[1:]),
+        "at": int(time()),
+        "requests": dict(clients.counts),
+        "first_quarter_mb": first,
+        "last_quarter_mb": last,
+        "growth": growth,
+        "tolerance": options.tolerance,
+        "faults": clients.faults[:20],
+        "comes_to_rest": rests,
+        "exit_status": process.returncode,
+        "megabytes_by_second": [round(size, 1) for _, size in samples],
+    }
+    print(f"first quarter {first:.1f} MB, last {last:.1f} MB: {growth:+.2%}")
+    print(f"{sum(clients.counts.values())} requests, {len(clients.faults)} faults")
+    for fault in clients.faults[:20]:
+        print(f"  {fault}")
+    if options.output:
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
+    good = growth <= options.tolerance and not clients.faults and rests and not process.returncode
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

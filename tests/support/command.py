@@ -1,0 +1,84 @@
+"""`paceline serve` as a process of its own, as a user starts it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Command:
+    """A server in another process."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.said = ""
+        """What it wrote to standard error so far."""
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @property
+    def url(self) -> str:
+        """Where it listens, once it does."""
+        assert self._ready.wait(60)
+        assert " at http" in self.said, self.said
+        return self.said.split(" at ")[-1].split("/v1")[0]
+
+    def end(self, seconds: float) -> int:
+        """Wait for its end; its exit status."""
+        status = self.process.wait(seconds)
+        self._reader.join(5)
+        return status
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said += line
+            if line.startswith("serving "):
+                self._ready.set()
+        self._ready.set()
+
+
+@contextmanager
+def served(model: Path, cache: Path, *arguments: str) -> Iterator[Command]:
+    """`paceline serve --model MODEL ...`; a test that leaves processes behind fails."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "serve", "--model", str(model), *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PACELINE_CACHE": str(cache)},
+        start_new_session=True,
+    )
+    command = Command(process)
+    try:
+        yield command
+        process.send_signal(signal.SIGTERM)
+        command.end(10)
+        assert not _alive(process.pid)
+    finally:
+        if _alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def free_port() -> int:
+    """A port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    return port
+
+
+def _alive(group: int) -> bool:
+    """Whether any process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
