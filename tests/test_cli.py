@@ -248,7 +248,7 @@ def test_a_bench_run_prints_tables_or_json_and_writes_what_it_prints(
     found = run("bench", "run", *common, "--drafter", "suffix", "--json", "--output", out)
     assert found.returncode == 0, found.stderr
     value = json.loads(found.stdout)
-    assert value["same_tokens"]
+    assert value["summary"]["same_tokens"]
     assert json.loads(out.read_text()) == value
     assert {path.name for path in tmp_path.iterdir()} <= {"result.json", "suite.jsonl", "hub"}
     text = run("bench", "run", *common).stdout

@@ -39,10 +39,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON beside, then rename: what was there is never half overwritten. Raises OSError."""
+    """Write JSON as `write_bytes` does. Raises OSError."""
+    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write beside, then rename: what was there is never half overwritten. Raises OSError."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        beside.write_bytes(content)
         beside.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

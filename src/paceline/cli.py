@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import lab, workshops
 from paceline.arguments import SAMPLING, parser
 from paceline.console import (
+    check_writable,
     load_model,
     named,
     print_stats,
@@ -30,7 +31,13 @@ from paceline.console import (
 from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    from paceline.decoding.generation import Step
     from paceline.options import Options
+    from paceline.runtime import Model
+    from paceline.stream import Stream
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "chat": _chat,
         "serve": _serve,
         "bench run": lab.bench_run,
+        "bench sweep": lab.bench_sweep,
+        "bench compare": lab.bench_compare,
+        "bench report": lab.bench_report,
+        "bench simulate": lab.bench_simulate,
+        "bench trace": lab.bench_trace,
+        "bench peers": lab.bench_peers,
         "bench serve": lab.bench_serve,
         "coreml lint": workshops.coreml_lint,
         "coreml golden": workshops.coreml_golden,
@@ -131,16 +144,23 @@ def _generate(options: argparse.Namespace) -> int:
             {"role": "user", "content": prompt},
         ]
     expected = None if options.prediction is None else _text_of(options.prediction)
+    check_writable(options.trace)
     model = load_model(options)
     request = _request(options)
     if expected is not None:
         request["prediction"] = model.files.tokenizer().encode(expected)
-    with model.stream(prompt, **request) as stream:
-        for step in stream:
-            if not options.json:
-                print(step.text, end="", flush=True)
+    show = _shower(options, model)
+    with (
+        model.stream(prompt, **request) as stream,
+        _traced(options, model, stream, request) as steps,
+    ):
+        for step in steps:
+            show(step)
     if options.json:
-        print(json.dumps(stream.result.as_dict(), ensure_ascii=False))
+        # With its prompt an answer can be simulated.
+        prompt_token_ids = stream.tokens[: stream.result.prompt_tokens]
+        found = {**stream.result.as_dict(), "prompt_token_ids": prompt_token_ids}
+        print(json.dumps(found, ensure_ascii=False))
         return 0
     print()
     print_stats(stream.result.stats.line(), options)
@@ -163,10 +183,10 @@ def _chat(options: argparse.Namespace) -> int:
         if not said.strip():
             return 0
         stream = chat.say(said, **_request(options))
+        show = _shower(options, model)
         try:
             for step in stream:
-                if not options.json:
-                    print(step.text, end="", flush=True)
+                show(step)
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
@@ -223,6 +243,28 @@ def _prompt(options: argparse.Namespace) -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"standard input is not UTF-8 text: {error.reason}") from error
+
+
+def _shower(options: argparse.Namespace, model: "Model") -> "Callable[[Step], None]":
+    """What prints the steps of one answer."""
+    if options.json:
+        return lambda _: None
+    if options.tint:
+        from paceline.tint import tinted
+
+        return tinted(model.files.tokenizer().decode, options.stop or ())
+    return lambda step: print(step.text, end="", flush=True)
+
+
+def _traced(
+    options: argparse.Namespace, model: "Model", stream: "Stream", request: "Options"
+) -> "AbstractContextManager[Iterable[Step]]":
+    """The steps of an answer, written to --trace as they come."""
+    if options.trace is None:
+        return contextlib.nullcontext(stream)
+    from paceline.trace import Trace
+
+    return Trace(options.trace, model, stream, request)
 
 
 def _text_of(path: Path) -> str:

@@ -15,7 +15,7 @@ from paceline.artifacts import write_json, writing
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from paceline.bench.commands import Report
+    from paceline.bench.output import Report
     from paceline.models import Progress
     from paceline.runtime import Model
 
@@ -71,6 +71,8 @@ def print_report(report: "Report", options: argparse.Namespace) -> int:
     if getattr(options, "output", None) is not None:
         with writing(options.output):
             write_json(options.output, report.value)
+            if report.journal is not None:
+                report.journal.unlink(missing_ok=True)
     print_value(options, report.value, report.text)
     if not options.json:
         for title, head, rows in report.tables:

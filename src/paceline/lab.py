@@ -5,15 +5,23 @@ As in `cli.py`: each parses, calls, prints. What they call is imported when they
 
 import argparse
 
-from paceline.console import check_writable, load_model, named, print_report, progress_of
+from paceline.console import (
+    check_writable,
+    load_model,
+    named,
+    print_report,
+    print_value,
+    progress_of,
+)
+from paceline.errors import InvalidRequest
 
 
 def bench_run(options: argparse.Namespace) -> int:
     """`bench run`."""
-    from paceline.bench import commands
+    from paceline.bench.run import bench_run as run
 
     check_writable(options.output)
-    report = commands.bench_run(
+    report = run(
         lambda rows: load_model(options, rows=rows),
         suite=options.suite,
         kinds=options.kind or [],
@@ -22,6 +30,107 @@ def bench_run(options: argparse.Namespace) -> int:
         policy=options.policy,
         rounds=options.rounds,
         max_tokens=options.max_tokens,
+        output=options.output,
+        progress=progress_of(options),
+    )
+    return print_report(report, options)
+
+
+def bench_sweep(options: argparse.Namespace) -> int:
+    """`bench sweep`."""
+    from paceline.bench.sweep import bench_sweep as sweep
+
+    check_writable(options.output)
+    report = sweep(
+        lambda: load_model(options),
+        lengths=options.length or [],
+        depths=options.depth or [],
+        kinds=options.kind or [],
+        drafters=options.drafter or [],
+        policies=options.policy or [],
+        blocks=options.block or [],
+        temperatures=options.temperature or [],
+        **named(options, "text", "suite", "per_kind", "seed", "rounds", "max_tokens", "output"),
+        progress=progress_of(options),
+    )
+    return print_report(report, options)
+
+
+def bench_compare(options: argparse.Namespace) -> int:
+    """`bench compare`."""
+    from paceline.bench.compare import bench_compare as compare
+
+    report = compare(options.results, measure=options.measure, anyway=options.anyway)
+    return print_report(report, options)
+
+
+def bench_report(options: argparse.Namespace) -> int:
+    """`bench report`."""
+    from paceline.bench.report import bench_report as report
+
+    made = report(options.results, options.output)
+    print_value(options, {"written": [str(path) for path in made]}, "\n".join(map(str, made)))
+    return 0
+
+
+def bench_simulate(options: argparse.Namespace) -> int:
+    """`bench simulate`."""
+    from paceline.bench.simulate_check import bench_simulate_check as measure
+    from paceline.bench.simulate_command import bench_simulate as simulate
+    from paceline.models import resolve
+
+    if bool(options.texts) == options.measure:
+        raise InvalidRequest("bench simulate needs either --texts, or --measure")
+    check_writable(options.output)
+    settings = {
+        **named(options, "model"),
+        "drafters": options.drafter or [],
+        "policies": options.policy or [],
+        "blocks": options.block or [],
+        "progress": progress_of(options),
+    }
+    if options.measure:
+        asked = named(options, "suite", "per_kind", "rounds", "max_tokens", "output")
+        report = measure(lambda: load_model(options), kinds=options.kind or [], **asked, **settings)
+    else:
+        report = simulate(
+            lambda: load_model(options),
+            lambda: resolve(options.model, progress=progress_of(options)),
+            **named(options, "texts", "raw", "prompt_tokens", "cost", "carry"),
+            **settings,
+        )
+    return print_report(report, options)
+
+
+def bench_trace(options: argparse.Namespace) -> int:
+    """`bench trace`."""
+    from paceline.bench.trace import bench_trace as trace
+    from paceline.bench.trace import show
+
+    check_writable(options.output)
+    found, recorded = trace(options.trace, options.output)
+    if options.json:
+        print_value(options, found, "")
+    elif options.output is not None:
+        print_value(options, found, str(options.output))
+    else:
+        show(recorded)
+    return 0
+
+
+def bench_peers(options: argparse.Namespace) -> int:
+    """`bench peers`."""
+    from paceline.bench.peers.command import bench_peers as peers
+    from paceline.bench.peers.server import Access
+
+    check_writable(options.output)
+    report = peers(
+        lambda: load_model(options),
+        peers=options.peer or [],
+        access=Access(options.served_model, options.api_key, options.plain, options.speculation),
+        draft=options.draft_model,
+        kinds=options.kind or [],
+        **named(options, "threads", "suite", "per_kind", "rounds", "max_tokens", "output"),
         progress=progress_of(options),
     )
     return print_report(report, options)
@@ -29,10 +138,10 @@ def bench_run(options: argparse.Namespace) -> int:
 
 def bench_serve(options: argparse.Namespace) -> int:
     """`bench serve`."""
-    from paceline.bench import commands
+    from paceline.bench.serve import bench_serve as serve
 
     check_writable(options.output)
-    report = commands.bench_serve(
+    report = serve(
         **named(options, "url", "model", "requests", "suite", "max_tokens", "extra"),
         key=options.api_key,
         clients=options.clients or ([] if options.rate else [1, 8]),
@@ -63,4 +172,5 @@ def plan(options: argparse.Namespace) -> int:
     """`plan`."""
     from paceline.bench import commands
 
+    check_writable(options.output)
     return print_report(commands.plan(load_model(options), again=options.again), options)

@@ -25,6 +25,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import (
     CORE_ML_SUFFIX,
     DEFAULT_MODEL,
+    MLX_SUFFIX,
     QUIET,
     ModelFiles,
     Progress,
@@ -58,7 +59,7 @@ def load(
     Args:
         name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, or
             a hub name (owner/name).
-        engine: who computes: `openvino` or `coreml`; None: the one that the model is for.
+        engine: who computes: `openvino`, `coreml` or `mlx`; None: the one that the model is for.
         rows: rows a sequence gets in a call at least. 2 is exact; 1 is not (see the guide).
         cache_tokens: slots for keys and values of all sequences; None: one full context or 2 GiB.
         threads: CPU threads; None leaves it to the engine.
@@ -98,6 +99,11 @@ def _files_for(name: str, engine: str | None, progress: Progress) -> ModelFiles:
         raise InvalidRequest(f"no engine is called {engine!r}; expected {', '.join(ENGINES)}")
     if engine == "coreml" and not (Path(name) / MANIFEST).is_file():
         name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
+    if engine == "mlx":
+        from paceline.engines.mlx.model import require
+
+        require()
+        name = name.removesuffix(MLX_SUFFIX) + MLX_SUFFIX
     files = resolve(name, progress=progress)
     if engine not in (None, files.engine):
         raise InvalidRequest(

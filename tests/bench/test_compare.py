@@ -1,124 +1,142 @@
+"""Recorded results side by side."""
+
+import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paceline.bench.compare import PLAIN, SINGLE_ROW, Comparison, Contender, Row, compare
-from paceline.bench.suite import load_suite
-from paceline.runtime import Model
-from support.faulty import FaultyEngine, other_picks_when_drafting
+from paceline.bench.compare import bench_compare
+from paceline.bench.paired import PLAIN
+from paceline.bench.record import Record, Row, write_record
+from paceline.cli import main
+from paceline.errors import InvalidRequest
+
+Write = Callable[..., Path]
 
 
-def row(prompt: str, kind: str, contender: str, ratio: float, single: float | None = None) -> Row:
-    return Row(prompt, kind, contender, 9, 50.0, 2.0, 0.5, 0.1, 0.2, ratio, single, True)
+def row(case: str, kind: str, contender: str, *ratio: float) -> Row:
+    measures = {"ratio": [*ratio], "acceptance_rate": [0.0 if contender == PLAIN else 0.5]}
+    return Row(case, kind, contender, measures)
 
 
-FOUND = Comparison(
-    [
-        *(row("a", "chat", name, ratio, 2 * ratio) for name, ratio in ((PLAIN, 1), ("x", 4))),
-        *(row("b", "code", name, ratio, 2 * ratio) for name, ratio in ((PLAIN, 1), ("x", 0.5))),
-        *(row("c", "code", name, ratio) for name, ratio in ((PLAIN, 1), ("x", 0.5))),
-    ]
+ROWS = [
+    *(row("a", "chat", name, *found) for name, found in ((PLAIN, (1, 1)), ("x", (2, 1, 3)))),
+    *(row("b", "code", name, *found) for name, found in ((PLAIN, (1, 1)), ("x", (4, 4, 4)))),
+]
+RECORD = Record(
+    "run",
+    ROWS,
+    {"max_tokens": 128},
+    {"name": "m", "fingerprint": "f" * 64},
+    suite_sha256="a" * 64,
+    made="2026-01-01T00:00:00+00:00",
+    command="paceline bench run",
+    paceline="0",
 )
+FASTER = [
+    row("b", "code", "x", 8.0),
+    row("a", "chat", "x", 1.0, 2.0, 1.5),
+    row("c", "code", "x", 9.0),
+    row("a", "chat", "y", 9.0),
+]
 
 
-def test_means_are_geometric_over_all_or_over_a_kind():
-    assert FOUND.means() == {PLAIN: 1, "x": pytest.approx(1)}
-    assert FOUND.means("chat")["x"] == pytest.approx(4)
-    assert FOUND.means("code")["x"] == pytest.approx(0.5)
-    # Two of the three ran against one row: 8 and 1.
-    assert FOUND.means_single_row()["x"] == pytest.approx(math.sqrt(8))
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(name: str, record: Record) -> Path:
+        path = tmp_path / f"{name}.json"
+        write_record(path, record)
+        return path
+
+    return write
 
 
-def test_the_worst_prompt_is_that_of_the_least_ratio():
-    assert FOUND.worst("x").prompt == "b"
-    assert FOUND.kinds == ["chat", "code"]
-    assert FOUND.contenders == [PLAIN, "x"]
+def compare(*paths: Path, **options: Any) -> dict[str, Any]:
+    report = bench_compare(paths, **{"measure": "ratio", "anyway": False, **options})
+    assert report.passed
+    for _, head, rows in report.tables:
+        assert all(len(row) == len(head) for row in rows)
+    value: dict[str, Any] = json.loads(json.dumps(report.value))
+    return value
 
 
-def test_as_json_there_is_everything():
-    value = FOUND.as_dict()
-    assert value["worst"] == {PLAIN: 1, "x": 0.5}
-    assert value["by_kind"]["code"]["x"] == pytest.approx(0.5)
-    assert len(value["rows"]) == 6
-    assert value["rows"][1]["contender"] == "x"
-
-
-def test_every_contender_answers_every_prompt_with_plain_decodings_tokens(
-    model: Model, suite_file: Path
-):
-    told: list[str] = []
-    found = compare(
-        load_suite(suite_file),
-        [
-            Contender(PLAIN, model, {"drafter": "none"}),
-            Contender(SINGLE_ROW, model, {"drafter": "none"}),
-            Contender("suffix", model, {"drafter": "suffix", "policy": "fixed"}),
-        ],
-        rounds=2,
-        max_tokens=30,
-        watch=told.append,
-    )
-    assert [(row.prompt, row.contender) for row in found.rows] == [
-        (prompt, name)
-        for prompt in ("one", "two", "three")
-        for name in (PLAIN, SINGLE_ROW, "suffix")
+def test_what_all_have_is_laid_side_by_side(write: Write):
+    found = compare(write("old", RECORD), write("new", replace(RECORD, rows=FASTER)))
+    # Plain is what ratios are taken to; the cases are the first one's.
+    assert [(row["case"], row["contender"]) for row in found["rows"]] == [("a", "x"), ("b", "x")]
+    a, b = found["rows"]
+    assert a["found"] == [
+        {"median": 2, "least": 1, "most": 3},
+        {"median": 1.5, "least": 1.0, "most": 2.0},
     ]
-    assert len(told) == 3
-    for each in found.rows:
-        assert each.same_tokens
-        assert each.tokens == 30
-        assert each.tokens_per_second > 0
-        assert each.ratio_single_row is not None
-        if each.contender == PLAIN:
-            assert each.ratio == 1
-            assert each.tokens_per_step == 1
-        if each.contender == "suffix":
-            assert each.acceptance_rate > 0
+    # As wide as it can be: the rounds of two runs do not belong together.
+    assert a["over_first"] == [{"median": 0.75, "least": 1 / 3, "most": 2.0}]
+    assert b["over_first"] == [{"median": 2.0, "least": 2.0, "most": 2.0}]
+    means = {each["kind"]: each["over_first"][0] for each in found["means"]}
+    assert means["all"] == {"median": pytest.approx(math.sqrt(1.5)), "least": 0.75, "most": 2.0}
+    assert means["chat"]["median"] == pytest.approx(0.75)
+    assert [Path(each["file"]).name for each in found["results"]] == ["old.json", "new.json"]
 
 
-def test_without_a_single_row_contender_there_is_no_second_ratio(model: Model, suite_file: Path):
-    contenders = [Contender(PLAIN, model, {"drafter": "none"})]
-    found = compare(load_suite(suite_file).only([], 1), contenders, rounds=1, max_tokens=2)
-    assert all(row.ratio_single_row is None for row in found.rows)
-    assert found.means_single_row() == {}
+def test_three_results_are_each_laid_beside_the_first(write: Write):
+    paths = [write(name, replace(RECORD, rows=rows)) for name, rows in (("1", ROWS), ("2", FASTER))]
+    found = compare(*paths, write("3", RECORD))
+    assert [each["median"] for each in found["rows"][0]["over_first"]] == [0.75, 1.0]
 
 
-def test_answers_of_one_token_have_no_speed_and_are_no_obstacle(model: Model, suite_file: Path):
-    contenders = [Contender(PLAIN, model, {}), Contender("ngram", model, {"drafter": "ngram"})]
-    found = compare(load_suite(suite_file), contenders, rounds=1, max_tokens=1)
-    assert {row.ratio for row in found.rows} == {1.0}
-    assert {row.tokens for row in found.rows} == {1}
+def test_another_measure_is_compared_where_there_is_something_of_it(write: Write):
+    paths = [write("1", RECORD), write("2", RECORD)]
+    found = compare(*paths, measure="acceptance_rate")
+    # Nothing over nothing is no number.
+    assert {row["contender"] for row in found["rows"]} == {"x"}
 
 
-def test_a_contender_with_other_tokens_is_found_out(model: Model, suite_file: Path):
-    liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
-    found = compare(
-        load_suite(suite_file),
-        [
-            Contender(PLAIN, model, {"drafter": "none"}),
-            Contender("liar", liar, {"drafter": "suffix", "policy": "fixed"}),
-        ],
-        rounds=1,
-        max_tokens=60,
-    )
-    same = {
-        name: [r.same_tokens for r in found.rows if r.contender == name] for name in (PLAIN, "liar")
-    }
-    assert same[PLAIN] == [True] * 3
-    assert False in same["liar"]
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"model": {"name": "m", "fingerprint": "0" * 64}}, "another model"),
+        ({"model": None}, "another model"),
+        ({"suite_sha256": "b" * 64}, "other prompts"),
+        ({"settings": {"max_tokens": 64}}, "answers of another length"),
+    ],
+)
+def test_what_is_not_alike_is_refused_unless_told(other: dict[str, Any], reason: str, write: Write):
+    paths = write("old", RECORD), write("new", replace(RECORD, **other))
+    with pytest.raises(InvalidRequest, match=f"was measured with {reason}") as caught:
+        compare(*paths)
+    assert "--anyway" in str(caught.value)
+    assert compare(*paths, anyway=True)["rows"]
 
 
-def test_an_answer_knows_nothing_of_those_before_it(model: Model, suite_file: Path):
-    # With its answers remembered, the second round would need far fewer steps.
-    contenders = [
-        Contender(PLAIN, model, {"drafter": "none"}),
-        Contender("earlier", model, {"drafter": "suffix:earlier", "policy": "fixed"}),
-        Contender("not", model, {"drafter": "suffix", "policy": "fixed"}),
-    ]
-    found = compare(load_suite(suite_file), contenders, rounds=2, max_tokens=40)
-    steps = {
-        name: [r.tokens_per_step for r in found.rows if r.contender == name]
-        for name in ("earlier", "not")
-    }
-    assert steps["earlier"] == steps["not"]
+@pytest.mark.parametrize("anyway", [False, True])
+def test_where_nothing_is_in_common_there_is_nothing_to_compare(anyway: bool, write: Write):
+    paths = write("old", RECORD), write("new", replace(RECORD, rows=FASTER[2:]))
+    with pytest.raises(InvalidRequest, match="no case has ratio by the same contender"):
+        compare(*paths, anyway=anyway)
+    with pytest.raises(InvalidRequest, match="no case has beauty"):
+        compare(paths[0], paths[0], measure="beauty", anyway=anyway)
+
+
+def test_one_result_is_not_enough(write: Write):
+    with pytest.raises(InvalidRequest, match="two results or more"):
+        compare(write("old", RECORD))
+
+
+def test_from_the_command_line(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    paths = [str(write("old", RECORD)), str(write("new", replace(RECORD, rows=FASTER)))]
+    assert main(["bench", "compare", *paths]) == 0
+    said = capsys.readouterr().out
+    assert f"A: {paths[0]}\nB: {paths[1]}\n" in said
+    assert "0.75 (0.33 to 2.00)" in said
+    assert main(["bench", "compare", *paths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measure"] == "ratio"
+    broken = tmp_path / "broken.json"
+    broken.write_bytes(Path(paths[0]).read_bytes()[:200])
+    assert main(["bench", "compare", paths[0], str(broken)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"paceline: {broken} is no result")
+    assert error.count("\n") == 1

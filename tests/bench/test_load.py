@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.commands import bench_serve
 from paceline.bench.load import Sample, Target, closed_loop, model_of, open_loop, percentiles
+from paceline.bench.record import parse_record
+from paceline.bench.serve import bench_serve
 from paceline.bench.suite import SuitePrompt
 from paceline.cli import main
 from paceline.errors import InvalidRequest
@@ -106,8 +107,13 @@ def test_from_the_command_line(server: Running, capsys: pytest.CaptureFixture[st
     common += ["--requests", "3", "--max-tokens", "4", "--quiet"]
     assert main([*common, "--clients", "1", "--clients", "2", "--rate", "50", "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
-    assert [run["load"] for run in value["runs"]] == ["1 client", "2 clients", "50 requests/s"]
-    assert value["suite_sha256"]
+    record = parse_record(value, "it")
+    assert record.kind == "serve"
+    assert record.cases == ["1 client", "2 clients", "50 requests/s"]
+    assert record.suite_sha256
+    for row in record.rows:
+        assert len(row.measures["first_token_seconds"]) == row.facts["requests"] == 3
+        assert row.measures["tokens_per_second"][0] > 0
     assert main([*common, "--clients", "1"]) == 0
     assert "tokens/s" in capsys.readouterr().out
     assert main([*common, "--model", "nobody"]) == 1

@@ -17,7 +17,7 @@ ct = pytest.importorskip("coremltools")
 torch.set_num_threads(1)
 
 from paceline.artifacts import EMBEDDINGS, MANIFEST, sha256_of, write_json  # noqa: E402
-from paceline.bench.commands import Report  # noqa: E402
+from paceline.bench.output import Report  # noqa: E402
 from paceline.coreml import golden, layers  # noqa: E402
 from paceline.coreml.checkpoint import read_checkpoint  # noqa: E402
 from paceline.coreml.compress import compress  # noqa: E402

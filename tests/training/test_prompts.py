@@ -83,7 +83,7 @@ def test_what_is_made_can_be_answered(brief: Brief, out: Path):
 
 @pytest.mark.parametrize("letter", ["\u2028", "\u2029", "\x85"])
 def test_a_prompt_with_an_unusual_line_end_can_be_answered(letter: str, out: Path):
-    from paceline.training.journal import appending
+    from paceline.journal import appending
 
     with appending(out) as append:
         append({"prompt": f"one{letter}two", "seed": 0})

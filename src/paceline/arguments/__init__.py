@@ -58,9 +58,13 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
     generate.add_argument(
         "--prediction", type=Path, metavar="FILE", help="text that the answer has much of"
     )
+    generate.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a line for each step, for bench trace"
+    )
     chat = add("chat", "Talk; earlier turns are not computed again.")
     for made in (generate, chat):
         made.add_argument("--system", help="a system message")
+        made.add_argument("--tint", action="store_true", help="mark what was guessed and stood")
         add_model(made)
         _add_answer(made)
 
@@ -70,6 +74,7 @@ def parser(commands: Mapping[str, Command]) -> ArgumentParser:
 
     plan = add("plan", "What a call costs here by rows, and what drafting must bring.")
     plan.add_argument("--again", action="store_true", help="measure anew")
+    plan.add_argument("--output", type=Path, help="write the result as JSON, too")
     add_model(plan)
     return top
 

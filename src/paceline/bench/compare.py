@@ -1,168 +1,166 @@
-"""Contenders against plain decoding on a suite: the same prompts, in turns, as ratios.
+"""`bench compare`: recorded results side by side, the first as the measure of the others.
 
-The machine is shared with whatever else it does, so a contender is never compared with a number
-from another minute: in every round each prompt is answered by all, in rotating order, and a ratio
-is taken within the round. Every answer is also compared with plain decoding's, token for token.
+What is compared is mostly a ratio to plain decoding, so that two machines, or one on two days, can
+be laid side by side. Rounds of two runs do not belong together, so the range of a quotient is as
+wide as it can be: the least of one over the most of the other. The rule: what was not the same
+question to the same model is refused, unless the caller knows better.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from statistics import geometric_mean, median
-from typing import Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any, NamedTuple
 
-from paceline.bench.suite import Suite, SuitePrompt
-from paceline.options import Options
-from paceline.results import Result
-from paceline.runtime import Model
-
-PLAIN = "plain"
-SINGLE_ROW = "plain, 1 row"
+from paceline.bench.output import Report, Table
+from paceline.bench.paired import PLAIN
+from paceline.bench.record import Record, Row, Spread, read_record
+from paceline.errors import InvalidRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A way to decode: a model (its engine's settings count too) and options."""
+class Line(NamedTuple):
+    """A case by a contender in every result."""
 
-    name: str
-    model: Model
-    options: Options
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One prompt with one contender: medians over the rounds."""
-
-    prompt: str
+    case: str
     kind: str
     contender: str
-    tokens: int
-    tokens_per_second: float
-    tokens_per_step: float
-    acceptance_rate: float
-    host_share: float
-    """Of decode time, outside the engine's calls."""
-    first_token_seconds: float
-    ratio: float
-    """Speed over plain's, the median of the rounds' ratios."""
-    ratio_single_row: float | None
-    """Speed over single-row plain decoding's, where that ran."""
-    same_tokens: bool
-    """Whether every round's tokens equal plain's."""
+    found: Sequence[Spread]
+    """One for each result."""
+
+    def over_first(self, place: int) -> Spread:
+        """One result's value over the first's."""
+        base, other = self.found[0], self.found[place]
+        return Spread(other.median / base.median, other.least / base.most, other.most / base.least)
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What came out."""
-
-    rows: Sequence[Row]
-
-    def means(self, kind: str | None = None) -> Mapping[str, float]:
-        """Contender -> geometric mean of its ratios, over all prompts or those of a kind."""
-        return self._means(lambda row: row.ratio, kind)
-
-    def means_single_row(self, kind: str | None = None) -> Mapping[str, float]:
-        """The same against single-row plain decoding; empty when that did not run."""
-        return self._means(lambda row: row.ratio_single_row, kind)
-
-    def worst(self, contender: str) -> Row:
-        """The prompt on which a contender did worst."""
-        return min((r for r in self.rows if r.contender == contender), key=lambda r: r.ratio)
-
-    @property
-    def kinds(self) -> list[str]:
-        """Kinds, in the suite's order."""
-        return list(dict.fromkeys(row.kind for row in self.rows))
-
-    @property
-    def contenders(self) -> list[str]:
-        """Contenders, in the order given."""
-        return list(dict.fromkeys(row.contender for row in self.rows))
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "geometric_means": dict(self.means()),
-            "geometric_means_single_row": dict(self.means_single_row()),
-            "by_kind": {kind: dict(self.means(kind)) for kind in self.kinds},
-            "worst": {name: self.worst(name).ratio for name in self.contenders},
-            "rows": [asdict(row) for row in self.rows],
-        }
-
-    def _means(self, ratio: Callable[[Row], float | None], kind: str | None) -> Mapping[str, float]:
-        found: dict[str, list[float]] = {}
-        for row in self.rows:
-            value = ratio(row)
-            if value is not None and kind in (None, row.kind):
-                found.setdefault(row.contender, []).append(value)
-        return {name: geometric_mean(values) for name, values in found.items()}
-
-
-def compare(
-    suite: Suite,
-    contenders: Sequence[Contender],
-    *,
-    rounds: int,
-    max_tokens: int,
-    watch: Callable[[str], None] = lambda _: None,
-) -> Comparison:
-    """Run the suite.
+def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Report:
+    """Lay results side by side, case by case.
 
     Args:
-        suite: the prompts.
-        contenders: the first one is plain decoding, what the others are compared with. One called
-            `SINGLE_ROW` is what the second ratio is taken against.
-        rounds: how often each answers each prompt.
-        max_tokens: of each answer, which may end sooner.
-        watch: called with a line after each prompt.
+        paths: two files or more.
+        measure: what is compared, as the rows call it.
+        anyway: also what was measured with another model, other prompts or longer answers.
 
+    Raises:
+        InvalidRequest: a file cannot be used, or they cannot be compared.
     """
-    rows: list[Row] = []
-    for number, prompt in enumerate(suite.prompts, start=1):
-        answers: dict[str, list[Result]] = {each.name: [] for each in contenders}
-        for turn in range(rounds):
-            shift = (turn + number) % len(contenders)
-            for each in [*contenders[shift:], *contenders[:shift]]:
-                answers[each.name].append(_answer(each, prompt, max_tokens))
-        fresh = [_row(prompt, name, answers, contenders[0].name) for name in answers]
-        rows += fresh
-        ratios = ", ".join(f"{row.contender} {row.ratio:.2f}" for row in fresh[1:])
-        watch(f"{number}/{len(suite.prompts)} {prompt.id}: {ratios}")
-    return Comparison(rows)
+    if len(paths) < 2:
+        raise InvalidRequest("bench compare needs two results or more")
+    records = [read_record(path) for path in paths]
+    if not anyway:
+        for path, record in zip(paths[1:], records[1:], strict=True):
+            _check_alike(paths[0], records[0], path, record)
+    lines = list(_lines(records, measure))
+    if not lines:
+        raise InvalidRequest(
+            f"no case has {measure} by the same contender in all of "
+            f"{', '.join(map(str, paths))}; {measure} is in "
+            f"{sum(measure in row.measures for record in records for row in record.rows)} rows"
+        )
+    names = [f"{chr(ord('A') + place)}: {path}" for place, path in enumerate(paths)]
+    value = {
+        "measure": measure,
+        "results": [_about(path, record) for path, record in zip(paths, records, strict=True)],
+        "means": [_mean(*each) for each in _means(lines, len(paths))],
+        "rows": [_row(line) for line in lines],
+    }
+    tables = [_mean_table(lines, names, measure), _case_table(lines, names, measure)]
+    return Report(value, text="\n".join(names), tables=tables)
 
 
-def _answer(contender: Contender, prompt: SuitePrompt, max_tokens: int) -> Result:
-    options: Options = {**contender.options, "max_tokens": max_tokens}
-    # As a first request has it.
-    return contender.model.fresh().generate(prompt.messages, **options)
+def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
+    fingerprints = [(record.model or {}).get("fingerprint") for record in (base, other)]
+    answers = [record.settings.get("max_tokens") for record in (base, other)]
+    for what, (one, two) in (
+        ("another model", fingerprints),
+        ("other prompts", (base.suite_sha256, other.suite_sha256)),
+        ("answers of another length", answers),
+    ):
+        if one != two:
+            raise InvalidRequest(
+                f"{path} was measured with {what} than {first} ({_short(two)}, not {_short(one)}); "
+                "--anyway compares them nevertheless"
+            )
 
 
-def _row(
-    prompt: SuitePrompt, name: str, answers: Mapping[str, Sequence[Result]], plain: str
-) -> Row:
-    results = answers[name]
-
-    def ratio(base: str) -> float:
-        pairs = zip(results, answers[base], strict=True)
-        return median(_rate(mine) / _rate(theirs) for mine, theirs in pairs)
-
-    return Row(
-        prompt=prompt.id,
-        kind=prompt.kind,
-        contender=name,
-        tokens=results[0].completion_tokens,
-        tokens_per_second=median(map(_rate, results)),
-        tokens_per_step=median(r.stats.tokens_per_step for r in results),
-        acceptance_rate=median(r.stats.acceptance_rate for r in results),
-        host_share=median(
-            r.stats.host_seconds * _rate(r) / max(r.stats.decoded, 1) for r in results
-        ),
-        first_token_seconds=median(r.stats.first_token_seconds for r in results),
-        ratio=ratio(plain),
-        ratio_single_row=ratio(SINGLE_ROW) if SINGLE_ROW in answers else None,
-        same_tokens=all(r.token_ids == answers[plain][0].token_ids for r in results),
-    )
+def _lines(records: Sequence[Record], measure: str) -> Iterator[Line]:
+    """What all results have in common, in the first one's order."""
+    by_key: list[dict[tuple[str, str], Row]] = [
+        {row.key: row for row in record.rows} for record in records
+    ]
+    for key, row in by_key[0].items():
+        if measure == "ratio" and row.contender == PLAIN:
+            continue  # what it is measured by: 1
+        rows = [each.get(key) for each in by_key]
+        found = [each.spread(measure) for each in rows if each is not None]
+        spreads = [each for each in found if each is not None and each.least > 0]
+        if len(spreads) == len(records):
+            yield Line(row.case, row.kind, row.contender, spreads)
 
 
-def _rate(result: Result) -> float:
-    """Tokens per second of decoding; 1.0 for an answer of one token, which has no decoding."""
-    return result.stats.decode_tokens_per_second or 1.0
+def _means(lines: Sequence[Line], results: int) -> Iterator[tuple[str, str, list[Spread]]]:
+    """Contender, kind (or `all`), and for each result behind the first its cases' quotients.
+
+    Of those the geometric mean, the least and the most.
+    """
+    for contender in dict.fromkeys(line.contender for line in lines):
+        mine = [line for line in lines if line.contender == contender]
+        kinds = dict.fromkeys(line.kind for line in mine)
+        for kind in [*(kinds if len(kinds) > 1 else ()), "all"]:
+            chosen = [line for line in mine if kind in (line.kind, "all")]
+            quotients = [
+                [line.over_first(place).median for line in chosen] for place in range(1, results)
+            ]
+            yield (
+                contender,
+                kind,
+                [Spread(geometric_mean(each), min(each), max(each)) for each in quotients],
+            )
+
+
+def _about(path: Path, record: Record) -> dict[str, Any]:
+    head = record.as_dict()
+    names = ("kind", "made", "command", "paceline", "machine", "model", "suite_sha256")
+    return {"file": str(path), **{name: head[name] for name in names}}
+
+
+def _mean(contender: str, kind: str, over: Sequence[Spread]) -> dict[str, Any]:
+    found = [each._asdict() for each in over]
+    return {"contender": contender, "kind": kind, "over_first": found}
+
+
+def _row(line: Line) -> dict[str, Any]:
+    return {
+        "case": line.case,
+        "kind": line.kind,
+        "contender": line.contender,
+        "found": [each._asdict() for each in line.found],
+        "over_first": [line.over_first(n)._asdict() for n in range(1, len(line.found))],
+    }
+
+
+def _mean_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
+    letters = [name[0] for name in names]
+    head = ["contender", "kind", *(f"{letter} / A, of cases" for letter in letters[1:])]
+    rows = [
+        [contender, kind, *map(str, over)] for contender, kind, over in _means(lines, len(names))
+    ]
+    return f"{measure}: geometric mean of the cases (least to most of a case)", head, rows
+
+
+def _case_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
+    letters = [name[0] for name in names]
+    head = ["case", "contender", *letters, *(f"{letter} / A" for letter in letters[1:])]
+    rows = [
+        [
+            line.case,
+            line.contender,
+            *map(str, line.found),
+            *(str(line.over_first(place)) for place in range(1, len(names))),
+        ]
+        for line in lines
+    ]
+    return f"{measure}: median (least to most)", head, rows
+
+
+def _short(value: object) -> str:
+    return str(value)[:12]

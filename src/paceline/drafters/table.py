@@ -78,14 +78,11 @@ class Table:
 
     def after(self, context: Sequence[int]) -> Successor | None:
         """What follows the longest ending of `context` that is in the table."""
-        found = None
-        for key in keys_of(context):
+        for key in reversed(keys_of(context)):
             at = bisect_left(self._keys, key)
             if at < len(self._keys) and self._keys[at] == key:
-                found = at
-        if found is None:
-            return None
-        return Successor(self._tokens[found], self._chances[found] / CHANCE_UNITS)
+                return Successor(self._tokens[at], self._chances[at] / CHANCE_UNITS)
+        return None
 
 
 class TableDrafter(Drafter):

@@ -16,11 +16,11 @@ from paceline.artifacts import MANIFEST, begin, read_json, sha256_of, write_json
 from paceline.bench.suite import Suite, load_suite
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
+from paceline.journal import appending, read_journal
 from paceline.models import Progress
 from paceline.options import check
 from paceline.runtime import Model
 from paceline.stream import Stream, as_they_end
-from paceline.training.journal import appending, read_journal
 
 ANSWERS = "answers.jsonl"
 KIND = "paceline answers"

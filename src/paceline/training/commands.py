@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.commands import Report
+from paceline.bench.output import Report
 from paceline.drafters.dflash.target import matrix, read_target
 from paceline.drafters.table import entry_bytes
 from paceline.engines import EngineSettings, open_engine

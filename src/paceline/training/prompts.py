@@ -12,11 +12,11 @@ from pathlib import Path
 
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest, ModelError
+from paceline.journal import appending, read_journal
 from paceline.models import Progress
 from paceline.models.files import ModelFiles
 from paceline.runtime import Model
 from paceline.stream import Stream, as_they_end
-from paceline.training.journal import appending, read_journal
 
 LONGEST_PROMPT = 256
 """Tokens a made-up prompt may have; longer ones have usually lost their way."""

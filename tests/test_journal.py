@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequest
-from paceline.training.journal import appending, read_journal
+from paceline.journal import appending, read_journal
 
 ENTRIES: list[dict[str, Any]] = [
     {"number": 1, "text": "naïve 漢字 😀"},
