@@ -12,13 +12,18 @@ from numbers import Real
 from typing import Any, TypedDict
 
 from paceline import drafters
+from paceline.decoding.auto import Acceptance, Auto
+from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Stopping
+from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.types import Constraint
+from paceline.decoding.types import Constraint, Policy
 from paceline.engines.measure import MAX_ROWS
 from paceline.errors import InvalidRequest
 
-POLICIES = ("auto", "fixed", "adaptive", "kelly")
+_RULES: Mapping[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
+
+POLICIES = ("auto", *_RULES)
 
 MOST_LOGPROBS = 20
 """The most tokens a position for which `logprobs` can be had."""
@@ -95,6 +100,22 @@ class Request:
         """When to end, for a model with these end-of-sequence tokens."""
         ends = frozenset() if self.ignore_eos else frozenset(stop_token_ids)
         return Stopping(self.max_tokens, ends, self.stop, self.min_tokens)
+
+    def policy_for(
+        self, cost: Callable[[], CostTable], acceptance: Acceptance, context: int
+    ) -> Policy:
+        """Who says how much is drafted for it.
+
+        Args:
+            cost: seconds of a call by rows; asked for only where they are weighed.
+            acceptance: how guesses have done; it learns as the request runs.
+            context: tokens of its prompt.
+        """
+        if self.drafter == "none":
+            return Fixed(2)  # nobody proposes, but probes are asked
+        if self.policy == "auto":
+            return Auto(self.max_block, cost(), acceptance, context)
+        return _RULES[self.policy](self.max_block)
 
 
 _SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")

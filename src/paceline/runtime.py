@@ -12,10 +12,8 @@ from typing import Any, Unpack, cast
 
 from paceline import drafters as drafting
 from paceline.artifacts import MANIFEST
-from paceline.decoding.auto import Acceptance, Auto
+from paceline.decoding.auto import Acceptance
 from paceline.decoding.generation import Generation
-from paceline.decoding.policy import Adaptive, Fixed, Kelly
-from paceline.decoding.types import Policy
 from paceline.drafters import Corpus, Memory, Own, Probe, Shared, Small
 from paceline.engines import ENGINES, EngineSettings, open_engine
 from paceline.engines.base import Engine
@@ -308,9 +306,7 @@ class Model:
             ModelError: a drafter cannot be read or does not fit the model.
         """
         acceptance = self._acceptance.carried()
-        spec = drafting.resolved(request.drafter, self._shared)
-        if request.prediction and spec != "none" and "prediction" not in spec.split("+"):
-            spec = f"prediction+{spec}"
+        spec = drafting.resolved(request.drafter, self._shared, expected=bool(request.prediction))
         own = Own({} if memory is None else memory, request.prediction, len(tokens))
         chosen = drafting.create(spec, self._shared, own)
         watched = drafting.create(request.probe, self._shared) if request.probe else []
@@ -323,7 +319,7 @@ class Model:
                 sampling=request.sampling,
                 stopping=request.stopping(self.files.stop_token_ids),
                 drafters=[*probes, *chosen],  # probes propose nothing, so that the next is asked
-                policy=self._policy(request, acceptance, len(tokens)),
+                policy=request.policy_for(lambda: self.measurement.cost, acceptance, len(tokens)),
                 decode=self.files.tokenizer().decode,
                 cached=slots.length,
                 constraint=request.constraint,
@@ -358,14 +354,6 @@ class Model:
             probes=probes,
             end=learn,
         )
-
-    def _policy(self, request: Request, acceptance: Acceptance, context: int) -> Policy:
-        if request.drafter == "none":
-            return Fixed(2)  # nobody proposes, but probes are asked
-        if request.policy == "auto":
-            return Auto(request.max_block, self.measurement.cost, acceptance, context)
-        rules: dict[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
-        return rules[request.policy](request.max_block)
 
 
 class Conversation:

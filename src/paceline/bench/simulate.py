@@ -15,10 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline import drafters as drafting
-from paceline.decoding.auto import Acceptance, Auto
+from paceline.decoding.auto import Acceptance
 from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Counters, Generation, Step, Stopping
-from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Best, Drafter, Policy, Proposal
 from paceline.drafters import Corpus, Own, Shared
@@ -177,12 +176,11 @@ def simulate(
     prices = _Prices(cost)
     done = 0
     for recording in recordings:
-        spec = drafting.resolved(request.drafter, shared)
-        if recording.prediction and spec != "none" and "prediction" not in spec.split("+"):
-            spec = f"prediction+{spec}"  # as a real request has it
+        expected = bool(recording.prediction)
+        spec = drafting.resolved(request.drafter, shared, expected=expected)
         own = Own(prediction=recording.prediction, prompt_length=len(recording.prompt))
         acceptance = acceptance.carried() if carry else Acceptance()
-        policy = _policy(request, cost, acceptance, len(recording.prompt))
+        policy = request.policy_for(lambda: cost, acceptance, len(recording.prompt))
         yield _one(recording, drafting.create(spec, shared, own), policy, prices)
         if carry and drafting.remembers(spec):
             shared.corpus.add(recording.answer)
@@ -284,12 +282,3 @@ def _steps(
         if not prefilling:
             yield took, Simulated(rows, context, step)
     generation.close()
-
-
-def _policy(request: Request, cost: CostTable, acceptance: Acceptance, context: int) -> Policy:
-    if request.drafter == "none":
-        return Fixed(2)
-    if request.policy == "auto":
-        return Auto(request.max_block, cost, acceptance, context)
-    rules: dict[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
-    return rules[request.policy](request.max_block)

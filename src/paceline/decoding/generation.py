@@ -120,14 +120,14 @@ class Counters:
         """Count one decode step."""
         self.steps += 1
         self.forced += step.forced
-        if step.drafted:
-            _count_places(self.drafted_at, step.drafted)
-            _count_places(self.accepted_at, step.accepted)
-            self.drafted += step.drafted
-            self.accepted += step.accepted
-            source = step.source
-            self.drafted_by[source] = self.drafted_by.get(source, 0) + step.drafted
-            self.accepted_by[source] = self.accepted_by.get(source, 0) + step.accepted
+        if drafted := step.drafted:
+            accepted, source = step.accepted, step.source
+            _count_places(self.drafted_at, drafted)
+            _count_places(self.accepted_at, accepted)
+            self.drafted += drafted
+            self.accepted += accepted
+            self.drafted_by[source] = self.drafted_by.get(source, 0) + drafted
+            self.accepted_by[source] = self.accepted_by.get(source, 0) + accepted
 
 
 def _count_places(counts: list[int], length: int) -> None:

@@ -46,6 +46,8 @@ class Shared:
 
 def shipped(model: str) -> dict[str, Path]:
     """Kind of drafter -> its folder, of the drafters that paceline brings for `model`."""
+    if Path(model).name != model:  # a path, which is nobody's name
+        return {}
     folder = Path(__file__).parent / "shipped" / model
     if not folder.is_dir():
         return {}
@@ -95,11 +97,16 @@ def check(spec: str) -> None:
         pass
 
 
-def resolved(spec: str, shared: Shared) -> str:
-    """`spec` with `auto` spelled out: what is best for the target."""
-    if spec != "auto":
-        return spec
-    return "suffix+table" if "table" in shared.shipped else "suffix"
+def resolved(spec: str, shared: Shared, *, expected: bool = False) -> str:
+    """`spec` with `auto` spelled out: what is best for the target.
+
+    Where a prediction is `expected` to be used and the spec does not say where, it comes first.
+    """
+    if spec == "auto":
+        spec = "suffix+table" if "table" in shared.shipped else "suffix"
+    if expected and spec != "none" and "prediction" not in spec.split("+"):
+        return f"prediction+{spec}"
+    return spec
 
 
 def taps(spec: str, shared: Shared) -> tuple[int, ...]:
