@@ -5,8 +5,8 @@
 Starts `paceline serve`, and has eight clients ask at once: streams and whole answers, greedy and
 seeded, prompts from the cache and others never seen, salted ones, forms and functions, several
 answers, wrong requests, and clients who leave. The server's resident memory is read once a second.
-It may grow by `--tolerance` from the median of the first quarter to that of the last, behind a
-warm-up in which the cache fills. Exits with 1 when it grows more, when an answer is not what the
+It may grow by `--tolerance` from the median of the first quarter to that of the last, counted from
+when the cache has been full. Exits with 1 when it grows more, when an answer is not what the
 same request got before, when the server fails, or does not come to rest.
 """
 
@@ -58,6 +58,8 @@ KINDS = {
 }
 """Kind of request -> how often."""
 
+_FILLING_SECONDS = 600
+
 
 def request(kind: str, drawn: random.Random) -> tuple[str, dict[str, Any]]:
     """A path and a body."""
@@ -66,7 +68,7 @@ def request(kind: str, drawn: random.Random) -> tuple[str, dict[str, Any]]:
     if kind in ("text", "new", "salted", "too long"):
         body["prompt"] = drawn.choice(QUESTIONS) * 3
         if kind == "new":
-            body["prompt"] = " ".join(drawn.choices(WORDS, k=200))
+            body["prompt"] = " ".join(drawn.choices(WORDS, k=400))
         if kind == "salted":
             body["cache_salt"] = str(drawn.random())
         if kind == "too long":
@@ -105,14 +107,15 @@ class Clients:
         self.url = url
         self.counts = Counter[str]()
         self.faults: list[str] = []
+        self.over = False
         self._drawn = random.Random(seed)
         self._known: dict[str, Any] = {}
 
-    async def run(self, clients: int, until: float) -> None:
-        """Ask until the clock says `until`."""
+    async def run(self, clients: int) -> None:
+        """Ask until it is over."""
 
         async def one(http: httpx.AsyncClient) -> None:
-            while monotonic() < until:
+            while not self.over:
                 (kind,) = self._drawn.choices(list(KINDS), list(KINDS.values()))
                 try:
                     await self._ask(http, kind)
@@ -197,20 +200,35 @@ def megabytes(process: int) -> float:
     return int(found.stdout) / 1024
 
 
+def metric(url: str, name: str) -> float:
+    """What the server counts under a name."""
+    lines = httpx.get(url + "/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+
+
 async def soak(
     process: int, clients: Clients, options: argparse.Namespace
 ) -> list[tuple[float, float]]:
-    """(seconds, megabytes) once a second, behind the warm-up."""
-    began = monotonic()
-    end = began + options.warm_up + options.seconds
-    load = asyncio.ensure_future(clients.run(options.clients, end))
-    samples = []
-    while monotonic() < end:
+    """(seconds, megabytes) once a second, from when the cache has been full.
+
+    Until then memory grows by design: slots are the system's until they are first written to.
+    """
+    slots = metric(clients.url, "paceline_cache_free_slots")
+    load = asyncio.ensure_future(clients.run(options.clients))
+    samples: list[tuple[float, float]] = []
+    began, full = monotonic(), None
+    while full is None or monotonic() < full + options.seconds:
         await asyncio.sleep(1)
-        at, size = monotonic() - began - options.warm_up, megabytes(process)
-        if at >= 0:
-            samples.append((at, size))
-        print(f"{at:6.0f} s  {size:7.1f} MB  {sum(clients.counts.values()):6} requests", end="\r")
+        now, size = monotonic(), megabytes(process)
+        if full is not None:
+            samples.append((now - full, size))
+        elif await asyncio.to_thread(metric, clients.url, "paceline_cache_free_slots") < slots / 8:
+            full = now
+        elif now > began + _FILLING_SECONDS:
+            raise SystemExit("the cache did not get full")
+        asked = sum(clients.counts.values())
+        print(f"{now - began:6.0f} s  {size:7.1f} MB  {asked:6} requests", end="\r")
+    clients.over = True
     await load
     print()
     return samples
@@ -218,11 +236,10 @@ async def soak(
 
 def at_rest(url: str) -> bool:
     """Whether nothing is asked of the server, and no request holds a slot."""
-    held = ("paceline_requests_running", "paceline_requests_waiting", "paceline_cache_usage")
+    names = ("requests_running", "requests_waiting", "cache_usage")
     for _ in range(300):
         sleep(0.1)
-        lines = httpx.get(url + "/metrics").text.splitlines()
-        if [float(line.split()[-1]) for line in lines if line.startswith(held)] == [0, 0, 0]:
+        if not any(metric(url, f"paceline_{name}") for name in names):
             return True
     return False
 
@@ -231,9 +248,6 @@ def main() -> int:
     """Run, print, and write the result where asked; 1 when something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument(
-        "--warm-up", type=float, default=60, help="seconds before the first quarter"
-    )
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tolerance", type=float, default=0.03, help="of the first quarter")
     parser.add_argument("--seed", type=int, default=1)

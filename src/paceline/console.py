@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.artifacts import write_json, writing
+from paceline.artifacts import write_bytes, writing
+from paceline.bench.output import Report, json_file
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from paceline.bench.output import Report
     from paceline.models import Progress
     from paceline.runtime import Model
 
@@ -66,11 +66,11 @@ def print_value(options: argparse.Namespace, value: Any, text: str) -> None:
         print(text)
 
 
-def print_report(report: "Report", options: argparse.Namespace) -> int:
+def print_report(report: Report, options: argparse.Namespace) -> int:
     """Write and print what a command found out; returns its exit code."""
     if getattr(options, "output", None) is not None:
         with writing(options.output):
-            write_json(options.output, report.value)
+            write_bytes(options.output, json_file(report.value))
             if report.journal is not None:
                 report.journal.unlink(missing_ok=True)
     print_value(options, report.value, report.text)

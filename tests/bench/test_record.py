@@ -74,6 +74,11 @@ def test_a_record_is_written_and_read(path: Path):
     write_record(path, RECORD)
     assert read_record(path) == RECORD
     assert [*path.parent.iterdir()] == [path]
+    rows = [line for line in path.read_text().splitlines() if line.startswith('  {"case"')]
+    assert len(rows) == len(RECORD.rows), "a line each"
+    for other in (replace(RECORD, rows=[]), replace(RECORD, summary={"rows": []})):
+        write_record(path, other)
+        assert read_record(path) == other
 
 
 def test_the_head_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch):

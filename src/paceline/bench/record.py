@@ -21,7 +21,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import paceline
-from paceline.artifacts import write_json, writing
+from paceline.artifacts import write_bytes, writing
+from paceline.bench.output import json_file
 from paceline.bench.record_faults import record_faults
 from paceline.errors import InvalidRequest
 
@@ -170,7 +171,7 @@ def write_record(path: Path, record: Record) -> None:
         InvalidRequest: it cannot be written.
     """
     with writing(path):
-        write_json(path, record.as_dict())
+        write_bytes(path, json_file(record.as_dict()))
 
 
 def read_record(path: Path) -> Record:
