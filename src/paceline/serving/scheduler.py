@@ -88,7 +88,16 @@ class Scheduler:
 
     def start(self) -> None:
         """Begin to work."""
+        self._warm_up()
         self._thread.start()
+
+    def _warm_up(self) -> None:
+        """An engine may make something for its first call of several sequences: not a user's."""
+        sequences = [self.model.engine.open() for _ in range(2)]
+        with suppress(Exception):  # whatever it is, the first request will meet it, too
+            self.model.engine.step([(each, Block([0], 1)) for each in sequences])
+        for each in sequences:
+            each.close()
 
     @property
     def alive(self) -> bool:

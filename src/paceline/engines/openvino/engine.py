@@ -1,16 +1,18 @@
 """Runs a PagedAttention model through OpenVINO, with keys and values in tensors of our own.
 
-Rows do not depend on how they are computed because every sequence gets at least two rows in a call
-(one row takes another kernel) and keys and values are f16 (8-bit caches share a scale between
-neighbouring slots, rejected ones included). Both were measured, and `engines/measure.py` measures
-again on each machine.
+Rows do not depend on how they are computed because attention gets at least two rows of every
+sequence, and the layers at least two in all (one row takes another kernel), and because keys and
+values are f16 (8-bit caches share a scale between neighbouring slots, rejected ones included). Both
+were measured, and `engines/measure.py` measures again on each machine.
 
 Nothing is made inside the loop: a step copies numbers into tensors that are bound already. Rows
 that only fill up a call are written to a cache block that belongs to nobody.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,11 @@ import numpy as np
 
 from paceline.decoding.types import Block, Taps, tap_name
 from paceline.engines.base import EngineSettings, Sequence, StepResult
-from paceline.engines.openvino.graph import WANTED_ROWS, paged_model
+from paceline.engines.openvino.call import Call
+from paceline.engines.openvino.graph import paged_model
 from paceline.engines.openvino.lane import Lane
 from paceline.engines.slots import BlockPool, BlockTable, reserve_all
 from paceline.errors import ModelError
-
-_PADDING = 0
-"""Token of a padding row: any will do, its slot is overwritten before it is ever seen."""
 
 _MOST_COPIED_BYTES = 1 << 30
 """Weights up to which the graph is compiled three times; a larger model's calls take so long that
@@ -66,10 +66,14 @@ class OpenVinoEngine:
         }
         if settings.threads is not None:
             options["INFERENCE_NUM_THREADS"] = str(settings.threads)
-        model = paged_model(graph, settings.taps)
         sizes = _sizes(graph, self.min_rows)
-        with ThreadPoolExecutor() as threads:
-            self._lanes = list(threads.map(lambda each: Lane(model, options, each), sizes))
+        self._open_lane = partial(_open_lane, graph, settings.taps, options)
+        if sizes:
+            model = paged_model(graph, settings.taps)
+            with ThreadPoolExecutor() as threads:
+                self._lanes = list(threads.map(lambda each: Lane(model, options, each), sizes))
+        else:
+            self._lanes = [self._open_lane()]
         compiled = self._lanes[0].compiled
         self._threads = compiled.get_property("INFERENCE_NUM_THREADS")
         self.taps = settings.taps
@@ -97,43 +101,17 @@ class OpenVinoEngine:
             [(table, len(block.tokens)) for table, (_, block) in zip(tables, work, strict=True)]
         )
         lane, least = self._lane(work)
-        ids: list[int] = []
-        positions: list[int] = []
-        begins = [0]
-        wanted: list[int] = []
-        blocks: list[int] = []
-        block_begins = [0]
+        call = Call(least, spread=lane.spread)
         for table, (_, block) in zip(tables, work, strict=True):
-            rows = max(len(block.tokens), least)
-            ids += block.tokens
-            ids += [_PADDING] * (rows - len(block.tokens))
-            positions += range(table.length, table.length + rows)
-            last = begins[-1] + len(block.tokens)
-            wanted += range(last - block.rows, last)
-            begins.append(begins[-1] + rows)
-            blocks += table.blocks(rows)
-            block_begins.append(len(blocks))
-        seconds = lane.run(
-            {
-                "input_ids": ids,
-                "position_ids": positions,
-                "past_lens": [table.length for table in tables],
-                "subsequence_begins": begins,
-                "block_indices": blocks,
-                "block_indices_begins": block_begins,
-                "max_context_len": max(positions) + 1,
-                # As many as the lane has rows, so that the head, too, always gets the same number;
-                # and never one, which takes another kernel and a slow one.
-                WANTED_ROWS: wanted + [0] * (least - len(wanted)),
-            }
-        )
+            call.add(table, block)
+        seconds = lane.run(call.inputs())
         logits = lane.output("logits")
         per_block = []
         at = 0
         for _, block in work:
             per_block.append(logits[at : at + block.rows])
             at += block.rows
-        return StepResult(per_block, self._tapped(lane, begins, work), seconds)
+        return StepResult(per_block, self._tapped(lane, call.places, work), seconds)
 
     def describe(self) -> dict[str, str]:
         """What costs and exactness depend on."""
@@ -146,28 +124,34 @@ class OpenVinoEngine:
             "threads": str(self._threads),
             "min_rows": str(self.min_rows),
             "kv_cache": "f16",
-            "lanes": "|".join(",".join(map(str, lane.sizes)) for lane in self._lanes),
+            "lanes": "|".join(",".join(map(str, lane.sizes)) for lane in self._lanes if lane.sizes),
             "taps": ",".join(map(str, self.taps)),
         }
 
     def _lane(self, work: Ordered[tuple[Sequence, Block]]) -> tuple[Lane, int]:
-        """The copy of the graph to run, and the rows that a sequence gets at least."""
+        """The copy of the graph to run, and the rows that a sequence gets at least.
+
+        That for several sequences is made when it is first needed: it takes as much as the others.
+        """
         if len(work) == 1:
             rows = len(work[0][1].tokens)
             for lane in self._lanes:
                 for size in lane.sizes:
                     if rows <= size:
                         return lane, size
+        elif not self._lanes[-1].spread:
+            self._lanes.append(self._open_lane())
+            self._bind(self._lanes[-1])
         return self._lanes[-1], self.min_rows
 
     def _tapped(
-        self, lane: Lane, begins: list[int], work: Ordered[tuple[Sequence, Block]]
+        self, lane: Lane, places: list[int], work: Ordered[tuple[Sequence, Block]]
     ) -> list[Taps]:
         names = [tap_name(tap) for tap in self.taps]
         whole = {name: lane.output(name) for name in names}
         return [
-            {name: rows[begin : begin + len(block.tokens)] for name, rows in whole.items()}
-            for begin, (_, block) in zip(begins, work, strict=False)
+            {name: rows[place : place + len(block.tokens)] for name, rows in whole.items()}
+            for place, (_, block) in zip(places, work, strict=True)
         ]
 
     def _make_cache(self, tokens: int | None, graph: Path) -> BlockPool:
@@ -184,22 +168,31 @@ class OpenVinoEngine:
             tokens = min(self.context_length, _DEFAULT_CACHE_BYTES // block_bytes * block_size)
         blocks = -(-tokens // block_size)
         # OpenVINO does not keep arrays and tensors alive that it was handed: the engine must.
-        self._cache: list[Any] = []
+        self._cache: dict[str, tuple[Any, Any]] = {}
         try:
             for port, shape in zip(ports, shapes, strict=True):
                 # Zeroed memory is handed out lazily, so unused slots cost nothing; and it holds no
                 # NaN that a masked slot could let through.
                 zeros = np.zeros([blocks + 1, *shape], dtype=np.float16)  # the spare one too
                 tensor = ov.Tensor(zeros, shared_memory=True)
-                self._cache += [zeros, tensor]
-                for lane in self._lanes:
-                    lane.bind(port.any_name, tensor)
+                self._cache[port.any_name] = zeros, tensor
+            for lane in self._lanes:
+                self._bind(lane)
         except (MemoryError, ValueError) as error:  # ValueError: beyond any address
             raise ModelError(
                 f"no memory for a cache of {tokens} tokens of {graph.parent.name} "
                 f"({blocks * block_bytes / 2**30:.1f} GiB); set cache_tokens lower"
             ) from error
         return BlockPool(blocks, block_size)
+
+    def _bind(self, lane: Lane) -> None:
+        for name, (_, tensor) in self._cache.items():
+            lane.bind(name, tensor)
+
+
+def _open_lane(graph: Path, taps: Ordered[int], options: Mapping[str, str]) -> Lane:
+    """A copy of the graph for calls of any number of rows of any number of sequences."""
+    return Lane(paged_model(graph, taps, spread=True), options, ())
 
 
 def _table(sequence: Sequence) -> BlockTable:
@@ -209,8 +202,11 @@ def _table(sequence: Sequence) -> BlockTable:
 
 
 def _sizes(graph: Path, min_rows: int) -> list[tuple[int, ...]]:
-    """The numbers of rows of each lane; one lane for all where copies would take much memory."""
+    """The numbers of rows of each lane for a sequence alone.
+
+    None where copies would take much memory: there is one for all calls.
+    """
     weights = graph.with_suffix(".bin")
     if weights.exists() and weights.stat().st_size > _MOST_COPIED_BYTES:
-        return [()]
+        return []
     return [(min_rows,), (8,), (16, 32)]

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.engines.openvino.graph import ATTENTION_ROWS
+
 CACHES = ("key_cache.", "value_cache.")
 """Inputs that are keys and values; the others are written in every call."""
 
@@ -26,6 +28,8 @@ class Lane:
         self.sizes = sizes
         self.compiled = ov.Core().compile_model(model, "CPU", dict(options))
         self._request = self.compiled.create_infer_request()
+        self.spread = any(port.any_name == ATTENTION_ROWS for port in self.compiled.inputs)
+        """Whether attention's rows are told apart from those of the call."""
         self._inputs = {
             port.any_name: _Input(self._request, port)
             for port in self.compiled.inputs
