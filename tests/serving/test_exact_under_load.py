@@ -109,6 +109,7 @@ class Told:
     cached: int = 0
     accepted: int = 0
     steps: int = 0
+    drafters: set[str] = field(default_factory=set)
 
     def take(self, choice: Mapping[str, Any], logprobs: bool) -> None:
         """A choice of a response, or of a chunk."""
@@ -170,6 +171,7 @@ class Asked:
             told.cached = response["usage"]["prompt_tokens_details"]["cached_tokens"]
             told.accepted = response["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
             told.steps = response["speculation"]["steps"]
+            told.drafters = set(response["speculation"]["drafted_by"])
 
 
 def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -264,6 +266,8 @@ def check_load(model: Model, drafter: str = "auto") -> None:
     assert sum(told.cached == 0 for told in whole) > len(whole) / 10
     assert sum(told.accepted for told in whole) > len(whole)
     assert calls < sum(told.steps for told in whole)
+    known = {"ngram", "recycle", "table", "prediction", *drafter.split("+")} - {"auto"}
+    assert set[str]().union(*(told.drafters for told in whole)) >= known
 
 
 def test_every_answer_is_the_one_that_its_request_gets_alone(real_model: Model):
