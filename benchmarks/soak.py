@@ -6,7 +6,8 @@ Starts `paceline serve`, and has eight clients ask at once: streams and whole an
 seeded, prompts from the cache and others never seen, salted ones, forms and functions, several
 answers, wrong requests, and clients who leave. The server's resident memory is read once a second.
 It may grow by `--tolerance` from the median of the first quarter to that of the last, counted from
-when the cache has been full. Exits with 1 when it grows more, when an answer is not what the
+`--warm-up` seconds after the cache was full: by then every thread that reads prompts has held as
+much as it ever will. Exits with 1 when it grows more, when an answer is not what the
 same request got before, when the server fails, or does not come to rest.
 """
 
@@ -209,21 +210,23 @@ def metric(url: str, name: str) -> float:
 async def soak(
     process: int, clients: Clients, options: argparse.Namespace
 ) -> list[tuple[float, float]]:
-    """(seconds, megabytes) once a second, from when the cache has been full.
+    """(seconds, megabytes) once a second, behind the warm-up.
 
-    Until then memory grows by design: slots are the system's until they are first written to.
+    It begins when the cache is full: slots are the system's until they are first written to.
     """
     slots = metric(clients.url, "paceline_cache_free_slots")
     load = asyncio.ensure_future(clients.run(options.clients))
     samples: list[tuple[float, float]] = []
-    began, full = monotonic(), None
-    while full is None or monotonic() < full + options.seconds:
+    began, warm = monotonic(), None
+    while warm is None or monotonic() < warm + options.seconds:
         await asyncio.sleep(1)
         now, size = monotonic(), megabytes(process)
-        if full is not None:
-            samples.append((now - full, size))
+        if warm is not None and now >= warm:
+            samples.append((now - warm, size))
+        elif warm is not None:
+            pass
         elif await asyncio.to_thread(metric, clients.url, "paceline_cache_free_slots") < slots / 8:
-            full = now
+            warm = now + options.warm_up
         elif now > began + _FILLING_SECONDS:
             raise SystemExit("the cache did not get full")
         asked = sum(clients.counts.values())
@@ -248,6 +251,7 @@ def main() -> int:
     """Run, print, and write the result where asked; 1 when something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--warm-up", type=float, default=60)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tolerance", type=float, default=0.03, help="of the first quarter")
     parser.add_argument("--seed", type=int, default=1)

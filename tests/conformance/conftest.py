@@ -1,10 +1,12 @@
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.models import QUIET, ModelFiles
+from support import mlx
 from support.coreml import SMALLER, tiny_source
 from support.toy import ToyEngine
 
@@ -15,7 +17,10 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     "toy-padded": lambda _: ToyEngine(min_rows=2, best=True),
     "openvino": lambda request: _openvino(request.getfixturevalue("tiny_files")),
     "coreml": lambda request: _coreml(request.getfixturevalue("tmp_path_factory")),
+    **{f"mlx-{name}": partial(mlx.engine, name) for name in mlx.CASES},
 }
+
+MARKS = {"coreml": pytest.mark.coreml, "mlx": pytest.mark.mlx}
 
 
 def _openvino(files: ModelFiles) -> Engine:
@@ -40,10 +45,7 @@ def _coreml(folders: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture(
     scope="session",
-    params=[
-        pytest.param(name, marks=[pytest.mark.coreml] if name == "coreml" else [])
-        for name in ENGINES
-    ],
+    params=[pytest.param(name, marks=MARKS.get(name.partition("-")[0], [])) for name in ENGINES],
 )
 def engine(request: pytest.FixtureRequest) -> Engine:
     return ENGINES[request.param](request)

@@ -18,6 +18,7 @@ import pytest
 from paceline.runtime import Model
 from paceline.serving.settings import Settings
 from support.command import free_port, served
+from support.others import fault
 from support.server import Running, running
 
 CHAT = "/v1/chat/completions"
@@ -43,15 +44,6 @@ def test_every_row_has_its_number():
 def good(response: httpx.Response) -> Any:
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def fault(response: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """OpenAI's error object."""
-    assert response.status_code == status, response.text
-    error: dict[str, Any] = response.json()["error"]
-    assert set(error) >= {"message", "type", "param", "code"}
-    assert error["message"]
-    return error
 
 
 def parts(server: Running, path: str, body: Any, *, stream: bool) -> list[Any]:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from paceline.runtime import Model
 from paceline.serving.settings import Settings
 from support.command import served
 from support.drafters import Oracle
+from support.others import until
 from support.server import HTTP, Running, running
 
 CHAT = "/v1/chat/completions"
@@ -37,13 +38,6 @@ LONG: dict[str, Any] = {**BARE, "max_tokens": 450, "speculation": {"drafter": "n
 def good(response: httpx.Response) -> Any:
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.005)
 
 
 def metrics(server: Running) -> dict[str, float]:

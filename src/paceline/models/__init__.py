@@ -4,6 +4,7 @@
 """
 
 from paceline.models.cache import cache_dir
+from paceline.models.checkpoint import MLX_SUFFIX
 from paceline.models.files import ModelFiles
 from paceline.models.library import (
     CORE_ML_SUFFIX,
@@ -25,6 +26,7 @@ from paceline.models.tokenizer import Tokenizer
 __all__ = [
     "CORE_ML_SUFFIX",
     "DEFAULT_MODEL",
+    "MLX_SUFFIX",
     "QUIET",
     "ChatTemplate",
     "Listed",

@@ -1,8 +1,9 @@
 """A model that is ready for an engine: a graph, its tokenizer, its template, its facts.
 
-Knows the two kinds of folder that can be used as they are: one that paceline prepared, for OpenVINO
-or Core ML (it has a manifest), and one that others exported for OpenVINO. Knows nothing about
-fetching or converting. The rule: everything that is missing from a folder is named in one error.
+Knows two kinds of folder that can be used as they are: one that paceline prepared, for OpenVINO
+or Core ML (it has a manifest), and one that others exported for OpenVINO; `checkpoint` knows a
+third. Knows nothing about fetching or converting. The rule: everything that is missing from a
+folder is named in one error.
 """
 
 import hashlib
@@ -120,6 +121,7 @@ def _no_graph(folder: Path, missing: list[str]) -> str:
         return (
             f"{folder} holds a Hugging Face checkpoint, not an OpenVINO model; "
             + CONVERT_ADVICE.format(folder)
+            + ", or run it as it is with --engine mlx"
         )
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:

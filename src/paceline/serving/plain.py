@@ -71,9 +71,7 @@ class Plain:
         """POST /detokenize."""
 
         async def work(body: bytes, reply: Reply) -> None:
-            asked = read(DetokenizeBody, body)
-            self._service.check_model(asked.model)
-            text = self._service.words.text(asked.tokens)
+            text = await asyncio.to_thread(self._text, body)
             await reply.json({"prompt": text, "content": text})
 
         return Endpoint(self._service, work)
@@ -118,6 +116,11 @@ class Plain:
             "tokens": listed,
             "token_strs": names if body.return_token_strs else None,
         }
+
+    def _text(self, text: bytes) -> str:
+        body = read(DetokenizeBody, text)
+        self._service.check_model(body.model)
+        return self._service.words.text(body.tokens)
 
     def _without_beginning(self, text: str, tokens: list[int]) -> list[int]:
         """Tokens without the beginning-of-sequence token, unless the text itself begins with it."""

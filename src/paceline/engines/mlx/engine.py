@@ -1,0 +1,307 @@
+"""Runs models of mlx-lm, on an Apple GPU or with MLX's CPU build.
+
+A step builds the graphs of all its blocks and evaluates them at once: it waits for the device one
+time. Sequences are run one behind the other. mlx-lm's batched caches would put them into one
+product, whose number of rows, and so its kernel, would then depend on who else is in the call; and
+they are padded on the left to the longest, which moves the order in which a row's sums are taken.
+
+A call has as many rows as `rows.py` found to make no difference. Rows of a prompt that nobody reads
+are not part of that: they are read in calls of up to `reads` rows, as fast as the device can, and
+the head is not computed for them.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.types import Best, Block, Logits, tap_name
+from paceline.engines.base import EngineSettings, StepResult
+from paceline.engines.base import Sequence as AnySequence
+from paceline.engines.mlx.caches import SLOTS, slot_bytes
+from paceline.engines.mlx.listen import Array
+from paceline.engines.mlx.model import LoadedModel, device, load
+from paceline.engines.mlx.rows import ANY, Rows, choose
+from paceline.engines.mlx.sequence import MlxSequence
+from paceline.engines.slots import BlockPool, reserve_all
+from paceline.errors import InvalidRequest, ModelError
+
+Floats = npt.NDArray[np.float32]
+
+READS = 512
+"""Rows of a call that reads a prompt."""
+
+_DEFAULT_CACHE_BYTES = 2 << 30
+"""Keys and values a model gets at most when the caller does not say."""
+
+
+class Asked(NamedTuple):
+    """What a block will have brought, once it is evaluated."""
+
+    logits: Array | None
+    """[rows, vocab] float32; None where `best` has them, or none were wanted."""
+    best: tuple[Array, Array] | None
+    """Tokens and scores, [rows] each."""
+    taps: dict[int, Array]
+    """[T, d] for each layer that is tapped."""
+    rows: int
+
+
+class Started(NamedTuple):
+    """A step that was begun: its graph, nothing of which need have been computed."""
+
+    sequences: Sequence[MlxSequence]
+    asked: Sequence[Asked]
+    seconds: float
+    """What building the graph took."""
+
+    @property
+    def arrays(self) -> list[Any]:
+        """All that has to be evaluated before the next step."""
+        brought = [[each.logits, each.best, each.taps] for each in self.asked]
+        return [brought, [sequence.states.arrays() for sequence in self.sequences]]
+
+
+class TapArrays(Mapping[str, Floats]):
+    """The tapped hidden states of a block; they come to the host when they are asked for."""
+
+    def __init__(self, arrays: dict[int, Array]) -> None:
+        """`arrays` are [T, d], by layer."""
+        self.arrays = arrays
+        """As they lie on the device, by layer: for a drafter that computes there, too."""
+
+    def __getitem__(self, name: str) -> Floats:
+        """[T, d] float32, by `tap_name`."""
+        names = {tap_name(layer): array for layer, array in self.arrays.items()}
+        return _floats(names[name])
+
+    def __iter__(self) -> Any:
+        return map(tap_name, self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+class MlxEngine:
+    """The engine; see the top of this file. One at a time may call `step`."""
+
+    name = "mlx"
+
+    def __init__(
+        self,
+        folder: Path,
+        context_length: int,
+        settings: EngineSettings | None = None,
+        *,
+        rows: Rows | None = None,
+        reads: int = READS,
+    ) -> None:
+        """Load a model and find out which numbers of rows agree.
+
+        Args:
+            folder: a checkpoint: config.json and safetensors, quantized by mlx-lm or not.
+            context_length: the most slots a sequence may have, as the model was trained.
+            settings: see `EngineSettings`. With `min_rows` 1 a call has the rows of its block.
+            rows: the numbers of rows that calls may have; None: what is found to agree.
+            reads: rows of a call that reads a prompt.
+
+        Raises:
+            MissingExtra: mlx-lm is not installed.
+            ModelError: mlx-lm cannot load or run it.
+            InvalidRequest: a layer is to be tapped that there is not, or threads were set.
+        """
+        settings = settings or EngineSettings()
+        if settings.threads is not None:
+            raise InvalidRequest(
+                "the engine mlx takes no number of threads, for MLX has none to set; leave it away"
+            )
+        self.context_length = context_length
+        self.min_rows = settings.min_rows
+        self.taps = settings.taps
+        self.model = LoadedModel(load(folder), settings.taps)
+        """The model, for those who share its embeddings and head, or call it themselves."""
+        self._reads = reads
+        try:
+            self.vocab_size, bytes_per_slot = self._call_once()
+            if rows is None and settings.min_rows > 1:
+                rows = choose(self.model, context_length)
+                if rows is None:
+                    self.min_rows = 1  # which says that nothing is promised
+        except Exception as error:  # of any kind: a config that fits no weights shows here
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ModelError(f"{folder} cannot be run by mlx-lm: {reason}") from error
+        self.rows = rows or ANY
+        """The numbers of rows that calls have."""
+        tokens = settings.cache_tokens
+        if tokens is None:
+            tokens = min(context_length, _DEFAULT_CACHE_BYTES // max(bytes_per_slot, 1))
+        self._pool = BlockPool(-(-tokens // SLOTS), SLOTS)
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that no sequence holds."""
+        return self._pool.free * self._pool.block_size
+
+    @property
+    def block_size(self) -> int:
+        """Slots come in blocks of so many."""
+        return self._pool.block_size
+
+    def open(self) -> MlxSequence:
+        """A new, empty sequence."""
+        return MlxSequence(self._pool, self.context_length, self.model)
+
+    def step(self, work: Sequence[tuple[AnySequence, Block]]) -> StepResult:
+        """Run blocks of different sequences, and wait for all of them once; see `Engine.step`.
+
+        `parts` of the result are `graph`, in which the host says what is to be computed, and
+        `device`, in which it waits.
+        """
+        return self.finish(self.start(work))
+
+    def start(self, work: Sequence[tuple[AnySequence, Block]]) -> Started:
+        """The first half of `step`: build the graph. Whoever adds to it does so before `finish`.
+
+        Raises:
+            CacheFull: there are no slots for the blocks. Nothing was run.
+        """
+        started = perf_counter()
+        sequences = [_own(sequence) for sequence, _ in work]
+        blocks = [block for _, block in work]
+        reserve_all(
+            [(one, len(block.tokens)) for one, block in zip(sequences, blocks, strict=True)]
+        )
+        asked = []
+        for sequence, block in zip(sequences, blocks, strict=True):
+            try:
+                asked.append(self._ask(sequence, block))
+            except BaseException:
+                sequence.forget()
+                raise
+        return Started(sequences, asked, perf_counter() - started)
+
+    def finish(self, started: Started, *also: Array) -> StepResult:
+        """The second half of `step`: evaluate the graph, and `also` what was built on it.
+
+        Raises:
+            ModelError: MLX could not compute it: there is no memory for it, most likely.
+        """
+        import mlx.core as mx
+
+        began = perf_counter()
+        try:
+            mx.eval(started.arrays, also)
+        except BaseException as error:
+            for sequence in started.sequences:
+                sequence.forget()
+            if isinstance(error, RuntimeError):
+                reason = " ".join(str(error).split())
+                raise ModelError(
+                    f"MLX failed: {reason}; a shorter prompt or fewer cache_tokens may help"
+                ) from error
+            raise
+        waited = perf_counter() - began
+        return StepResult(
+            [self._logits(each) for each in started.asked],
+            [TapArrays(each.taps) for each in started.asked],
+            started.seconds + waited,
+            [None if each.best is None else _best(*each.best) for each in started.asked],
+            {"graph": started.seconds, "device": waited},
+        )
+
+    def describe(self) -> dict[str, str]:
+        """What costs and exactness depend on."""
+        import platform
+        from importlib.metadata import version
+
+        return {
+            "engine": self.name,
+            "mlx": version("mlx"),
+            "mlx-lm": version("mlx-lm"),
+            "device": device(),
+            "system": platform.platform(),
+            "rows": str(self.rows),
+            "reads": str(self._reads),
+            "min_rows": str(self.min_rows),
+            "taps": ",".join(map(str, self.taps)),
+        }
+
+    def _ask(self, sequence: MlxSequence, block: Block) -> Asked:
+        """Build the graph of one sequence's block."""
+        import mlx.core as mx
+
+        states = sequence.states
+        held = states.settle(sequence.length)
+        self._read(sequence, sequence.tokens[held:])
+        count = len(block.tokens)
+        # What is short is one call, even where only the last row is wanted.
+        short = block.rows > 0 and count <= self.rows.most
+        unread = 0 if short else count - block.rows
+        taps = self._read(sequence, block.tokens[:unread])
+        rest = block.tokens[unread:]
+        logits = []
+        for part in self.rows.cut(len(rest)):
+            called = self.model.call(states, rest[part], least=self.rows.least, drafted=True)
+            logits.append(called.logits)
+            taps.append(called.taps)
+        sequence.ran(block.tokens)
+        tapped = {tap: mx.concatenate([each[tap] for each in taps]) for tap in self.taps}
+        if not block.rows:
+            return Asked(None, None, tapped, 0)
+        wanted = mx.concatenate(logits)[-block.rows :].astype(mx.float32)
+        if block.best:
+            best = mx.argmax(wanted, axis=1), mx.max(wanted, axis=1)
+            return Asked(None, best, tapped, block.rows)
+        return Asked(wanted, None, tapped, block.rows)
+
+    def _read(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
+        """Run tokens whose logits nobody wants; their taps."""
+        import mlx.core as mx
+
+        taps = []
+        for at in range(0, len(tokens), self._reads):
+            part = tokens[at : at + self._reads]
+            taps.append(self.model.call(sequence.states, part).taps)
+            if len(part) == self._reads:
+                # So that the graph of a long prompt does not hold all its activations at once.
+                mx.eval(taps[-1], sequence.states.arrays())
+                mx.clear_cache()
+        return taps
+
+    def _call_once(self) -> tuple[int, int]:
+        """Columns of the logits, and bytes of a slot.
+
+        A model has arrays that are computed with the first call. They have to be there before
+        another thread calls it.
+        """
+        import mlx.core as mx
+
+        states = self.model.empty()
+        logits = self.model.call(states, [0, 0]).logits
+        mx.eval(logits, states.arrays())
+        return logits.shape[-1], slot_bytes(states.caches)
+
+    def _logits(self, asked: Asked) -> Logits:
+        if asked.logits is None:
+            return np.zeros((0, self.vocab_size), np.float32)
+        return np.array(asked.logits)
+
+
+def _own(sequence: AnySequence) -> MlxSequence:
+    if not isinstance(sequence, MlxSequence):
+        raise TypeError(f"a {type(sequence).__name__} is not a sequence of this engine")
+    return sequence
+
+
+def _floats(array: Array) -> Floats:
+    """On the host, as float32."""
+    import mlx.core as mx
+
+    return np.array(array.astype(mx.float32))
+
+
+def _best(tokens: Array, scores: Array) -> Best:
+    return Best(np.array(tokens).astype(np.int64), np.array(scores))

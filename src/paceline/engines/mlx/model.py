@@ -1,0 +1,143 @@
+"""A model as mlx-lm loads it, and its calls: tokens in, lazy arrays out.
+
+Knows mlx-lm's loader and nothing of blocks, sampling or sequences. Nothing of a model is written
+here a second time: its classes, its caches and its quantized layers are mlx-lm's own.
+"""
+
+import importlib.util
+import platform
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.engines.mlx.caches import is_recurrent, leaves, make_caches
+from paceline.engines.mlx.listen import Array, Taps
+from paceline.engines.mlx.replay import Recorder
+from paceline.engines.mlx.states import States
+from paceline.errors import InvalidRequest, MissingExtra, ModelError
+
+_PADDING = 0
+"""Token of a row that nobody reads: any will do."""
+
+
+class Called(NamedTuple):
+    """What a call will have brought, once it is evaluated."""
+
+    logits: Array
+    """[T, vocab], in the model's own precision."""
+    taps: dict[int, Array]
+    """[T, d] for each layer that is tapped."""
+
+
+class LoadedModel:
+    """A model in memory."""
+
+    def __init__(self, module: Any, taps: Sequence[int] = ()) -> None:
+        """Take over a model of mlx-lm, and hear some of its modules from now on.
+
+        Args:
+            module: the model, as `load` returns it.
+            taps: layers whose hidden states every call returns, by their numbers from 0.
+
+        Raises:
+            ModelError: it holds what cannot be taken back to an earlier position.
+            InvalidRequest: a layer is to be tapped that there is not.
+        """
+        self.module = module
+        """mlx-lm's own, for those who share parts of it."""
+        caches = make_caches(module)
+        missing = [tap for tap in taps if not 0 <= tap < len(module.layers)]
+        if missing:
+            raise InvalidRequest(
+                f"the model has layers 0 to {len(module.layers) - 1}, so "
+                f"{', '.join(map(str, missing))} cannot be tapped"
+            )
+        recurrent = any(is_recurrent(cache) for cache in leaves(caches))
+        self._recorder = Recorder(module) if recurrent else None
+        self._taps = Taps(module.layers, taps)
+
+    def empty(self) -> States:
+        """The states of a new sequence."""
+        return States(partial(make_caches, self.module), self._recorder)
+
+    def call(
+        self, states: States, tokens: Sequence[int], *, least: int = 1, drafted: bool = False
+    ) -> Called:
+        """Run tokens behind what `states` hold.
+
+        Args:
+            states: what is held of the sequence; they will hold the tokens too.
+            tokens: T token ids.
+            least: rows the call has at least. Those that fill it up are held, too.
+            drafted: whether the rows may fall, so that it must be cheap to go back among them.
+        """
+        import mlx.core as mx
+
+        rows = [*tokens, *[_PADDING] * (least - len(tokens))]
+        with states.call(len(rows), drafted=drafted) as caches:
+            logits = self.module(mx.array([rows]), cache=caches)[0]
+        count = len(tokens)
+        return Called(logits[:count], {tap: hs[:count] for tap, hs in self._taps.take().items()})
+
+    def embed(self, tokens: Array) -> Array:
+        """The model's embeddings, [..., d], of token ids [...]."""
+        return _embedding(self.module)(tokens)
+
+    def head(self, hidden: Array) -> Array:
+        """Logits [..., vocab] of hidden states [..., d] that went through the last norm."""
+        embedding = _embedding(self.module)
+        named = dict(self.module.named_modules())
+        own = [module for name, module in named.items() if name.split(".")[-1] == "lm_head"]
+        return own[0](hidden) if own else embedding.as_linear(hidden)
+
+
+def device() -> str:
+    """What MLX computes on, in words."""
+    import mlx.core as mx
+
+    return f"{mx.default_device()} {mx.device_info().get('device_name', platform.machine())}"
+
+
+def _embedding(module: Any) -> Any:
+    from mlx import nn
+
+    found = [each for each in module.modules() if isinstance(each, nn.Embedding)]
+    found += [each for each in module.modules() if isinstance(each, nn.QuantizedEmbedding)]
+    return found[0]
+
+
+def require() -> None:
+    """Say so before anything is fetched if mlx-lm is not there.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    if importlib.util.find_spec("mlx_lm") is None:
+        raise MissingExtra(
+            "the engine mlx needs mlx-lm; install it with `pip install 'paceline[mlx]'`"
+        )
+
+
+def load(folder: Path) -> Any:
+    """The checkpoint in `folder`, loaded by mlx-lm.
+
+    Raises:
+        MissingExtra: mlx-lm is not installed.
+        ModelError: mlx-lm does not know the model, or cannot read it.
+    """
+    require()
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    # As mlx-lm's own server does: the system leaves the weights in memory between requests.
+    most = mx.device_info().get("max_recommended_working_set_size")
+    if most is not None:
+        mx.set_wired_limit(most)
+    try:
+        return load_model(folder)[0]
+    except Exception as error:  # of any kind: what a config lacks shows in the model's own code
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, KeyError):
+            reason = f"it lacks {reason}"
+        raise ModelError(f"{folder} cannot be loaded by mlx-lm: {reason}") from error

@@ -1,0 +1,495 @@
+"""The engine for mlx-lm's models: against transformers, and what it asks of MLX."""
+
+import gc
+import importlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.measure import measure
+from paceline.engines.mlx.engine import MlxEngine
+from paceline.engines.mlx.rows import Rows
+from paceline.engines.mlx.sequence import MlxSequence
+from paceline.errors import InvalidRequest, ModelError
+from support import mlx
+
+pytestmark = pytest.mark.mlx
+
+TEXT = [(7 * i + i * i) % mlx.VOCAB for i in range(40)]
+RECURRENT = ["lfm2", "qwen3_5"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Checkpoints of families, each made once."""
+    mlx.needs()
+    known: dict[str, Path] = {}
+
+    def made(family: str, **changes: Any) -> Path:
+        key = f"{family} {changes}"
+        if key not in known:
+            folder = tmp_path_factory.mktemp(family)
+            known[key] = mlx.checkpoint(folder / "checkpoint", family, **changes)
+        return known[key]
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def opened(made: Callable[..., Path]) -> Callable[..., MlxEngine]:
+    def opened(family: str, taps: tuple[int, ...] = (), **settings: Any) -> MlxEngine:
+        chosen = {"rows": Rows(1, 32), **settings}
+        return MlxEngine(
+            made(family), mlx.CONTEXT, EngineSettings(cache_tokens=2048, taps=taps), **chosen
+        )
+
+    return opened
+
+
+def rows_of(engine: MlxEngine, text: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
+    """Logits of every row of a text, run in blocks of these lengths."""
+    found, at = [], 0
+    with closing(engine.open()) as sequence:
+        for count in cuts:
+            found.append(step(engine, sequence, text[at : at + count]))
+            sequence.commit(count)
+            at += count
+    assert at == len(text)
+    return np.concatenate(found)
+
+
+def step(engine: MlxEngine, sequence: MlxSequence, block: Sequence[int]) -> np.ndarray:
+    return engine.step([(sequence, Block(block, len(block)))]).logits[0]
+
+
+def in_cache(sequence: MlxSequence) -> list[np.ndarray]:
+    """Every number that is held of a sequence, slots and recurrences."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    sequence.states.settle(sequence.length)
+    found = []
+    for cache in sequence.states.caches:
+        held = cache.state
+        if hasattr(cache, "offset"):
+            held = [each[..., : cache.offset, :] for each in held[:2]]
+        found += [np.array(each) for _, each in tree_flatten(held) if isinstance(each, mx.array)]
+    return found
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """How often models are called, and how often somebody waits for the device."""
+    import mlx.core as mx
+
+    from paceline.engines.mlx.model import LoadedModel
+
+    counted = {"model": 0, "waits": 0}
+    call, evaluate = LoadedModel.call, mx.eval
+
+    def counting_call(*args: Any, **kwargs: Any) -> Any:
+        counted["model"] += 1
+        return call(*args, **kwargs)
+
+    def counting_eval(*args: Any) -> None:
+        counted["waits"] += 1
+        evaluate(*args)
+
+    monkeypatch.setattr(LoadedModel, "call", counting_call)
+    monkeypatch.setattr(mx, "eval", counting_eval)
+    yield counted
+
+
+# -- what is computed ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_rows_are_those_of_transformers(
+    family: str, opened: Callable[..., MlxEngine], made: Callable[..., Path]
+):
+    expected = mlx.reference_logits(made(family), family, TEXT)
+    for cuts in ([40], [1] * 4 + [3, 9, 24]):
+        found = rows_of(opened(family), TEXT, cuts)
+        assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_rows_of_a_quantized_model_are_those_of_mlx_lm(
+    family: str, bits: int, made: Callable[..., Path], tmp_path: Path
+):
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    folder = mlx.quantized(made(family), tmp_path / "quantized", bits=bits)
+    model, config = load_model(folder)
+    assert config["quantization"]["bits"] == bits
+    expected = np.array(model(mx.array([TEXT]), cache=make_prompt_cache(model))[0])
+    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
+    assert np.array_equal(rows_of(engine, TEXT, [3, 8, 29]), expected)
+    exact = mlx.reference_logits(made(family), family, TEXT)
+    cosines = (expected * exact).sum(1) / np.linalg.norm(expected, axis=1)
+    cosines /= np.linalg.norm(exact, axis=1)
+    assert np.median(cosines) > (0.9 if bits == 4 else 0.999)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, made: Callable[..., Path]):
+    folder = made("llama", dtype=dtype)
+    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512, taps=(0,)))
+    with closing(engine.open()) as sequence:
+        result = engine.step([(sequence, Block(TEXT, 40))])
+        best = engine.step([(sequence, Block(TEXT, 40, best=True))]).best[0]
+    assert result.logits[0].dtype == result.taps[0]["tap.0"].dtype == np.float32
+    assert best is not None
+    # Of equals, of which there are some in 16 bits, the first.
+    assert np.array_equal(best.tokens, result.logits[0].argmax(axis=1))
+    assert np.array_equal(best.scores, result.logits[0].max(axis=1))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_the_best_are_the_highest_of_all_logits(opened: Callable[..., MlxEngine], rows: int):
+    engine = opened("qwen3", rows=Rows(2, 8))
+    whole = rows_of(engine, TEXT, [40])
+    with closing(engine.open()) as one, closing(engine.open()) as other:
+        result = engine.step([(one, Block(TEXT, rows, best=True)), (other, Block(TEXT, rows))])
+    best, none = result.best
+    assert none is None
+    assert best is not None
+    assert result.logits[0].shape == (0, mlx.VOCAB)
+    assert best.tokens.dtype == np.int64
+    assert np.array_equal(best.tokens, whole[40 - rows :].argmax(axis=1))
+    assert np.array_equal(best.scores, whole[40 - rows :].max(axis=1))
+
+
+@pytest.mark.parametrize("reads", [1, 7, 16, 512])
+@pytest.mark.parametrize("family", ["phi3", "lfm2"])
+def test_a_prompt_may_be_read_in_calls_of_any_length(
+    family: str, reads: int, opened: Callable[..., MlxEngine]
+):
+    expected = rows_of(opened(family), TEXT, [40])
+    engine = opened(family, reads=reads, rows=Rows(2, 8))
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT[:30], 0))])
+        sequence.commit(30)
+        last = engine.step([(sequence, Block(TEXT[30:], 1))]).logits[0]
+    assert np.array_equal(last, expected[-1:])
+
+
+# -- accepting part of a block ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [Rows(1, 32), Rows(2, 4), Rows(8, 8)], ids=str)
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_the_state_after_acceptance_is_that_after_plain_decoding(
+    family: str, rows: Rows, opened: Callable[..., MlxEngine]
+):
+    plain, drafting = opened(family), opened(family, rows=rows)
+    wrong = [(token + 1) % mlx.VOCAB for token in TEXT]
+    for kept in range(10):
+        with closing(plain.open()) as expected, closing(drafting.open()) as sequence:
+            for token in TEXT[: 12 + kept]:
+                step(plain, expected, [token])
+                expected.commit(1)
+            drafting.step([(sequence, Block(TEXT[:12], 0))])
+            sequence.commit(12)
+            step(drafting, sequence, TEXT[12 : 12 + kept] + wrong[12 + kept : 21])
+            sequence.commit(kept)
+            held = zip(in_cache(sequence), in_cache(expected), strict=True)
+            assert all(np.array_equal(one, other) for one, other in held), f"{kept=}"
+
+
+@pytest.mark.parametrize("rows", [Rows(1, 32), Rows(2, 8), Rows(8, 8)], ids=str)
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_a_rejected_block_is_not_run_again_and_a_step_waits_once(
+    family: str, rows: Rows, opened: Callable[..., MlxEngine], calls: dict[str, int]
+):
+    engine = opened(family, rows=rows)
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT[:12], 1))])
+        sequence.commit(12)
+        calls.update(model=0, waits=0)
+        for kept in (3, 8, 0, 1, 7, 2):
+            step(engine, sequence, TEXT[12:20])
+            sequence.commit(kept)
+        assert calls == {"model": 6, "waits": 6}
+
+
+def test_several_sequences_are_waited_for_once(
+    opened: Callable[..., MlxEngine], calls: dict[str, int]
+):
+    engine = opened("qwen3_5")
+    with closing(engine.open()) as one, closing(engine.open()) as other:
+        calls.update(model=0, waits=0)
+        engine.step([(one, Block(TEXT[:8], 8)), (other, Block(TEXT[:3], 1, best=True))])
+        assert calls == {"model": 2, "waits": 1}
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_going_back_computes_no_projection_again(
+    family: str, opened: Callable[..., MlxEngine], monkeypatch: pytest.MonkeyPatch
+):
+    # What is not needed is called, but never evaluated; what is evaluated is in these graphs.
+    import mlx.core as mx
+    from mlx import nn
+
+    engine = opened(family)
+    with closing(engine.open()) as sequence:
+        step(engine, sequence, TEXT[:8])
+        sequence.commit(3)
+        called: list[int] = []
+        linear = nn.Linear.__call__
+
+        def counting(self: Any, x: Any) -> Any:
+            called.append(1)
+            return linear(self, x)
+
+        monkeypatch.setattr(nn.Linear, "__call__", counting)
+        sequence.states.settle(3)
+        mx.eval(sequence.states.arrays())
+        assert not called
+        step(engine, sequence, TEXT[3:5])
+        assert called
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_recurrence_goes_back_further_by_running_tokens_again(
+    family: str, opened: Callable[..., MlxEngine], calls: dict[str, int]
+):
+    engine = opened(family, reads=8, rows=Rows(1, 8))
+    expected = rows_of(engine, TEXT, [40])
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT[:30], 1))])
+        sequence.commit(30)
+        sequence.rewind(18)
+        calls.update(model=0)
+        # From where the prompt was cut last, at 16, and then the block itself.
+        assert np.array_equal(step(engine, sequence, TEXT[18:24]), expected[18:24])
+        assert calls["model"] == 2
+        with closing(sequence.fork(20)) as other:
+            assert other.length == 18
+            assert np.array_equal(step(engine, other, TEXT[18:30]), expected[18:30])
+        with closing(sequence.fork(10)) as other:
+            assert other.length == 8
+
+
+def test_few_states_of_recurrences_are_kept(opened: Callable[..., MlxEngine]):
+    engine = opened("lfm2", reads=2, rows=Rows(1, 8))
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT, 1))])
+        sequence.commit(40)
+        with closing(sequence.fork(10)) as other:
+            assert other.length == 0  # only what is near the end is kept
+        with closing(sequence.fork(37)) as other:
+            assert other.length == 36
+
+
+@pytest.mark.parametrize("cut", [1, 8])
+def test_a_window_moves_on_and_keeps_what_its_rows_need(made: Callable[..., Path], cut: int):
+    long = np.random.default_rng(0).integers(0, mlx.VOCAB, 900).tolist()
+    folder = made("gemma3", max_position_embeddings=1024)
+    engine = MlxEngine(folder, 1024, EngineSettings(cache_tokens=4096), rows=Rows(1, 32))
+    expected = mlx.reference_logits(folder, "gemma3", long)
+    with closing(engine.open()) as whole, closing(engine.open()) as sequence:
+        (logits,) = engine.step([(whole, Block(long, 900))]).logits
+        assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+        engine.step([(sequence, Block(long[:500], 0))])
+        sequence.commit(500)
+        for at in range(500, 900 - cut, cut):
+            found = step(engine, sequence, long[at : at + cut])
+            assert np.array_equal(found, logits[at : at + cut]), f"at {at}"
+            sequence.commit(cut)
+        # 24 positions are looked at; not all 900 are held.
+        held = [cache.slots.offset for cache in sequence.states.caches if hasattr(cache, "slots")]
+        assert 24 <= max(held) < 700
+        for back in (880, 700, 250):
+            sequence.rewind(back)
+            assert np.array_equal(step(engine, sequence, long[back : back + 9]), logits[back:][:9])
+
+
+# -- taps ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_taps_are_the_hidden_states_of_transformers(
+    family: str, opened: Callable[..., MlxEngine], made: Callable[..., Path]
+):
+    expected = mlx.reference_taps(made(family), family, TEXT)[0]
+    engine = opened(family, taps=(0,), rows=Rows(2, 8), reads=16)
+    for rows in (0, 1, 6, 40):
+        with closing(engine.open()) as sequence:
+            taps = engine.step([(sequence, Block(TEXT, rows))]).taps[0]
+        assert list(taps) == ["tap.0"]
+        assert taps["tap.0"].shape == (40, 64)
+        assert np.abs(taps["tap.0"] - expected).max() < 1e-4 * np.abs(expected).max()
+    with pytest.raises(KeyError):
+        taps["tap.1"]
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_tapping_changes_no_logits(family: str, opened: Callable[..., MlxEngine]):
+    tapped = rows_of(opened(family, taps=(0, 1)), TEXT, [9, 31])
+    assert np.array_equal(tapped, rows_of(opened(family), TEXT, [9, 31]))
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_one_model_is_heard_and_it_goes_when_its_engine_goes(
+    family: str, opened: Callable[..., MlxEngine]
+):
+    before = opened(family)
+    module = importlib.import_module(f"mlx_lm.models.{family}")
+    kind = {"llama": "TransformerBlock", "lfm2": "Lfm2DecoderLayer"}[family]
+    call = getattr(module, kind).__call__
+    assert call.__module__ == module.__name__  # as it was written
+    tapped = opened(family, taps=(1,))
+    assert isinstance(tapped.model.module.layers[1], getattr(module, kind))
+    assert getattr(module, kind).__call__ is call
+    assert before.model._taps.take() == {}
+    with closing(tapped.open()) as sequence:
+        step(tapped, sequence, TEXT)
+    gone = [weakref.ref(each) for each in (tapped, tapped.model.module)]
+    del tapped, sequence
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+@pytest.mark.parametrize("layers", [(2,), (0, 5), (-1,)])
+def test_a_layer_that_is_not_there_cannot_be_tapped(
+    opened: Callable[..., MlxEngine], layers: tuple[int, ...]
+):
+    with pytest.raises(InvalidRequest, match="has layers 0 to 1, so"):
+        opened("llama", taps=layers)
+
+
+# -- for those who share the model -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [each for each in mlx.FAMILIES if each != "gemma3"])
+def test_the_embeddings_and_the_head_can_be_shared(family: str, opened: Callable[..., MlxEngine]):
+    import mlx.core as mx
+
+    model = opened(family).model
+    tokens = mx.array(TEXT)
+    inner = model.module.model
+    assert mx.array_equal(model.embed(tokens), inner.embed_tokens(tokens))
+    assert mx.array_equal(model.head(inner(tokens[None])), model.module(tokens[None]))
+
+
+def test_what_is_built_on_a_step_is_computed_with_it(
+    opened: Callable[..., MlxEngine], calls: dict[str, int]
+):
+    engine = opened("llama", taps=(1,))
+    with closing(engine.open()) as sequence:
+        calls.update(waits=0)
+        started = engine.start([(sequence, Block(TEXT, 1))])
+        doubled = started.asked[0].taps[1] * 2
+        result = engine.finish(started, doubled)
+        assert calls["waits"] == 1
+    assert np.array_equal(np.array(doubled), 2 * result.taps[0]["tap.1"])
+    assert np.array_equal(np.array(result.taps[0].arrays[1]), result.taps[0]["tap.1"])
+
+
+# -- exactness -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", mlx.FAMILIES)
+def test_every_number_of_rows_agrees_here(family: str, opened: Callable[..., MlxEngine]):
+    engine = opened(family, rows=None)
+    assert engine.rows == Rows(1, 32)
+    assert engine.describe()["rows"] == "1-32"
+    assert measure(engine, rows=(1, 2, 5, 12)).row_invariant
+
+
+def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
+    made: Callable[..., Path], calls: dict[str, int]
+):
+    settings = EngineSettings(cache_tokens=512, min_rows=1)
+    engine = MlxEngine(made("llama"), mlx.CONTEXT, settings)
+    assert (engine.min_rows, engine.rows) == (1, Rows(1, 32))
+    assert calls["model"] == 1  # how many columns the logits have
+
+
+# -- life ------------------------------------------------------------------------------------------
+
+
+def test_the_engine_may_be_driven_by_another_thread(opened: Callable[..., MlxEngine]):
+    engine = opened("qwen3_5", taps=(0,))
+    expected = rows_of(engine, TEXT, [40])
+    found: list[Any] = []
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT[:10], 0))])
+        sequence.commit(10)
+
+        def drive() -> None:
+            result = engine.step([(sequence, Block(TEXT[10:20], 10))])
+            found.extend([result.logits[0], result.taps[0]["tap.0"]])
+
+        for kept in (4, 10):
+            worker = threading.Thread(target=drive)
+            worker.start()
+            worker.join()
+            sequence.commit(kept)
+            if kept == 4:
+                assert np.array_equal(found[0], expected[10:20])
+                sequence.rewind(10)
+        with closing(sequence.fork(20)) as other:
+            for one in (sequence, other):
+                assert np.array_equal(step(engine, one, TEXT[20:]), expected[20:])
+
+
+def test_a_call_that_fails_leaves_its_sequences_as_they_were(
+    opened: Callable[..., MlxEngine], monkeypatch: pytest.MonkeyPatch
+):
+    import mlx.core as mx
+
+    engine = opened("lfm2")
+    expected = rows_of(engine, TEXT, [40])
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT[:20], 0))])
+        sequence.commit(20)
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("[metal::malloc] Attempting to allocate 9 bytes")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(mx, "eval", fail)
+            with pytest.raises(ModelError, match=r"MLX failed: .* to allocate 9 bytes"):
+                step(engine, sequence, TEXT[20:30])
+        assert sequence.length == 20
+        assert np.array_equal(step(engine, sequence, TEXT[20:30]), expected[20:30])
+
+
+def test_a_fork_that_finds_no_room_shares_nothing(made: Callable[..., Path]):
+    engine = MlxEngine(made("llama"), mlx.CONTEXT, EngineSettings(cache_tokens=64))
+    with closing(engine.open()) as sequence:
+        engine.step([(sequence, Block(TEXT, 1))])
+        sequence.commit(40)
+        with closing(sequence.fork(40)) as other:
+            assert other.length == 0
+        assert sequence.length == 40
+    assert engine.free_slots == 64
+
+
+def test_without_a_number_the_cache_holds_a_context(made: Callable[..., Path]):
+    engine = MlxEngine(made("llama"), 300, rows=Rows(1, 32))
+    assert engine.free_slots == 320  # whole blocks
+
+
+def test_threads_cannot_be_set(made: Callable[..., Path]):
+    with pytest.raises(InvalidRequest, match="takes no number of threads"):
+        open_engine("mlx", made("llama"), 64, EngineSettings(threads=2))
+
+
+def test_sequences_of_another_engine_are_refused(opened: Callable[..., MlxEngine]):
+    stranger: Any = object()
+    with pytest.raises(TypeError, match="a object is not a sequence of this engine"):
+        opened("llama").step([(stranger, Block([1], 1))])

@@ -1,0 +1,142 @@
+"""Which numbers of rows the calls of a model may have."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.engines import EngineSettings
+from paceline.engines.measure import measure
+from paceline.engines.mlx.engine import MlxEngine
+from paceline.engines.mlx.listen import listen
+from paceline.engines.mlx.model import LoadedModel, load
+from paceline.engines.mlx.rows import ANY, CANDIDATES, Rows, agree, choose
+from support import mlx
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "lengths"),
+    [
+        (Rows(1, 32), 1, [1]),
+        (Rows(1, 8), 8, [8]),
+        (Rows(2, 4), 9, [4, 4, 1]),
+        (Rows(8, 8), 17, [8, 8, 1]),
+        (Rows(8, 8), 0, []),
+    ],
+)
+def test_a_block_is_cut_into_calls(rows: Rows, count: int, lengths: list[int]):
+    parts = [list(range(count))[part] for part in rows.cut(count)]
+    assert [len(part) for part in parts] == lengths
+    assert [row for part in parts for row in part] == list(range(count))
+
+
+SEEN = {
+    (1, 0): [b"a"],
+    (2, 0): [b"A", b"b"],
+    (4, 0): [b"A", b"b", b"c", b"d"],
+    (8, 0): [b"A", b"b", b"c", b"D", b"e", b"f", b"g", b"h"],
+    (4, 3): [b"d", b"e", b"f", b"g"],
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "same"),
+    [
+        (Rows(1, 2), False),
+        (Rows(2, 4), True),
+        (Rows(1, 1), True),
+        (Rows(2, 8), False),  # the fourth position
+        (Rows(8, 8), True),
+        (Rows(16, 16), True),  # none were looked at
+    ],
+)
+def test_rows_agree_where_every_call_gave_a_position_the_same_bits(rows: Rows, same: bool):
+    assert agree(rows, SEEN) is same
+
+
+def test_candidates_are_among_the_numbers_that_are_tried():
+    from paceline.engines.mlx.rows import _TRIED
+
+    assert {number for rows in CANDIDATES for number in rows} <= set(_TRIED)
+
+
+# -- of a model whose kernels differ ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    mlx.needs()
+    return mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "llama", "llama", num_hidden_layers=1)
+
+
+Off = Callable[[int, int], Any]
+"""By how much each row's logits are off: of a call with so many rows behind so many slots."""
+
+
+def with_kernels(folder: Path, off: Off) -> LoadedModel:
+    """A model whose rows depend on how they are computed, as `off` says."""
+    import mlx.core as mx
+
+    model = LoadedModel(load(folder))
+
+    def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        held = kwargs["cache"][0].offset
+        rows = args[0].shape[1]
+        return call(*args, **kwargs) + mx.array(np.float32(off(rows, held)))
+
+    listen(model.module, hook)
+    return model
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize(
+    ("off", "expected"),
+    [
+        (lambda rows, held: 0, ANY),
+        (lambda rows, held: 0.01 * (rows > 8), Rows(1, 8)),
+        (lambda rows, held: 0.01 * (rows > 4), Rows(1, 4)),
+        (lambda rows, held: 0.01 * (rows == 1) + 0.02 * (rows > 8), Rows(2, 8)),
+        (lambda rows, held: 0.01 * (rows == 1) + 0.02 * (rows > 4), Rows(2, 4)),
+        (lambda rows, held: 0.01 * rows, Rows(8, 8)),
+        # By its place in the call.
+        (lambda rows, held: 0.01 * np.arange(rows)[:, None], None),
+        # One row alone, behind thousands of slots.
+        (lambda rows, held: 0.01 * (held > 4096 and rows == 1), Rows(2, 8)),
+    ],
+    ids=["none", "above 8", "above 4", "one, above 8", "one, above 4", "all", "place", "far"],
+)
+def test_the_cheapest_numbers_that_agree_are_chosen(folder: Path, off: Off, expected: Rows | None):
+    assert choose(with_kernels(folder, off), 8192) == expected
+
+
+@pytest.mark.mlx
+def test_a_short_context_is_looked_at_as_far_as_it_goes(folder: Path):
+    def far(rows: int, held: int) -> float:
+        return 0.01 * (held > 4096 and rows == 1)
+
+    assert choose(with_kernels(folder, far), 4000) == ANY
+    assert choose(with_kernels(folder, far), 16) == ANY
+
+
+@pytest.mark.mlx
+def test_calls_with_the_numbers_that_were_chosen_are_measured_exact(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = with_kernels(folder, lambda rows, held: 0.01 * rows)
+    monkeypatch.setattr("paceline.engines.mlx.engine.LoadedModel", lambda *_: model)
+    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
+    assert (engine.rows, engine.min_rows) == (Rows(8, 8), 2)
+    assert measure(engine, rows=(1, 2, 8, 12)).row_invariant
+    engine.rows = ANY
+    assert not measure(engine, rows=(1, 2, 8, 12)).row_invariant
+
+
+@pytest.mark.mlx
+def test_where_no_numbers_agree_nothing_is_promised(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    model = with_kernels(folder, lambda rows, held: 0.01 * np.arange(rows)[:, None])
+    monkeypatch.setattr("paceline.engines.mlx.engine.LoadedModel", lambda *_: model)
+    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
+    # With fewer than two rows at least, no answer is said to be exact.
+    assert (engine.rows, engine.min_rows) == (ANY, 1)

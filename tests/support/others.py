@@ -1,0 +1,115 @@
+"""Others who use a server while something goes wrong there: none of them may notice."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.runtime import Model
+from support.server import Running
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASKED: list[dict[str, Any]] = [
+    {"prompt": "the rain in the rain", "max_tokens": 12, "temperature": 0},
+    {"prompt": "one and two and one", "max_tokens": 12, "temperature": 1.1, "seed": 5},
+]
+LONG: dict[str, Any] = {
+    "prompt": "this is the one",
+    "max_tokens": 450,
+    "ignore_eos": True,
+    "temperature": 0,
+    "speculation": {"drafter": "none"},
+}
+"""What takes 1.4 seconds at least with a model that is `slowed`."""
+
+
+@contextmanager
+def slowed(model: Model) -> Iterator[None]:
+    """Each call of the engine takes 3 ms at least, so that there is time for faults."""
+    step = model.engine.step
+
+    def slowly(work: Any) -> Any:
+        time.sleep(0.003)
+        return step(work)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.engine, "step", slowly)
+        yield
+
+
+class Others:
+    """Two clients who ask for the same again and again."""
+
+    def __init__(self, model: Model) -> None:
+        """Find out what they get alone, from a model whose cache is empty."""
+        self._slots = model.engine.free_slots
+        self.expected = []
+        for body in ASKED:
+            options: Any = {name: value for name, value in body.items() if name != "prompt"}
+            found = model.generate(body["prompt"], raw=True, drafter="none", **options)
+            self.expected.append(found.text)
+
+    @contextmanager
+    def unharmed(self, server: Running) -> Iterator[None]:
+        """They ask all the while; in the end the server is at rest and all slots are there."""
+        over = threading.Event()
+
+        def ask(at: int) -> set[str]:
+            found = set[str]()
+            while not (found and over.is_set()):
+                found.add(answer(server, ASKED[at], stream=bool(at)))
+            return found
+
+        with ThreadPoolExecutor(len(ASKED)) as pool:
+            asking = [pool.submit(ask, at) for at in range(len(ASKED))]
+            try:
+                yield
+            finally:
+                over.set()
+        assert [each.result() for each in asking] == [{text} for text in self.expected]
+        server.rest()
+        assert server.get("/health").status_code == 200
+        until(lambda: counted(server) == self._slots)
+
+
+def counted(server: Running) -> int:
+    """Slots that are free, and those that the prompt cache holds, each once."""
+    entries: Any = server.scheduler.prompts._entries
+    held = {block for entry in list(entries) for block in entry.slots._numbers}
+    engine = server.model.engine
+    return engine.free_slots + len(held) * engine.block_size
+
+
+def answer(server: Running, body: dict[str, Any], *, stream: bool) -> str:
+    """The text; who finds the queue full comes again."""
+    while (response := server.post(TEXT, {**body, "stream": stream})).status_code == 429:
+        time.sleep(0.05)
+    assert response.status_code == 200, response.text
+    if not stream:
+        return str(response.json()["choices"][0]["text"])
+    *events, end = response.text.removeprefix("data: ").rstrip("\n").split("\n\ndata: ")
+    assert end == "[DONE]"
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+def fault(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """OpenAI's error object."""
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait for it; it has to come."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.005)
