@@ -108,6 +108,16 @@ def _check_greedy(gguf: Path, question: Question, found: Answered) -> None:
     assert (logits.max(axis=1) - picked).max() < CLOSE
 
 
+def test_a_form_of_a_model_is_compared_with_what_it_was_made_from(
+    tiny_files: ModelFiles, tiny_gguf: Path
+):
+    form = replace(tiny_files, name=f"{tiny_gguf}@coreml", engine="coreml")
+    with Target(form, context=9, progress=QUIET) as target:
+        assert target.gguf == tiny_gguf.resolve()
+    with Target(replace(tiny_files, engine="mlx"), context=9, progress=QUIET) as target:
+        assert target.checkpoint == tiny_files.folder
+
+
 def test_a_model_without_a_gguf_file_is_not_for_llama_cpp(
     tiny_files: ModelFiles, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

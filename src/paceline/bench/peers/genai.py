@@ -28,7 +28,10 @@ def open_peers(target: Target) -> list[Peer]:
         NotComparable: the model is not one for OpenVINO.
     """
     if target.files.engine != "openvino":
-        raise NotComparable(f"{target.files.name} is a model for the engine {target.files.engine}")
+        raise NotComparable(
+            f"{target.files.name} is a model for the engine {target.files.engine}; GenAI runs "
+            "those for openvino"
+        )
     return [GenAi("GenAI", target, {}), GenAi("GenAI f32", target, _OURS)]
 
 

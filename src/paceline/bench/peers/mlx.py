@@ -15,7 +15,7 @@ _DRAFT_TOKENS = 3
 
 _GROUP, _BITS = 64, 8
 """Weights as `mlx_lm.convert -q --q-bits 8` makes them, unless they are quantized already: about as
-many bytes a token as paceline reads."""
+many bytes a token as paceline reads. Where paceline runs the checkpoint itself, so does mlx-lm."""
 
 
 def open_peers(target: Target) -> list[Peer]:
@@ -39,14 +39,15 @@ class MlxLm:
         import mlx.core as mx
 
         self._target = target
-        self._model = _load(target.checkpoint)
+        as_it_is = target.files.engine == "mlx"
+        self._model = _load(target.checkpoint, as_it_is=as_it_is)
         smaller = target.draft_checkpoint
-        self._draft = None if smaller is None else _load(smaller)
+        self._draft = None if smaller is None else _load(smaller, as_it_is=as_it_is)
         self.ways = (PLAIN,) if smaller is None else (PLAIN, DRAFT)
         drafting = {"draft_model": target.draft, "num_draft_tokens": _DRAFT_TOKENS}
         self.settings: Mapping[str, Any] = {
             "device": str(mx.default_device()),
-            "weights": f"{_BITS} bits, groups of {_GROUP}",
+            "weights": "the checkpoint's" if as_it_is else f"{_BITS} bits, groups of {_GROUP}",
             **({} if smaller is None else drafting),
         }
 
@@ -89,12 +90,13 @@ class MlxLm:
             yield int(token), was_drafted
 
 
-def _load(folder: Path) -> Any:
+def _load(folder: Path, *, as_it_is: bool) -> Any:
     from mlx import nn
     from mlx_lm.utils import load_model
 
     model = load_model(folder)[0]
-    nn.quantize(model, _GROUP, _BITS, class_predicate=_can_be_quantized)
+    if not as_it_is:
+        nn.quantize(model, _GROUP, _BITS, class_predicate=_can_be_quantized)
     return model
 
 

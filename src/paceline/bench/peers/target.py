@@ -83,6 +83,8 @@ class Target(contextlib.ExitStack):
             MissingExtra: what writes it from a GGUF file is not installed.
             ModelError: there is none, and none can be made.
         """
+        if self.files.engine == "mlx":  # paceline's own form is one
+            return self.files.folder
         return self._as_checkpoint(self._origin)
 
     @cached_property
@@ -102,7 +104,10 @@ class Target(contextlib.ExitStack):
 
     @cached_property
     def _origin(self) -> Origin:
-        return self._open(self.files.name)
+        name = self.files.name
+        if not Path(name).exists():
+            name = name.partition("@")[0]  # what stands behind says which form of it
+        return self._open(name)
 
     def _open(self, name: str) -> Origin:
         return open_origin(name, Path(tempfile.mkdtemp(dir=self._work)), self._progress)
