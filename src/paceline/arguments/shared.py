@@ -23,9 +23,7 @@ def add_model(parser: ArgumentParser) -> None:
     """Which model, and how it is run."""
     group = parser.add_argument_group("model")
     group.add_argument("--model", default=DEFAULT_MODEL, help="name, path or hub name")
-    group.add_argument(
-        "--engine", help="openvino, coreml or mlx; default: as the model needs"
-    )
+    group.add_argument("--engine", help="openvino, coreml or mlx; default: as the model needs")
     group.add_argument("--rows", type=int, default=2, help="least rows a call: 2 is exact, 1 not")
     group.add_argument("--cache-tokens", type=int, help="slots for keys and values")
     group.add_argument("--threads", type=int)

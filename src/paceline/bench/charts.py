@@ -28,6 +28,8 @@ _CURVES = (
     ("decode_tokens_per_second", "Decode, tokens a second", None),
     ("prefill_tokens_per_second", "Prefill, tokens a second", None),
 )
+_OWN = ("ratio_own_plain", "Speed over its own plain decoding", 1.0)
+"""What a peer's speculation brings it."""
 _PARTS = {
     "verify": "verify_seconds",
     "draft": "draft_seconds",
@@ -96,7 +98,7 @@ def _curves(rows: Sequence[Row], place: str) -> Iterator[Chart]:
 
 def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
     """Speed-up and tokens per step, by kind of prompt, or by case where there is one kind."""
-    for measure, title, line in _CURVES[:2]:
+    for measure, title, line in (*_CURVES[:2], _OWN):
         there = [row for row in rows if measure in row.measures]
         kinds = list(dict.fromkeys(row.kind for row in there))
         of: Callable[[Row], str] = attrgetter("kind" if len(kinds) > 1 else "case")
@@ -128,7 +130,7 @@ def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
             ["all", *groups] if len(groups) > 1 else groups,
             found,
             line,
-            log=measure == "ratio",
+            log=measure.startswith("ratio"),
         )
 
 
@@ -259,7 +261,7 @@ def _joined(rows: Sequence[Row], measure: str) -> Spread:
         values = rows[0].measures[measure]
         return Spread(median(values), min(values), max(values))
     middle = [median(row.measures[measure]) for row in rows]
-    mean = geometric_mean(middle) if measure.endswith("ratio") else fmean(middle)
+    mean = geometric_mean(middle) if measure.startswith("ratio") else fmean(middle)
     return Spread(mean, min(middle), max(middle))
 
 

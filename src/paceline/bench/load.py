@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.bench.suite import SuitePrompt
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 
 _TIMEOUT_SECONDS = 600.0
 
@@ -102,8 +102,10 @@ def model_of(url: str, key: str | None = None) -> str:
     Raises:
         InvalidRequest: nobody answers there, or not as an OpenAI-compatible server does.
     """
-    import httpx
-
+    try:
+        import httpx
+    except ImportError as error:
+        raise MissingExtra(f"{url} is asked with httpx: pip install httpx") from error
     try:
         answer = httpx.get(f"{url}/models", headers=_headers(key), timeout=30.0)
         answer.raise_for_status()

@@ -128,7 +128,8 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     if record.suite_sha256:
         yield "prompts (SHA-256)", record.suite_sha256[:12]
     if any("same_tokens" in row.facts for row in record.rows):
-        yield "tokens equal to plain decoding's", "; ".join(_same(record))
+        whose = "the contender's own plain ones" if record.kind == "peers" else "plain decoding's"
+        yield f"answers equal to {whose}", "; ".join(_same(record))
 
 
 def _same(record: Record) -> Iterator[str]:
