@@ -114,6 +114,9 @@ class Service:
             InvalidRequest: it is empty.
             Refused: it is too long.
         """
+        least = self.words.least(prompt) if isinstance(prompt, str) else len(prompt)
+        if least > self.context:  # whatever its tokens are: making them would take its time
+            raise too_long(least, self.context, at_least=isinstance(prompt, str))
         tokens = self.scheduler.model.tokens(prompt, raw=True)
         if len(tokens) >= self.context:
             raise too_long(len(tokens), self.context)
@@ -163,7 +166,13 @@ class Service:
         seed = None if body.seed in (None, -1) else body.seed
         found = []
         for index in range(body.n):
-            asked: Options = {**chosen, "constraint": form()}  # type: ignore[typeddict-item]
+            constraint = form()
+            if constraint is not None and body.ignore_eos:
+                raise Refused(
+                    "ignore_eos: an answer of a given form ends where the form does",
+                    param="ignore_eos",
+                )
+            asked: Options = {**chosen, "constraint": constraint}  # type: ignore[typeddict-item]
             asked["seed"] = None if seed is None else (seed + index) % 2**64
             request, silent = check(asked), body.most == 0
             found.append(Ask(tokens, request, body.cache_salt, body.cache_prompt, silent, index))
@@ -210,6 +219,13 @@ class Service:
         """The option for what the client expects."""
         if prediction is None:
             return {}
+        least = self.words.least(prediction.content)
+        if least > self.context:
+            raise Refused(
+                f"prediction.content: has at least {least} tokens, and an answer at most "
+                f"{self.context}",
+                param="prediction.content",
+            )
         return {"prediction": self.tokenizer.encode(prediction.content)}
 
     def _sampling(self, body: Common) -> dict[str, Any]:
