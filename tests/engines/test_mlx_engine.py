@@ -391,7 +391,7 @@ def test_what_is_built_on_a_step_is_computed_with_it(
     with closing(engine.open()) as sequence:
         calls.update(waits=0)
         started = engine.start([(sequence, Block(TEXT, 1))])
-        doubled = started.asked[0].taps[1] * 2
+        doubled = started.asked[0].taps.arrays[1] * 2
         result = engine.finish(started, doubled)
         assert calls["waits"] == 1
     assert np.array_equal(np.array(doubled), 2 * result.taps[0]["tap.1"])
@@ -465,6 +465,8 @@ def test_a_call_that_fails_leaves_its_sequences_as_they_were(
             with pytest.raises(ModelError, match=r"MLX failed: .* to allocate 9 bytes"):
                 step(engine, sequence, TEXT[20:30])
         assert sequence.length == 20
+        with pytest.raises(ValueError, match="commit"):
+            sequence.commit(1)
         assert np.array_equal(step(engine, sequence, TEXT[20:30]), expected[20:30])
 
 

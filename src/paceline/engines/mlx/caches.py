@@ -48,6 +48,11 @@ class Sliding:
         found: tuple[Array, Array] = self.slots.update_and_fetch(keys, values)
         return found
 
+    def keys_and_values(self) -> tuple[Array, Array]:
+        """What is held, for layers that share it with another."""
+        found: tuple[Array, Array] = self.slots.keys_and_values()
+        return found
+
     def make_mask(
         self, rows: int, window_size: int | None = None, return_array: bool = False
     ) -> Any:

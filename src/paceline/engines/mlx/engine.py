@@ -10,79 +10,28 @@ are not part of that: they are read in calls of up to `reads` rows, as fast as t
 the head is not computed for them.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from paceline.decoding.types import Best, Block, Logits, tap_name
+from paceline.decoding.types import Block
 from paceline.engines.base import EngineSettings, StepResult
 from paceline.engines.base import Sequence as AnySequence
 from paceline.engines.mlx.caches import SLOTS, slot_bytes
 from paceline.engines.mlx.listen import Array
-from paceline.engines.mlx.model import LoadedModel, device, load
+from paceline.engines.mlx.model import LoadedModel, device, in_a_line, load
 from paceline.engines.mlx.rows import ANY, Rows, choose
 from paceline.engines.mlx.sequence import MlxSequence
+from paceline.engines.mlx.step import Asked, Started, TapArrays
 from paceline.engines.slots import BlockPool, reserve_all
 from paceline.errors import InvalidRequest, ModelError
-
-Floats = npt.NDArray[np.float32]
 
 READS = 512
 """Rows of a call that reads a prompt."""
 
 _DEFAULT_CACHE_BYTES = 2 << 30
 """Keys and values a model gets at most when the caller does not say."""
-
-
-class Asked(NamedTuple):
-    """What a block will have brought, once it is evaluated."""
-
-    logits: Array | None
-    """[rows, vocab] float32; None where `best` has them, or none were wanted."""
-    best: tuple[Array, Array] | None
-    """Tokens and scores, [rows] each."""
-    taps: dict[int, Array]
-    """[T, d] for each layer that is tapped."""
-    rows: int
-
-
-class Started(NamedTuple):
-    """A step that was begun: its graph, nothing of which need have been computed."""
-
-    sequences: Sequence[MlxSequence]
-    asked: Sequence[Asked]
-    seconds: float
-    """What building the graph took."""
-
-    @property
-    def arrays(self) -> list[Any]:
-        """All that has to be evaluated before the next step."""
-        brought = [[each.logits, each.best, each.taps] for each in self.asked]
-        return [brought, [sequence.states.arrays() for sequence in self.sequences]]
-
-
-class TapArrays(Mapping[str, Floats]):
-    """The tapped hidden states of a block; they come to the host when they are asked for."""
-
-    def __init__(self, arrays: dict[int, Array]) -> None:
-        """`arrays` are [T, d], by layer."""
-        self.arrays = arrays
-        """As they lie on the device, by layer: for a drafter that computes there, too."""
-
-    def __getitem__(self, name: str) -> Floats:
-        """[T, d] float32, by `tap_name`."""
-        names = {tap_name(layer): array for layer, array in self.arrays.items()}
-        return _floats(names[name])
-
-    def __iter__(self) -> Any:
-        return map(tap_name, self.arrays)
-
-    def __len__(self) -> int:
-        return len(self.arrays)
 
 
 class MlxEngine:
@@ -131,8 +80,7 @@ class MlxEngine:
                 if rows is None:
                     self.min_rows = 1  # which says that nothing is promised
         except Exception as error:  # of any kind: a config that fits no weights shows here
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ModelError(f"{folder} cannot be run by mlx-lm: {reason}") from error
+            raise ModelError(f"{folder} cannot be run by mlx-lm: {in_a_line(error)}") from error
         self.rows = rows or ANY
         """The numbers of rows that calls have."""
         tokens = settings.cache_tokens
@@ -167,6 +115,7 @@ class MlxEngine:
 
         Raises:
             CacheFull: there are no slots for the blocks. Nothing was run.
+            ModelError: MLX could not read a prompt: there is no memory for it, most likely.
         """
         started = perf_counter()
         sequences = [_own(sequence) for sequence, _ in work]
@@ -174,13 +123,8 @@ class MlxEngine:
         reserve_all(
             [(one, len(block.tokens)) for one, block in zip(sequences, blocks, strict=True)]
         )
-        asked = []
-        for sequence, block in zip(sequences, blocks, strict=True):
-            try:
-                asked.append(self._ask(sequence, block))
-            except BaseException:
-                sequence.forget()
-                raise
+        with _forgetting(sequences):
+            asked = [self._ask(one, block) for one, block in zip(sequences, blocks, strict=True)]
         return Started(sequences, asked, perf_counter() - started)
 
     def finish(self, started: Started, *also: Array) -> StepResult:
@@ -192,23 +136,14 @@ class MlxEngine:
         import mlx.core as mx
 
         began = perf_counter()
-        try:
+        with _forgetting(started.sequences):
             mx.eval(started.arrays, also)
-        except BaseException as error:
-            for sequence in started.sequences:
-                sequence.forget()
-            if isinstance(error, RuntimeError):
-                reason = " ".join(str(error).split())
-                raise ModelError(
-                    f"MLX failed: {reason}; a shorter prompt or fewer cache_tokens may help"
-                ) from error
-            raise
         waited = perf_counter() - began
         return StepResult(
-            [self._logits(each) for each in started.asked],
-            [TapArrays(each.taps) for each in started.asked],
+            started.logits(self.vocab_size),
+            [each.taps for each in started.asked],
             started.seconds + waited,
-            [None if each.best is None else _best(*each.best) for each in started.asked],
+            started.best(),
             {"graph": started.seconds, "device": waited},
         )
 
@@ -248,14 +183,13 @@ class MlxEngine:
             logits.append(called.logits)
             taps.append(called.taps)
         sequence.ran(block.tokens)
-        tapped = {tap: mx.concatenate([each[tap] for each in taps]) for tap in self.taps}
+        tapped = TapArrays({tap: mx.concatenate([each[tap] for each in taps]) for tap in self.taps})
         if not block.rows:
-            return Asked(None, None, tapped, 0)
+            return Asked(None, None, tapped)
         wanted = mx.concatenate(logits)[-block.rows :].astype(mx.float32)
         if block.best:
-            best = mx.argmax(wanted, axis=1), mx.max(wanted, axis=1)
-            return Asked(None, best, tapped, block.rows)
-        return Asked(wanted, None, tapped, block.rows)
+            return Asked(None, (mx.argmax(wanted, axis=1), mx.max(wanted, axis=1)), tapped)
+        return Asked(wanted, None, tapped)
 
     def _read(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
         """Run tokens whose logits nobody wants; their taps."""
@@ -284,11 +218,6 @@ class MlxEngine:
         mx.eval(logits, states.arrays())
         return logits.shape[-1], slot_bytes(states.caches)
 
-    def _logits(self, asked: Asked) -> Logits:
-        if asked.logits is None:
-            return np.zeros((0, self.vocab_size), np.float32)
-        return np.array(asked.logits)
-
 
 def _own(sequence: AnySequence) -> MlxSequence:
     if not isinstance(sequence, MlxSequence):
@@ -296,12 +225,15 @@ def _own(sequence: AnySequence) -> MlxSequence:
     return sequence
 
 
-def _floats(array: Array) -> Floats:
-    """On the host, as float32."""
-    import mlx.core as mx
-
-    return np.array(array.astype(mx.float32))
-
-
-def _best(tokens: Array, scores: Array) -> Best:
-    return Best(np.array(tokens).astype(np.int64), np.array(scores))
+@contextlib.contextmanager
+def _forgetting(sequences: Sequence[MlxSequence]) -> Iterator[None]:
+    """Forget what the model holds of sequences whose call fails: their tokens are run again."""
+    try:
+        yield
+    except BaseException as error:
+        for sequence in sequences:
+            sequence.forget()
+        if isinstance(error, RuntimeError):
+            reason = in_a_line(error)
+            raise ModelError(f"MLX failed: {reason}; a shorter prompt may help") from error
+        raise

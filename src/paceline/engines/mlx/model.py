@@ -6,6 +6,7 @@ here a second time: its classes, its caches and its quantized layers are mlx-lm'
 
 import importlib.util
 import platform
+import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,9 @@ from paceline.errors import InvalidRequest, MissingExtra, ModelError
 
 _PADDING = 0
 """Token of a row that nobody reads: any will do."""
+
+_LONGEST_REASON = 300
+"""Characters of an error that are passed on."""
 
 
 class Called(NamedTuple):
@@ -137,7 +141,12 @@ def load(folder: Path) -> Any:
     try:
         return load_model(folder)[0]
     except Exception as error:  # of any kind: what a config lacks shows in the model's own code
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, KeyError):
-            reason = f"it lacks {reason}"
-        raise ModelError(f"{folder} cannot be loaded by mlx-lm: {reason}") from error
+        raise ModelError(f"{folder} cannot be loaded by mlx-lm: {in_a_line(error)}") from error
+
+
+def in_a_line(error: BaseException) -> str:
+    """What MLX or mlx-lm says is wrong, which may be a list of all tensors."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, KeyError):
+        reason = f"there is no {reason}"
+    return textwrap.shorten(reason, _LONGEST_REASON, placeholder=" ...")

@@ -38,6 +38,7 @@ class MlxSequence(BlockTable):
     def forget(self) -> None:
         """Hold nothing: what a call that failed has left behind is unknown."""
         self._states = None
+        self.rewind(self.length)  # what was run cannot be committed
 
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the last block."""

@@ -1,0 +1,73 @@
+"""A step of the engine between its two halves: the graph that was built, and what is asked."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.types import Best, Logits, tap_name
+from paceline.engines.mlx.listen import Array
+from paceline.engines.mlx.sequence import MlxSequence
+
+Floats = npt.NDArray[np.float32]
+
+
+class TapArrays(Mapping[str, Floats]):
+    """The tapped hidden states of a block; they come to the host when they are asked for."""
+
+    def __init__(self, arrays: dict[int, Array]) -> None:
+        """`arrays` are [T, d], by layer."""
+        self.arrays = arrays
+        """As they lie on the device, by layer: for a drafter that computes there, too."""
+
+    def __getitem__(self, name: str) -> Floats:
+        """[T, d] float32, by `tap_name`."""
+        import mlx.core as mx
+
+        named = {tap_name(layer): array for layer, array in self.arrays.items()}
+        return np.array(named[name].astype(mx.float32))
+
+    def __iter__(self) -> Iterator[str]:
+        return map(tap_name, self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+class Asked(NamedTuple):
+    """What a block will have brought, once it is evaluated."""
+
+    logits: Array | None
+    """[rows, vocab] float32; None where `best` has them, or none were wanted."""
+    best: tuple[Array, Array] | None
+    """Tokens and scores, [rows] each."""
+    taps: TapArrays
+
+
+class Started(NamedTuple):
+    """A step that was begun: its graph, nothing of which need have been computed."""
+
+    sequences: Sequence[MlxSequence]
+    asked: Sequence[Asked]
+    seconds: float
+    """What building the graph took."""
+
+    @property
+    def arrays(self) -> list[Any]:
+        """All that has to be evaluated before the next step."""
+        brought = [[each.logits, each.best, each.taps.arrays] for each in self.asked]
+        return [brought, [sequence.states.arrays() for sequence in self.sequences]]
+
+    def logits(self, vocab_size: int) -> list[Logits]:
+        """For each block, [rows, vocab] on the host."""
+        none = np.zeros((0, vocab_size), np.float32)
+        return [none if each.logits is None else np.array(each.logits) for each in self.asked]
+
+    def best(self) -> list[Best | None]:
+        """For each block its best tokens, where it asked for no more."""
+        return [None if each.best is None else _best(*each.best) for each in self.asked]
+
+
+def _best(tokens: Array, scores: Array) -> Best:
+    return Best(np.array(tokens).astype(np.int64), np.array(scores))

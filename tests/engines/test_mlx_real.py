@@ -1,0 +1,59 @@
+"""The default model itself, as mlx-lm converts it. MLX's CPU build takes seconds for a sentence."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.decoding.generation import Stopping
+from paceline.decoding.policy import Fixed
+from paceline.drafters import create
+from paceline.engines import EngineSettings
+from paceline.engines.mlx.engine import MlxEngine
+from paceline.engines.mlx.rows import Rows
+from paceline.models import DEFAULT_MODEL, QUIET
+from paceline.models.checkpoint import open_checkpoint
+from support import mlx
+from support.driver import generation, run
+
+pytestmark = [pytest.mark.mlx, pytest.mark.real_model, pytest.mark.slow]
+
+TEXT = "red, green, blue, red, green, blue, red, green,"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Hugging Face form of the GGUF file."""
+    mlx.needs()
+    from paceline.coreml.source import open_source
+
+    kept = tmp_path_factory.mktemp("real") / "checkpoint"
+    with open_source(DEFAULT_MODEL, kept.parent, QUIET) as source:
+        shutil.copytree(source.checkpoint, kept)
+        shutil.copy(source.tokenizer, kept / "tokenizer.json")
+    return kept
+
+
+@pytest.mark.parametrize("weights", [{"dtype": "bfloat16"}, {"quantize": True}], ids=["16", "4"])
+def test_speculation_gives_the_tokens_of_the_plain_run(
+    weights: dict[str, Any], checkpoint: Path, tmp_path: Path
+):
+    from mlx_lm.convert import convert
+
+    convert(str(checkpoint), str(tmp_path / "converted"), **weights)
+    files = open_checkpoint(tmp_path / "converted", DEFAULT_MODEL)
+    # Which numbers of rows agree is asked of small models elsewhere: it takes a minute here.
+    engine = MlxEngine(files.path, files.context_length, EngineSettings(), rows=Rows(1, 32))
+    prompt = files.tokenizer().encode(TEXT)
+    stopping = Stopping(max_tokens=16)
+    plain, drafted = (
+        generation(engine, prompt, stopping=stopping, drafters=create(spec), policy=Fixed(6))
+        for spec in ("none", "ngram")
+    )
+    assert run(engine, [drafted])[0].tokens == run(engine, [plain])[0].tokens
+    assert len(plain.answer) == 16
+    assert drafted.counters.accepted > 0
+    assert drafted.counters.steps < plain.counters.steps == 15
+    # It is that model, and goes on as a model does that can read.
+    assert files.tokenizer().decode(plain.answer).startswith(" blue, red")
