@@ -498,6 +498,7 @@ class AnyUse(RuleBasedStateMachine):
 
 
 def test_any_use_in_any_order_gives_the_rows_of_a_fresh_sequence(engine: Engine):
+    examples = 12 if engine.name == "mlx" else 40  # there are several of that name
     run_state_machine_as_test(
-        lambda: AnyUse(engine), settings=settings(max_examples=40, stateful_step_count=30)
+        lambda: AnyUse(engine), settings=settings(max_examples=examples, stateful_step_count=30)
     )
