@@ -146,6 +146,7 @@ class Model:
         self._shared = shared_by(files, progress)
         self._shared.vocab_size = engine.vocab_size
         self._shared.open_model = self._open_small
+        self._lend()
 
     def fresh(self) -> "Model":
         """Another on the same engine and with the same drafters open, that has learnt nothing."""
@@ -249,7 +250,14 @@ class Model:
                 "without; name it when loading, or end other answers and conversations first"
             )
         self.engine = self._open_with(tuple(sorted(needed)))
+        self._lend()
         self.__dict__.pop("measurement", None)
+
+    def _lend(self) -> None:
+        """Let drafters that run in MLX have parts of the engine's model, and none of another's."""
+        if self.engine.name == "mlx":
+            engine: Any = self.engine
+            self._shared.mlx, self._shared.networks = engine.model, {}
 
     def _open_small(self, name: str) -> Small:
         """Another model to draft with.

@@ -3,15 +3,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.decoding.types import Proposal, Verified
 from paceline.drafters import Memory, Own, Shared, check, create, taps
-from paceline.drafters.dflash import Config, Context, DFlash, DFlashDrafter, read_config
+from paceline.drafters.dflash import Config, Context, DFlash, DFlashDrafter, HostRows, read_config
 from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_weights
 from paceline.drafters.dflash.target import check_pair, read_target
 from paceline.errors import InvalidRequest, ModelError
@@ -31,35 +30,16 @@ from support.dflash import (
     write_checkpoint,
     write_config,
 )
-
-FIRST_TOKENS = range(0, 320, 16)
-"""Of the blocks that a comparison looks at."""
-
-
-class Form(NamedTuple):
-    """A form of network that must compute what the paper says."""
-
-    changes: Mapping[str, Any] = MappingProxyType({})
-    draft_vocab: Sequence[int] | None = None
-
-
-FORMS = {
-    "one layer": Form({"num_hidden_layers": 1}),
-    "two layers": Form(),
-    "three layers with a window in the middle": Form(
-        {"num_hidden_layers": 3, "windows": (None, 20, None)}
-    ),
-    "windows everywhere": Form({"windows": (40, 40)}),
-    "a window shorter than a block": Form({"windows": (3, None)}),
-    "a reduced vocabulary": Form({}, range(5, 300, 3)),
-    "one tap": Form({"target_layer_ids": (1,)}),
-    "heads wider than the hidden states": Form(
-        {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
-    ),
-    "another block, RoPE and epsilon": Form(
-        {"block_size": 16, "rope_theta": 500.0, "rms_norm_eps": 0.1}
-    ),
-}
+from support.dflash_forms import (
+    FIRST_TOKENS,
+    FORMS,
+    WAYS,
+    as_features,
+    assert_close,
+    assert_same,
+    read_at_once,
+    seen,
+)
 
 
 @dataclass
@@ -122,44 +102,10 @@ def case(make_case: MakeCase) -> Case:
     return make_case()
 
 
-def assert_same(found: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
-    """All chances are the same, and all tokens but those that were as good as drawn by lot."""
-    chances = np.array([each[1] for each in found])
-    np.testing.assert_allclose(chances, [each.chances for each in expected], rtol=1e-4)
-    same = np.array([each[0] for each in found]) == [each.tokens for each in expected]
-    assert np.all(same | (np.array([each.margins for each in expected]) < 1e-3))
-    assert np.mean(same) > 0.99
-
-
 # -- what the network computes ---------------------------------------------------------------------
 
 
-def as_features(network: DFlash, rows: np.ndarray, token: int) -> Any:
-    return network.draft(network.context(), token, len(rows), rows, 0)
-
-
-def read_at_once(network: DFlash, rows: np.ndarray, token: int) -> Any:
-    context = network.context()
-    network.read(context, rows, 0)
-    return network.draft(context, token, len(rows), rows[:0], 0)
-
-
-def read_in_parts(network: DFlash, rows: np.ndarray, token: int) -> Any:
-    context = network.context()
-    for start, part in parts(rows, 77):
-        network.read(context, part, start)
-    return network.draft(context, token, len(rows), rows[:0], 0)
-
-
-def grown_by_drafting(network: DFlash, rows: np.ndarray, token: int) -> Any:
-    context = network.context()
-    # Earlier blocks add their rows, and leave nothing else behind.
-    for start, part in parts(rows, 61):
-        network.draft(context, 7, start + len(part), part, start)
-    return network.draft(context, token, len(rows), rows[:0], 0)
-
-
-@pytest.mark.parametrize("way", [as_features, read_at_once, read_in_parts, grown_by_drafting])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("length", [0, 1, 5, 100, 300])
 def test_a_block_says_what_the_paper_says(form: Case, length: int, way: Callable[..., Any]):
     rows = form.features(length)
@@ -277,13 +223,6 @@ def test_the_answer_does_not_depend_on_what_else_was_asked(case: Case):
     assert_same(found, expected)
 
 
-def assert_close(found: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
-    same = np.array([each[0] for each in found]) == [each.tokens for each in expected]
-    assert np.mean(same) > 0.8
-    chances = np.array([each[1] for each in found]) - [each.chances for each in expected]
-    assert np.mean(np.abs(chances) < 0.1) > 0.98
-
-
 def test_eight_bits_say_nearly_the_same(form: Case):
     rows = form.features(100)
     small = form.opened()
@@ -311,18 +250,6 @@ def test_embeddings_and_head_are_the_targets_own(tiny_gguf: Path, tiny_files: Mo
 
 
 # -- what the drafter does -------------------------------------------------------------------------
-
-
-def seen(rows: np.ndarray, start: int, kept: int | None = None) -> Verified:
-    """A step whose taps are the two halves of `rows`."""
-    first, second = np.split(rows, 2, axis=1)
-    return Verified(
-        [1] * len(rows),
-        start,
-        len(rows) if kept is None else kept,
-        np.zeros((0, 320), np.float32),
-        {"tap.0": first, "tap.1": second},
-    )
 
 
 def drafter_of(case: Case) -> DFlashDrafter:
@@ -471,18 +398,30 @@ def test_without_memory_nothing_is_known_of_another_request(case: Case):
 
 
 def test_a_context_says_how_much_it_knows():
-    context = Context(1, 1, 2)
-    rows = [np.ones((3, 1, 2), np.float32)] * 2
-    context.extend(rows, [4, 5, 6])
-    context.extend(rows, [10, 11, 12])
+    context = Context(HostRows(1, 1, 2))
+    context.positions += [4, 5, 6, 10, 11, 12]
     assert len(context) == 6
     context.cut(11)
     assert context.positions == [4, 5, 6, 10]
     context.cut(7)
     context.cut(7)
     assert context.positions == [4, 5, 6]
-    assert context.last(2)[1] == [5, 6]
-    assert context.last(None)[1] == [4, 5, 6]
+
+
+def test_what_waits_is_cut_as_well():
+    context = Context(HostRows(1, 1, 2))
+    context.positions += [0, 1]
+    context.waits_from = 2
+    context.waiting = [np.full((count, 1), count) for count in (3, 1, 2)]
+    context.cut(7)
+    assert [len(part) for part in context.waiting] == [3, 1, 1]
+    context.cut(5)
+    assert [len(part) for part in context.waiting] == [3]
+    context.cut(3)
+    assert [len(part) for part in context.waiting] == [1]
+    assert context.positions == [0, 1]
+    context.cut(1)
+    assert (context.waiting, context.positions) == ([], [0])
 
 
 # -- a checkpoint that cannot be used --------------------------------------------------------------
@@ -909,7 +848,8 @@ def test_a_drafter_that_comes_with_the_target_need_not_be_named(case: Case):
         ("dflash:x,window", "option window is ''; expected a number"),
         ("dflash:x,int8=2", "dflash has int8=2; expected 1, or 0 for float32"),
         ("dflash:x,int8=yes", "option int8 is 'yes'"),
-        ("dflash:x,block=4", "drafter dflash has no option 'block'; expected int8, window"),
+        ("dflash:x,block=4", "drafter dflash has no option 'block'; expected bits, int8, window"),
+        ("dflash:x,bits=3", "dflash has bits=3; expected 4 or 8"),
         ("dflash:block=4", "drafter dflash has no option 'block'"),
         ("dflash:x,y", "drafter dflash has no option 'y'"),
         ("ngram+dflash:x,int8=2", "dflash has int8=2"),
@@ -929,6 +869,20 @@ def test_where_none_comes_with_the_target_one_must_be_named(spec: str, tiny_file
     for refuse in (create, taps):
         with pytest.raises(InvalidRequest, match=r"no dflash comes with tiny.*dflash:FOLDER"):
             refuse(spec, shared)
+
+
+def test_bits_are_for_targets_that_mlx_runs(case: Case):
+    with pytest.raises(InvalidRequest, match=r"bits=4, which is for targets of .* mlx; .*int8=1"):
+        create(f"dflash:{case.folder},bits=4", Shared(graph=case.files.path))
+
+
+def test_a_target_that_mlx_runs_is_drafted_for_in_mlx(case: Case, tmp_path: Path):
+    target: Any = object()  # is not asked for anything before the checkpoint was found
+    shared = Shared(mlx=target)
+    with pytest.raises(InvalidRequest, match=r"int8, which is for drafting .*bits=8"):
+        create(f"dflash:{case.folder},int8=1", shared)
+    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
+        create(f"dflash:{tmp_path},bits=4", shared)
 
 
 def test_a_target_without_a_graph_cannot_have_one(checkpoint: Path):

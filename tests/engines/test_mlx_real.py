@@ -8,7 +8,7 @@ import pytest
 
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
-from paceline.drafters import create
+from paceline.drafters import Shared, create, shipped, taps
 from paceline.engines import EngineSettings
 from paceline.engines.mlx.engine import MlxEngine
 from paceline.engines.mlx.rows import Rows
@@ -43,17 +43,25 @@ def test_speculation_gives_the_tokens_of_the_plain_run(
 
     convert(str(checkpoint), str(tmp_path / "converted"), **weights)
     files = open_checkpoint(tmp_path / "converted", DEFAULT_MODEL)
+    brought = shipped(DEFAULT_MODEL)
+    needed = taps("dflash", Shared(shipped=brought))
     # Which numbers of rows agree is asked of small models elsewhere: it takes a minute here.
-    engine = MlxEngine(files.path, files.context_length, EngineSettings(), rows=Rows(1, 32))
+    settings = EngineSettings(taps=needed)
+    engine = MlxEngine(files.path, files.context_length, settings, rows=Rows(1, 32))
+    shared = Shared(shipped=brought, mlx=engine.model)
     prompt = files.tokenizer().encode(TEXT)
     stopping = Stopping(max_tokens=16)
-    plain, drafted = (
-        generation(engine, prompt, stopping=stopping, drafters=create(spec), policy=Fixed(6))
-        for spec in ("none", "ngram")
+    plain, *drafted = (
+        generation(
+            engine, prompt, stopping=stopping, drafters=create(spec, shared), policy=Fixed(6)
+        )
+        for spec in ("none", "ngram", "dflash")
     )
-    assert run(engine, [drafted])[0].tokens == run(engine, [plain])[0].tokens
+    (expected,) = run(engine, [plain])
     assert len(plain.answer) == 16
-    assert drafted.counters.accepted > 0
-    assert drafted.counters.steps < plain.counters.steps == 15
+    for one in drafted:
+        assert run(engine, [one]) == [expected]
+        assert one.counters.accepted > 0
+        assert one.counters.steps < plain.counters.steps == 15
     # It is that model, and goes on as a model does that can read.
     assert files.tokenizer().decode(plain.answer).startswith(" blue, red")

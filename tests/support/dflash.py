@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from paceline.drafters.dflash import Config, Context
+from paceline.drafters.dflash import Config, Context, HostRows
 from paceline.drafters.dflash.target import matrix, read_target
 from paceline.models import ModelFiles
 from paceline.training.shape import shape
@@ -24,7 +24,13 @@ Weights = dict[str, np.ndarray]
 MASK = 319
 """An unused token of the tiny target."""
 
-LEFT_OUT: Any = object()
+
+class _LeftOut:
+    def __repr__(self) -> str:  # the name of a test is made of it
+        return "LEFT_OUT"
+
+
+LEFT_OUT: Any = _LeftOut()
 """Instead of a value in config.json, or of a tensor: it is not there."""
 
 _KINDS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
@@ -275,20 +281,28 @@ class Rehearsed:
         self._features = features
         self._wrong_at = set(wrong_at)
 
-    def context(self) -> Context:
-        return Context(1, 1, 2)
+    def context(self) -> Context[HostRows]:
+        return Context(HostRows(1, 1, 2))
 
     def features(self, taps: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         return np.concatenate([taps["tap.0"][:rows], taps["tap.1"][:rows]], axis=1)
 
-    def read(self, context: Context, features: np.ndarray, start: int) -> None:
+    def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([self._features[:0], *parts])
+
+    def read(self, context: Context[HostRows], features: np.ndarray, start: int) -> None:
         positions = range(start, start + len(features))
         assert np.array_equal(features, self._features[start : start + len(features)])
         assert [*context.positions, *positions] == [*range(start + len(features))]
-        context.extend([np.zeros((len(features), 1, 2), np.float32)] * 2, positions)
+        context.positions += positions
 
     def draft(
-        self, context: Context, token: int, position: int, features: np.ndarray, start: int
+        self,
+        context: Context[HostRows],
+        token: int,
+        position: int,
+        features: np.ndarray,
+        start: int,
     ) -> tuple[list[int], list[float]]:
         self.read(context, features, start)
         assert len(context) == position

@@ -88,7 +88,7 @@ def needs() -> None:
         pytest.importorskip(module)
 
 
-def engine(name: str, request: pytest.FixtureRequest) -> Engine:
+def engine(name: str, request: pytest.FixtureRequest, taps: tuple[int, ...] = ()) -> Engine:
     """An engine for one of `CASES`, with room for a few full contexts."""
     needs()
     from paceline.engines.mlx.engine import MlxEngine
@@ -101,7 +101,7 @@ def engine(name: str, request: pytest.FixtureRequest) -> Engine:
     )
     if case.bits is not None:
         folder = quantized(folder, work / "quantized", bits=case.bits)
-    settings = EngineSettings(cache_tokens=6 * CONTEXT)
+    settings = EngineSettings(cache_tokens=6 * CONTEXT, taps=taps)
     return MlxEngine(folder, CONTEXT, settings, rows=case.rows and Rows(*case.rows))
 
 

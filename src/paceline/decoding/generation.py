@@ -29,6 +29,7 @@ from paceline.decoding.types import (
     FinishReason,
     Logits,
     Outcome,
+    Pending,
     Policy,
     Proposal,
     Taps,
@@ -371,9 +372,11 @@ class Generation:
             if self._constraint and self._proposal.tokens:
                 possible = self._constraint.possible(self._proposal.tokens)
                 self._proposal = self._proposal.cut(possible)
+        last, draft = self._tokens[-1], self._proposal.tokens
         for drafter in self._drafters:
-            drafter.sent(self._tokens, self._proposal.tokens)
-        tokens = [self._tokens[-1], *self._proposal.tokens]
+            drafter.sent(self._tokens, draft)
+        # What is still being computed is not waited for here.
+        tokens = draft.behind(last) if isinstance(draft, Pending) else [last, *draft]
         return Block(tokens, len(tokens), self._best)
 
     def _append(self, token: int) -> str:

@@ -5,10 +5,10 @@ Knows nothing of engines, files or clocks; numpy is all it imports. Terms: a *bl
 after row i.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,62 @@ Taps = Mapping[str, npt.NDArray[np.float32]]
 def tap_name(layer: int) -> str:
     """What the hidden states after a layer (0 is the first) are called."""
     return f"tap.{layer}"
+
+
+T = TypeVar("T")
+
+
+class Pending(Sequence[T]):
+    """Tokens, or their chances, that are still being computed: how many there are is known.
+
+    Whoever looks at one waits for all. Those at its beginning are as pending as the whole. An
+    engine on the same device takes `array` without looking, and computes draft and verification
+    together.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Sequence[T]],
+        length: int,
+        array: Any = None,
+        before: Sequence[T] = (),
+    ) -> None:
+        """Say what there will be.
+
+        Args:
+            read: waits, and returns `length` values or more.
+            length: how many are meant.
+            array: the same on the device, [length or more]; None: nobody there can use it.
+            before: what is known already and stands in front of them.
+        """
+        self._read, self._length = read, length
+        self._values: list[T] | None = None
+        self.array, self.before = array, before
+
+    def behind(self, first: T) -> "Pending[T]":
+        """The same behind something that is known."""
+        return Pending(self._read, self._length, self.array, [first, *self.before])
+
+    def __len__(self) -> int:
+        return len(self.before) + self._length
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[T]: ...
+
+    def __getitem__(self, at: int | slice) -> T | Sequence[T]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            pending = stop - len(self.before)
+            if pending <= 0 < step:
+                return self.before[start:stop:step]
+            if (start, step) == (0, 1):
+                return Pending(self._read, pending, self.array, self.before)
+        if self._values is None:
+            self._values = [*self.before, *self._read()[: self._length]]
+        return self._values[at]
 
 
 class Block(NamedTuple):

@@ -4,10 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from paceline.decoding.types import Drafter
 from paceline.drafters.ahead import AheadDrafter
-from paceline.drafters.dflash import Context, DFlash, DFlashDrafter, read_config
+from paceline.drafters.dflash import (
+    Context,
+    DFlash,
+    DFlashDrafter,
+    MlxDFlash,
+    MlxTarget,
+    Network,
+    read_config,
+)
 from paceline.drafters.model import ModelDrafter, Small
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
@@ -32,8 +41,10 @@ class Shared:
     """The folder of a drafter by its name: a path, or whatever else the caller knows."""
     graph: Path | None = None
     """What the target's engine opened: a dflash drafter uses its embeddings and head."""
+    mlx: MlxTarget | None = None
+    """The same of a target that MLX runs, as it lies in memory."""
     tables: dict[str, Table] = field(default_factory=dict)
-    networks: dict[str, DFlash] = field(default_factory=dict)
+    networks: dict[str, Network] = field(default_factory=dict)
     """Those that are open, by what they were asked for as."""
     open_model: Callable[[str], Small] | None = None
     """Opens a smaller model to draft with, once it was found to have the target's vocabulary."""
@@ -54,7 +65,7 @@ def shipped(model: str) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
-Memory = dict[str, Context]
+Memory = dict[str, Context[Any]]
 """What the drafters of one sequence know of it, by spec: a conversation keeps it from turn to turn,
 and cuts it where it cuts the sequence."""
 
@@ -77,8 +88,9 @@ def create(spec: str, shared: Shared | None = None, own: Own | None = None) -> l
         spec: `none`, `auto`, or parts joined by `+`: `ngram[:min=,max=,length=]`,
             `suffix[:earlier]` (also look in earlier answers of the process), `recycle`,
             `table[:FOLDER]` (left out: the one that comes with the target),
-            `dflash[:FOLDER][,window=,int8=]`, `model:NAME` (a smaller model), `ahead:model:NAME`
-            (the same, while the target verifies), `prediction`.
+            `dflash[:FOLDER][,window=,int8=,bits=]` (`bits` for a target that MLX runs, `int8` for
+            any other), `model:NAME` (a smaller model), `ahead:model:NAME` (the same, while the
+            target verifies), `prediction`.
         shared: what belongs to the target.
         own: what belongs to the request.
 
@@ -157,17 +169,30 @@ def _table(argument: str, shared: Shared, _own: Own) -> Drafter:
 
 def _dflash(argument: str, shared: Shared, own: Own) -> Drafter:
     if argument not in shared.networks:
-        if shared.graph is None:
-            raise InvalidRequest("dflash needs a target whose embeddings and head it can use")
-        path, options = _dflash_options(argument)
-        shared.networks[argument] = DFlash(
-            _folder("dflash", path, shared),
-            shared.graph,
-            window=options.get("window"),
-            int8=bool(options.get("int8", 1)),
-        )
+        shared.networks[argument] = _network(argument, shared)
     network = shared.networks[argument]
     return DFlashDrafter(network, own.memory.setdefault(argument, network.context()))
+
+
+def _network(argument: str, shared: Shared) -> Network:
+    path, options = _dflash_options(argument)
+    window, bits = options.get("window"), options.get("bits")
+    if shared.mlx is not None:
+        if "int8" in options:
+            raise InvalidRequest(
+                "dflash has int8, which is for drafting with OpenVINO; this target runs in MLX: "
+                "expected bits=8 or bits=4, or neither for the drafter's own precision"
+            )
+        return MlxDFlash(_folder("dflash", path, shared), shared.mlx, window=window, bits=bits)
+    if shared.graph is None:
+        raise InvalidRequest("dflash needs a target whose embeddings and head it can use")
+    if bits is not None:
+        raise InvalidRequest(
+            f"dflash has bits={bits}, which is for targets of the engine mlx; here expected "
+            "int8=1, or int8=0 for float32"
+        )
+    folder, int8 = _folder("dflash", path, shared), bool(options.get("int8", 1))
+    return DFlash(folder, shared.graph, window=window, int8=int8)
 
 
 def _dflash_folder(argument: str, shared: Shared) -> Path:
@@ -178,11 +203,13 @@ def _dflash_options(argument: str) -> tuple[str, dict[str, int]]:
     """The folder and what else was said: `FOLDER,window=512,int8=0`."""
     parts = argument.split(",")
     path = "" if "=" in parts[0] else parts.pop(0)
-    options = _options("dflash", ",".join(parts), ("int8", "window"))
+    options = _options("dflash", ",".join(parts), ("bits", "int8", "window"))
     if options.get("window", 1) < 1:
         raise InvalidRequest(f"dflash has window={options['window']}; expected 1 or more")
     if options.get("int8", 1) not in (0, 1):
         raise InvalidRequest(f"dflash has int8={options['int8']}; expected 1, or 0 for float32")
+    if options.get("bits", 8) not in (4, 8):
+        raise InvalidRequest(f"dflash has bits={options['bits']}; expected 4 or 8")
     return path, options
 
 

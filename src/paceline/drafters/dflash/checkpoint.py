@@ -4,7 +4,7 @@ Everything that is wrong with a checkpoint, or with a pair of drafter and target
 error before anything is computed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,28 +129,48 @@ def read_weights(folder: Path, config: Config) -> dict[str, Array]:
     import safetensors
 
     found: dict[str, Array] = {}
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise ModelError(f"{folder} has no .safetensors file; expected a DFlash checkpoint")
-    for path in paths:
+    for path in weight_files(folder):
         try:
             tensors = safetensors.deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
         except (OSError, safetensors.SafetensorError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
         for name, tensor in tensors:
             found[name.removeprefix("model.")] = _as_float32(path, name, tensor)
+    check_weights(folder, config, found, lambda rows: bool(np.isfinite(rows).all()))
+    return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors of a checkpoint.
+
+    Raises:
+        ModelError: there are none.
+    """
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ModelError(f"{folder} has no .safetensors file; expected a DFlash checkpoint")
+    return paths
+
+
+def check_weights(
+    folder: Path, config: Config, found: Mapping[str, Any], finite: Callable[[Any], bool]
+) -> None:
+    """Refuse tensors, by name, that are not those of the config; `finite` says it of all numbers.
+
+    Raises:
+        ModelError: naming every fault.
+    """
     faults = []
     for name, shape in config.shapes().items():
         if name not in found:
             faults.append(f"{name} is missing")
         elif found[name].shape != shape:
             faults.append(f"{name} is {list(found[name].shape)}, expected {list(shape)}")
-        elif not np.isfinite(found[name]).all():
+        elif not finite(found[name]):
             faults.append(f"{name} has values that are no numbers")
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise ModelError(f"the weights in {folder} cannot be used: {'; '.join(faults[:5])}{more}")
-    return found
 
 
 def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | None:

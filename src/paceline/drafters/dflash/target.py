@@ -2,11 +2,12 @@
 
 They are taken from the target's own OpenVINO graph, as nodes: the weights stay where they are, in
 the target's mapped file, and in its precision. A Core ML model has them as matrices of float16.
+Of a target that MLX runs they are asked for where they are used, in `mlx_network`.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,25 @@ import numpy.typing as npt
 from paceline.artifacts import EMBEDDINGS, HEAD, MANIFEST, read_json
 from paceline.drafters.dflash.checkpoint import Array, Config
 from paceline.errors import ModelError
+
+
+class Sizes(Protocol):
+    """A target's, which a drafter's have to be."""
+
+    @property
+    def layers(self) -> int:
+        """How many it has."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of hidden states."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +129,7 @@ def matrix(weight: Any, rows: npt.NDArray[np.int64] | None = None) -> Array:
     return found
 
 
-def check_pair(folder: Path, config: Config, target: Target) -> None:
+def check_pair(folder: Path, config: Config, target: Sizes) -> None:
     """Refuse a drafter that was made for another target.
 
     Raises:

@@ -1,7 +1,8 @@
 """Runs models of mlx-lm, on an Apple GPU or with MLX's CPU build.
 
 A step builds the graphs of all its blocks and evaluates them at once: it waits for the device one
-time. Sequences are run one behind the other. mlx-lm's batched caches would put them into one
+time. Drafts that are still being computed go into those graphs as they are, and are waited for with
+them. Sequences are run one behind the other. mlx-lm's batched caches would put them into one
 product, whose number of rows, and so its kernel, would then depend on who else is in the call; and
 they are padded on the left to the longest, which moves the order in which a row's sums are taken.
 
@@ -23,7 +24,7 @@ from paceline.engines.mlx.listen import Array
 from paceline.engines.mlx.model import LoadedModel, device, in_a_line, load
 from paceline.engines.mlx.rows import ANY, Rows, choose
 from paceline.engines.mlx.sequence import MlxSequence
-from paceline.engines.mlx.step import Asked, Started, TapArrays
+from paceline.engines.mlx.step import Asked, Started, TapArrays, on_device
 from paceline.engines.slots import BlockPool, reserve_all
 from paceline.errors import InvalidRequest, ModelError
 
@@ -176,7 +177,7 @@ class MlxEngine:
         short = block.rows > 0 and count <= self.rows.most
         unread = 0 if short else count - block.rows
         taps = self._read(sequence, block.tokens[:unread])
-        rest = block.tokens[unread:]
+        rest = on_device(block.tokens[unread:])
         logits = []
         for part in self.rows.cut(len(rest)):
             called = self.model.call(states, rest[part], least=self.rows.least, drafted=True)

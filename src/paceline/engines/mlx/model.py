@@ -4,11 +4,12 @@ Knows mlx-lm's loader and nothing of blocks, sampling or sequences. Nothing of a
 here a second time: its classes, its caches and its quantized layers are mlx-lm's own.
 """
 
+import copy
 import importlib.util
 import platform
 import textwrap
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,9 @@ _PADDING = 0
 
 _LONGEST_REASON = 300
 """Characters of an error that are passed on."""
+
+
+Tokens = Sequence[int] | Array
 
 
 class Called(NamedTuple):
@@ -66,34 +70,66 @@ class LoadedModel:
         return States(partial(make_caches, self.module), self._recorder)
 
     def call(
-        self, states: States, tokens: Sequence[int], *, least: int = 1, drafted: bool = False
+        self, states: States, tokens: Tokens, *, least: int = 1, drafted: bool = False
     ) -> Called:
         """Run tokens behind what `states` hold.
 
         Args:
             states: what is held of the sequence; they will hold the tokens too.
-            tokens: T token ids.
+            tokens: T token ids, or an array of them.
             least: rows the call has at least. Those that fill it up are held, too.
             drafted: whether the rows may fall, so that it must be cheap to go back among them.
         """
         import mlx.core as mx
 
-        rows = [*tokens, *[_PADDING] * (least - len(tokens))]
-        with states.call(len(rows), drafted=drafted) as caches:
-            logits = self.module(mx.array([rows]), cache=caches)[0]
         count = len(tokens)
+        rows = mx.pad(mx.array(tokens), (0, max(least - count, 0)), constant_values=_PADDING)
+        with states.call(len(rows), drafted=drafted) as caches:
+            logits = self.module(rows[None], cache=caches)[0]
         return Called(logits[:count], {tap: hs[:count] for tap, hs in self._taps.take().items()})
+
+    @property
+    def layers(self) -> int:
+        """How many it has."""
+        return len(self.module.layers)
 
     def embed(self, tokens: Array) -> Array:
         """The model's embeddings, [..., d], of token ids [...]."""
-        return _embedding(self.module)(tokens)
+        return self._embedding(tokens)
 
     def head(self, hidden: Array) -> Array:
         """Logits [..., vocab] of hidden states [..., d] that went through the last norm."""
-        embedding = _embedding(self.module)
-        named = dict(self.module.named_modules())
-        own = [module for name, module in named.items() if name.split(".")[-1] == "lm_head"]
-        return own[0](hidden) if own else embedding.as_linear(hidden)
+        return _linear(self._head)(hidden)
+
+    def head_of(self, tokens: Array) -> Callable[[Array], Array]:
+        """The head for these tokens [n] alone: its logits are [..., n].
+
+        It has its own copy of their rows, quantized as the head is.
+        """
+        rows = copy.copy(self._head)
+        for name in ("weight", "scales", "biases", "bias"):
+            if name in rows:
+                rows[name] = rows[name][tokens]
+        return _linear(rows)
+
+    @cached_property
+    def _embedding(self) -> Any:
+        from mlx import nn
+
+        kinds = (nn.Embedding, nn.QuantizedEmbedding)
+        return next(each for each in self.module.modules() if isinstance(each, kinds))
+
+    @cached_property
+    def _head(self) -> Any:
+        """A module: the embedding itself where there is no other."""
+        named = self.module.named_modules()
+        own = [module for name, module in named if name.split(".")[-1] == "lm_head"]
+        return own[0] if own else self._embedding
+
+
+def _linear(head: Any) -> Callable[[Array], Array]:
+    called: Callable[[Array], Array] = getattr(head, "as_linear", head)
+    return called
 
 
 def device() -> str:
@@ -101,14 +137,6 @@ def device() -> str:
     import mlx.core as mx
 
     return f"{mx.default_device()} {mx.device_info().get('device_name', platform.machine())}"
-
-
-def _embedding(module: Any) -> Any:
-    from mlx import nn
-
-    found = [each for each in module.modules() if isinstance(each, nn.Embedding)]
-    found += [each for each in module.modules() if isinstance(each, nn.QuantizedEmbedding)]
-    return found[0]
 
 
 def require() -> None:

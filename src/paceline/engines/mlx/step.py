@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.types import Best, Logits, tap_name
+from paceline.decoding.types import Best, Logits, Pending, tap_name
 from paceline.engines.mlx.listen import Array
 from paceline.engines.mlx.sequence import MlxSequence
 
@@ -67,6 +67,17 @@ class Started(NamedTuple):
     def best(self) -> list[Best | None]:
         """For each block its best tokens, where it asked for no more."""
         return [None if each.best is None else _best(*each.best) for each in self.asked]
+
+
+def on_device(tokens: Sequence[int]) -> Array:
+    """[T] int32. Of those that the device is still computing none is looked at."""
+    import mlx.core as mx
+
+    if isinstance(tokens, Pending) and isinstance(tokens.array, mx.array):
+        count = len(tokens) - len(tokens.before)
+        known = mx.array([*tokens.before], mx.int32)
+        return mx.concatenate([known, tokens.array[:count].astype(mx.int32)])
+    return mx.array([*tokens], mx.int32)
 
 
 def _best(tokens: Array, scores: Array) -> Best:

@@ -1,0 +1,97 @@
+"""Forms of DFlash networks, ways to show them a text, and what their answers are compared by."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.decoding.types import Verified
+from paceline.drafters.dflash import Network
+from support.dflash import Drafted, parts
+
+FIRST_TOKENS = range(0, 320, 16)
+"""Of the blocks that a comparison looks at."""
+
+
+class Form(NamedTuple):
+    """A form of network that must compute what the paper says."""
+
+    changes: Mapping[str, Any] = MappingProxyType({})
+    draft_vocab: Sequence[int] | None = None
+
+
+FORMS = {
+    "one layer": Form({"num_hidden_layers": 1}),
+    "two layers": Form(),
+    "three layers with a window in the middle": Form(
+        {"num_hidden_layers": 3, "windows": (None, 20, None)}
+    ),
+    "windows everywhere": Form({"windows": (40, 40)}),
+    "a window shorter than a block": Form({"windows": (3, None)}),
+    "a reduced vocabulary": Form({}, range(5, 300, 3)),
+    "one tap": Form({"target_layer_ids": (1,)}),
+    "heads wider than the hidden states": Form(
+        {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
+    ),
+    "another block, RoPE and epsilon": Form(
+        {"block_size": 16, "rope_theta": 500.0, "rms_norm_eps": 0.1}
+    ),
+}
+
+
+def as_features(network: Network, rows: np.ndarray, token: int) -> Any:
+    return network.draft(network.context(), token, len(rows), rows, 0)
+
+
+def read_at_once(network: Network, rows: np.ndarray, token: int) -> Any:
+    context = network.context()
+    network.read(context, rows, 0)
+    return network.draft(context, token, len(rows), rows[:0], 0)
+
+
+def read_in_parts(network: Network, rows: np.ndarray, token: int) -> Any:
+    context = network.context()
+    for start, part in parts(rows, 77):
+        network.read(context, part, start)
+    return network.draft(context, token, len(rows), rows[:0], 0)
+
+
+def grown_by_drafting(network: Network, rows: np.ndarray, token: int) -> Any:
+    context = network.context()
+    # Earlier blocks add their rows, and leave nothing else behind.
+    for start, part in parts(rows, 61):
+        network.draft(context, 7, start + len(part), part, start)
+    return network.draft(context, token, len(rows), rows[:0], 0)
+
+
+WAYS = [as_features, read_at_once, read_in_parts, grown_by_drafting]
+"""By which a network comes to know the same rows."""
+
+
+def assert_same(found: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
+    """All chances are the same, and all tokens but those that were as good as drawn by lot."""
+    chances = np.array([each[1] for each in found])
+    np.testing.assert_allclose(chances, [each.chances for each in expected], rtol=1e-4)
+    same = np.array([each[0] for each in found]) == [each.tokens for each in expected]
+    assert np.all(same | (np.array([each.margins for each in expected]) < 1e-3))
+    assert np.mean(same) > 0.99
+
+
+def assert_close(found: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
+    same = np.array([each[0] for each in found]) == [each.tokens for each in expected]
+    assert np.mean(same) > 0.8
+    chances = np.array([each[1] for each in found]) - [each.chances for each in expected]
+    assert np.mean(np.abs(chances) < 0.1) > 0.98
+
+
+def seen(rows: np.ndarray, start: int, kept: int | None = None) -> Verified:
+    """A step whose taps are the two halves of `rows`."""
+    first, second = np.split(rows, 2, axis=1)
+    return Verified(
+        [1] * len(rows),
+        start,
+        len(rows) if kept is None else kept,
+        np.zeros((0, 320), np.float32),
+        {"tap.0": first, "tap.1": second},
+    )
