@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,12 @@ class CostTable:
         slope = (self.seconds[right] - self.seconds[left]) / (right - left)
         return self.seconds[left] + slope * (rows - left)
 
+    @property
+    def row(self) -> float:
+        """Seconds that one more row adds, on the whole."""
+        rows, seconds = list(self.seconds), list(self.seconds.values())
+        return (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
+
     def behind(self, context: int) -> "CostTable":
         """The costs behind so many tokens."""
         further = context - self.context
@@ -64,6 +71,18 @@ class CostTable:
             },
             context,
         )
+
+
+class SharedCost(NamedTuple):
+    """Seconds of a call of several sequences: a line in their number and in that of their rows."""
+
+    call: float
+    sequence: float
+    row: float
+
+    def __call__(self, sequences: int, rows: int) -> float:
+        """Seconds of a call of so many sequences with so many rows in all."""
+        return self.call + self.sequence * sequences + self.row * rows
 
 
 def expected_tokens(chances: Iterable[float]) -> float:

@@ -19,8 +19,10 @@ from time import monotonic, perf_counter
 import numpy as np
 
 from paceline.decoding.auto import Auto
+from paceline.decoding.costs import SharedCost
 from paceline.decoding.types import Block
 from paceline.engines.base import Sequence, StepResult
+from paceline.engines.sharing import shared_cost
 from paceline.errors import InvalidRequest
 from paceline.options import Request
 from paceline.runtime import Model
@@ -83,21 +85,13 @@ class Scheduler:
         self._stopped = False
         self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
-        cost = model.measurement.cost
-        self._row_seconds = max(cost(32) - cost(16), 0.0) / 16 or cost(32) / 32
+        self._cost = SharedCost(0.0, 0.0, model.measurement.cost.row)
 
     def start(self) -> None:
         """Begin to work."""
-        self._warm_up()
-        self._thread.start()
-
-    def _warm_up(self) -> None:
-        """An engine may make something for its first call of several sequences: not a user's."""
-        sequences = [self.model.engine.open() for _ in range(2)]
         with suppress(Exception):  # whatever it is, the first request will meet it, too
-            self.model.engine.step([(each, Block([0], 1)) for each in sequences])
-        for each in sequences:
-            each.close()
+            self._cost = shared_cost(self.model.engine, self.model.measurement.cost)
+        self._thread.start()
 
     @property
     def alive(self) -> bool:
@@ -331,19 +325,23 @@ class Scheduler:
         reading = [ticket for ticket in self._running if _stream(ticket).prefilling]
         policies = [policy for t in writing if isinstance(policy := _stream(t).policy, Auto)]
         rate = sum(policy.rate for policy in policies)
-        rows = [2] * len(writing)
-        for at, ticket in enumerate(writing):
+        deeper = sum(policy.deeper for policy in policies)
+        rows = len(writing)  # those that have no block yet have one row at least
+        for ticket in writing:
             policy = _stream(ticket).policy
-            if isinstance(policy, Auto):
-                policy.share(sum(rows) - rows[at], rate - policy.rate)
+            if isinstance(policy, Auto) and len(self._running) > 1:
+                seconds = self._cost(len(writing), rows) + deeper
+                policy.share(seconds, self._cost.row, rate - policy.rate)
+            elif isinstance(policy, Auto):
+                policy.alone()
             for work in self._block_of(ticket):
-                rows[at] = max(len(work[1].tokens), 2)
+                rows += len(work[1].tokens) - 1
                 yield ticket, work
         if not reading:
             return
         room = _CALL_ROWS
         if writing:
-            room = min(room, max(int(_BESIDE_SECONDS / self._row_seconds), _LEAST_CHUNK))
+            room = min(room, max(int(_BESIDE_SECONDS / self._cost.row), _LEAST_CHUNK))
         share = max(room // len(reading), _LEAST_CHUNK)
         turn = reading[: max(room // share, 1)]
         for ticket in turn:
