@@ -180,11 +180,6 @@ class Auto:
         """Tokens per second that this request has lately been running at."""
         return self._tokens / self._seconds
 
-    @property
-    def deeper(self) -> float:
-        """Seconds that a call takes longer than one behind the context that was measured."""
-        return self._table(1) - self._measured(1)
-
     def share(self, seconds: float, row: float, rate: float) -> None:
         """Other requests are in the next call, and make `rate` tokens per second.
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +70,6 @@ class CostTable:
             },
             context,
         )
-
-
-class SharedCost(NamedTuple):
-    """Seconds of a call of several sequences: a line in their number and in that of their rows."""
-
-    call: float
-    sequence: float
-    row: float
-
-    def __call__(self, sequences: int, rows: int) -> float:
-        """Seconds of a call of so many sequences with so many rows in all."""
-        return self.call + self.sequence * sequences + self.row * rows
 
 
 def expected_tokens(chances: Iterable[float]) -> float:

@@ -19,15 +19,14 @@ from time import monotonic, perf_counter
 import numpy as np
 
 from paceline.decoding.auto import Auto
-from paceline.decoding.costs import SharedCost
 from paceline.decoding.types import Block
 from paceline.engines.base import Sequence, StepResult
-from paceline.engines.sharing import shared_cost
 from paceline.errors import InvalidRequest
 from paceline.options import Request
 from paceline.runtime import Model
 from paceline.serving.prompt_cache import Begun, PromptCache
 from paceline.serving.room import Room
+from paceline.serving.shared_cost import SharedCost
 from paceline.serving.tickets import (
     Done,
     Draining,
@@ -85,13 +84,20 @@ class Scheduler:
         self._stopped = False
         self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
-        self._cost = SharedCost(0.0, 0.0, model.measurement.cost.row)
+        self._cost = SharedCost(model.measurement.cost)
 
     def start(self) -> None:
         """Begin to work."""
-        with suppress(Exception):  # whatever it is, the first request will meet it, too
-            self._cost = shared_cost(self.model.engine, self.model.measurement.cost)
+        self._warm_up()
         self._thread.start()
+
+    def _warm_up(self) -> None:
+        """An engine may make something for its first call of several sequences: not a user's."""
+        sequences = [self.model.engine.open() for _ in range(2)]
+        with suppress(Exception):  # whatever it is, the first request will meet it, too
+            self.model.engine.step([(each, Block([0], 1)) for each in sequences])
+        for each in sequences:
+            each.close()
 
     @property
     def alive(self) -> bool:
@@ -280,7 +286,10 @@ class Scheduler:
             else:
                 self._one_by_one(work)
             return
-        self.load.rows += sum(len(block.tokens) for _, (_, block) in work)
+        rows = sum(len(block.tokens) for _, (_, block) in work)
+        if len(work) > 1:
+            self._cost.learn(len(work), rows, result.seconds)
+        self.load.rows += rows
         for place, ticket in enumerate(tickets):
             self._accept(ticket, result, place)
 
@@ -325,12 +334,11 @@ class Scheduler:
         reading = [ticket for ticket in self._running if _stream(ticket).prefilling]
         policies = [policy for t in writing if isinstance(policy := _stream(t).policy, Auto)]
         rate = sum(policy.rate for policy in policies)
-        deeper = sum(policy.deeper for policy in policies)
         rows = len(writing)  # those that have no block yet have one row at least
         for ticket in writing:
             policy = _stream(ticket).policy
             if isinstance(policy, Auto) and len(self._running) > 1:
-                seconds = self._cost(len(writing), rows) + deeper
+                seconds = self._cost(len(writing), rows)
                 policy.share(seconds, self._cost.row, rate - policy.rate)
             elif isinstance(policy, Auto):
                 policy.alone()
