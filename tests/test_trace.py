@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.trace_reader import Recorded, parse_trace, read_trace
+from paceline.bench.trace.reader import Recorded, parse_trace, read_trace
 from paceline.cli import main
 from paceline.errors import InvalidRequest
 from paceline.options import Options

@@ -66,7 +66,7 @@ def bench_compare(options: argparse.Namespace) -> int:
 
 def bench_report(options: argparse.Namespace) -> int:
     """`bench report`."""
-    from paceline.bench.report import bench_report as report
+    from paceline.bench.report.command import bench_report as report
 
     made = report(options.results, options.output)
     print_value(options, {"written": [str(path) for path in made]}, "\n".join(map(str, made)))
@@ -75,8 +75,8 @@ def bench_report(options: argparse.Namespace) -> int:
 
 def bench_simulate(options: argparse.Namespace) -> int:
     """`bench simulate`."""
-    from paceline.bench.simulate_check import bench_simulate_check as measure
-    from paceline.bench.simulate_command import bench_simulate as simulate
+    from paceline.bench.simulate.check import bench_simulate_check as measure
+    from paceline.bench.simulate.command import bench_simulate as simulate
     from paceline.models import resolve
 
     if bool(options.texts) == options.measure:
@@ -104,8 +104,8 @@ def bench_simulate(options: argparse.Namespace) -> int:
 
 def bench_trace(options: argparse.Namespace) -> int:
     """`bench trace`."""
-    from paceline.bench.trace import bench_trace as trace
-    from paceline.bench.trace import show
+    from paceline.bench.trace.command import bench_trace as trace
+    from paceline.bench.trace.command import show
 
     check_writable(options.output)
     found, recorded = trace(options.trace, options.output)

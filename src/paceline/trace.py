@@ -2,8 +2,8 @@
 
 The first line says what was asked of what; then comes a line for each step, written when the step
 has been made; the last one is the result. A file without it is of an answer that was broken off,
-and as good up to there. Knows streams and this form; reading is `bench/trace_reader.py`, showing
-`bench/trace.py`. The rule: a line is in the file, whole, before its step is given on.
+and as good up to there. Knows streams and this form; reading and
+showing it are `bench/trace/`. The rule: a line is in the file, whole, before its step is given on.
 """
 
 import datetime

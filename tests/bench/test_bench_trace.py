@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.trace import OWN, REFUSED, STOOD, bench_trace, headline, plain, totals, who
-from paceline.bench.trace_page import page
-from paceline.bench.trace_reader import Recorded, parse_trace
+from paceline.bench.trace.command import (
+    OWN,
+    REFUSED,
+    STOOD,
+    bench_trace,
+    headline,
+    plain,
+    totals,
+    who,
+)
+from paceline.bench.trace.page import page
+from paceline.bench.trace.reader import Recorded, parse_trace
 from paceline.cli import main
 from paceline.errors import InvalidRequest
 from paceline.trace import FORM

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.bench.charts import charts_of
 from paceline.bench.plan import is_plan, plan_record
 from paceline.bench.record import Record, Row, Spread, parse_record
-from paceline.bench.shapes import Chart, Curves, Dots, Stacks
+from paceline.bench.report.charts import charts_of
+from paceline.bench.report.shapes import Chart, Curves, Dots, Stacks
 from paceline.errors import InvalidRequest
 from support.results import BLOCKS, HEAD, PLAN, RUN, SERVE, SIMULATED, SWEEP, row
 

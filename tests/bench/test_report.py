@@ -16,10 +16,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from paceline.bench.charts import charts_of
-from paceline.bench.drawing import picture
 from paceline.bench.record import Row, write_record
-from paceline.bench.report import bench_report
+from paceline.bench.report.charts import charts_of
+from paceline.bench.report.command import bench_report
+from paceline.bench.report.drawing import picture
 from paceline.cli import main
 from paceline.errors import InvalidRequest, MissingExtra
 from support.results import BLOCKS, PLAN, RUN, SERVE, SIMULATED, SWEEP

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.bench.simulate import Recording, Simulated, Simulation, check, simulate, steps
-from paceline.bench.trace_reader import read_trace
+from paceline.bench.simulate.replay import Recording, Simulated, Simulation, check, simulate, steps
+from paceline.bench.trace.reader import read_trace
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Stopping

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from paceline.bench import commands
-from paceline.bench.simulate_costs import PRESETS, costs_of
+from paceline.bench.simulate.costs import PRESETS, costs_of
 from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
 from paceline.runtime import Model

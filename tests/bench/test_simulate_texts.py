@@ -6,8 +6,8 @@ import pytest
 
 from paceline.artifacts import write_json
 from paceline.bench.record import Record, Row, here
-from paceline.bench.simulate import Recording
-from paceline.bench.simulate_texts import Texts
+from paceline.bench.simulate.replay import Recording
+from paceline.bench.simulate.texts import Texts
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 

@@ -375,13 +375,13 @@ def test_a_cut_proposal_keeps_the_estimates_of_its_tokens():
 
 
 def test_with_others_in_the_call_a_row_must_bring_more():
-    # Sixteen rows are nearly free, and those beyond them are not.
     cost = CostTable({1: 1.0, 16: 1.3, 32: 5.0})
     offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
     lengths = []
-    for others in (0, 6, 10, 14):
+    for others in (0, 1, 3, 7):
         policy = Auto(16, cost, Acceptance())
-        policy.share(others, others * policy.rate / 2)
+        if others:
+            policy.share(1 + 0.5 * others, 0.1, others * policy.rate / 2)
         lengths.append(len(drafted(policy, offered).tokens))
     assert lengths[0] > 6
     assert lengths == sorted(lengths, reverse=True)
@@ -408,6 +408,21 @@ def test_alone_again_it_drafts_as_before():
     cost = CostTable({1: 1.0, 16: 1.3, 32: 5.0})
     offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
     alone, shared = Auto(16, cost, Acceptance()), Auto(16, cost, Acceptance())
-    shared.share(14, 9.0)
-    shared.share(0, 0.0)
+    shared.share(2.0, 0.5, 9.0)
+    assert drafted(shared, offered) != drafted(alone, offered)
+    shared.alone()
     assert drafted(shared, offered) == drafted(alone, offered)
+
+
+def test_in_a_shared_call_too_a_row_must_bring_more_behind_a_long_text():
+    cost = CostTable({1: 1.0, 16: 1.3}, 256, {1: 1e-3, 16: 1e-2})
+    offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
+    lengths = []
+    for context in (256, 1024, 8192):
+        policy = Auto(16, cost, Acceptance(), context)
+        policy.share(1.5, 0.05, 0.5)
+        lengths.append(len(policy.draft([Says(offered)], [1] * context, 99).tokens))
+        policy.share(1.5, 10.0, 0.5)  # and goes on to count when the text has grown
+        assert not policy.draft([Says(offered)], [1] * (context + 600), 99).tokens
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < lengths[0]

@@ -166,9 +166,8 @@ class Auto:
         self._measured, self._most = cost, max_block
         self._depth = context // _DEPTHS
         self._table = cost.behind(context)
-        self._costs: dict[int, list[float]] = {}
-        self._besides, self._besides_rate = 0, 0.0
-        self._cost = self._costs_besides(0)
+        self._cost = self._costs()
+        self._others: float | None = None  # tokens per second of those in the same call
         self._acceptance = acceptance
         self._asking: dict[str, _Asking] = {}
         self._tokens = 1.0
@@ -181,20 +180,31 @@ class Auto:
         """Tokens per second that this request has lately been running at."""
         return self._tokens / self._seconds
 
-    def share(self, rows: int, rate: float) -> None:
-        """Other requests are in the next call, with so many rows and tokens per second.
+    def share(self, seconds: float, row: float, rate: float) -> None:
+        """Other requests are in the next call, and make `rate` tokens per second.
 
-        A row is then paid for with everybody's time: what it adds to the call is at the end of the
-        cost table, where rows cost most, and what that time is worth is what all make of it.
+        A row is then paid for with everybody's time: what that is worth is what all make of it.
+
+        Args:
+            seconds: what the call takes with one row of this request.
+            row: what each further row adds behind the context that was measured.
+            rate: of the others together.
         """
-        self._besides, self._besides_rate = rows, rate
-        self._cost = self._costs_besides(rows)
+        row += self._table.row - self._measured.row
+        self._cost = [0.0, *(seconds + row * further for further in range(self._most))]
+        self._others = rate
+
+    def alone(self) -> None:
+        """Nobody else is in the next call."""
+        if self._others is not None:
+            self._others = None
+            self._cost = self._costs()
 
     def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
         """The proposal with the greatest gain, cut where more drafts would lower it."""
         self._go_to(len(context))
         room = min(room, len(self._cost) - 2)
-        rate = self.rate + self._besides_rate
+        rate = self.rate + (self._others or 0.0)
         best, most = NOTHING, 1 - rate * self._cost[1]
         if room < 1:
             return best
@@ -233,15 +243,12 @@ class Auto:
         if context // _DEPTHS != self._depth:
             self._depth = context // _DEPTHS
             self._table = self._measured.behind(context)
-            self._costs.clear()
-            self._cost = self._costs_besides(self._besides)
+            if self._others is None:
+                self._cost = self._costs()
 
-    def _costs_besides(self, rows: int) -> list[float]:
-        """Seconds of a call with `rows` rows of others, by the rows of this request."""
-        if rows not in self._costs:
-            most = self._most
-            self._costs[rows] = [0.0, *(self._table(rows + own) for own in range(1, most + 1))]
-        return self._costs[rows]
+    def _costs(self) -> list[float]:
+        """Seconds of a call for this request alone, by its rows."""
+        return [0.0, *(self._table(rows) for rows in range(1, self._most + 1))]
 
     def _cut(self, proposal: Proposal, rate: float) -> tuple[Proposal, float]:
         """The beginning of a proposal with the greatest gain, and the tokens to expect of it."""

@@ -54,6 +54,12 @@ class CostTable:
         slope = (self.seconds[right] - self.seconds[left]) / (right - left)
         return self.seconds[left] + slope * (rows - left)
 
+    @property
+    def row(self) -> float:
+        """Seconds that one more row adds, on the whole."""
+        rows, seconds = list(self.seconds), list(self.seconds.values())
+        return (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
+
     def behind(self, context: int) -> "CostTable":
         """The costs behind so many tokens."""
         further = context - self.context

@@ -26,6 +26,7 @@ from paceline.options import Request
 from paceline.runtime import Model
 from paceline.serving.prompt_cache import Begun, PromptCache
 from paceline.serving.room import Room
+from paceline.serving.shared_cost import SharedCost
 from paceline.serving.tickets import (
     Done,
     Draining,
@@ -83,8 +84,7 @@ class Scheduler:
         self._stopped = False
         self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
-        cost = model.measurement.cost
-        self._row_seconds = max(cost(32) - cost(16), 0.0) / 16 or cost(32) / 32
+        self._cost = SharedCost(model.measurement.cost)
 
     def start(self) -> None:
         """Begin to work."""
@@ -286,7 +286,10 @@ class Scheduler:
             else:
                 self._one_by_one(work)
             return
-        self.load.rows += sum(len(block.tokens) for _, (_, block) in work)
+        rows = sum(len(block.tokens) for _, (_, block) in work)
+        if len(work) > 1:
+            self._cost.learn(len(work), rows, result.seconds)
+        self.load.rows += rows
         for place, ticket in enumerate(tickets):
             self._accept(ticket, result, place)
 
@@ -331,19 +334,22 @@ class Scheduler:
         reading = [ticket for ticket in self._running if _stream(ticket).prefilling]
         policies = [policy for t in writing if isinstance(policy := _stream(t).policy, Auto)]
         rate = sum(policy.rate for policy in policies)
-        rows = [2] * len(writing)
-        for at, ticket in enumerate(writing):
+        rows = len(writing)  # those that have no block yet have one row at least
+        for ticket in writing:
             policy = _stream(ticket).policy
-            if isinstance(policy, Auto):
-                policy.share(sum(rows) - rows[at], rate - policy.rate)
+            if isinstance(policy, Auto) and len(self._running) > 1:
+                seconds = self._cost(len(writing), rows)
+                policy.share(seconds, self._cost.row, rate - policy.rate)
+            elif isinstance(policy, Auto):
+                policy.alone()
             for work in self._block_of(ticket):
-                rows[at] = max(len(work[1].tokens), 2)
+                rows += len(work[1].tokens) - 1
                 yield ticket, work
         if not reading:
             return
         room = _CALL_ROWS
         if writing:
-            room = min(room, max(int(_BESIDE_SECONDS / self._row_seconds), _LEAST_CHUNK))
+            room = min(room, max(int(_BESIDE_SECONDS / self._cost.row), _LEAST_CHUNK))
         share = max(room // len(reading), _LEAST_CHUNK)
         turn = reading[: max(room // share, 1)]
         for ticket in turn:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.bench.record import Row
-from paceline.bench.shapes import Chart, Curves, Point
+from paceline.bench.report.shapes import Chart, Curves, Point
 
 
 def cost_charts(rows: Sequence[Row]) -> Iterator[Chart]:

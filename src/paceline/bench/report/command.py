@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.artifacts import write_bytes, writing
-from paceline.bench.charts import charts_of
-from paceline.bench.drawing import picture
 from paceline.bench.output import Table
-from paceline.bench.page import Section, page
 from paceline.bench.plan import is_plan, plan_record
 from paceline.bench.record import Record, Row, parse_record, read_value
+from paceline.bench.report.charts import charts_of
+from paceline.bench.report.drawing import picture
+from paceline.bench.report.page import Section, page
 from paceline.errors import InvalidRequest
 
 _PAGE = "index.html"

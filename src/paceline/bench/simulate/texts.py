@@ -15,8 +15,8 @@ from typing import Any
 from paceline.artifacts import MANIFEST, read_json
 from paceline.bench.record import FORM as RECORD
 from paceline.bench.record import parse_record
-from paceline.bench.simulate import Recording
-from paceline.bench.trace_reader import parse_trace
+from paceline.bench.simulate.replay import Recording
+from paceline.bench.trace.reader import parse_trace
 from paceline.errors import InvalidRequest
 from paceline.journal import read_journal
 from paceline.models import ModelFiles

@@ -10,9 +10,9 @@ from html import escape
 from pathlib import Path
 
 from paceline.artifacts import write_bytes, writing
-from paceline.bench.trace import headline, plain, who
-from paceline.bench.trace_picture import picture, sources
-from paceline.bench.trace_reader import Recorded, TracedStep
+from paceline.bench.trace.command import headline, plain, who
+from paceline.bench.trace.picture import picture, sources
+from paceline.bench.trace.reader import Recorded, TracedStep
 
 _HUES = (210, 20, 160, 320, 45, 190)
 

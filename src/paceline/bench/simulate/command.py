@@ -12,10 +12,10 @@ from paceline.artifacts import read_manifest
 from paceline.bench.output import Report
 from paceline.bench.paired import PLAIN, called
 from paceline.bench.record import Record, here
-from paceline.bench.simulate import Recording, check, simulate
-from paceline.bench.simulate_costs import Costs, costs_of
-from paceline.bench.simulate_report import Total, rows_of, summary, tables
-from paceline.bench.simulate_texts import Texts
+from paceline.bench.simulate.costs import Costs, costs_of
+from paceline.bench.simulate.replay import Recording, check, simulate
+from paceline.bench.simulate.report import Total, rows_of, summary, tables
+from paceline.bench.simulate.texts import Texts
 from paceline.bench.sweep import ways
 from paceline.drafters import Shared
 from paceline.drafters import Table as Successors

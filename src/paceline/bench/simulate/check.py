@@ -15,8 +15,8 @@ from paceline.bench.output import Report, Table
 from paceline.bench.paired import PLAIN, Case, Contender, about, called, measure, warm_up
 from paceline.bench.record import Record, Row, here
 from paceline.bench.resume import journal_of, resuming
-from paceline.bench.simulate import Recording, Simulation, simulate
-from paceline.bench.simulate_command import shared_for
+from paceline.bench.simulate.command import shared_for
+from paceline.bench.simulate.replay import Recording, Simulation, simulate
 from paceline.bench.suite import load_suite
 from paceline.bench.sweep import ways
 from paceline.models import Progress

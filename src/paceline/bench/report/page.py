@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from paceline.bench.output import Table
-from paceline.bench.shapes import Chart
+from paceline.bench.report.shapes import Chart
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.trace_reader import Recorded, TracedStep, read_trace
+from paceline.bench.trace.reader import Recorded, TracedStep, read_trace
 from paceline.errors import InvalidRequest
 from paceline.tint import GUESSED
 
@@ -29,7 +29,7 @@ def bench_trace(path: Path, output: Path | None) -> tuple[dict[str, Any], Record
         raise InvalidRequest(f"cannot draw {output}; expected a name that ends in .png or .html")
     trace = read_trace(path)
     if output is not None:
-        from paceline.bench.trace_page import draw
+        from paceline.bench.trace.page import draw
 
         draw(trace, output)
     return totals(trace), trace

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.bench.output import Table
 from paceline.bench.paired import PLAIN
 from paceline.bench.record import Row
-from paceline.bench.simulate import CHANCE_STEPS, LONGEST_MATCH, Judged, Simulation
+from paceline.bench.simulate.replay import CHANCE_STEPS, LONGEST_MATCH, Judged, Simulation
 
 PLACES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31)
 """Positions in a draft that are printed."""

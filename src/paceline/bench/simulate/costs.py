@@ -35,7 +35,7 @@ def costs_of(said: str, here: Callable[[], CostTable]) -> Costs:
     """The costs that somebody means.
 
     Args:
-        said: `here`, the name of a preset, the file of a recorded `paceline plan --json`, or
+        said: `here`, the name of a preset, the file of a recorded `paceline plan`, or
             milliseconds by rows such as `1=12,4=12.6,8=15.4`.
         here: measures this machine, or knows its measurement.
 
@@ -62,7 +62,7 @@ def _given(said: str) -> CostTable:
 
 
 def _recorded(path: Path) -> CostTable:
-    """The table in what `paceline plan --json` printed."""
+    """The table of a recorded `paceline plan`."""
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
@@ -82,7 +82,7 @@ def _recorded(path: Path) -> CostTable:
         return CostTable(near, context, grows)
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
         raise InvalidRequest(
-            f"{path} is no recorded plan; make one with `paceline plan --json > FILE`"
+            f"{path} is no recorded plan; make one with `paceline plan --output FILE`"
         ) from None
 
 

@@ -7,8 +7,8 @@ The same trace is the same bytes.
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from paceline.bench.drawing import LOOKS, new_figure, pale, saved
-from paceline.bench.trace_reader import Recorded, TracedStep
+from paceline.bench.report.drawing import LOOKS, new_figure, pale, saved
+from paceline.bench.trace.reader import Recorded, TracedStep
 
 _LEAST, _MOST, _A_STEP = 7.5, 40.0, 0.13
 """Inches: the least and the most width, and what a step adds."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from paceline.bench.record import Spread
-from paceline.bench.shapes import Chart, Curves, Dots, Stacks
+from paceline.bench.report.shapes import Chart, Curves, Dots, Stacks
 from paceline.errors import MissingExtra
 
 _WIDTH = 7.5  # inches
@@ -27,8 +27,13 @@ LOOKS = (
     ("#56b4e9", "P", (0, (8, 2)), "|||"),
     ("#000000", "X", (0, (1, 3)), "---"),
     ("#7f7f7f", "*", (0, (3, 1)), "ooo"),
+    ("#332288", "<", (0, (1, 1)), "//"),
+    ("#882255", ">", (0, (6, 1)), ".."),
+    ("#44aa99", "p", (0, (2, 4)), "xx"),
+    ("#999933", "d", (0, (9, 2, 2, 2)), "++"),
 )
-"""Colour (Okabe and Ito's, which the colour-blind can tell apart), marker, dashes, hatch."""
+"""Colour (Okabe and Ito's, then some of Tol's, which the colour-blind can tell apart), marker,
+dashes, hatch."""
 
 _SETTINGS: Mapping[str, Any] = {
     "svg.hashsalt": "paceline",

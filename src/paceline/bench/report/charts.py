@@ -9,10 +9,10 @@ from itertools import zip_longest
 from operator import attrgetter
 from statistics import fmean, geometric_mean, median
 
-from paceline.bench.cost_charts import cost_charts
 from paceline.bench.paired import PLAIN, SINGLE_ROW
 from paceline.bench.record import Record, Row, Spread
-from paceline.bench.shapes import Chart, Curves, Dots, Stacks
+from paceline.bench.report.costs import cost_charts
+from paceline.bench.report.shapes import Chart, Curves, Dots, Stacks
 
 _OVER = {
     "prompt_tokens": "tokens of the prompt",

@@ -1,0 +1,1 @@
+"""`bench report`: recorded results as charts, and as one page."""

@@ -1,0 +1,1 @@
+"""`bench simulate`: drafters and policies over known texts, without their model."""
