@@ -251,7 +251,7 @@ def main() -> int:
     """Run, print, and write the result where asked; 1 when something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--warm-up", type=float, default=60)
+    parser.add_argument("--warm-up", type=float, default=180)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tolerance", type=float, default=0.03, help="of the first quarter")
     parser.add_argument("--seed", type=int, default=1)

@@ -156,7 +156,7 @@ def case(make_case: MakeCase) -> Case:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("length", [0, 1, 5, 100, 300])
+@pytest.mark.parametrize("length", [0, 5, 300])
 def test_a_block_says_what_the_paper_says(form: Case, length: int, way: Callable[..., Any]):
     rows = form.features(length)
     found = [way(form.network, rows, token) for token in FIRST_TOKENS]

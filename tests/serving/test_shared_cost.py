@@ -28,6 +28,11 @@ def test_what_a_sequence_adds_is_learnt_whatever_the_rows():
     assert cost(4, 11) == pytest.approx(6.0, rel=0.01)
 
 
+@pytest.mark.parametrize("seconds", [{1: 2.0}, {1: 2.0, 32: 2.0}])
+def test_no_row_is_free(seconds: dict[int, float]):
+    assert SharedCost(CostTable(seconds)).row > 0
+
+
 def test_calls_that_took_less_than_their_rows_make_nothing_negative():
     cost = SharedCost(ALONE)
     cost.learn(2, 30, 0.1)

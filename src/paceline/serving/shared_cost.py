@@ -11,15 +11,18 @@ from paceline.decoding.costs import CostTable
 _WEIGHT = 1 / 32
 """Of the newest call in what is believed."""
 
+_LEAST_ROW = 1 / 64
+"""Of a call of one row: what a further one adds at least, for what was measured may be flat."""
+
 
 class SharedCost:
     """Seconds of calls of several sequences, by how many those and their rows are."""
 
     def __init__(self, alone: CostTable) -> None:
         """Begin with what a sequence alone costs."""
-        self.row = alone.row
+        self.row = max(alone.row, alone(1) * _LEAST_ROW)
         """Seconds that a row adds."""
-        self._call = max(alone(1) - alone.row, 0.0)
+        self._call = max(alone(1) - self.row, 0.0)
         self._sequence: float | None = None
 
     def __call__(self, sequences: int, rows: int) -> float:
