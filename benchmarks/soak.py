@@ -182,12 +182,13 @@ def serving(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], str
     process = subprocess.Popen(command)
     try:
         while process.poll() is None:
-            with suppress(httpx.ConnectError):
+            with suppress(httpx.TransportError):
                 httpx.get(url + "/health").raise_for_status()
-                yield process, url
-                return
+                break
             sleep(0.1)
-        raise SystemExit("the server did not start")
+        else:
+            raise SystemExit("the server did not start")
+        yield process, url
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
