@@ -398,8 +398,8 @@ class Conversation:
         self._model._make_ready(request)
         turns = [*self.messages, {"role": "user", "content": text}]
         tokens = self._model.tokens(turns)
-        same = 0
-        while same < min(len(self._held), len(tokens) - 1) and self._held[same] == tokens[same]:
+        same, most = 0, min(self._slots.reusable, len(self._held), len(tokens) - 1)
+        while same < most and self._held[same] == tokens[same]:
             same += 1
         self._slots.rewind(same)
         self._held = tokens[: self._slots.length]

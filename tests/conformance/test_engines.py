@@ -1,4 +1,7 @@
-"""What every engine must pass. All comparisons of logits are bitwise."""
+"""What every engine must pass. All comparisons of logits are bitwise.
+
+What is fed to a sequence is its prompt; what is run behind that is an answer.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -21,23 +24,26 @@ from paceline.engines.base import Engine
 from paceline.errors import CacheFull
 
 Rows = np.ndarray
-Plain = Callable[[Sequence[int]], Rows]
+Plain = Callable[[Sequence[int], int], Rows]
+Work = tuple[base.Sequence, Sequence[int], int]
+"""A sequence, tokens, and how many rows of logits are wanted."""
 
 
 def random_text(engine: Engine, length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, engine.vocab_size, length).tolist()
 
 
-def run(engine: Engine, *work: tuple[base.Sequence, Sequence[int], int]) -> list[Rows]:
-    """The logits of one call with (sequence, tokens, rows wanted), kept beyond the next call."""
-    result = engine.step([(sequence, Block(tokens, rows)) for sequence, tokens, rows in work])
-    return [logits.copy() for logits in result.logits]
+def run(engine: Engine, *work: Work, prompts: Sequence[Work] = ()) -> list[Rows]:
+    """The logits of one call with blocks of answers, then of prompts, kept beyond the next call."""
+    blocks = [(sequence, Block(tokens, rows)) for sequence, tokens, rows in work]
+    blocks += [(sequence, Block(tokens, rows, prompt=True)) for sequence, tokens, rows in prompts]
+    return [logits.copy() for logits in engine.step(blocks).logits]
 
 
 def feed(engine: Engine, sequence: base.Sequence, tokens: Sequence[int]) -> None:
-    """Make `tokens` part of the sequence, wanting nothing back."""
+    """Make `tokens` part of the sequence's prompt, wanting nothing back."""
     if tokens:
-        run(engine, (sequence, tokens, 0))
+        run(engine, prompts=[(sequence, tokens, 0)])
         sequence.commit(len(tokens))
 
 
@@ -48,15 +54,21 @@ def same(rows: Rows, expected: Rows) -> bool:
 
 @pytest.fixture(scope="module")
 def plain(engine: Engine) -> Plain:
-    """Logits of every row of a text, run one token at a time in a sequence of its own."""
+    """Logits of every row of a text in a sequence of its own, given how many tokens are a prompt.
+
+    The prompt is read at once, and the answer comes one token at a time.
+    """
     known: dict[tuple[int, ...], Rows] = {}
 
-    def rows_of(text: Sequence[int]) -> Rows:
-        key = tuple(text)
+    def rows_of(text: Sequence[int], prompt: int) -> Rows:
+        key = (prompt, *text)
         if key not in known:
             rows = []
             with closing(engine.open()) as sequence:
-                for token in text:
+                if prompt:
+                    rows += run(engine, prompts=[(sequence, text[:prompt], prompt)])
+                    sequence.commit(prompt)
+                for token in text[prompt:]:
                     rows += run(engine, (sequence, [token], 1))
                     sequence.commit(1)
             known[key] = np.concatenate(rows)
@@ -81,7 +93,9 @@ def test_plain_decoding_depends_on_every_token_before(engine: Engine, plain: Pla
     # Without this, rows that ignore the cache altogether would pass every test below.
     text = random_text(engine, 40)
     changed = [(text[0] + 1) % engine.vocab_size, *text[1:]]
-    assert not any(same(row, other) for row, other in zip(plain(text), plain(changed), strict=True))
+    for prompt in (0, 20, 40):
+        rows, others = plain(text, prompt), plain(changed, prompt)
+        assert not any(same(row, other) for row, other in zip(rows, others, strict=True))
 
 
 @pytest.mark.parametrize("rows", range(2, 17))
@@ -94,7 +108,7 @@ def test_a_row_is_the_same_in_a_block_of_any_length_at_any_place(
     for start in range(20, 20 + rows + 12):
         block = text[start : start + rows]
         (logits,) = run(engine, (sequence, block, rows))
-        assert same(logits, plain(text)[start : start + rows]), f"block at {start}"
+        assert same(logits, plain(text, 20)[start : start + rows]), f"block at {start}"
         sequence.commit(1)
 
 
@@ -103,10 +117,14 @@ def test_a_prompt_may_be_cut_into_chunks_of_any_length(
     engine: Engine, plain: Plain, sequence: base.Sequence, chunk: int
 ):
     text = random_text(engine, 64)
-    for start in range(0, 63, chunk):
-        feed(engine, sequence, text[start : min(start + chunk, 63)])
-    (logits,) = run(engine, (sequence, text[63:], 1))
-    assert same(logits, plain(text)[63:])
+    for start in range(0, 60, chunk):
+        block = text[start : min(start + chunk, 60)]
+        (logits,) = run(engine, prompts=[(sequence, block, len(block))])
+        assert same(logits, plain(text, 60)[start : start + len(block)])
+        sequence.commit(len(block))
+    assert sequence.reusable == 60
+    (logits,) = run(engine, (sequence, text[60:], 4))
+    assert same(logits, plain(text, 60)[60:])
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 6])
@@ -118,7 +136,7 @@ def test_the_trailing_rows_come_back_as_many_as_were_wanted(
     (logits,) = run(engine, (sequence, text[24:], rows))
     assert logits.shape == (rows, engine.vocab_size)
     assert logits.dtype == np.float32
-    assert same(logits, plain(text)[30 - rows :])
+    assert same(logits, plain(text, 24)[30 - rows :])
 
 
 def test_a_call_reports_for_every_block_in_order(
@@ -137,7 +155,7 @@ def test_a_step_commits_nothing(engine: Engine, plain: Plain, sequence: base.Seq
     for _ in range(2):
         (logits,) = run(engine, (sequence, text[20:], 10))
         assert sequence.length == 20
-        assert same(logits, plain(text)[20:])
+        assert same(logits, plain(text, 20)[20:])
 
 
 @settings(max_examples=30)
@@ -145,23 +163,22 @@ def test_a_step_commits_nothing(engine: Engine, plain: Plain, sequence: base.Seq
 def test_sequences_of_one_call_do_not_see_each_other(
     engine: Engine, plain: Plain, data: st.DataObject
 ):
-    # Each has its own context and block length: prompt chunks and decode blocks are mixed.
+    # Each has its own context and block length: parts of prompts and of answers are mixed.
     count = data.draw(st.integers(2, 5), label="sequences")
     texts = [random_text(engine, 48, seed) for seed in range(count)]
     starts = [data.draw(st.integers(0, 32), label="context") for _ in texts]
-    blocks = [data.draw(st.integers(1, 16), label="block") for _ in texts]
     with ExitStack() as stack:
-        work = []
-        for text, start, block in zip(texts, starts, blocks, strict=True):
+        work, expected = [], []
+        for text, start in zip(texts, starts, strict=True):
+            end = start + data.draw(st.integers(1, 16), label="block")
+            rows = data.draw(st.integers(0, end - start), label="rows")
+            prompt = data.draw(st.booleans(), label="prompt")
             sequence = stack.enter_context(closing(engine.open()))
             feed(engine, sequence, text[:start])
-            rows = data.draw(st.integers(0, block), label="rows")
-            work.append((sequence, text[start : start + block], rows))
-        for logits, (_, tokens, rows), text, start in zip(
-            run(engine, *work), work, texts, starts, strict=True
-        ):
-            end = start + len(tokens)
-            assert same(logits, plain(text)[end - rows : end])
+            work.append((sequence, Block(text[start:end], rows, prompt=prompt)))
+            expected.append(plain(text[:end], end if prompt else start)[end - rows :])
+        for logits, rows_alone in zip(engine.step(work).logits, expected, strict=True):
+            assert same(logits, rows_alone)
 
 
 def test_a_long_prompt_beside_a_decode_block_changes_neither(
@@ -172,10 +189,10 @@ def test_a_long_prompt_beside_a_decode_block_changes_neither(
     for start in range(0, 64, 16):
         block = decoding[40 + start // 4 : 44 + start // 4]
         decoded, prefilled = run(
-            engine, (sequence, block, 4), (other, prompt[start : start + 16], 16)
+            engine, (sequence, block, 4), prompts=[(other, prompt[start : start + 16], 16)]
         )
-        assert same(decoded, plain(decoding)[40 + start // 4 : 44 + start // 4])
-        assert same(prefilled, plain(prompt)[start : start + 16])
+        assert same(decoded, plain(decoding, 40)[40 + start // 4 : 44 + start // 4])
+        assert same(prefilled, plain(prompt, 64)[start : start + 16])
         sequence.commit(4)
         other.commit(16)
 
@@ -191,11 +208,11 @@ def test_rejected_drafts_leave_no_trace(
         start = sequence.length
         block = text[start : start + kept] + wrong[start + kept : start + 8]
         (logits,) = run(engine, (sequence, block, 8))
-        assert same(logits[:kept], plain(text)[start : start + kept])
+        assert same(logits[:kept], plain(text, 10)[start : start + kept])
         sequence.commit(kept)
     # Shorter than the blocks before: garbage lies right behind it.
     (logits,) = run(engine, (sequence, text[sequence.length :][:1], 1))
-    assert same(logits, plain(text)[sequence.length :][:1])
+    assert same(logits, plain(text, 10)[sequence.length :][:1])
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 31, 32, 33, 47, 48])
@@ -205,11 +222,14 @@ def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
     first, second = random_text(engine, 48, 1), random_text(engine, 48, 2)
     text = first[:length] + second[length:]
     feed(engine, sequence, first)
+    run(engine, (sequence, second[:6], 6))
+    sequence.commit(5)
+    assert 48 <= sequence.reusable <= 53
     sequence.rewind(length)
-    assert sequence.length == length, "nothing is shared, so nothing more need go"
+    assert sequence.length == sequence.reusable == length, "nothing is shared, so no more need go"
     for start in range(length, 45, 3):
         (logits,) = run(engine, (sequence, text[start : start + 3], 3))
-        assert same(logits, plain(text)[start : start + 3])
+        assert same(logits, plain(text, length)[start : start + 3])
         sequence.commit(3)
 
 
@@ -230,7 +250,7 @@ def test_a_fork_and_its_parent_go_on_without_each_other(
                 going.pop(closed).close()
             work = [(one, ends[name][at : at + 5], 5) for name, one in going.items()]
             for logits, (name, one) in zip(run(engine, *work), going.items(), strict=True):
-                expected = plain(prefix + ends[name])[70 + at : 75 + at]
+                expected = plain(prefix + ends[name], 70)[70 + at : 75 + at]
                 assert same(logits, expected), f"the {name} at {at}"
                 one.commit(5)
 
@@ -250,9 +270,25 @@ def test_rewinding_into_a_shared_prefix_does_not_touch_the_other(
         changed = prefix[: turned.length] + new
         kept = prefix + new[:8]
         (logits,) = run(engine, (turned, changed[turned.length : 70], 70 - turned.length))
-        assert same(logits, plain(changed[:70])[turned.length :])
+        assert same(logits, plain(changed[:70], turned.length)[turned.length :])
         (logits,) = run(engine, (left, kept[64:], 8))
-        assert same(logits, plain(kept)[64:])
+        assert same(logits, plain(kept, 64)[64:])
+
+
+def test_of_an_answer_only_what_its_prompt_would_have_is_shared(
+    engine: Engine, plain: Plain, sequence: base.Sequence
+):
+    text, end = random_text(engine, 100), random_text(engine, 8, 1)
+    feed(engine, sequence, text[:50])
+    for at in range(50, 100, 5):
+        run(engine, (sequence, text[at : at + 5], 5))
+        sequence.commit(5)
+    assert 50 <= sequence.reusable <= sequence.length == 100
+    with closing(sequence.fork(100)) as child:
+        assert child.length == child.reusable <= sequence.reusable
+        feed(engine, child, text[child.length :])
+        (logits,) = run(engine, (child, end, 8))
+    assert same(logits, plain(text + end, 100)[100:])
 
 
 def test_slots_given_back_are_used_again_without_a_trace(
@@ -265,7 +301,7 @@ def test_slots_given_back_are_used_again_without_a_trace(
     with closing(engine.open()) as fresh:
         assert fresh.length == 0
         (logits,) = run(engine, (fresh, text, 48))
-        assert same(logits, plain(text))
+        assert same(logits, plain(text, 0))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
@@ -297,12 +333,19 @@ def test_a_sequence_cannot_be_rewound_to_where_it_never_was(
     assert sequence.length == 20
 
 
+def _next_row(engine: Engine, sequence: base.Sequence, token: int) -> Rows:
+    (row,) = run(engine, (sequence, [token], 1))
+    sequence.commit(1)
+    return row
+
+
 def test_a_sequence_can_fill_its_context_and_no_more(
     engine: Engine, sequence: base.Sequence, other: base.Sequence
 ):
     text = random_text(engine, engine.context_length)
-    (expected,) = run(engine, (other, text, 4))
-    feed(engine, sequence, text[:-4])
+    for one in (other, sequence):
+        feed(engine, one, text[:-4])
+    expected = np.concatenate([_next_row(engine, other, token) for token in text[-4:]])
     with pytest.raises(CacheFull, match=str(engine.context_length)):
         run(engine, (sequence, text[-5:], 5))
     assert sequence.length == engine.context_length - 4
@@ -341,6 +384,7 @@ def grows(engine: Engine) -> bool:
 
 def test_a_full_cache_begins_no_sequence(engine: Engine, plain: Plain):
     text = random_text(engine, 64)
+    expected = plain(text, 0)
     with ExitStack() as stack, closing(engine.open()) as fresh:
         filling = fill(engine, stack)
         with pytest.raises(CacheFull, match="full"):
@@ -348,7 +392,7 @@ def test_a_full_cache_begins_no_sequence(engine: Engine, plain: Plain):
         assert fresh.length == 0
         filling[0].close()
         (logits,) = run(engine, (fresh, text, 64))
-        assert same(logits, plain(text))
+        assert same(logits, expected)
 
 
 def test_a_full_cache_refuses_a_block_and_changes_nothing(
@@ -357,7 +401,7 @@ def test_a_full_cache_refuses_a_block_and_changes_nothing(
     if not grows(engine):
         pytest.skip("a sequence has all its slots from the start")
     text = random_text(engine, 84)
-    expected = plain(text)[20:]
+    expected = plain(text, 20)[20:]
     feed(engine, sequence, text[:20])
     with ExitStack() as stack:
         filling = fill(engine, stack)
@@ -378,7 +422,7 @@ def test_a_call_that_does_not_fit_takes_no_slots(
     if not grows(engine):
         pytest.skip("a sequence has all its slots from the start")
     text = random_text(engine, engine.context_length * 7 // 10)
-    block, expected = text[20:], plain(text)[20:]
+    block, expected = text[20:], plain(text, 20)[20:]
     half = block[: engine.context_length // 2]
     feed(engine, sequence, text[:20])
     feed(engine, other, text[:20])
@@ -404,11 +448,12 @@ def test_an_engine_describes_itself_in_words(engine: Engine):
 
 
 class Held:
-    """A sequence, and the tokens that should be in it."""
+    """A sequence, the tokens that should be in it, and how many of them were read as a prompt."""
 
-    def __init__(self, sequence: base.Sequence, tokens: list[int]) -> None:
+    def __init__(self, sequence: base.Sequence, tokens: list[int], read: int = 0) -> None:
         self.sequence = sequence
         self.tokens = tokens
+        self.read = read
 
 
 LONGEST = 60
@@ -428,12 +473,18 @@ class AnyUse(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.known: dict[tuple[int, ...], Rows] = {}
 
-    def fresh(self, text: list[int]) -> Rows:
+    def fresh(self, text: list[int], prompt: int) -> Rows:
         """All rows of a text in a sequence of its own that nothing was ever done with."""
-        key = tuple(text)
+        key = (prompt, *text)
         if key not in self.known:
+            rows = []
             with closing(self.engine.open()) as sequence:
-                (self.known[key],) = run(self.engine, (sequence, text, len(text)))
+                if prompt:
+                    rows += run(self.engine, prompts=[(sequence, text[:prompt], prompt)])
+                    sequence.commit(prompt)
+                if text[prompt:]:
+                    rows += run(self.engine, (sequence, text[prompt:], len(text) - prompt))
+            self.known[key] = np.concatenate(rows)
         return self.known[key]
 
     def teardown(self) -> None:
@@ -453,27 +504,34 @@ class AnyUse(RuleBasedStateMachine):
     @rule(
         wanted=st.dictionaries(
             places,
-            st.tuples(st.integers(1, 12), st.integers(0, 12), st.integers(0, 99)),
+            st.tuples(st.integers(1, 12), st.integers(0, 12), st.integers(0, 99), st.booleans()),
             min_size=1,
             max_size=4,
         )
     )
-    def step(self, wanted: dict[int, tuple[int, int, int]]):
+    def step(self, wanted: dict[int, tuple[int, int, int, bool]]):
         work = []
-        for place, (length, kept, seed) in wanted.items():
+        for place, (length, kept, seed, reading) in wanted.items():
             if place < len(self.held):
                 one = self.held[place]
-                block = random_text(self.engine, min(length, LONGEST - len(one.tokens)), seed)
-                if block:
-                    work.append((one, block, min(kept, len(block))))
+                tokens = random_text(self.engine, min(length, LONGEST - len(one.tokens)), seed)
+                prompt = reading and one.read == len(one.tokens)  # no prompt behind an answer
+                if tokens:
+                    block = Block(tokens, len(tokens), prompt=prompt)
+                    work.append((one, block, min(kept, len(tokens))))
         if not work:
             return
-        calls = [(one.sequence, block, len(block)) for one, block, _ in work]
-        for logits, (one, block, kept) in zip(run(self.engine, *calls), work, strict=True):
-            assert same(logits, self.fresh(one.tokens + block)[len(one.tokens) :])
+        result = self.engine.step([(one.sequence, block) for one, block, _ in work])
+        found = [logits.copy() for logits in result.logits]
+        for logits, (one, block, kept) in zip(found, work, strict=True):
+            before, text = len(one.tokens), one.tokens + list(block.tokens)
+            prompt = len(text) if block.prompt else one.read
+            assert same(logits, self.fresh(text, prompt)[before:])
             one.sequence.commit(kept)
-            one.tokens += block[:kept]
+            one.tokens = text[: before + kept]
+            one.read += kept * block.prompt
             assert one.sequence.length == len(one.tokens)
+            assert one.read <= one.sequence.reusable <= len(one.tokens)
 
     @precondition(lambda self: self.held)
     @rule(place=places, length=st.integers(0, LONGEST))
@@ -482,14 +540,15 @@ class AnyUse(RuleBasedStateMachine):
         one.sequence.rewind(min(length, len(one.tokens)))
         assert one.sequence.length <= length
         del one.tokens[one.sequence.length :]
+        one.read = min(one.read, len(one.tokens))
 
     @precondition(lambda self: 0 < len(self.held) < MOST)
     @rule(place=places, length=st.integers(0, LONGEST))
     def fork(self, place: int, length: int):
         one = self.held[place % len(self.held)]
         child = one.sequence.fork(length)
-        self.held.append(Held(child, one.tokens[: child.length]))
-        assert child.length <= min(length, len(one.tokens))
+        self.held.append(Held(child, one.tokens[: child.length], child.length))
+        assert child.length <= min(length, one.sequence.reusable)
 
     @precondition(lambda self: len(self.held) > 1)
     @rule(place=places)

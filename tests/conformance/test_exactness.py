@@ -338,7 +338,7 @@ def test_a_prompt_that_is_partly_cached_gives_the_same_answer(engine: Engine, kn
     prompt = rng.integers(0, engine.vocab_size, 70).tolist()
     expected = answer(engine, prompt, stopping=Stopping(max_tokens=TOKENS))
     with closing(engine.open()) as first:
-        engine.step([(first, Block(prompt, 0))])
+        engine.step([(first, Block(prompt, 0, prompt=True))])
         first.commit(70)
         # The last prompt token is always run, so it need not be shared.
         with closing(first.fork(min(known, 69))) as sequence:
@@ -424,7 +424,7 @@ def test_drafts_from_hidden_states_that_stand_or_fall_at_any_place_change_nothin
         expected.append(plainly_tapped(place, sampling))
         text = prompt + expected[-1].tokens
         wrong_at = range(len(prompt) + every, len(text), every)
-        network: Any = Rehearsed(config, text, features_of(tapped, text), wrong_at)
+        network: Any = Rehearsed(config, text, features_of(tapped, prompt, text), wrong_at)
         going.append(
             generation(
                 tapped,
@@ -444,8 +444,12 @@ def test_drafts_from_hidden_states_that_stand_or_fall_at_any_place_change_nothin
             assert one.counters.accepted == 0
 
 
-def features_of(engine: Engine, text: Sequence[int]) -> np.ndarray:
-    """What the taps show of a whole text."""
+def features_of(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray:
+    """What the taps show of a prompt and of the rest of a text, an answer to it."""
+    seen = []
     with closing(engine.open()) as sequence:
-        taps = engine.step([(sequence, Block(text, 0))]).taps[0]
-        return np.concatenate([*taps.values()], axis=1)
+        for block in (Block(prompt, 0, prompt=True), Block(text[len(prompt) :], 0)):
+            taps = engine.step([(sequence, block)]).taps[0]
+            seen.append(np.concatenate([*taps.values()], axis=1))
+            sequence.commit(len(block.tokens))
+    return np.concatenate(seen)

@@ -118,7 +118,7 @@ def test_chunks_inside_the_prompt_bring_no_tokens(chunk: int):
 def test_cached_prompt_tokens_are_not_run_again_but_for_the_last(cached: int):
     generation = made(cached=cached)
     assert generation.length == min(cached, 4)
-    assert generation.next_block() == Block(PROMPT[min(cached, 4) :], 1, best=True)
+    assert generation.next_block() == Block(PROMPT[min(cached, 4) :], 1, best=True, prompt=True)
     finished(generation)
     assert generation.answer == ANSWER
     assert generation.tokens == TEXT

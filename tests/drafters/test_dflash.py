@@ -1,6 +1,6 @@
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,10 @@ from support.dflash import (
     LEFT_OUT,
     MASK,
     Drafted,
-    Ends,
     config_json,
     ends_of,
     parts,
     random_weights,
-    reference_draft,
     stored_ends,
     tiny_config,
     write_checkpoint,
@@ -34,6 +32,7 @@ from support.dflash_forms import (
     FIRST_TOKENS,
     FORMS,
     WAYS,
+    Stored,
     as_features,
     assert_close,
     assert_same,
@@ -42,16 +41,8 @@ from support.dflash_forms import (
 )
 
 
-@dataclass
-class Case:
-    """A checkpoint, opened, and what it should say."""
-
-    config: Config
-    folder: Path
-    files: ModelFiles
-    ends: Ends
-    weights: dict[str, np.ndarray]
-    draft_vocab: Sequence[int] | None = None
+class Case(Stored):
+    """With its target for OpenVINO."""
 
     @cached_property
     def network(self) -> DFlash:
@@ -60,36 +51,15 @@ class Case:
     def opened(self, **options: Any) -> DFlash:
         return DFlash(self.folder, self.files.path, **options)
 
-    def features(self, count: int, seed: int = 0) -> np.ndarray:
-        rng = np.random.default_rng((seed, count))
-        return rng.normal(size=(count, self.config.feature_size)).astype(np.float32)
-
-    def expected(
-        self, features: np.ndarray, token: int, position: int | None = None, **options: Any
-    ) -> Drafted:
-        at = len(features) if position is None else position
-        options.setdefault("draft_vocab", self.draft_vocab)
-        return reference_draft(self.config, self.weights, self.ends, features, token, at, **options)
-
 
 MakeCase = Callable[..., Case]
 
 
 @pytest.fixture(scope="module")
 def make_case(tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
-    ends = ends_of(tiny_files)
-
-    def make(
-        changes: Mapping[str, Any] | None = None,
-        draft_vocab: Sequence[int] | None = None,
-        seed: int = 0,
-    ) -> Case:
-        config = tiny_config(tiny_files, **(changes or {}))
-        folder = tmp_path_factory.mktemp("drafter")
-        weights = write_checkpoint(folder, config, seed, draft_vocab=draft_vocab)
-        return Case(config, folder, tiny_files, ends, weights, draft_vocab)
-
-    return make
+    return lambda *form, **more: Case.make(
+        tiny_files, tmp_path_factory.mktemp("drafter"), *form, **more
+    )
 
 
 @pytest.fixture(scope="module", params=FORMS)

@@ -1,6 +1,6 @@
 """DFlash in MLX: what it computes, that it changes no token, and how often it is waited for."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,13 +34,10 @@ from support import mlx
 from support.dflash import (
     LEFT_OUT,
     Ends,
-    ends_of,
     parts,
-    reference_draft,
-    tiny_config,
     write_checkpoint,
 )
-from support.dflash_forms import FORMS, WAYS, assert_close, assert_same, read_at_once, seen
+from support.dflash_forms import FORMS, WAYS, Stored, assert_close, assert_same, read_at_once, seen
 from support.driver import POLICIES, Answer, answer, generation, run, total
 
 pytestmark = pytest.mark.mlx
@@ -95,16 +92,8 @@ class Shown:
         return self._network.draft(context, token, position, mx.array(rows), start)
 
 
-@dataclass
-class Case:
-    """A checkpoint and what it should say, with a target for OpenVINO and the same one for MLX."""
-
-    config: Config
-    folder: Path
-    files: ModelFiles
-    ends: Ends
-    weights: dict[str, np.ndarray]
-    draft_vocab: Sequence[int] | None
+class Case(Stored):
+    """With a target for OpenVINO and the same one for MLX."""
 
     @cached_property
     def network(self) -> Any:
@@ -113,36 +102,15 @@ class Case:
     def opened(self, *, kind: str = "float32", **options: Any) -> MlxDFlash:
         return MlxDFlash(self.folder, Lent(self.ends, kind), **options)
 
-    def features(self, count: int, seed: int = 0) -> np.ndarray:
-        rng = np.random.default_rng((seed, count))
-        return rng.normal(size=(count, self.config.feature_size)).astype(np.float32)
-
-    def expected(self, features: np.ndarray, token: int, at: int | None = None, **more: Any) -> Any:
-        position = len(features) if at is None else at
-        more = {"draft_vocab": self.draft_vocab, **more}
-        return reference_draft(
-            self.config, self.weights, self.ends, features, token, position, **more
-        )
-
 
 MakeCase = Callable[..., Case]
 
 
 @pytest.fixture(scope="module")
 def make_case(tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
-    ends = ends_of(tiny_files)
-
-    def make(
-        changes: Mapping[str, Any] | None = None,
-        draft_vocab: Sequence[int] | None = None,
-        kind: str = "F32",
-    ) -> Case:
-        config = tiny_config(tiny_files, **(changes or {}))
-        folder = tmp_path_factory.mktemp("drafter")
-        weights = write_checkpoint(folder, config, kind=kind, draft_vocab=draft_vocab)
-        return Case(config, folder, tiny_files, ends, weights, draft_vocab)
-
-    return make
+    return lambda *form, **more: Case.make(
+        tiny_files, tmp_path_factory.mktemp("drafter"), *form, **more
+    )
 
 
 @pytest.fixture(scope="module", params=FORMS)

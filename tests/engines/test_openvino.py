@@ -6,7 +6,6 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
 from paceline.engines.openvino import OpenVinoEngine, engine
-from paceline.engines.openvino.lane import Lane
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 
@@ -39,33 +38,6 @@ def test_one_lane_gives_the_rows_of_three(
     one = opened(tiny_files)
     assert three.describe()["lanes"] != one.describe()["lanes"]
     assert np.array_equal(rows(three, sizes), rows(one, [12]))
-
-
-def test_together_the_layers_compute_a_single_row_once_and_give_the_same_bits(
-    tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
-):
-    opening = opened(tiny_files)
-    # Each sequence's last rows, behind what it has; two of them have one.
-    cuts = [(5, 6), (3, 7), (11, 12)]
-    alone = []
-    for begin, end in cuts:
-        sequence = opening.open()
-        opening.step([(sequence, Block(TOKENS[:begin], 0))])
-        sequence.commit(begin)
-        block = Block(TOKENS[begin:end], end - begin)
-        alone.append((sequence, block, opening.step([(sequence, block)]).logits[0].copy()))
-    computed: list[int] = []
-    run = Lane.run
-
-    def counted(lane: Lane, values: dict[str, list[int] | int]) -> float:
-        computed.append(len(values["input_ids"]))  # type: ignore[arg-type]
-        return run(lane, values)
-
-    monkeypatch.setattr(Lane, "run", counted)
-    together = opening.step([(sequence, block) for sequence, block, _ in alone]).logits
-    assert computed == [1 + 4 + 1]
-    for found, (_, _, expected) in zip(together, alone, strict=True):
-        assert found.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 12])

@@ -1,5 +1,6 @@
 """Clients that leave, wait or do not read; engines that break; a server that ends."""
 
+import asyncio
 import json
 import random
 import socket
@@ -15,6 +16,7 @@ from openai import APIError
 from paceline.runtime import Model
 from paceline.serving.command import Server, serve
 from paceline.serving.settings import Settings
+from support.others import until
 from support.server import HTTP, Running, running
 
 LONG: dict[str, Any] = {
@@ -38,14 +40,6 @@ def sent(server: Running, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-def until(true: Any) -> None:
-    for _ in range(1000):
-        if true():
-            return
-        time.sleep(0.005)
-    pytest.fail("it never came to that")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_ends_when_its_client_has_gone(slow_model: Model, stream: bool):
     with running(slow_model) as server:
@@ -58,6 +52,26 @@ def test_an_answer_ends_when_its_client_has_gone(slow_model: Model, stream: bool
         until(lambda: server.scheduler.load.running == 0)
         assert time.monotonic() - started < SECONDS_LONG / 3
         assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
+
+
+def test_what_takes_long_to_read_is_read_one_at_a_time(tiny_model: Model):
+    reading, most = 0, 0
+
+    def read() -> None:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        time.sleep(0.01)
+        reading -= 1
+
+    with running(tiny_model) as server:
+        apart = server.server.service.apart
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*(apart(read) for _ in range(5)))
+
+        asyncio.run(all_at_once())
+    assert most == 1
 
 
 def test_an_answer_that_takes_too_long_is_given_up(slow_model: Model):

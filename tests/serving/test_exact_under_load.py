@@ -155,7 +155,7 @@ class Asked:
             self._take(told, response.json())
             return told
         body["stream_options"] = {"include_usage": True}
-        with HTTP.stream("POST", server.url + path, json=body, timeout=120) as response:
+        with HTTP.stream("POST", server.url + path, json=body) as response:
             assert response.status_code == 200, response.read()
             for number, chunk in enumerate(_chunks(response)):
                 if number == self.patience:

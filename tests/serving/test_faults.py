@@ -214,6 +214,14 @@ def test_as_large_a_body_as_may_be(server: Running, path: str):
     assert error["n_prompt_tokens"] > error["n_ctx"] == 512
 
 
+def test_of_a_text_that_is_too_long_only_the_beginning_is_made_into_tokens(server: Running):
+    text = "word " * 4_000
+    tokens = len(server.server.service.tokenizer.encode(text))
+    error = fault(server.post(TEXT, {"prompt": text}))
+    assert error["code"] == "context_length_exceeded"
+    assert error["n_ctx"] < error["n_prompt_tokens"] < tokens / 2
+
+
 @pytest.mark.parametrize("kind", ["ids", "tokens", "prediction", "messages", "stop"])
 def test_other_large_bodies(server: Running, kind: str):
     bodies: dict[str, dict[str, Any]] = {

@@ -1,14 +1,25 @@
 """Forms of DFlash networks, ways to show them a text, and what their answers are compared by."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from paceline.decoding.types import Verified
-from paceline.drafters.dflash import Network
-from support.dflash import Drafted, parts
+from paceline.drafters.dflash import Config, Network
+from paceline.models import ModelFiles
+from support.dflash import (
+    Drafted,
+    Ends,
+    ends_of,
+    parts,
+    reference_draft,
+    tiny_config,
+    write_checkpoint,
+)
 
 FIRST_TOKENS = range(0, 320, 16)
 """Of the blocks that a comparison looks at."""
@@ -38,6 +49,45 @@ FORMS = {
         {"block_size": 16, "rope_theta": 500.0, "rms_norm_eps": 0.1}
     ),
 }
+
+
+@dataclass
+class Stored:
+    """A checkpoint of random weights, and what it should say."""
+
+    config: Config
+    folder: Path
+    files: ModelFiles
+    """The target's."""
+    ends: Ends
+    weights: dict[str, np.ndarray]
+    draft_vocab: Sequence[int] | None = None
+
+    @classmethod
+    def make(
+        cls,
+        files: ModelFiles,
+        folder: Path,
+        changes: Mapping[str, Any] | None = None,
+        draft_vocab: Sequence[int] | None = None,
+        *,
+        kind: str = "F32",
+    ) -> Self:
+        """Write one of a form into an empty folder."""
+        config = tiny_config(files, **(changes or {}))
+        weights = write_checkpoint(folder, config, kind=kind, draft_vocab=draft_vocab)
+        return cls(config, folder, files, ends_of(files), weights, draft_vocab)
+
+    def features(self, count: int, seed: int = 0) -> np.ndarray:
+        rng = np.random.default_rng((seed, count))
+        return rng.normal(size=(count, self.config.feature_size)).astype(np.float32)
+
+    def expected(
+        self, features: np.ndarray, token: int, position: int | None = None, **options: Any
+    ) -> Drafted:
+        at = len(features) if position is None else position
+        options.setdefault("draft_vocab", self.draft_vocab)
+        return reference_draft(self.config, self.weights, self.ends, features, token, at, **options)
 
 
 def as_features(network: Network, rows: np.ndarray, token: int) -> Any:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from paceline.runtime import Model
-from support.server import Running
+from support.server import PATIENCE, Running
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASKED: list[dict[str, Any]] = [
@@ -107,7 +107,7 @@ def fault(response: httpx.Response, status: int = 400) -> dict[str, Any]:
     return error
 
 
-def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+def until(true: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Wait for it; it has to come."""
     end = time.monotonic() + seconds
     while not true():

@@ -18,7 +18,10 @@ from paceline.serving.settings import Settings
 CLIENT = OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none", max_retries=0)
 """Made once: making one takes longer than most tests."""
 
-HTTP = httpx.Client(timeout=30)
+PATIENCE = 120.0
+"""Seconds after which something has gone wrong, however busy the machine is."""
+
+HTTP = httpx.Client(timeout=PATIENCE)
 
 
 class Running:
@@ -37,7 +40,8 @@ class Running:
     def rest(self) -> None:
         """Wait until nothing is going on."""
         load = self.scheduler.load
-        for _ in range(1000):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
             if load.running == load.waiting == 0:
                 return
             time.sleep(0.005)
@@ -74,13 +78,13 @@ def running(model: Model, settings: Settings | None = None, **more: Any) -> Iter
     ready = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"say": lambda _: ready.set()})
     thread.start()
-    assert ready.wait(20)
     try:
+        assert ready.wait(PATIENCE), "the server does not listen"
         yield Running(server)
         assert server.scheduler.alive or server.scheduler.draining
     finally:
         server.stop()
         server.stop()  # at once
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     assert server.scheduler.load.running == server.scheduler.load.waiting == 0

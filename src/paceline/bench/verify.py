@@ -140,17 +140,19 @@ def check_rows(engine: Engine, verdict: Verdict) -> None:
             for count in (1, *BLOCKS):  # 1: plain decoding
                 _compare(verdict, _rows(engine, reference, block[:count]), expected[:count])
             # The first token of an answer is picked from the last row of a whole prompt.
-            whole = engine.step([(other, Block(tokens[: context + 1], 1))]).logits[0].copy()
-            _compare(verdict, whole, expected[:1])
+            first = Block(tokens[: context + 1], 1, prompt=True)
+            whole = engine.step([(other, first)]).logits[0].copy()
             for chunk in _CHUNKS:
                 other.rewind(0)
                 _fill(engine, other, tokens[:context], chunk)
                 _compare(verdict, _rows(engine, other, block), expected)
+                last = Block(block[:1], 1, prompt=True)
+                _compare(verdict, engine.step([(other, last)]).logits[0], whole)
             other.rewind(context // 2)
-            half = tokens[context // 2 : context]
-            both = engine.step([(other, Block(half, 0)), (reference, Block(block, longest))])
+            half = Block(tokens[context // 2 : context], 0, prompt=True)
+            both = engine.step([(other, half), (reference, Block(block, longest))])
             _compare(verdict, both.logits[1], expected)
-            other.commit(len(half))
+            other.commit(len(half.tokens))
             _compare(verdict, _rows(engine, other, block), expected)
         finally:
             reference.close()
@@ -208,13 +210,13 @@ def _pairs(case: Case) -> set[tuple[str, str]]:
 
 
 def _chunks(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    # The engine gives a sequence two rows at least, so a last chunk of one is as good as another.
+    # The engine gives a prompt two rows at least, so a last chunk of one is as good as another.
     return (tokens[at : at + size] for at in range(0, len(tokens), size))
 
 
 def _fill(engine: Engine, sequence: Any, tokens: Sequence[int], chunk: int) -> None:
     for part in _chunks(tokens, chunk):
-        engine.step([(sequence, Block(part, 0))])
+        engine.step([(sequence, Block(part, 0, prompt=True))])
         sequence.commit(len(part))
 
 

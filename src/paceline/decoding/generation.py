@@ -358,7 +358,7 @@ class Generation:
         end = min(self._length + chunk, self.prompt_length)
         tokens = self._tokens[self._length : end]
         rows = len(tokens) if self.prompt_logprobs else int(end == self.prompt_length)
-        return Block(tokens, rows, self._best)
+        return Block(tokens, rows, self._best, prompt=True)
 
     def _draft_block(self, most: int | None) -> Block:
         # A block of T rows can bring T tokens: more drafts than that could not be kept.

@@ -90,6 +90,9 @@ class Block(NamedTuple):
     """How many trailing rows need logits: 0 inside a prompt, 1 at its end, T when drafting."""
     best: bool = False
     """Whether a row's most likely token is all that is asked for: an engine may return `Best`."""
+    prompt: bool = False
+    """Whether this is a part of a prompt. An engine may compute it in another way than an answer,
+    but not in a way that depends on where prompts are cut."""
 
 
 class Best(NamedTuple):

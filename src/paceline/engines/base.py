@@ -29,6 +29,14 @@ class Sequence(Protocol):
         """Slots that belong to the sequence."""
         ...
 
+    @property
+    def reusable(self) -> int:
+        """Slots, from the first on, that reading their tokens as a prompt would give bit for bit.
+
+        Those behind them are for going on with this answer; others must not begin with them.
+        """
+        ...
+
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the last block."""
         ...
@@ -38,7 +46,7 @@ class Sequence(Protocol):
         ...
 
     def fork(self, length: int) -> "Sequence":
-        """A new sequence that shares this one's first slots, as many of `length` as can be.
+        """A new sequence that shares this one's first slots, as many of `length` as can be reused.
 
         Its `length` says how many those are.
         """

@@ -110,7 +110,7 @@ def measure(engine: Engine, rows: Ordered[int] = ROWS) -> Measurement:
 
 
 def _read(engine: Engine, sequence: Sequence, tokens: list[int]) -> None:
-    engine.step([(sequence, Block(tokens, 0))])
+    engine.step([(sequence, Block(tokens, 0, prompt=True))])
     sequence.commit(len(tokens))
 
 

@@ -5,6 +5,7 @@ sequences may hold the same one when it is full and they share a prefix.
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 from paceline.errors import CacheFull
 
@@ -73,6 +74,11 @@ class BlockTable:
         """Slots that belong to the sequence."""
         return self._length
 
+    @property
+    def reusable(self) -> int:
+        """Slots, from the first on, that a prompt with the same tokens would have."""
+        return self._length
+
     def reserve(self, rows: int) -> None:
         """Make room for a block of `rows` rows after `length`.
 
@@ -119,12 +125,12 @@ class BlockTable:
         self._length = self._reach = length
         self._release(-(-length // self._pool.block_size))
 
-    def fork(self, length: int) -> "BlockTable":
+    def fork(self, length: int) -> Self:
         """A new sequence that shares the full blocks among this one's first `length` slots."""
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self._length} slots")
         full = min(length, self._length) // self._pool.block_size
-        other = BlockTable(self._pool, self._context_length)
+        other = type(self)(self._pool, self._context_length)
         other._numbers = [self._pool.share(block) for block in self._numbers[:full]]
         other._length = other._reach = full * self._pool.block_size
         return other

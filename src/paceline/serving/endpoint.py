@@ -26,7 +26,7 @@ from paceline.serving.service import Ask, Service
 log = logging.getLogger("paceline.serving")
 
 _LONG = 16 * 1024
-"""Bytes of a body from which on it is read in a thread of its own."""
+"""Bytes of a body from which on it is not read in the event loop."""
 
 _FORMS = (b'"tools"', b'"response_format"', b'"structured_outputs"', b'"format"')
 """What else takes long to read: grammars have to be compiled."""
@@ -128,7 +128,7 @@ def generating(service: Service, read: Read) -> Endpoint:
 
     async def work(body: bytes, reply: Reply) -> None:
         if len(body) > _LONG or any(name in body for name in _FORMS):
-            form = await asyncio.to_thread(read, service, body)
+            form = await service.apart(read, service, body)
         else:
             form = read(service, body)
         with Answers(service, form.asks) as answers:

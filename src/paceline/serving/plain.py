@@ -1,6 +1,5 @@
 """The paths that the model has no work with: who is served, tokens and back, health."""
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -63,7 +62,7 @@ class Plain:
         """POST /tokenize."""
 
         async def work(body: bytes, reply: Reply) -> None:
-            await reply.json(await asyncio.to_thread(self._tokens, body))
+            await reply.json(await self._service.apart(self._tokens, body))
 
         return Endpoint(self._service, work)
 
@@ -71,7 +70,7 @@ class Plain:
         """POST /detokenize."""
 
         async def work(body: bytes, reply: Reply) -> None:
-            text = await asyncio.to_thread(self._text, body)
+            text = await self._service.apart(self._text, body)
             await reply.json({"prompt": text, "content": text})
 
         return Endpoint(self._service, work)

@@ -1,7 +1,7 @@
 """Slots with the beginnings of prompts, for prompts that begin the same.
 
-Ended answers leave theirs behind; the least recently used goes first when its slots are needed.
-Those that are being read or written show theirs: others may share what is there so far.
+Requests that have ended leave theirs behind; the least recently used goes first when its slots are
+needed. Those that are being read or written show theirs: others may share what is there so far.
 
 Knows sequences and tokens; knows nothing of requests. Entries are compared one by one: there are as
 many as the engine has slots for, some hundreds at most.
@@ -38,7 +38,7 @@ class _Entry:
 
     def same(self, prompt: Tokens) -> int:
         """How many of a prompt's first tokens its slots hold."""
-        return _same(self.tokens[: self.slots.length], prompt)
+        return _same(self.tokens[: self.slots.reusable], prompt)
 
 
 class PromptCache:
@@ -105,6 +105,10 @@ class PromptCache:
 
     def keep(self, tokens: Tokens, begun: Begun, salt: str = "") -> None:
         """Take over a sequence that has ended; `tokens` [n] are those whose slots it holds."""
+        if begun.slots.reusable < begun.slots.length:
+            begun.slots.rewind(begun.slots.reusable)
+            for known in begun.memory.values():
+                known.cut(begun.slots.length)
         held = begun.slots.length
         tokens = tokens[:held]
         if not held:

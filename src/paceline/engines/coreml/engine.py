@@ -13,7 +13,7 @@ would let through.
 from collections.abc import Sequence as Ordered
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -240,7 +240,7 @@ class Slots(BlockTable):
         if not self.length:
             self._written = 0
 
-    def fork(self, length: int) -> BlockTable:
+    def fork(self, length: int) -> Self:
         """An empty sequence: states are not shared."""
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self.length} slots")

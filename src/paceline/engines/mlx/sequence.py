@@ -5,6 +5,7 @@ sequences share no slots for long: what a fork shares is copied by whoever write
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 from paceline.engines.mlx.model import LoadedModel
 from paceline.engines.mlx.states import States
@@ -52,13 +53,13 @@ class MlxSequence(BlockTable):
         del self.tokens[length:]
         self._block = ()
 
-    def fork(self, length: int) -> "MlxSequence":
+    def fork(self, length: int) -> Self:
         """A sequence that begins like this one; of a recurrence where its state was kept."""
         import mlx.core as mx
 
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
-        other = MlxSequence(self._pool, self._context_length, self._model)
+        other = type(self)(self._pool, self._context_length, self._model)
         states = self.states.fork(min(length, self.length))
         try:
             other.reserve(states.held)

@@ -1,12 +1,11 @@
 """Runs a PagedAttention model through OpenVINO, with keys and values in tensors of our own.
 
-Rows do not depend on how they are computed because attention gets at least two rows of every
-sequence, and the layers at least two in all (one row takes another kernel), and because keys and
-values are f16 (8-bit caches share a scale between neighbouring slots, rejected ones included). Both
-were measured, and `engines/measure.py` measures again on each machine.
+Rows do not depend on how they are computed because attention gets an answer's one by one and a
+prompt's at least by twos, because the layers get at least two in all (one takes another kernel),
+and because keys and values are f16 (8-bit caches share a scale between neighbouring slots, rejected
+ones included). All were measured, and `engines/measure.py` measures again on each machine.
 
-Nothing is made inside the loop: a step copies numbers into tensors that are bound already. Rows
-that only fill up a call are written to a cache block that belongs to nobody.
+Nothing is made inside the loop: a step copies numbers into tensors that are bound already.
 """
 
 from collections.abc import Mapping
@@ -20,10 +19,11 @@ import numpy as np
 
 from paceline.decoding.types import Block, Taps, tap_name
 from paceline.engines.base import EngineSettings, Sequence, StepResult
-from paceline.engines.openvino.call import Call
+from paceline.engines.openvino.call import Call, attended, fits
 from paceline.engines.openvino.graph import paged_model
 from paceline.engines.openvino.lane import Lane
-from paceline.engines.slots import BlockPool, BlockTable, reserve_all
+from paceline.engines.openvino.slots import PagedSlots
+from paceline.engines.slots import BlockPool, reserve_all
 from paceline.errors import ModelError
 
 _MOST_COPIED_BYTES = 1 << 30
@@ -66,16 +66,16 @@ class OpenVinoEngine:
         }
         if settings.threads is not None:
             options["INFERENCE_NUM_THREADS"] = str(settings.threads)
-        sizes = _sizes(graph, self.min_rows)
         self._open_lane = partial(_open_lane, graph, settings.taps, options)
-        if sizes:
-            model = paged_model(graph, settings.taps)
-            with ThreadPoolExecutor() as threads:
-                self._lanes = list(threads.map(lambda each: Lane(model, options, each), sizes))
-        else:
-            self._lanes = [self._open_lane()]
+        model = paged_model(graph, settings.taps)
+        with ThreadPoolExecutor() as pool:
+            opened = [pool.submit(Lane, model, options) for _ in range(_copies(graph))]
+            self._lanes = [lane.result() for lane in opened]
         compiled = self._lanes[0].compiled
-        self._threads = compiled.get_property("INFERENCE_NUM_THREADS")
+        self._threads: int = compiled.get_property("INFERENCE_NUM_THREADS")
+        if len(self._lanes) > 1:
+            for lane, sizes in zip(self._lanes, _sizes(self.min_rows, self._threads), strict=True):
+                lane.sizes = sizes
         self.taps = settings.taps
         self.vocab_size = compiled.output("logits").partial_shape[-1].get_length()
         self._pool = self._make_cache(settings.cache_tokens, graph)
@@ -90,9 +90,9 @@ class OpenVinoEngine:
         """Slots come in blocks of so many."""
         return self._pool.block_size
 
-    def open(self) -> BlockTable:
+    def open(self) -> PagedSlots:
         """A new, empty sequence."""
-        return BlockTable(self._pool, self.context_length)
+        return PagedSlots(self._pool, self.context_length)
 
     def step(self, work: Ordered[tuple[Sequence, Block]]) -> StepResult:
         """Run blocks of different sequences in one call; see `Engine.step`."""
@@ -101,8 +101,9 @@ class OpenVinoEngine:
             [(table, len(block.tokens)) for table, (_, block) in zip(tables, work, strict=True)]
         )
         lane, least = self._lane(work)
-        call = Call(least, spread=lane.spread)
+        call = Call(least, threads=self._threads, spare=self._pool.spare)
         for table, (_, block) in zip(tables, work, strict=True):
+            table.run(block)
             call.add(table, block)
         seconds = lane.run(call.inputs())
         logits = lane.output("logits")
@@ -125,21 +126,26 @@ class OpenVinoEngine:
             "min_rows": str(self.min_rows),
             "kv_cache": "f16",
             "lanes": "|".join(",".join(map(str, lane.sizes)) for lane in self._lanes if lane.sizes),
+            "attention": "an answer's rows one by one",
             "taps": ",".join(map(str, self.taps)),
         }
 
     def _lane(self, work: Ordered[tuple[Sequence, Block]]) -> tuple[Lane, int]:
-        """The copy of the graph to run, and the rows that a sequence gets at least.
+        """The copy of the graph to run, and the rows that the call gets at least.
 
         That for several sequences is made when it is first needed: it takes as much as the others.
         """
         if len(work) == 1:
-            rows = len(work[0][1].tokens)
+            block = work[0][1]
+            rows = attended(block, self.min_rows)
             for lane in self._lanes:
                 for size in lane.sizes:
-                    if rows <= size:
+                    # A block that needs more rows only for its kernel takes the next size.
+                    if rows <= size and (
+                        block.prompt or size == 1 or fits(rows, size - rows, self._threads)
+                    ):
                         return lane, size
-        elif not self._lanes[-1].spread:
+        elif self._lanes[-1].sizes:
             self._lanes.append(self._open_lane())
             self._bind(self._lanes[-1])
         return self._lanes[-1], self.min_rows
@@ -192,21 +198,22 @@ class OpenVinoEngine:
 
 def _open_lane(graph: Path, taps: Ordered[int], options: Mapping[str, str]) -> Lane:
     """A copy of the graph for calls of any number of rows of any number of sequences."""
-    return Lane(paged_model(graph, taps, spread=True), options, ())
+    return Lane(paged_model(graph, taps), options)
 
 
-def _table(sequence: Sequence) -> BlockTable:
-    if not isinstance(sequence, BlockTable):
+def _table(sequence: Sequence) -> PagedSlots:
+    if not isinstance(sequence, PagedSlots):
         raise TypeError(f"a {type(sequence).__name__} is not a sequence of this engine")
     return sequence
 
 
-def _sizes(graph: Path, min_rows: int) -> list[tuple[int, ...]]:
-    """The numbers of rows of each lane for a sequence alone.
-
-    None where copies would take much memory: there is one for all calls.
-    """
+def _copies(graph: Path) -> int:
+    """How many lanes there are: one for all calls where copies would take much memory."""
     weights = graph.with_suffix(".bin")
-    if weights.exists() and weights.stat().st_size > _MOST_COPIED_BYTES:
-        return []
-    return [(min_rows,), (8,), (16, 32)]
+    return 1 if weights.exists() and weights.stat().st_size > _MOST_COPIED_BYTES else 3
+
+
+def _sizes(min_rows: int, threads: int) -> list[tuple[int, ...]]:
+    """The numbers of rows of each lane for a sequence alone."""
+    plain = min_rows if threads <= min_rows or min_rows == 1 else min_rows + 2
+    return [(plain,), (8,), (16, 32)]

@@ -2,8 +2,7 @@
 
 Knows the form of exported decoder models, no tokens and no cache. Changes are made to the graph:
 attention becomes PagedAttention (keys and values in tensors of ours), only wanted rows reach the
-head, hidden states after chosen layers become outputs, and attention may be given rows twice that
-the layers compute once.
+head, and hidden states after chosen layers become outputs.
 """
 
 from collections.abc import Sequence
@@ -17,17 +16,8 @@ WANTED_ROWS = "sampled_tokens_indices"
 """Input: [wanted] int64, rows of the call that get logits (the name OpenVINO GenAI uses too)."""
 
 
-ATTENTION_ROWS = "attention_rows"
-"""Input: [attended] int64, rows of the call that attention gets, in its order."""
-
-KEPT_ROWS = "kept_rows"
-"""Input: [rows] int64, which of the attended rows go on, one for each row of the call."""
-
-
-def paged_model(path: Path, taps: Sequence[int] = (), *, spread: bool = False) -> Any:
+def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
     """Read a stateful model and make it a PagedAttention model with gathered head rows.
-
-    With `spread`, attention's rows are not the call's but those of `ATTENTION_ROWS`.
 
     Raises:
         ModelError: the file cannot be read, or is not a decoder of a form that is known here.
@@ -54,37 +44,11 @@ def paged_model(path: Path, taps: Sequence[int] = (), *, spread: bool = False) -
             f"{path}: PagedAttention cannot be put in ({_last_line(error)}); this architecture is "
             "not supported by the openvino engine"
         ) from error
-    if spread:
-        _spread_attention(model)
     hidden = _gather_before_head(model, path)
     if taps:
         _add_taps(model, hidden, taps, path)
     model.validate_nodes_and_infer_types()
     return model
-
-
-def _spread_attention(model: Any) -> None:
-    """Pick rows before and behind every attention."""
-    import numpy as np
-    from openvino import opset13
-
-    attended, kept = (
-        opset13.parameter([-1], np.int64, name=name) for name in (ATTENTION_ROWS, KEPT_ROWS)
-    )
-    first = opset13.constant(np.int64(0))
-    for node in model.get_ordered_ops():
-        if node.get_type_name() != "PagedAttentionExtension":
-            continue
-        for place in range(3):  # queries, keys, values
-            rows = opset13.gather(node.input_value(place), attended, first)
-            node.input(place).replace_source_output(rows.output(0))
-        users = node.output(0).get_target_inputs()
-        rows = opset13.gather(node.output(0), kept, first)
-        for user in users:
-            user.replace_source_output(rows.output(0))
-    for parameter, name in ((attended, ATTENTION_ROWS), (kept, KEPT_ROWS)):
-        parameter.output(0).set_names({name})
-    model.add_parameters([attended, kept])
 
 
 def _gather_before_head(model: Any, path: Path) -> Any:

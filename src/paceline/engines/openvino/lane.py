@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.engines.openvino.graph import ATTENTION_ROWS
-
 CACHES = ("key_cache.", "value_cache.")
 """Inputs that are keys and values; the others are written in every call."""
 
@@ -21,15 +19,15 @@ CACHES = ("key_cache.", "value_cache.")
 class Lane:
     """A compiled copy. Nothing is made in `run`: one tensor per input, bound once."""
 
-    def __init__(self, model: Any, options: Mapping[str, str], sizes: tuple[int, ...]) -> None:
-        """Compile `model`; `sizes` are the numbers of rows it is meant for, least first."""
+    sizes: tuple[int, ...] = ()
+    """The numbers of rows that it is for, least first; none: for any."""
+
+    def __init__(self, model: Any, options: Mapping[str, str]) -> None:
+        """Compile `model`."""
         import openvino as ov
 
-        self.sizes = sizes
         self.compiled = ov.Core().compile_model(model, "CPU", dict(options))
         self._request = self.compiled.create_infer_request()
-        self.spread = any(port.any_name == ATTENTION_ROWS for port in self.compiled.inputs)
-        """Whether attention's rows are told apart from those of the call."""
         self._inputs = {
             port.any_name: _Input(self._request, port)
             for port in self.compiled.inputs
