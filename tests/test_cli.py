@@ -17,6 +17,7 @@ from paceline.models import DEFAULT_MODEL, list_models
 from paceline.models.cache import models_dir
 from paceline.models.manifest import GRAPH, WEIGHTS
 from support.tiny import SIZES, write_tiny
+from support.waiting import PATIENCE
 
 COMMAND = [sys.executable, "-m", "paceline"]
 LONG = {**SIZES, "context": 200_000}  # answers that last until they are stopped
@@ -41,7 +42,7 @@ def run(environment: dict[str, str]) -> Run:
             [*COMMAND, *map(str, arguments)],
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
             **options,
         )
 
@@ -831,7 +832,7 @@ def test_ctrl_c_ends_an_answer_with_one_line(environment: dict[str, str], endles
     with started(environment, "generate", "x", "--model", endless_gguf, "--ignore-eos") as child:
         assert child.stdout.read(40)
         os.killpg(child.pid, signal.SIGINT)
-        _, said = child.communicate(timeout=30)
+        _, said = child.communicate(timeout=PATIENCE)
     assert child.returncode == 130
     stopped_line(said)
 
@@ -856,7 +857,7 @@ def test_ctrl_c_ends_a_chat_that_is_read_from_a_pipe(
         child.stdin.flush()
         assert child.stdout.read(40)
         os.killpg(child.pid, signal.SIGINT)
-        _, said = child.communicate(timeout=30)
+        _, said = child.communicate(timeout=PATIENCE)
     assert child.returncode == 130
     stopped_line(said)
 
@@ -879,7 +880,7 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_and_the_chat_goes_on(
         os.killpg(child.pid, signal.SIGINT)
         wait_for(child.stderr, b"tokens per step")
         os.write(terminal, b"\n")  # an empty line
-        child.communicate(timeout=30)
+        child.communicate(timeout=PATIENCE)
     assert child.returncode == 0
     os.close(terminal)
     os.close(inner)
@@ -900,7 +901,7 @@ def test_ctrl_c_while_a_model_is_fetched_leaves_nothing_and_nobody(
             "no_proxy": "127.0.0.1",
         }
         with started(environment, "pull", DEFAULT_MODEL) as child:
-            index.settimeout(60)
+            index.settimeout(PATIENCE)
             question, _ = index.accept()
             (work,) = models_dir(tmp_path / "cache").iterdir()
             assert work.name.startswith(".partial-")
@@ -908,10 +909,10 @@ def test_ctrl_c_while_a_model_is_fetched_leaves_nothing_and_nobody(
                 os.killpg(child.pid, signal.SIGINT)
             else:
                 child.send_signal(signal.SIGINT)
-            _, said = child.communicate(timeout=30)
+            _, said = child.communicate(timeout=PATIENCE)
             assert child.returncode == 130
             stopped_line(said)
-            question.settimeout(10)
+            question.settimeout(PATIENCE)
             while question.recv(65536):
                 pass  # what it had sent; then the end, as pip is gone
             question.close()
@@ -925,7 +926,7 @@ def test_ctrl_c_while_a_model_is_converted_leaves_nothing(
     with started(environment, "pull", endless_gguf) as child:
         wait_for(child.stderr, b"building the graph")
         os.killpg(child.pid, signal.SIGINT)
-        _, said = child.communicate(timeout=30)
+        _, said = child.communicate(timeout=PATIENCE)
     assert child.returncode == 130
     stopped_line(said)
     assert not [*models_dir(tmp_path / "cache").iterdir()]
@@ -938,7 +939,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(
         assert child.stdout.read(10)
         child.stdout.close()
         said = child.stderr.read()
-        assert child.wait(timeout=60) == 128 + signal.SIGPIPE
+        assert child.wait(timeout=PATIENCE) == 128 + signal.SIGPIPE
     assert b"Traceback" not in said
     assert b"Exception ignored" not in said
     assert b"BrokenPipe" not in said
@@ -947,7 +948,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(
 def test_output_into_head_works_as_people_expect(environment: dict[str, str], tiny_gguf: Path):
     line = f"{sys.executable} -m paceline models --json | head -c 1; exit ${{PIPESTATUS[0]}}"
     found = subprocess.run(
-        ["bash", "-c", line], capture_output=True, env=environment, check=False, timeout=60
+        ["bash", "-c", line], capture_output=True, env=environment, check=False, timeout=PATIENCE
     )
     assert found.stdout == b"["
     assert found.stderr == b""

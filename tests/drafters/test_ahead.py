@@ -22,6 +22,7 @@ from paceline.errors import InvalidRequest
 from support.drafters import Oracle
 from support.driver import generation, run
 from support.toy import ToyEngine
+from support.waiting import PATIENCE
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 COUNT = 40
@@ -100,7 +101,7 @@ class Waiting(ToyEngine):
 
     def step(self, work: Sequence[Any]) -> StepResult:
         if len(work[0][1].tokens) > 1 and work[0][0].length >= len(PROMPT):
-            assert self.meanwhile.wait(20), "nobody drafts while the target verifies"
+            assert self.meanwhile.wait(PATIENCE), "nobody drafts while the target verifies"
         self.meanwhile.clear()
         return super().step(work)
 

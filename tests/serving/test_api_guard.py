@@ -2,7 +2,6 @@
 
 import re
 import socket
-import time
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from paceline.runtime import Model
 from paceline.serving.command import Server
 from paceline.serving.settings import Settings
 from support.server import Running, running
+from support.waiting import PATIENCE
 
 ASK: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
 
@@ -55,33 +55,32 @@ def test_who_is_turned_away_is_counted(model: Model):
     }
 
 
-def hung_up(connection: socket.socket) -> float:
-    """Seconds until the other side has closed, having sent nothing else."""
-    started = time.monotonic()
-    connection.settimeout(5)
+def hung_up(connection: socket.socket) -> bool:
+    """Whether the other side closes, sooner or later."""
+    connection.settimeout(PATIENCE)
     while connection.recv(4096):
         pass
-    return time.monotonic() - started
+    return True
 
 
 def test_headers_and_bodies_that_do_not_come_are_not_waited_for(model: Model):
-    with running(model, Settings(header_seconds=0.2, body_seconds=0.2)) as server:
+    with running(model, Settings(header_seconds=0.5, body_seconds=0.5)) as server:
         place = ("127.0.0.1", server.server.port)
         for begun in (b"", b"GET /health HT"):
             with socket.create_connection(place) as connection:
                 connection.sendall(begun)
-                assert hung_up(connection) < 3
+                assert hung_up(connection)
         with socket.create_connection(place) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b" 200 " in connection.recv(4096)
             connection.sendall(b"GET /hea")
-            assert hung_up(connection) < 3
+            assert hung_up(connection)
         with socket.create_connection(place) as connection:
             connection.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
                 b"Content-Type: application/json\r\n\r\n{"
             )
-            connection.settimeout(5)
+            connection.settimeout(PATIENCE)
             assert b" 408 " in connection.recv(4096)
         assert server.get("/health").status_code == 200
 

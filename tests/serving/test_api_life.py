@@ -16,8 +16,8 @@ from openai import APIError
 from paceline.runtime import Model
 from paceline.serving.command import Server, serve
 from paceline.serving.settings import Settings
-from support.others import until
 from support.server import HTTP, Running, running
+from support.waiting import PATIENCE, until
 
 LONG: dict[str, Any] = {
     "prompt": "this is the one",
@@ -26,7 +26,7 @@ LONG: dict[str, Any] = {
     "temperature": 0,
     "speculation": {"drafter": "none"},
 }
-SECONDS_LONG = 4.5  # at least: see `slow_model`
+"""4.5 seconds at least with `slow_model`."""
 
 
 def sent(server: Running, body: dict[str, Any]) -> socket.socket:
@@ -47,10 +47,9 @@ def test_an_answer_ends_when_its_client_has_gone(slow_model: Model, stream: bool
         until(lambda: server.scheduler.load.running == 1)
         if stream:
             connection.recv(100)
-        started = time.monotonic()
         connection.close()
         until(lambda: server.scheduler.load.running == 0)
-        assert time.monotonic() - started < SECONDS_LONG / 3
+        assert server.scheduler.load.calls < LONG["max_tokens"]
         assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
 
 
@@ -75,7 +74,7 @@ def test_what_takes_long_to_read_is_read_one_at_a_time(tiny_model: Model):
 
 
 def test_an_answer_that_takes_too_long_is_given_up(slow_model: Model):
-    with running(slow_model, Settings(request_seconds=0.3)) as server:
+    with running(slow_model, Settings(request_seconds=0.6)) as server:
         response = server.post("/v1/completions", LONG)
         assert response.status_code == 504
         assert response.json()["error"]["code"] == "request_timeout"
@@ -92,7 +91,7 @@ def test_a_call_that_does_not_come_back_is_bad_health(
     step, back = slow_model.engine.step, threading.Event()
 
     def hangs(work: Any) -> Any:
-        assert back.wait(20)
+        assert back.wait(PATIENCE)
         return step(work)
 
     with running(slow_model) as server:
@@ -126,7 +125,7 @@ def test_who_waits_hears_that_the_server_is_there(slow_model: Model):
 def test_who_does_not_read_holds_up_nobody(model: Model):
     body = {**LONG, "max_tokens": 200, "n": 4, "logprobs": 20, "stream": True}
     with running(model) as server, sent(server, body) as connection:
-        connection.settimeout(20)
+        connection.settimeout(PATIENCE)
         until(lambda: server.scheduler.load.submitted == 4)
         until(lambda: server.scheduler.load.running == 0)
         assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200

@@ -24,6 +24,7 @@ from paceline.results import Result
 from paceline.runtime import Model
 from paceline.serving.settings import Settings
 from support.server import HTTP, Running, running
+from support.waiting import PATIENCE, leaves_after
 
 pytestmark = pytest.mark.real_model
 
@@ -146,9 +147,9 @@ class Asked:
         path = "/v1/chat/completions" if chat else "/v1/completions"
         told = Told()
         if not body["stream"]:
-            patience = 0.15 if self.patience is not None else None
+            patience = PATIENCE if self.patience is None else 0.15
             try:
-                response = server.post(path, body, timeout=patience)
+                response = server.post(path, body, timeout=leaves_after(patience))
             except httpx.TimeoutException:
                 return told
             assert response.status_code == 200, response.text

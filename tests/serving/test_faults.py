@@ -24,8 +24,9 @@ import pytest
 from paceline.runtime import Model
 from paceline.serving.command import allow_open_files
 from paceline.serving.settings import Settings
-from support.others import ASKED, CHAT, LONG, TEXT, Others, fault, slowed, until
+from support.others import ASKED, CHAT, LONG, TEXT, Others, fault, slowed
 from support.server import Running, running
+from support.waiting import PATIENCE, until
 
 SETTINGS = Settings(most_running=8, most_waiting=320, body_seconds=0.5, reading_seconds=1)
 
@@ -69,7 +70,7 @@ def connected(server: Running, *, small: bool = False) -> socket.socket:
     made = socket.socket()
     if small:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    made.settimeout(20)
+    made.settimeout(PATIENCE)
     made.connect(("127.0.0.1", server.server.port))
     return made
 
@@ -104,7 +105,7 @@ def test_clients_that_vanish_at_any_moment(server: Running):
     numbers = drawn.sample(range(1000), 90)
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(client, numbers))
-    until(lambda: server.scheduler.load.waiting == 0, 2)  # the others never wait for long
+    server.rest()
     assert clients_gone(server) - before > 30
     assert states["read some"] > 3
 
@@ -118,7 +119,7 @@ def test_clients_that_do_not_read_are_hung_up_on(server: Running, caplog: pytest
         stuck = [stack.enter_context(connected(server, small=True)) for _ in range(3)]
         for number, connection in enumerate(stuck):
             connection.sendall(request(body, f"X-Request-Id: stuck-{number}"))
-        until(lambda: caplog.text.count("stuck-") == 3, 20)  # said when a request is over
+        until(lambda: caplog.text.count("stuck-") == 3)  # said when a request is over
         for connection in stuck:
             read = b""
             with suppress(ConnectionError):
@@ -201,17 +202,16 @@ def test_ten_megabytes(server: Running, path: str, chunked: bool):
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/responses", "/tokenize"])
 def test_as_large_a_body_as_may_be(server: Running, path: str):
     """What is too long whatever its tokens are is not made into tokens."""
-    long = "word " * 1_500_000
+    words = 1_500_000
+    long = "word " * words
     bodies: dict[str, Any] = {
         CHAT: {"messages": [{"role": "user", "content": long}]},
         "/v1/responses": {"input": long},
     }
     body = bodies.get(path, {"prompt": long})
-    started = time.monotonic()
     error = fault(server.post(path, body))
-    assert time.monotonic() - started < 5  # seven megabytes of tokens take far longer
     assert error["code"] == "context_length_exceeded"
-    assert error["n_prompt_tokens"] > error["n_ctx"] == 512
+    assert words / 10 > error["n_prompt_tokens"] > error["n_ctx"] == 512
 
 
 def test_of_a_text_that_is_too_long_only_the_beginning_is_made_into_tokens(server: Running):
@@ -235,10 +235,8 @@ def test_other_large_bodies(server: Running, kind: str):
         "stop": {"prompt": "a", "max_tokens": 9, "stop": ["x" * 400_000] * 16},
     }
     path = {"messages": CHAT, "tokens": "/detokenize"}.get(kind, TEXT)
-    started = time.monotonic()
-    response = server.post(path, bodies[kind], timeout=60)
+    response = server.post(path, bodies[kind])
     assert response.status_code == (200 if kind in ("stop", "tokens") else 400)
-    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(

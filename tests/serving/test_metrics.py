@@ -4,9 +4,8 @@ import functools
 import json
 import operator
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from paceline.runtime import Model
 from paceline.serving.settings import Settings
 from support.server import Running, running
+from support.waiting import until
 
 REPEATED = "this is the one and this is the one and this is the one and this"
 LONG: dict[str, Any] = {"prompt": REPEATED, "max_tokens": 450, "ignore_eos": True, "stream": True}
@@ -240,30 +240,22 @@ def test_refusals_are_counted_by_their_reason(module_model: Model, body: Any, re
     assert "paceline_requests_failed_total" not in found
 
 
-def until(server: Running, true: Callable[[dict[str, dict[str, float]]], bool]) -> None:
-    for _ in range(400):
-        if true(values(server)):
-            return
-        time.sleep(0.01)
-    pytest.fail("it never came to that")
-
-
 def test_what_goes_on_is_seen_and_a_client_that_leaves(slow_model: Model):
     settings = Settings(most_running=1, most_waiting=1)
     with running(slow_model, settings) as server, ExitStack() as stack:
         asked = {"method": "POST", "url": f"{server.url}/v1/completions", "json": LONG}
         client = stack.enter_context(httpx.Client())
         stack.enter_context(client.stream(**asked))
-        until(server, lambda now: single(now, "paceline_requests_running") == 1)
+        until(lambda: single(values(server), "paceline_requests_running") == 1)
         threading.Thread(target=server.post, args=("/v1/completions", LONG)).start()
-        until(server, lambda now: single(now, "vllm:num_requests_waiting") == 1)
+        until(lambda: single(values(server), "vllm:num_requests_waiting") == 1)
         assert server.post("/v1/completions", LONG).status_code == 429
         now = values(server)
         assert now["paceline_requests_refused_total"] == {"queue_full": 1}
         assert 0 < single(now, "vllm:kv_cache_usage_perc") < 1
         stack.close()
-        until(server, lambda now: now.get("paceline_requests_failed_total") == {"client_gone": 1})
-        until(server, lambda now: single(now, "paceline_requests_waiting") == 0)
+        until(lambda: values(server).get("paceline_requests_failed_total") == {"client_gone": 1})
+        until(lambda: single(values(server), "paceline_requests_waiting") == 0)
         server.scheduler.close()
 
 

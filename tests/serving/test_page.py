@@ -17,6 +17,8 @@ from paceline.runtime import Model
 from paceline.serving import page as package
 from paceline.serving.settings import Settings
 from support.server import Running, running
+from support.waiting import PATIENCE
+from support.waiting import until as wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
@@ -151,7 +153,7 @@ def browser() -> Iterator["Browser"]:
 def page(browser: "Browser") -> Iterator["Page"]:
     """A page that is not loaded yet; a test in which it complains fails."""
     made = browser.new_page(viewport={"width": 1200, "height": 820})
-    made.set_default_timeout(15_000)
+    made.set_default_timeout(1000 * PATIENCE)
     complaints: list[str] = []
 
     def heard(message: "ConsoleMessage") -> None:
@@ -189,11 +191,7 @@ def until(page: "Page", true: str, value: Any = None) -> None:
 
     Playwright's own way has the page evaluate strings, which the page's policy forbids it.
     """
-    for _ in range(750):
-        if page.evaluate(true, value):
-            return
-        page.wait_for_timeout(20)
-    pytest.fail(f"it never came to that: {true}")
+    wait_until(lambda: page.evaluate(true, value))
 
 
 def ask(page: "Page", text: str = REPEATED, tokens: int = 60) -> None:

@@ -2,8 +2,7 @@
 
 import queue
 import random
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from paceline.serving.tickets import (
     Ticket,
     TimedOut,
 )
+from support.waiting import PATIENCE, until
 
 PROMPTS = [
     "the rain in the rain in the",
@@ -50,7 +50,7 @@ class Asked:
 
     def result(self) -> Result:
         while True:
-            event = self.events.get(timeout=60)
+            event = self.events.get(timeout=PATIENCE)
             match event:
                 case Progress():
                     self.text += event.step.text
@@ -228,22 +228,14 @@ def test_the_queue_is_bounded(model: Model):
     scheduler.close()
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if true():
-            return
-        threading.Event().wait(0.01)
-    pytest.fail("it never came to that")
-
-
 def test_a_cancelled_request_gives_its_slots_back(model: Model, scheduler: Scheduler):
     long = Asked(scheduler, "a", max_tokens=400, ignore_eos=True, cached=False)
-    wait_until(lambda: scheduler.load.running == 1)
+    until(lambda: scheduler.load.running == 1)
     other = Asked(scheduler, "the one", max_tokens=5)
     long.ticket.cancel()
     assert len(long.result().token_ids) < 400
     assert other.result().token_ids == alone(model, "the one", {"max_tokens": 5})
-    wait_until(lambda: scheduler.load.running == 0)
+    until(lambda: scheduler.load.running == 0)
 
 
 def test_a_request_that_takes_too_long_ends(scheduler: Scheduler):
@@ -347,7 +339,7 @@ def test_without_grace_those_that_run_hear_of_it(model: Model):
     scheduler = Scheduler(model)
     scheduler.start()
     asked = Asked(scheduler, "a", max_tokens=400, ignore_eos=True)
-    wait_until(lambda: scheduler.load.running == 1)
+    until(lambda: scheduler.load.running == 1)
     scheduler.close()
     with pytest.raises(Draining):
         asked.result()
@@ -355,7 +347,7 @@ def test_without_grace_those_that_run_hear_of_it(model: Model):
 
 def test_short_requests_are_not_held_up_by_a_long_prompt(model: Model, scheduler: Scheduler):
     writing = Asked(scheduler, "a", max_tokens=60, ignore_eos=True, drafter="none")
-    wait_until(lambda: scheduler.load.running == 1)
+    until(lambda: scheduler.load.running == 1)
     longest = 0
     step = model.engine.step
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.waiting import PATIENCE
+
 
 class Command:
     """A server in another process."""
@@ -25,14 +27,14 @@ class Command:
     @property
     def url(self) -> str:
         """Where it listens, once it does."""
-        assert self._ready.wait(60)
+        assert self._ready.wait(PATIENCE)
         assert " at http" in self.said, self.said
         return self.said.split(" at ")[-1].split("/v1")[0]
 
-    def end(self, seconds: float) -> int:
+    def end(self) -> int:
         """Wait for its end; its exit status."""
-        status = self.process.wait(seconds)
-        self._reader.join(5)
+        status = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
         return status
 
     def _read(self) -> None:
@@ -58,7 +60,7 @@ def served(model: Path, cache: Path, *arguments: str) -> Iterator[Command]:
     try:
         yield command
         process.send_signal(signal.SIGTERM)
-        command.end(10)
+        command.end()
         assert not _alive(process.pid)
     finally:
         if _alive(process.pid):

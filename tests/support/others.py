@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from paceline.runtime import Model
-from support.server import PATIENCE, Running
+from support.server import Running
+from support.waiting import until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASKED: list[dict[str, Any]] = [
@@ -105,11 +106,3 @@ def fault(response: httpx.Response, status: int = 400) -> dict[str, Any]:
     assert set(error) >= {"message", "type", "param", "code"}
     assert error["message"]
     return error
-
-
-def until(true: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Wait for it; it has to come."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.005)

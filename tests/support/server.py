@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +13,10 @@ from paceline.runtime import Model
 from paceline.serving.command import Server
 from paceline.serving.scheduler import Scheduler
 from paceline.serving.settings import Settings
+from support.waiting import PATIENCE, until
 
 CLIENT = OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none", max_retries=0)
 """Made once: making one takes longer than most tests."""
-
-PATIENCE = 120.0
-"""Seconds after which something has gone wrong, however busy the machine is."""
 
 HTTP = httpx.Client(timeout=PATIENCE)
 
@@ -40,12 +37,7 @@ class Running:
     def rest(self) -> None:
         """Wait until nothing is going on."""
         load = self.scheduler.load
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            if load.running == load.waiting == 0:
-                return
-            time.sleep(0.005)
-        raise AssertionError(f"{load.running} run and {load.waiting} wait")
+        until(lambda: load.running == load.waiting == 0)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -61,9 +53,9 @@ class Running:
             return HTTP.post(self.url + path, content=body, headers=headers, **more)
         return HTTP.post(self.url + path, json=body, **more)
 
-    def events(self, path: str, body: Any) -> list[Any]:
+    def events(self, path: str, body: Any, **more: Any) -> list[Any]:
         """The events of a stream that is all right: JSON, and what is none as text."""
-        response = self.post(path, {**body, "stream": True})
+        response = self.post(path, {**body, "stream": True}, **more)
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in response.text.splitlines() if line.startswith("data: ")]

@@ -1,0 +1,22 @@
+"""For what has to come, however busy the machine is."""
+
+import time
+from collections.abc import Callable
+
+import httpx
+
+PATIENCE = 120.0
+"""Seconds after which something has gone wrong."""
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for it; it has to come."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.005)
+
+
+def leaves_after(seconds: float) -> httpx.Timeout:
+    """A client that is sure to connect and to send, and then reads no longer than this."""
+    return httpx.Timeout(PATIENCE, read=seconds)
