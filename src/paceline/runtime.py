@@ -315,7 +315,7 @@ class Model:
         """
         acceptance = self._acceptance.carried()
         spec = drafting.resolved(request.drafter, self._shared, expected=bool(request.prediction))
-        own = Own({} if memory is None else memory, request.prediction, len(tokens))
+        own = Own(Memory() if memory is None else memory, request.prediction, len(tokens))
         chosen = drafting.create(spec, self._shared, own)
         watched = drafting.create(request.probe, self._shared) if request.probe else []
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
@@ -377,7 +377,7 @@ class Conversation:
         self._model = model
         self._slots = model._open()
         self._held: list[int] = []  # tokens whose keys and values are in the slots
-        self._memory: Memory = {}
+        self._memory = Memory()
         self._answering = False
         self._closed = False
 
@@ -403,8 +403,7 @@ class Conversation:
             same += 1
         self._slots.rewind(same)
         self._held = tokens[: self._slots.length]
-        for known in self._memory.values():
-            known.cut(self._slots.length)
+        self._memory.cut(self._slots.length)
 
         def end(stream: Stream) -> None:
             self._answering = False

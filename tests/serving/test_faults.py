@@ -28,7 +28,7 @@ from support.others import ASKED, CHAT, LONG, TEXT, Others, fault, slowed
 from support.server import Running, running
 from support.waiting import PATIENCE, until
 
-SETTINGS = Settings(most_running=8, most_waiting=320, body_seconds=0.5, reading_seconds=1)
+SETTINGS = Settings(most_running=8, most_waiting=320, body_seconds=1.5, reading_seconds=1.5)
 
 
 @pytest.fixture(scope="module")

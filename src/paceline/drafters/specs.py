@@ -65,16 +65,27 @@ def shipped(model: str) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
-Memory = dict[str, Context[Any]]
-"""What the drafters of one sequence know of it, by spec: a conversation keeps it from turn to turn,
-and cuts it where it cuts the sequence."""
+class Memory(dict[str, Context[Any]]):
+    """What the drafters of one sequence know of it, by spec.
+
+    Who keeps a sequence keeps it too, and cuts it where the sequence is cut.
+    """
+
+    def beginning(self, length: int) -> "Memory":
+        """Of its own: what they know of the first `length` tokens."""
+        return Memory({spec: known.copy(length) for spec, known in self.items()})
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        for known in self.values():
+            known.cut(length)
 
 
 @dataclass(slots=True)
 class Own:
     """What one request brings."""
 
-    memory: Memory = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
     """What earlier drafters learnt of the same sequence."""
     prediction: Sequence[int] = ()
     """What the answer is expected to be."""

@@ -7,8 +7,7 @@ Knows sequences and tokens; knows nothing of requests. Entries are compared one 
 many as the engine has slots for, some hundreds at most.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,12 @@ from paceline.engines.base import Engine, Sequence
 Tokens = npt.NDArray[np.int64]
 
 
-class Begun(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Begun:
     """A sequence that holds the beginning of a prompt, perhaps none of it."""
 
     slots: Sequence
-    memory: Memory
+    memory: Memory = field(default_factory=Memory)
     """What drafters know of those tokens."""
 
 
@@ -71,7 +71,7 @@ class PromptCache:
         self.asked += len(prompt)
         most = self.find(prompt, salt)
         if not most:
-            return Begun(self._engine.open(), {})
+            return Begun(self._engine.open())
         begun = self._take_over(self._entries[-1], most)
         self.found += begun.slots.length
         return begun
@@ -107,8 +107,7 @@ class PromptCache:
         """Take over a sequence that has ended; `tokens` [n] are those whose slots it holds."""
         if begun.slots.reusable < begun.slots.length:
             begun.slots.rewind(begun.slots.reusable)
-            for known in begun.memory.values():
-                known.cut(begun.slots.length)
+            begun.memory.cut(begun.slots.length)
         held = begun.slots.length
         tokens = tokens[:held]
         if not held:
@@ -137,14 +136,13 @@ class PromptCache:
         slots = entry.slots.fork(most)
         length = slots.length
         if length or not entry.kept or 2 * most < len(entry.tokens):
-            return Begun(slots, {name: known.copy(length) for name, known in entry.memory.items()})
+            return Begun(slots, entry.memory.beginning(length))
         # There was nothing to share, as in an engine whose sequences share nothing. Most of the
         # entry is wanted, so it goes on itself.
         slots.close()
         self._entries.remove(entry)
         entry.slots.rewind(most)
-        for known in entry.memory.values():
-            known.cut(entry.slots.length)
+        entry.memory.cut(entry.slots.length)
         return Begun(entry.slots, entry.memory)
 
     def _remove(self, entry: _Entry) -> None:

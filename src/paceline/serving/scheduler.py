@@ -256,7 +256,7 @@ class Scheduler:
             ticket.begun = self.prompts.begin(prompt, ticket.salt)
             self.prompts.show(prompt, ticket.begun, ticket.salt)
         else:
-            ticket.begun = Begun(self.model.engine.open(), {})
+            ticket.begun = Begun(self.model.engine.open())
         try:
             ticket.stream = self.model.begin(
                 ticket.tokens,
