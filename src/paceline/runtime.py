@@ -276,8 +276,8 @@ class Model:
         engine = open_engine(
             files.engine, files.path, files.context_length, EngineSettings(min_rows=1)
         )
-        seconds = self._measured(engine, files).cost(1)
-        return Small(engine, seconds, worth=min(seconds / self.measurement.cost(1), 1.0))
+        cost = self._measured(engine, files).cost
+        return Small(engine, cost, worth=min(cost(1) / self.measurement.cost(1), 1.0))
 
     def _open(self) -> Slots:
         self._opened += 1

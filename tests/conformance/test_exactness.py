@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
@@ -114,7 +115,7 @@ def shared(engine: Engine, plainly: Plainly, tmp_path_factory: pytest.TempPathFa
         corpus=corpus,
         shipped={"table": table},
         # The engine drafts for itself: right where it is greedy, often wrong where it is sampled.
-        open_model=lambda _: Small(engine, seconds=0.01, worth=0.3),
+        open_model=lambda _: Small(engine, CostTable({1: 0.01}), worth=0.3),
     )
 
 

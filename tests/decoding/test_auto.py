@@ -336,6 +336,16 @@ def test_a_drafter_that_is_not_worth_its_time_is_asked_ever_less():
     assert len(slow.asked) <= 7
 
 
+def test_the_dearer_a_drafter_the_longer_it_is_not_asked_again():
+    asked = {}
+    for calls in (0.1, 1.0, 3.0):  # what asking takes, over what a call takes
+        slow = Says(sure(1, "slow", 0.1), seconds=calls * CHEAP(1))
+        steps(Auto(16, CHEAP, Acceptance()), slow, accepted=0, count=300)
+        asked[calls] = len(slow.asked)
+    # After 8, 16, 32 and 64 steps; after 50, 50, 50 and 64; after 150.
+    assert asked == {0.1: 7, 1.0: 6, 3.0: 2}
+
+
 def test_a_drafter_is_not_asked_where_a_free_one_knows_as_much():
     slow = Says(sure(8, "slow"), seconds=0.2)
     assert times_asked(slow, Says(sure(8, "free"))) <= 7

@@ -157,7 +157,7 @@ def test_it_is_asked_for_by_name():
 
     def small(name: str) -> Small:
         opened.append(name)
-        return Small(engine, seconds=0.01, worth=0.0)
+        return Small(engine, CostTable({1: 0.01}), worth=0.0)
 
     shared = Shared(open_model=small)
     (drafter,) = create("ahead:model:toy", shared)

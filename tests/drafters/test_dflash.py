@@ -3,7 +3,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from paceline.decoding.types import Proposal, Verified
 from paceline.drafters import Memory, Own, Shared, check, create, taps
 from paceline.drafters.dflash import Config, Context, DFlash, DFlashDrafter, HostRows, read_config
 from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_weights
+from paceline.drafters.dflash.network import DraftCost, measured
 from paceline.drafters.dflash.target import check_pair, read_target
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
@@ -324,8 +326,59 @@ def test_a_gap_between_what_it_saw_is_no_trouble(case: Case, asked: bool):
 
 
 def test_it_says_what_a_block_takes(case: Case):
-    assert case.network.seconds > 0
-    assert drafter_of(case).cost(1) == drafter_of(case).cost(15) == case.network.seconds
+    cost = case.network.cost
+    assert drafter_of(case).cost(1) == drafter_of(case).cost(15) == cost.short > 0
+    assert cost.per_token >= 0
+    assert cost.most is None
+
+
+def test_what_a_block_takes_goes_by_the_context(case: Case, monkeypatch: pytest.MonkeyPatch):
+    drafter, rows = drafter_of(case), case.features(30)
+    monkeypatch.setattr(case.network, "cost", DraftCost(0.5, 0.01, most=25))
+    drafter.observe(seen(rows[:20], 0))
+    assert drafter.cost(7) == pytest.approx(0.7)
+    drafter.propose([1] * 21, 7)
+    drafter.observe(seen(rows[20:22], 20))
+    assert drafter.cost(7) == pytest.approx(0.72)
+    drafter.observe(seen(rows[22:], 22))
+    assert drafter.cost(7) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("window", "layers", "most"),
+    [
+        (None, (None, None), None),
+        (None, (16, None), None),
+        (None, (16, 16), 16),
+        (300, (None, None), 300),
+        (300, (16, None), 300),
+        (8, (16, 16), 8),
+    ],
+)
+def test_a_block_is_timed_behind_as_much_as_is_looked_at(
+    window: int | None, layers: tuple[int | None, ...], most: int | None
+):
+    """A network whose blocks look at what they look at, and whose clock is made up."""
+
+    class Slow:
+        config = SimpleNamespace(windows=layers)
+        behind: ClassVar[list[int]] = []
+
+        def context(self) -> Context[HostRows]:
+            return Context(HostRows(1, 1, 2))
+
+        def read(self, context: Context[HostRows], features: np.ndarray, start: int) -> None:
+            context.positions += range(start, start + len(features))
+
+        def draft(self, context: Context[HostRows], *_: Any) -> tuple[list[int], list[float]]:
+            self.behind.append(len(context))
+            return [], []
+
+    network: Any = Slow()
+    cost = measured(network, lambda rows: np.zeros((rows, 4)), window)
+    assert cost.most == most
+    assert set(network.behind) == {0, most or 2048}
+    assert cost(10**6) == cost(most or 10**6) >= cost(0) > 0
 
 
 def test_two_requests_do_not_disturb_each_other(case: Case):

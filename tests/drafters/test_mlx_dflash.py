@@ -313,7 +313,7 @@ def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case):
 def test_it_says_what_a_block_takes(case: Case):
     network = case.opened()
     drafter = DFlashDrafter(network, network.context())
-    assert drafter.cost(1) == drafter.cost(15) == network.seconds > 0
+    assert drafter.cost(1) == drafter.cost(15) == network.cost.short > 0
 
 
 # -- on a target in MLX ----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.drafters import ModelDrafter, Small
@@ -18,7 +19,7 @@ def engine() -> ToyEngine:
 
 
 def drafter(engine: ToyEngine, worth: float = 0.0) -> ModelDrafter:
-    return ModelDrafter(Small(engine, seconds=0.01, worth=worth))
+    return ModelDrafter(Small(engine, CostTable({1: 0.01}, 0, {1: 1e-6}), worth=worth))
 
 
 def greedy(engine: ToyEngine, count: int) -> list[int]:
@@ -66,7 +67,13 @@ def test_what_it_takes_goes_by_how_long_its_drafts_are(engine: ToyEngine):
     for _ in range(40):
         one.propose(PROMPT, 8)
     assert one.cost(8) == pytest.approx(0.08, rel=0.01)
-    assert one.cost(2) == pytest.approx(0.02)
+    assert one.cost(2) == pytest.approx(0.02, rel=0.01)
+
+
+def test_what_it_takes_goes_by_the_context(engine: ToyEngine):
+    one = drafter(engine)
+    one.propose(PROMPT, 1)
+    assert one.cost(1) == pytest.approx(0.01 + 1e-6 * len(PROMPT))
 
 
 def test_it_drafts_up_to_its_own_context_and_no_further():

@@ -15,6 +15,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 
 from paceline.drafters.dflash import Config, Context, HostRows
+from paceline.drafters.dflash.network import DraftCost
 from paceline.drafters.dflash.target import matrix, read_target
 from paceline.models import ModelFiles
 from paceline.training.shape import shape
@@ -276,7 +277,7 @@ class Rehearsed:
         self, config: Config, text: Sequence[int], features: np.ndarray, wrong_at: Sequence[int]
     ) -> None:
         self.config = config
-        self.seconds = 0.1
+        self.cost = DraftCost(0.1)
         self._text = text
         self._features = features
         self._wrong_at = set(wrong_at)

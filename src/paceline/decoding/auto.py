@@ -38,6 +38,9 @@ _DEPTHS = 256
 _PATIENCE = (4, 64)
 """Least and most steps after which a drafter that did not pay is asked again."""
 
+_IN_VAIN = 0.02
+"""Part of the tokens that asking again may cost at most, where it goes on not to pay."""
+
 _ASKING_RATE = 0.25
 """Weight of the newest answer in what a drafter that takes time is expected to bring."""
 
@@ -121,13 +124,14 @@ class _Asking:
     since: int = 0
     """Steps since it was last asked."""
     patience: int = _PATIENCE[0]
-    """Steps after which it is asked again although it did not pay."""
+    """Steps after which it is asked again although it did not pay; more where it is dear."""
 
     def worth(self, rate: float, price: float, otherwise: float) -> bool:
         """Whether to ask now: at a price in tokens, where `otherwise` is to be had without."""
         self.since += 1
         gain = self.tokens - rate * self.seconds - price
-        return not self.asked or gain > otherwise or self.since >= self.patience
+        patience = max(self.patience, price / _IN_VAIN)
+        return not self.asked or gain > otherwise or self.since >= patience
 
     def learn(self, tokens: float, seconds: float, *, paid: bool) -> None:
         """Note what it brought."""

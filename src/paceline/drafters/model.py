@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block, Drafter, Logits, Proposal
 
 _MEMORY = 0.25
@@ -63,8 +64,8 @@ class Small:
     """An opened model to draft with; one serves all requests."""
 
     engine: Runs
-    seconds: float
-    """What a call for one token takes, measured."""
+    cost: CostTable
+    """Seconds of its calls, measured."""
     worth: float
     """A token is drafted while the draft stands with at least this chance: the price of a call
     against one of the target's."""
@@ -105,7 +106,7 @@ class ModelDrafter(Drafter):
 
     def cost(self, limit: int) -> float:
         """A call for each token of a draft that is as long as the last ones were."""
-        return self._small.seconds * min(limit, self._length)
+        return self._small.cost.behind(len(self._held))(1) * min(limit, self._length)
 
     def close(self) -> None:
         """Give the slots back."""

@@ -39,7 +39,7 @@ class DFlashDrafter(Drafter):
         if not verified.taps or not verified.kept:
             return
         known = self._context
-        count = sum(map(len, known.waiting))
+        count = known.wait
         # A long prompt is read as it comes; and so is what stands before a gap.
         if count > LONG or (count and known.waits_from + count != verified.start):
             self._network.read(known, self._network.joined(known.waiting), known.waits_from)
@@ -50,4 +50,4 @@ class DFlashDrafter(Drafter):
 
     def cost(self, limit: int) -> float:
         """What a block takes, however little of it is wanted."""
-        return self._network.seconds
+        return self._network.cost(len(self._context) + self._context.wait)

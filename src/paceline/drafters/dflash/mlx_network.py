@@ -19,7 +19,7 @@ import numpy as np
 from paceline.decoding.types import Pending, tap_name
 from paceline.drafters.dflash.checkpoint import Array, read_config, read_draft_vocab
 from paceline.drafters.dflash.mlx_weights import Layer, Matrix, MlxArray, layer_of, read_weights
-from paceline.drafters.dflash.network import Context, seconds_of
+from paceline.drafters.dflash.network import Context, measured
 from paceline.drafters.dflash.target import check_pair
 
 
@@ -129,8 +129,8 @@ class MlxDFlash:
             self._head = target.head_of(self._draft_vocab)
         self._window = window
         self.taps = self.config.target_layer_ids
-        one = mx.zeros((1, self.config.feature_size), self._kind)
-        self.seconds = seconds_of(lambda: self.draft(self.context(), 0, 1, one, 0))
+        size = self.config.feature_size
+        self.cost = measured(self, lambda rows: mx.zeros((rows, size), self._kind), window)
 
     def context(self) -> Context[DeviceRows]:
         """Room for a new sequence's keys and values."""

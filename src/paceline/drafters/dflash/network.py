@@ -4,6 +4,7 @@ Knows neither OpenVINO nor MLX. Features and rows are arrays of the network's ow
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -14,6 +15,8 @@ LONG = 512
 """Rows of a prompt that are read at once."""
 
 _TIMED = 5
+_DEEP = 2048
+"""Tokens of context behind which a block is timed again."""
 
 Features = Any
 """[n, taps * d]: what the target showed of n tokens, all taps side by side."""
@@ -54,6 +57,11 @@ class Context(Generic[R]):
     def __len__(self) -> int:
         return len(self.positions)
 
+    @property
+    def wait(self) -> int:
+        """How many tokens wait."""
+        return sum(map(len, self.waiting))
+
     def copy(self, position: int) -> "Context[R]":
         """The same for a sequence that shares the tokens before this position."""
         other = Context(self.rows.copy())
@@ -74,14 +82,30 @@ class Context(Generic[R]):
                 kept -= len(part)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Seconds that a block takes, by how much context there is."""
+
+    short: float
+    """Behind next to none."""
+    per_token: float = 0.0
+    """What each token of context adds."""
+    most: int | None = None
+    """Tokens of context that are looked at, at most; None: all."""
+
+    def __call__(self, context: int) -> float:
+        """Behind so many tokens."""
+        looked_at = context if self.most is None else min(context, self.most)
+        return self.short + self.per_token * looked_at
+
+
 class Network(Protocol):
     """A checkpoint opened for a target. Not for several threads at once."""
 
     config: Config
     taps: tuple[int, ...]
     """Layers of the target whose hidden states it needs."""
-    seconds: float
-    """What a block takes, at a short context."""
+    cost: DraftCost
 
     def context(self) -> Context[Any]:
         """Room for a new sequence's keys and values."""
@@ -120,11 +144,33 @@ class Network(Protocol):
         ...
 
 
-def seconds_of(draft: Callable[[], tuple[Sequence[int], Sequence[float]]]) -> float:
-    """What a block takes: the median of some."""
+def measured(
+    network: Network, features: Callable[[int], Features], window: int | None
+) -> DraftCost:
+    """What blocks take here, behind next to nothing and behind a long text.
+
+    Args:
+        network: opened, but for its cost.
+        features: makes so many rows, whatever is in them.
+        window: tokens of context that it looks at, at most; None: what its layers do.
+    """
+    layers = network.config.windows
+    windows = [window, None if None in layers else max(each for each in layers if each is not None)]
+    most = min((each for each in windows if each is not None), default=None)
+    short = _block_seconds(network, network.context(), features(1))
+    deep = _DEEP if most is None else min(_DEEP, most)
+    context = network.context()
+    network.read(context, features(deep), 0)
+    further = _block_seconds(network, context, features(1)) - short
+    return DraftCost(short, max(further, 0.0) / deep, most)
+
+
+def _block_seconds(network: Network, context: Context[Any], one: Features) -> float:
+    """The median of some blocks, each behind one token more."""
     times = []
     for _ in range(_TIMED + 1):  # the first also prepares
+        at = len(context)
         started = perf_counter()
-        list(draft()[0])
+        list(network.draft(context, 0, at + 1, one, at)[0])
         times.append(perf_counter() - started)
     return median(times[1:])

@@ -14,7 +14,7 @@ from paceline.drafters.dflash.checkpoint import (
     read_weights,
 )
 from paceline.drafters.dflash.graph import HIDDEN, Builder
-from paceline.drafters.dflash.network import LONG, Context, seconds_of
+from paceline.drafters.dflash.network import LONG, Context, measured
 from paceline.drafters.dflash.target import Target, check_pair, read_target
 
 _STEP = 256
@@ -102,8 +102,8 @@ class DFlash:
         self._window = window
         self._rows = self.config.block_size
         self.taps = self.config.target_layer_ids
-        one = np.zeros((1, self.config.feature_size), np.float32)
-        self.seconds = seconds_of(lambda: self.draft(self.context(), 0, 1, one, 0))
+        size = self.config.feature_size
+        self.cost = measured(self, lambda rows: np.zeros((rows, size), np.float32), window)
 
     def context(self) -> Context[HostRows]:
         """Room for a new sequence's keys and values."""
