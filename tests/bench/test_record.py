@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.bench.record import (
@@ -172,14 +172,14 @@ Change = Callable[[dict[str, Any]], object]
         (lambda v: v["rows"][0].pop("case"), "row 1: case is None, expected text"),
         (lambda v: v["rows"][1].pop("measures"), "row 2: it has no measures"),
         (lambda v: v["rows"][1].update(measures=[]), "row 2: measures is no object"),
-        (lambda v: v["rows"][0].update(measures={"x": []}), "measures: x is .*a list of numbers"),
-        (lambda v: v["rows"][0].update(measures={"x": [True]}), "measures: x is"),
-        (lambda v: v["rows"][0].update(measures={"x": ["1"]}), "measures: x is"),
-        (lambda v: v["rows"][0].update(measures={"x": [10**400]}), "measures: x is"),
-        (lambda v: v["rows"][0].update(measures={"ratio": [1, 0]}), "ratio is 0, expected more"),
-        (lambda v: v["rows"][0].update(at={"depth": None}), "at: depth is None"),
-        (lambda v: v["rows"][0].update(counts={"steps": 1.5}), "counts: steps is 1.5"),
-        (lambda v: v["rows"][0].update(counts={"at": [1, None]}), "counts: at is"),
+        (lambda v: v["rows"][0].update(measures={"x": []}), "measures: 'x' is .*a list of numbers"),
+        (lambda v: v["rows"][0].update(measures={"x": [True]}), "measures: 'x' is"),
+        (lambda v: v["rows"][0].update(measures={"x": ["1"]}), "measures: 'x' is"),
+        (lambda v: v["rows"][0].update(measures={"x": [10**400]}), "measures: 'x' is"),
+        (lambda v: v["rows"][0].update(measures={"ratio": [1, 0]}), "'ratio' is 0, expected more"),
+        (lambda v: v["rows"][0].update(at={"depth": None}), "at: 'depth' is None"),
+        (lambda v: v["rows"][0].update(counts={"steps": 1.5}), "counts: 'steps' is 1.5"),
+        (lambda v: v["rows"][0].update(counts={"at": [1, None]}), "counts: 'at' is"),
         (lambda v: v["rows"][0].update(facts=None), "facts is no object"),
         (lambda v: v["rows"].append(v["rows"][0]), "row 3: 'one' by 'auto' is there already"),
         (lambda v: v["rows"].extend([{}] * 3), r"row 3: .*\(and \d+ more\)"),
@@ -200,6 +200,7 @@ junk = st.recursive(
 
 
 @given(value=junk, place=st.sampled_from([*RECORD.as_dict(), *ROW.as_dict(), "facts", ""]))
+@example(value={"\n": None}, place="measures")
 def test_whatever_stands_in_a_place_it_is_a_record_or_one_line(value: Any, place: str):
     changed = json.loads(json.dumps(RECORD.as_dict()))
     if place == "":

@@ -37,9 +37,9 @@ def row_faults(row: Any) -> Iterator[str]:
         else:
             for key, each in part.items():
                 if not fits(each):
-                    yield f"{name}: {key} is {_short(each)}, expected {expected}"
+                    yield f"{name}: {_short(key)} is {_short(each)}, expected {expected}"
                 elif name == "measures" and "ratio" in key.split("_") and min(each) <= 0:
-                    yield f"{name}: {key} is {_short(min(each))}, expected more than 0"
+                    yield f"{name}: {_short(key)} is {_short(min(each))}, expected more than 0"
 
 
 def _is_whole(value: object) -> bool:
