@@ -11,6 +11,7 @@ is not rounded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -279,6 +280,7 @@ def _floats(found: Any) -> Array:
     return np.asarray(found).astype(np.float32, copy=False)
 
 
+@lru_cache(4096)
 def _fits(shape: tuple[int, ...], declared: Shape) -> bool:
     return len(shape) == len(declared) and all(
         expected in (None, size) for size, expected in zip(shape, declared, strict=True)
