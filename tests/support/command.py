@@ -1,13 +1,14 @@
 """`paceline serve` as a process of its own, as a user starts it."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from support.waiting import PATIENCE
@@ -71,10 +72,11 @@ def served(model: Path, cache: Path, *arguments: str) -> Iterator[Command]:
 
 
 def free_port() -> int:
-    """A port at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
+    """A port at which nobody listens, below those that a system gives to whoever asks for any."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _alive(group: int) -> bool:
