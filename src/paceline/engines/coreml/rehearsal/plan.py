@@ -280,7 +280,7 @@ def _floats(found: Any) -> Array:
     return np.asarray(found).astype(np.float32, copy=False)
 
 
-@lru_cache(4096)
+@lru_cache(4096)  # asked of every operation of every call, about few shapes
 def _fits(shape: tuple[int, ...], declared: Shape) -> bool:
     return len(shape) == len(declared) and all(
         expected in (None, size) for size, expected in zip(shape, declared, strict=True)
