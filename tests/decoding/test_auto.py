@@ -365,9 +365,9 @@ def test_a_drafter_that_has_got_better_is_asked_again():
 # --- a drafter's own estimates
 
 
-def test_a_drafters_own_estimate_is_believed_before_anything_was_seen():
+def test_a_drafters_own_estimate_counts_three_quarters_before_anything_was_seen():
     proposal = Proposal([1, 2, 3], "table", chances=[0.9, 0.5, 0.1])
-    assert Acceptance().chances(proposal) == pytest.approx([0.9, 0.5, 0.1])
+    assert Acceptance().chances(proposal) == pytest.approx([0.675, 0.375, 0.075])
 
 
 def test_an_estimate_that_promises_too_much_is_corrected():

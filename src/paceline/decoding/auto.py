@@ -29,9 +29,12 @@ _MATCH_BELIEF = 2.0
 _ESTIMATE_BELIEF = 4.0
 """The same for a drafter's own estimate, which was fitted to much text."""
 
-_CONTRADICTED = 0.5
-"""What a drafter's own estimate of its first token is multiplied by, before anything was seen,
-where a match proposes another token (docs/decisions/auto-policy.md)."""
+_UNSEEN_TEXT = 0.75
+"""What a drafter's own estimate is multiplied by, before anything was seen: it was fitted to the
+text that the drafter learned from, and holds less well elsewhere (docs/decisions/auto-policy.md)."""
+
+_CONTRADICTED = 0.4
+"""The same for its first token, where a match proposes another one."""
 
 _ESTIMATE_STEPS = 8
 """A drafter's own estimates are corrected in so many steps."""
@@ -121,7 +124,7 @@ def _evidence(
                 # A matter of its own: the text at hand knows better, or it does not.
                 yield (f"{source}, contradicted", step), _ESTIMATE_BELIEF, chance * _CONTRADICTED
             else:
-                yield (source, step), _ESTIMATE_BELIEF, chance
+                yield (source, step), _ESTIMATE_BELIEF, chance * _UNSEEN_TEXT
     else:
         for at in range(length):
             match = min(proposal.match + at, _LONGEST_MATCH)
