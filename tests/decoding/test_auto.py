@@ -376,11 +376,11 @@ def test_an_estimate_that_promises_too_much_is_corrected():
     for i in range(200):
         learn(acceptance, boasting, int(i % 2))
     assert acceptance.chances(boasting) == pytest.approx([0.5], abs=0.07)
-    assert acceptance.chances(modest) == pytest.approx([0.4])
+    assert acceptance.chances(modest) == pytest.approx([0.3])
 
 
 MATCH = Proposal([1, 2, 3, 4], "suffix", match=3)
-ESTIMATE = Proposal([7, 8, 9, 6], "table", chances=[0.6, 0.7, 0.7, 0.7])
+ESTIMATE = Proposal([7, 8, 9, 6], "table", chances=[0.8, 0.95, 0.95, 0.95])
 """Expects more than the match, as long as nothing speaks against it."""
 
 
@@ -436,7 +436,7 @@ def test_with_others_in_the_call_a_row_must_bring_more():
 def test_behind_a_long_text_a_row_must_bring_more_where_it_costs_more_there():
     # Rows are nearly free behind a short text; behind a long one each reads it for itself.
     cost = CostTable({1: 1.0, 16: 1.3}, 256, {1: 1e-3, 16: 1e-2})
-    offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
+    offered = Proposal(list(range(15)), "guess", 0, [0.99] * 15)
     lengths = []
     for context in (0, 256, 2048, 8192):
         policy = Auto(16, cost, Acceptance(), context)
@@ -444,14 +444,14 @@ def test_behind_a_long_text_a_row_must_bring_more_where_it_costs_more_there():
         # Also when the text only became so long.
         grown = Auto(16, cost, Acceptance())
         assert grown.draft([Says(offered)], [1] * context, 99).tokens or context > 256
-    assert lengths[0] == lengths[1] > 6
+    assert lengths[0] >= lengths[1] > 6
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[-1] < lengths[0] / 2
 
 
 def test_alone_again_it_drafts_as_before():
     cost = CostTable({1: 1.0, 16: 1.3, 32: 5.0})
-    offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
+    offered = Proposal(list(range(15)), "guess", 0, [0.99] * 15)
     alone, shared = Auto(16, cost, Acceptance()), Auto(16, cost, Acceptance())
     shared.share(2.0, 0.5, 9.0)
     assert drafted(shared, offered) != drafted(alone, offered)
@@ -461,7 +461,7 @@ def test_alone_again_it_drafts_as_before():
 
 def test_in_a_shared_call_too_a_row_must_bring_more_behind_a_long_text():
     cost = CostTable({1: 1.0, 16: 1.3}, 256, {1: 1e-3, 16: 1e-2})
-    offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
+    offered = Proposal(list(range(15)), "guess", 0, [0.99] * 15)
     lengths = []
     for context in (256, 1024, 8192):
         policy = Auto(16, cost, Acceptance(), context)
