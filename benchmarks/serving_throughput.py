@@ -25,9 +25,9 @@ import openvino_genai as genai
 from clients.server import Server, served
 
 import paceline
-from paceline.bench.load import Target, closed_loop
-from paceline.bench.suite import SuitePrompt, load_suite
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
+from paceline.tools.bench.load import Target, closed_loop
+from paceline.tools.suite import SuitePrompt, load_suite
 
 MANY = 8
 SLOTS = 16384

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.groups import figures, group_tables, in_words
-from paceline.bench.record import Record, read_record
+from paceline.tools.bench.groups import figures, group_tables, in_words
+from paceline.tools.bench.record import Record, read_record
 
 
 def main() -> None:

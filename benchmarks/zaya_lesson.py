@@ -16,16 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.artifacts import read_json, write_json
-from paceline.bench.plan import ZAYA
-from paceline.bench.work import as_dict, tables
-from paceline.coreml.convert import convert
-from paceline.coreml.recipe import Recipe
-from paceline.coreml.source import Source
 from paceline.decoding.costs import CostTable, break_even
 from paceline.engines.coreml.artifact import Artifact
-from paceline.engines.coreml.parts import EXPERTS
-from paceline.engines.coreml.work import (
+from paceline.engines.coreml.flops import (
     Parts,
     Work,
     count,
@@ -33,8 +26,15 @@ from paceline.engines.coreml.work import (
     only_chosen,
     total,
 )
+from paceline.engines.coreml.parts import EXPERTS
 from paceline.models import QUIET
 from paceline.models.manifest import Facts
+from paceline.storage.manifest import read_json, write_json
+from paceline.tools.bench.flops import as_dict, tables
+from paceline.tools.bench.plan import ZAYA
+from paceline.tools.coreml.convert import convert
+from paceline.tools.coreml.recipe import Recipe
+from paceline.tools.coreml.source import Source
 
 SCALE, LAYERS, ROWS = 8, 4, 4
 """Widths and slots are divided by `SCALE`, and the vocabulary by as much as the layers are besides,

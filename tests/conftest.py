@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import DEFAULT_MODEL, ModelFiles, cache_dir, resolve
-from paceline.runtime import Model
+from paceline.runtime.model import Model
 from support.coreml import tiny_artifact
 from support.drafters import write_toy_table
 from support.thinking import TEMPLATES, write_thinking

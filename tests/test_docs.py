@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.arguments import parser
+from paceline.cli.arguments import parser
 from paceline.decoding.types import Drafter
 
 ROOT = Path(__file__).parents[1]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from paceline.bench import verify
-from paceline.bench.suite import load_suite
-from paceline.bench.verify import Verdict, check_rows
-from paceline.options import GREEDY, Options
-from paceline.runtime import Model
-from paceline.stream import run_together
+from paceline.runtime.model import Model
+from paceline.runtime.options import GREEDY, Options
+from paceline.runtime.stream import run_together
+from paceline.tools.bench import verify
+from paceline.tools.bench.verify import Verdict, check_rows
+from paceline.tools.suite import load_suite
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.real_model

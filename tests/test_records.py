@@ -11,7 +11,7 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines.base import Sequence, StepResult
-from paceline.runtime import Model
+from paceline.runtime.model import Model
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))

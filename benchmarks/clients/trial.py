@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+
 from server import Server, served
 
 _CLIENT_SECONDS = 1800.0

@@ -12,18 +12,18 @@ __version__ = "0.1.0"
 __all__ = ["Conversation", "Model", "Options", "Result", "Stats", "Stream", "load"]
 
 if TYPE_CHECKING:
-    from paceline.conversation import Conversation
-    from paceline.options import Options
-    from paceline.results import Result, Stats
-    from paceline.runtime import Model, load
-    from paceline.stream import Stream
+    from paceline.runtime.conversation import Conversation
+    from paceline.runtime.model import Model, load
+    from paceline.runtime.options import Options
+    from paceline.runtime.result import Result, Stats
+    from paceline.runtime.stream import Stream
 
 _ROOMS = {
-    **dict.fromkeys(("Model", "load"), "paceline.runtime"),
-    **dict.fromkeys(("Result", "Stats"), "paceline.results"),
-    "Conversation": "paceline.conversation",
-    "Options": "paceline.options",
-    "Stream": "paceline.stream",
+    **dict.fromkeys(("Model", "load"), "paceline.runtime.model"),
+    **dict.fromkeys(("Result", "Stats"), "paceline.runtime.result"),
+    "Conversation": "paceline.runtime.conversation",
+    "Options": "paceline.runtime.options",
+    "Stream": "paceline.runtime.stream",
 }
 
 

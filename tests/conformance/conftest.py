@@ -32,9 +32,9 @@ def _coreml(folders: pytest.TempPathFactory) -> Engine:
     """Rehearsed here; on a Mac, Core ML itself."""
     for module in ("coremltools", "torch", "transformers"):
         pytest.importorskip(module)
-    from paceline.coreml.convert import convert
-    from paceline.coreml.recipe import Recipe
     from paceline.engines.coreml.engine import CoreMlEngine
+    from paceline.tools.coreml.convert import convert
+    from paceline.tools.coreml.recipe import Recipe
 
     folder = folders.mktemp("coreml")
     # Most blocks are one call, some are two or more.

@@ -27,9 +27,9 @@ from paceline.drafters.dflash import (
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
-from paceline.options import check
-from paceline.runtime import Model
-from paceline.stream import run_together
+from paceline.runtime.model import Model
+from paceline.runtime.options import check
+from paceline.runtime.stream import run_together
 from support import mlx
 from support.dflash import (
     LEFT_OUT,
@@ -699,8 +699,8 @@ def test_streams_may_be_interleaved_and_run_together(
 def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: list[list[int]]):
     import queue
 
-    from paceline.serving.scheduler import Scheduler
-    from paceline.serving.tickets import Done, Failed
+    from paceline.server.request import Done, Failed
+    from paceline.server.scheduler import Scheduler
 
     options = {"drafter": f"suffix+dflash:{drafter}", **OPTIONS}
     model.generate("a", **options)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.artifacts import MANIFEST
 from paceline.drafters import Table, TableDrafter
 from paceline.drafters.table import CHANCES, KEYS, MAX_ORDER, TOKENS, keys_at, keys_of
 from paceline.errors import ModelError
+from paceline.storage.manifest import MANIFEST
 from support.drafters import write_toy_table
 
 TEXT = [0, 1, 2, 3, 4, 5] * 8

@@ -18,7 +18,7 @@ from paceline.engines.invariance import (
     compare,
     measure_invariance,
 )
-from paceline.engines.measure import measure, measured
+from paceline.engines.profile import measure, measured
 from support.toy import ToyEngine
 
 

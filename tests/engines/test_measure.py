@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.engines.base import StepResult
-from paceline.engines.measure import ROWS, Measurement, kept_for, measure, measured
+from paceline.engines.profile import ROWS, Measurement, kept_for, measure, measured
 from paceline.errors import CacheFull
 from support.toy import ToyEngine
 

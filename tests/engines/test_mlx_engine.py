@@ -14,10 +14,10 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
-from paceline.engines.measure import measure
 from paceline.engines.mlx.engine import MlxEngine
+from paceline.engines.mlx.kv_sequence import MlxSequence
 from paceline.engines.mlx.rows import Rows
-from paceline.engines.mlx.sequence import MlxSequence
+from paceline.engines.profile import measure
 from paceline.errors import InvalidRequest, ModelError
 from support import mlx
 

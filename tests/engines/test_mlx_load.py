@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.cli import main
+from paceline.cli.app import main
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from support import mlx

@@ -10,11 +10,11 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
-from paceline.engines.measure import measure
 from paceline.engines.mlx.engine import MlxEngine
-from paceline.engines.mlx.listen import listen
+from paceline.engines.mlx.hooks import listen
 from paceline.engines.mlx.model import LoadedModel, load
 from paceline.engines.mlx.rows import ANY, CANDIDATES, Rows, agree, choose
+from paceline.engines.profile import measure
 from support import mlx
 
 

@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 
 from paceline.decoding.types import Block
-from paceline.engines.openvino.call import Call, fits
+from paceline.engines.kv_blocks import BlockPool
+from paceline.engines.openvino.batch import Call, fits
 from paceline.engines.openvino.graph import WANTED_ROWS
-from paceline.engines.openvino.slots import PagedSlots
-from paceline.engines.slots import BlockPool
+from paceline.engines.openvino.kv_sequence import PagedSlots
 
 SIZE = 4
 SPARE = 10

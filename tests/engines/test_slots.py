@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from paceline.engines.slots import BlockPool, BlockTable, reserve_all
+from paceline.engines.kv_blocks import BlockPool, BlockTable, reserve_all
 from paceline.errors import CacheFull
 
 SIZE = 4

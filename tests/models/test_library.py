@@ -18,7 +18,7 @@ from paceline.models import (
     resolve,
 )
 from paceline.models.cache import models_dir
-from paceline.models.foreign import read_facts
+from paceline.models.hf_config import read_facts
 from paceline.models.manifest import GRAPH, MANIFEST, WEIGHTS, Facts
 
 

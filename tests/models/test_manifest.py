@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from paceline.artifacts import MANIFEST
 from paceline.errors import ModelError
 from paceline.models.manifest import (
     GRAPH,
@@ -15,6 +14,7 @@ from paceline.models.manifest import (
     read_manifest,
     write_manifest,
 )
+from paceline.storage.manifest import MANIFEST
 
 FACTS = Facts(512, (0, 2), 1, True, "<s>", None, "cc0-1.0")
 SOURCE = {"kind": "gguf", "from": "/somewhere/é.gguf"}

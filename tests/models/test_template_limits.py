@@ -14,7 +14,7 @@ import pytest
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ChatTemplate, template
 from paceline.models.template_process import PROCESS, TemplateProcess
-from paceline.runtime import Model
+from paceline.runtime.model import Model
 from support.server import running
 from support.waiting import PATIENCE, until
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Tokenizer
 from paceline.models.gguf_tokenizer import build_tokenizer, special_tokens
-from paceline.runtime import Model
+from paceline.runtime.model import Model
 from support.tiny import END, START, vocabulary
 
 PRE = ("default", "gpt-2", "llama-bpe", "llama3", "qwen2", "smollm")

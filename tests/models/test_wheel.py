@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from paceline.artifacts import sha256_of
 from paceline.errors import ModelError
 from paceline.models import Progress, library, resolve, wheel
 from paceline.models.cache import models_dir
 from paceline.models.processes import Finished
 from paceline.models.registry import REGISTRY, WheelModel
+from paceline.storage.manifest import sha256_of
 
 MEMBER = "tiny_llm/tiny.gguf"
 ABOUT = "Metadata-Version: 2.1\nName: tiny-llm\nVersion: 0.1\n"

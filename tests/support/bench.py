@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.output import Report
-from paceline.bench.run import bench_run
 from paceline.models import QUIET
-from paceline.runtime import Model
+from paceline.runtime.model import Model
+from paceline.storage.report import Report
+from paceline.tools.bench.run import bench_run
 
 
 def bench(model: Model, suite: Path, **options: Any) -> Report:

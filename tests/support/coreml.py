@@ -55,7 +55,7 @@ SMALLER = {
 
 def tiny_source(folder: Path, checkpoint: Path | None = None, **changes: Any) -> Any:
     """`tiny_llama`, or another checkpoint, as something to convert. Its tokenizer is none."""
-    from paceline.coreml.source import Source
+    from paceline.tools.coreml.source import Source
 
     checkpoint = checkpoint or tiny_llama(folder / "checkpoint", **changes)
     tokenizer = folder / "tokenizer.json"
@@ -66,8 +66,8 @@ def tiny_source(folder: Path, checkpoint: Path | None = None, **changes: Any) ->
 
 def tiny_artifact(folder: Path, **recipe: Any) -> Path:
     """An artifact of `tiny_llama` in two packages of layers and two of the head."""
-    from paceline.coreml.convert import convert
-    from paceline.coreml.recipe import Recipe
+    from paceline.tools.coreml.convert import convert
+    from paceline.tools.coreml.recipe import Recipe
 
     settings: dict[str, Any] = {"topology": "2+1", "head_rows": 100, "slots": 192, **recipe}
     return convert(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models import QUIET
-from paceline.models.foreign import read_facts
+from paceline.models.hf_config import read_facts
 from paceline.models.manifest import Facts
 
 VOCAB = 160
@@ -88,9 +88,9 @@ def write_tokenizer(folder: Path, *, bos: bool = False) -> None:
 
 def convert_tiny(checkpoint: Path, out: Path, *, facts: Facts | None = None, **recipe: Any) -> Path:
     """Its Core ML form, in two packages of layers and two of the head, all layers tapped."""
-    from paceline.coreml.convert import convert
-    from paceline.coreml.recipe import Recipe
-    from paceline.coreml.source import Source
+    from paceline.tools.coreml.convert import convert
+    from paceline.tools.coreml.recipe import Recipe
+    from paceline.tools.coreml.source import Source
 
     layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
     settings: dict[str, Any] = {

@@ -18,7 +18,7 @@ from paceline.drafters.dflash import Config, Context, HostRows
 from paceline.drafters.dflash.network import DraftCost
 from paceline.drafters.dflash.target import matrix, read_target
 from paceline.models import ModelFiles
-from paceline.training.shape import shape
+from paceline.tools.train.shape import shape
 
 Weights = dict[str, np.ndarray]
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.decoding.types import Drafter, Policy, Proposal, Verified
-from paceline.training.answers import Answer
-from paceline.training.table import count_table, write_table
+from paceline.tools.train.answers import Answer
+from paceline.tools.train.table import count_table, write_table
 
 MATCHERS = [
     "ngram",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.coreml.lint.layout import Layout
+from paceline.tools.coreml.lint.layout import Layout
 
 
 def marked(layout: Layout, rows: int) -> np.ndarray:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from paceline.artifacts import read_json, write_json
 from paceline.engines import EngineSettings
 from paceline.engines.base import Engine
+from paceline.storage.manifest import read_json, write_json
 from support.coreml_checkpoints import write_tokenizer
 
 VOCAB = 160

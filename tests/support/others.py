@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.runtime import Model
+from paceline.runtime.model import Model
 from support.server import Running
 from support.waiting import until
 

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
-from paceline.runtime import Model
-from paceline.serving.command import Server
-from paceline.serving.scheduler import Scheduler
-from paceline.serving.settings import Settings
+from paceline.runtime.model import Model
+from paceline.server.run import Server
+from paceline.server.scheduler import Scheduler
+from paceline.server.settings import Settings
 from support.waiting import PATIENCE, until
 
 CLIENT = OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none", max_retries=0)

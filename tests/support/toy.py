@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.decoding.types import Best, Block
 from paceline.engines.base import StepResult
-from paceline.engines.slots import BlockPool, BlockTable, reserve_all
+from paceline.engines.kv_blocks import BlockPool, BlockTable, reserve_all
 
 PADDING = 0
 

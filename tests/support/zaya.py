@@ -51,9 +51,9 @@ def tiny_zaya(folder: Path, **changes: Any) -> Path:
 
 def zaya_artifact(folder: Path, **recipe: Any) -> Path:
     """An artifact of `tiny_zaya` in one package of layers and one of the head."""
-    from paceline.coreml.convert import convert
-    from paceline.coreml.recipe import Recipe
-    from paceline.coreml.source import Source
+    from paceline.tools.coreml.convert import convert
+    from paceline.tools.coreml.recipe import Recipe
+    from paceline.tools.coreml.source import Source
 
     checkpoint = tiny_zaya(folder / "checkpoint")
     tokenizer = checkpoint / "tokenizer.json"

@@ -31,7 +31,7 @@ _ESTIMATE_BELIEF = 4.0
 
 _UNSEEN_TEXT = 0.75
 """What a drafter's own estimate is multiplied by, before anything was seen: it was fitted to the
-text that the drafter learned from, and holds less well elsewhere (docs/decisions/auto-policy.md)."""
+text that the drafter learned from, and is too high elsewhere (docs/decisions/auto-policy.md)."""
 
 _CONTRADICTED = 0.4
 """The same for its first token, where a match proposes another one."""

@@ -9,7 +9,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.probe import Probe
 from paceline.drafters.recycle import RecycleDrafter
-from paceline.drafters.specs import (
+from paceline.drafters.spec import (
     Memory,
     Own,
     Shared,

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.artifacts import read_manifest
 from paceline.decoding.types import Drafter, Proposal
 from paceline.errors import ModelError
+from paceline.storage.manifest import read_manifest
 
 KIND = "paceline table"
 KEYS, TOKENS, CHANCES = "keys.npy", "tokens.npy", "chances.npy"

@@ -17,9 +17,9 @@ from paceline.models.library import (
     resolve,
     resolve_drafter,
 )
-from paceline.models.origin import Origin, open_origin
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import DEFAULT_MODEL, settings_of
+from paceline.models.source import Origin, open_origin
 from paceline.models.template import ChatTemplate
 from paceline.models.tokenizer import Tokenizer
 

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.artifacts import read_json
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.files import ModelFiles
-from paceline.models.foreign import read_facts, read_template
+from paceline.models.hf_config import read_facts, read_template
 from paceline.models.manifest import GRAPH, TOKENIZER
 from paceline.models.progress import Progress
+from paceline.storage.manifest import read_json
 
 MLX_SUFFIX = "@mlx"
 """Behind a model's name: its checkpoint, for the engine `mlx`."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models.cache import disk_full
-from paceline.models.foreign import read_facts
+from paceline.models.hf_config import read_facts
 from paceline.models.manifest import GRAPH, TOKENIZER, Facts
 from paceline.models.processes import Finished, python, run_child
 from paceline.models.progress import Progress

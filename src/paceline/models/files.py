@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from paceline.artifacts import MANIFEST
 from paceline.errors import ModelError
-from paceline.models import foreign
+from paceline.models import hf_config as foreign
 from paceline.models.generation_config import Settings, read_generation_config
 from paceline.models.manifest import (
     GRAPH,
@@ -27,6 +26,7 @@ from paceline.models.manifest import (
 from paceline.models.template import ChatTemplate
 from paceline.models.thinking import Thinking
 from paceline.models.tokenizer import Tokenizer
+from paceline.storage.manifest import MANIFEST
 
 _CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
 CONVERT_ADVICE = "convert it once with `paceline convert {} --to openvino --weights int8`"

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.artifacts import read_json, write_json
 from paceline.errors import ModelError
+from paceline.storage.manifest import read_json, write_json
 
 GENERATION = "generation_config.json"
 

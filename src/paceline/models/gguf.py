@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from paceline.errors import ModelError
 from paceline.models.cache import disk_full
-from paceline.models.foreign import end_ids
 from paceline.models.generation_config import write_gguf_settings
 from paceline.models.gguf_file import GgufFile, Tensor, read_gguf, write_gguf
 from paceline.models.gguf_tokenizer import (
@@ -26,6 +25,7 @@ from paceline.models.gguf_tokenizer import (
     special_tokens,
     vocabulary_faults,
 )
+from paceline.models.hf_config import end_ids
 from paceline.models.int8 import store_as_int8
 from paceline.models.manifest import GRAPH, TEMPLATE, TOKENIZER, WEIGHTS, Facts
 from paceline.models.processes import python, run_child

@@ -6,7 +6,7 @@ the graph stays as it is.
 
 from pathlib import Path
 
-from paceline.quantize import as_int8
+from paceline.storage.int8 import as_int8
 
 
 def store_as_int8(source: Path, target: Path) -> None:

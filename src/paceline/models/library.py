@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.artifacts import MANIFEST, sha256_of
 from paceline.errors import CheckFailed, ModelError, ModelNotFound
 from paceline.models import checkpoint, hub
 from paceline.models.cache import models_dir, publish, workspace
@@ -26,6 +25,7 @@ from paceline.models.manifest import Facts, changed_files, read_manifest, write_
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import REGISTRY, WheelModel
 from paceline.models.wheel import fetch_member
+from paceline.storage.manifest import MANIFEST, sha256_of
 
 CORE_ML_SUFFIX = "@coreml"
 """Behind a model's name: its form for the engine `coreml`."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import paceline
-from paceline.artifacts import CORE_ML, MANIFEST, read_json, sha256_of
 from paceline.errors import ModelError
 from paceline.models.progress import QUIET, Progress
+from paceline.storage.manifest import CORE_ML, MANIFEST, read_json, sha256_of
 
 FORMAT = "paceline-model"
 VERSION = 1

@@ -10,12 +10,12 @@ import re
 import zipfile
 from pathlib import Path
 
-from paceline.artifacts import CHUNK_BYTES, sha256_of
 from paceline.errors import ModelError
 from paceline.models.cache import disk_full
 from paceline.models.processes import Finished, python, run_child
 from paceline.models.progress import Progress
 from paceline.models.registry import WheelModel
+from paceline.storage.manifest import CHUNK_BYTES, sha256_of
 
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _NO_NETWORK = re.compile(

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.artifacts import CORE_ML, sha256_of
 from paceline.engines.coreml.artifact import Shard, fingerprint_of, read_artifact
 from paceline.errors import ModelError
+from paceline.storage.manifest import CORE_ML, sha256_of
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -13,16 +13,16 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("coremltools")
 transformers = pytest.importorskip("transformers", minversion="5.23")
 
-from paceline.artifacts import MANIFEST  # noqa: E402
-from paceline.coreml.convert import convert  # noqa: E402
-from paceline.coreml.recipe import Recipe  # noqa: E402
-from paceline.coreml.source import Source  # noqa: E402
 from paceline.engines.coreml.artifact import read_artifact  # noqa: E402
 from paceline.engines.coreml.classifier import TextClassifier  # noqa: E402
 from paceline.engines.coreml.engine import CoreMlEngine  # noqa: E402
 from paceline.engines.coreml.rehearsal.program import Constant, Op, read_package  # noqa: E402
 from paceline.errors import InvalidRequest, ModelError  # noqa: E402
 from paceline.models import QUIET  # noqa: E402
+from paceline.storage.manifest import MANIFEST  # noqa: E402
+from paceline.tools.coreml.convert import convert  # noqa: E402
+from paceline.tools.coreml.recipe import Recipe  # noqa: E402
+from paceline.tools.coreml.source import Source  # noqa: E402
 from support.coreml import FACTS  # noqa: E402
 
 pytestmark = pytest.mark.coreml

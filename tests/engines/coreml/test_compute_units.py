@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.arguments import parser
-from paceline.arguments.shared import COMPUTE_UNITS as ARGUMENTS
-from paceline.console import load_model
+from paceline.cli.arguments import parser
+from paceline.cli.arguments.shared import COMPUTE_UNITS as ARGUMENTS
+from paceline.cli.console import load_model
 from paceline.engines import ENGINES, EngineSettings, open_engine
 from paceline.engines.base import COMPUTE_UNITS
 from paceline.engines.coreml.packages import DEFAULT_UNITS, UNITS, open_package
@@ -113,7 +113,7 @@ def test_a_model_for_another_engine_refuses_compute_units(tiny_gguf: Path, cache
 )
 def test_commands_hand_compute_units_to_the_model(command: str, monkeypatch: pytest.MonkeyPatch):
     given: dict[str, Any] = {}
-    monkeypatch.setattr("paceline.runtime.load", lambda _, **options: given.update(options))
+    monkeypatch.setattr("paceline.runtime.model.load", lambda _, **options: given.update(options))
     words = [*command.split(), "--engine", "coreml", "--compute-units", "cpu-only"]
     load_model(parser(defaultdict(lambda: lambda _: 0)).parse_args(words))
     assert (given["engine"], given["compute_units"]) == ("coreml", "cpu-only")

@@ -45,8 +45,8 @@ def rows_of(engine: CoreMlEngine, text: Sequence[int], cuts: Sequence[int]) -> n
 
 
 def test_rows_are_those_of_the_layers_in_torch(engine: CoreMlEngine, tiny_core_ml: Path):
-    from paceline.coreml.families import open_family
-    from paceline.coreml.run import Network
+    from paceline.tools.coreml.families import open_family
+    from paceline.tools.coreml.run import Network
 
     family = open_family(tiny_core_ml.parent / "checkpoint", slots=192, ring=64)
     network = Network(family, slots=192, rows=4)
@@ -211,7 +211,7 @@ def test_a_shard_with_an_unknown_operation_is_named(tiny_core_ml: Path, tmp_path
 
 def seal(folder: Path) -> None:
     """Make the manifest agree with what is there: the fault is not in the copy."""
-    from paceline.artifacts import MANIFEST, read_json, sha256_of, write_json
+    from paceline.storage.manifest import MANIFEST, read_json, sha256_of, write_json
 
     value = read_json(folder / MANIFEST)
     for name, record in value["files"].items():

@@ -100,8 +100,8 @@ def test_whatever_multiplies_has_a_part_of_its_own(
     experts: dict[int, int],
 ):
     transformers = pytest.importorskip("transformers", minversion="5.23")
-    from paceline.coreml.families import open_family
-    from paceline.coreml.shards import Sizes, convert_layers
+    from paceline.tools.coreml.families import open_family
+    from paceline.tools.coreml.shards import Sizes, convert_layers
 
     made = getattr(transformers, model)(getattr(transformers, config)(**settings))
     made.save_pretrained(tmp_path / "checkpoint")

@@ -12,8 +12,7 @@ pytest.importorskip("coremltools")
 
 from paceline.engines.coreml.artifact import Artifact, read_artifact
 from paceline.engines.coreml.engine import CoreMlEngine
-from paceline.engines.coreml.rehearsal.model import RehearsalModel
-from paceline.engines.coreml.work import (
+from paceline.engines.coreml.flops import (
     PartWork,
     count,
     experts_read,
@@ -21,6 +20,7 @@ from paceline.engines.coreml.work import (
     total,
     work_of,
 )
+from paceline.engines.coreml.rehearsal.model import RehearsalModel
 from paceline.errors import InvalidRequest
 from support.coreml import tiny_artifact
 from support.zaya import BIAS_OF_NONE, EXPERTS, LAYERS, zaya_artifact

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.artifacts import read_json
 from paceline.errors import ModelError
+from paceline.storage.manifest import read_json
 
 Array = npt.NDArray[np.float32]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.drafters.dflash.checkpoint import Array, Config
 from paceline.drafters.dflash.target import Target, matrix
-from paceline.quantize import as_int8
+from paceline.storage.int8 import as_int8
 
 HIDDEN = -1e9
 """What a mask adds where a row may not look."""

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline.artifacts import EMBEDDINGS, HEAD, MANIFEST, read_json
 from paceline.drafters.dflash.checkpoint import Array, Config
 from paceline.errors import ModelError
+from paceline.storage.manifest import EMBEDDINGS, HEAD, MANIFEST, read_json
 
 
 class Sizes(Protocol):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.artifacts import CORE_ML, EMBEDDINGS, MANIFEST, read_json, sha256_of
 from paceline.errors import ModelError
+from paceline.storage.manifest import CORE_ML, EMBEDDINGS, MANIFEST, read_json, sha256_of
 
 KIND = CORE_ML
 VERSION = 1

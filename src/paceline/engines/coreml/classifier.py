@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from paceline.artifacts import EMBEDDINGS
 from paceline.engines.coreml.artifact import (
     ROTARY,
     TOKEN_CLASSIFICATION,
@@ -22,6 +21,7 @@ from paceline.engines.coreml.artifact import (
 from paceline.engines.coreml.inputs import HIDDEN
 from paceline.engines.coreml.packages import Packages, open_packages
 from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.manifest import EMBEDDINGS
 
 Floats = npt.NDArray[np.float32]
 

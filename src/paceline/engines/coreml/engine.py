@@ -18,7 +18,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from paceline.artifacts import EMBEDDINGS
 from paceline.decoding.types import Best, Block, Logits, tap_name
 from paceline.engines.base import EngineSettings, Sequence, StepResult
 from paceline.engines.coreml.artifact import (
@@ -28,6 +27,7 @@ from paceline.engines.coreml.artifact import (
     read_artifact,
 )
 from paceline.engines.coreml.call import Call, Width
+from paceline.engines.coreml.flops import Work, work_of
 from paceline.engines.coreml.packages import (
     DEFAULT_UNITS,
     REHEARSED,
@@ -35,9 +35,9 @@ from paceline.engines.coreml.packages import (
     on_a_mac,
     open_packages,
 )
-from paceline.engines.coreml.work import Work, work_of
-from paceline.engines.slots import BlockPool, BlockTable, reserve_all
+from paceline.engines.kv_blocks import BlockPool, BlockTable, reserve_all
 from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.manifest import EMBEDDINGS
 
 Floats = npt.NDArray[np.float32]
 

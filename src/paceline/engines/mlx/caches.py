@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.engines.mlx.listen import Array
+from paceline.engines.mlx.hooks import Array
 from paceline.errors import ModelError
 
 SLOTS = 64

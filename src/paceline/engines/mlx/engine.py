@@ -19,13 +19,13 @@ from time import perf_counter
 from paceline.decoding.types import Block
 from paceline.engines.base import EngineSettings, StepResult
 from paceline.engines.base import Sequence as AnySequence
+from paceline.engines.kv_blocks import BlockPool, reserve_all
 from paceline.engines.mlx.caches import SLOTS, slot_bytes
-from paceline.engines.mlx.listen import Array
+from paceline.engines.mlx.hooks import Array
+from paceline.engines.mlx.kv_sequence import MlxSequence
 from paceline.engines.mlx.model import LoadedModel, device, in_a_line, load
 from paceline.engines.mlx.rows import ANY, Rows, choose
-from paceline.engines.mlx.sequence import MlxSequence
 from paceline.engines.mlx.step import Asked, Started, TapArrays, on_device
-from paceline.engines.slots import BlockPool, reserve_all
 from paceline.errors import InvalidRequest, ModelError
 
 READS = 512

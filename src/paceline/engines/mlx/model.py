@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.engines.mlx.caches import is_recurrent, leaves, make_caches
-from paceline.engines.mlx.listen import Array, Taps
-from paceline.engines.mlx.replay import Recorder
+from paceline.engines.mlx.hooks import Array, Taps
+from paceline.engines.mlx.rollback import Recorder
 from paceline.engines.mlx.states import States
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 

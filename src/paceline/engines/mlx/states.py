@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from paceline.engines.mlx.caches import Sliding, can_trim, copied, is_recurrent, leaves
-from paceline.engines.mlx.listen import Array
-from paceline.engines.mlx.replay import Heard, Recorder
+from paceline.engines.mlx.hooks import Array
+from paceline.engines.mlx.rollback import Heard, Recorder
 
 _KEPT = 4
 """States of recurrences that are kept from further back, where prompts were cut and ended: so many

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import Best, Logits, Pending, tap_name
-from paceline.engines.mlx.listen import Array
-from paceline.engines.mlx.sequence import MlxSequence
+from paceline.engines.mlx.hooks import Array
+from paceline.engines.mlx.kv_sequence import MlxSequence
 
 Floats = npt.NDArray[np.float32]
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from paceline.decoding.types import Block, Taps, tap_name
 from paceline.engines.base import EngineSettings, Sequence, StepResult
-from paceline.engines.openvino.call import Call, attended, fits
+from paceline.engines.kv_blocks import BlockPool, reserve_all
+from paceline.engines.openvino.batch import Call, attended, fits
+from paceline.engines.openvino.compiled_graph import Lane
 from paceline.engines.openvino.graph import paged_model
-from paceline.engines.openvino.lane import Lane
-from paceline.engines.openvino.slots import PagedSlots
-from paceline.engines.slots import BlockPool, reserve_all
+from paceline.engines.openvino.kv_sequence import PagedSlots
 from paceline.errors import ModelError
 
 _MOST_COPIED_BYTES = 1 << 30

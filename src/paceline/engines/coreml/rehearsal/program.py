@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from paceline.artifacts import read_json
 from paceline.engines.coreml.rehearsal.proto import messages
 from paceline.engines.coreml.rehearsal.weights import (
     DTYPES,
@@ -24,6 +23,7 @@ from paceline.engines.coreml.rehearsal.weights import (
     bytes_of,
 )
 from paceline.errors import ModelError
+from paceline.storage.manifest import read_json
 
 Shape = tuple[int | None, ...]
 """None: known when the program runs."""

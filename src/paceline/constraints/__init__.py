@@ -1,0 +1,1 @@
+"""Constraints on what an answer may be: grammars, JSON schemas, tool calls."""

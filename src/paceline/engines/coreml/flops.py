@@ -1,0 +1,237 @@
+"""What a call of an artifact multiplies and reads, by parts of the model and by numbers of rows.
+
+Runs shards by the rehearsal, on any machine, and counts; knows nothing of time. The rule: what is
+counted is the graph's own work, as a device does it that leaves nothing out. In such a graph every
+expert of a mixture is computed for every row, and then most are multiplied by 0: so what a device
+would do that leaves those out is given beside it.
+
+Counted are multiply-accumulates of operations that multiply matrices, and the bytes of weights as
+they are stored. Keys, values and other states are not: their slots are gone through once in a call
+whatever its rows, and they are small beside the weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.engines.coreml.artifact import CAUSAL_LM, ROTARY, Artifact
+from paceline.engines.coreml.inputs import Rows
+from paceline.engines.coreml.parts import EXPERTS, PARTS, trace
+from paceline.engines.coreml.rehearsal.model import RehearsalState
+from paceline.engines.coreml.rehearsal.plan import make_plan
+from paceline.engines.coreml.rehearsal.program import Package, read_package
+from paceline.errors import InvalidRequest
+from paceline.storage.manifest import EMBEDDINGS
+
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float32]
+
+_ROUNDING = "f32"
+"""A small share of an expert stays one, and is not rounded to none."""
+
+
+class PartWork(NamedTuple):
+    """What a part of the model does in a call."""
+
+    macs: int
+    """Multiply-accumulates."""
+    weight_bytes: int
+    """Bytes of weights, each read once."""
+
+
+Parts = Mapping[str, PartWork]
+"""By part; those of `parts.PARTS` that the model has."""
+
+
+class CallWork(NamedTuple):
+    """What one call did."""
+
+    parts: Parts
+    has: Bools
+    """[layers with experts, rows, experts]: whether a row has an expert, its share not being 0."""
+
+
+class Work(NamedTuple):
+    """What calls do, by their numbers of rows."""
+
+    whole: Mapping[int, Parts]
+    """The graph's own work: all experts, for all rows."""
+    chosen: Mapping[int, Parts]
+    """The same with experts computed for the rows that have them, and read if one row has them: a
+    mean over rows that stand next to each other. Empty for a model without experts."""
+
+
+def total(parts: Parts) -> PartWork:
+    """Of all parts together."""
+    return PartWork(
+        sum(part.macs for part in parts.values()), sum(part.weight_bytes for part in parts.values())
+    )
+
+
+def work_of(artifact: Artifact) -> Work:
+    """The work of a call of one row, and of one with the most rows, as far as it takes those.
+
+    Which experts rows have is seen on a few tokens from all over the vocabulary.
+
+    Raises:
+        ModelError: a shard cannot be rehearsed.
+        InvalidRequest: the artifact has not slots for so many rows, or continues no text.
+    """
+    rows = sorted({1, artifact.rows} & set(artifact.functions or (1, artifact.rows)))
+    tokens = np.linspace(0, artifact.vocab_size - 1, sum(rows), dtype=int).tolist()
+    ends = np.cumsum([0, *rows]).tolist()
+    calls = count(artifact, [tokens[start:end] for start, end in pairwise(ends)])
+    has = np.concatenate([call.has for call in calls], axis=1)
+    whole = {n: call.parts for n, call in zip(rows, calls, strict=True)}
+    return Work(whole, {n: only_chosen(whole[n], has, n) for n in rows if has.size})
+
+
+def only_chosen(parts: Parts, has: Bools, rows: int) -> Parts:
+    """What a call of `rows` rows does if no expert is computed or read that no row needs.
+
+    Args:
+        parts: the work of such a call with all experts.
+        has: [layers, N, experts]: which experts each row of a text has, N at least `rows`.
+        rows: T.
+    """
+    experts = parts[EXPERTS]
+    macs = round(experts.macs * float(has.mean()))
+    read = round(experts.weight_bytes * experts_read(has, rows) / has.shape[2])
+    return {**parts, EXPERTS: PartWork(macs, read)}
+
+
+def experts_read(has: Bools, rows: int) -> float:
+    """How many experts of a layer any of `rows` rows has: a mean over rows and layers.
+
+    `has` is [layers, N, experts]; the rows of a call stand next to each other.
+    """
+    calls = np.lib.stride_tricks.sliding_window_view(has, rows, axis=1)
+    return float(calls.any(-1).sum(2).mean())
+
+
+def count(artifact: Artifact, blocks: Sequence[Sequence[int]]) -> list[CallWork]:
+    """Run a text, a call for each of its blocks, and say what each call did.
+
+    One shard at a time is in memory.
+
+    Raises:
+        ModelError: a shard cannot be rehearsed.
+        InvalidRequest: the artifact continues no text, or has not slots for this one, or takes no
+            calls of so many rows as a block has.
+    """
+    _check(artifact, [len(block) for block in blocks])
+    text = _Text(artifact, blocks)
+    tallies = [_Tally() for _ in blocks]
+    for shard in artifact.layer_shards:
+        run = _Shard(artifact, shard.path, {len(block) for block in blocks})
+        for call, tally in enumerate(tallies):
+            text.streams[call] = run(text.inputs(call), tally)["out_hidden"]
+    for shard in artifact.head_shards:
+        run = _Shard(artifact, shard.path, {len(block) for block in blocks})
+        for stream, tally in zip(text.streams, tallies, strict=True):
+            run({"hidden": stream}, tally)
+    return [tally.call() for tally in tallies]
+
+
+def _check(artifact: Artifact, rows: Sequence[int]) -> None:
+    if artifact.task != CAUSAL_LM:
+        raise InvalidRequest(
+            f"{artifact.folder} is for {artifact.task}; work is counted of models that continue a "
+            "text"
+        )
+    if sum(rows) > artifact.slots:
+        raise InvalidRequest(
+            f"a text of {sum(rows)} tokens does not fit into the {artifact.slots} slots of "
+            f"{artifact.folder}; convert it with more"
+        )
+    taken = artifact.functions or range(1, artifact.rows + 1)
+    if wrong := sorted(set(rows) - set(taken)):
+        raise InvalidRequest(
+            f"{artifact.folder} takes no calls of {', '.join(map(str, wrong))} rows; expected "
+            f"{', '.join(map(str, taken))}"
+        )
+
+
+class _Text:
+    """A text on its way through the shards, cut into calls."""
+
+    def __init__(self, artifact: Artifact, blocks: Sequence[Sequence[int]]) -> None:
+        cos, sin = np.load(artifact.folder / ROTARY)
+        embeddings = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
+        widths = {len(block) for block in blocks}
+        ring, lags = artifact.ring, artifact.lags
+        self._rows = {width: Rows(width, cos, sin, ring=ring, lags=lags) for width in widths}
+        self._lengths = [len(block) for block in blocks]
+        self._starts = np.cumsum([0, *self._lengths]).tolist()
+        self.streams: list[Floats] = []
+        """For each call [1, stream_size, rows, 1]: what came out of the last shard."""
+        for block in blocks:
+            stream = np.zeros((1, artifact.stream_size, len(block), 1), np.float32)
+            stream[0, : artifact.hidden_size, :, 0] = embeddings[list(block)].T
+            self.streams.append(stream)
+
+    def inputs(self, call: int) -> dict[str, Floats]:
+        """What a shard of layers takes; to be used before the next are asked for."""
+        rows = self._lengths[call]
+        return {"hidden": self.streams[call], **self._rows[rows].at(self._starts[call], rows)}
+
+
+class _Shard:
+    """A shard that counts what it does, and shows which experts rows have."""
+
+    def __init__(self, artifact: Artifact, path: str, widths: set[int]) -> None:
+        package = read_package(artifact.folder / path)
+        names = {width: f"t{width}" if artifact.functions else None for width in widths}
+        opened = {name: _Opened(package, name) for name in set(names.values())}
+        self._opened = {width: opened[name] for width, name in names.items()}
+        # Functions of a package share their states.
+        states = next(iter(opened.values())).states
+        self._cells = RehearsalState(None, states, _ROUNDING).cells
+
+    def __call__(self, data: Mapping[str, Floats], tally: "_Tally") -> Mapping[str, Any]:
+        """Run it behind what it ran before; outputs by name."""
+        return self._opened[data["hidden"].shape[2]].run({**self._cells, **data}, tally)
+
+
+class _Opened:
+    """A function of a package, ready to run."""
+
+    def __init__(self, package: Package, name: str | None) -> None:
+        function = package.function(name)
+        self.states = function.states
+        self._traced = trace(function.block)
+        # Values that are looked at must outlive their last use.
+        watched = [value for values in self._traced.shares.values() for value in values]
+        block = replace(function.block, outputs=(*function.block.outputs, *watched))
+        self._plan = make_plan(package, replace(function, block=block), _ROUNDING)
+
+    def run(self, given: Mapping[str, Any], tally: "_Tally") -> Mapping[str, Any]:
+        values: dict[str, Any] = {**self._plan.constants, **given}
+        with np.errstate(all="ignore"):
+            for step in self._plan.steps:
+                macs = step.run(values)
+                tally.add(self._traced.parts[step.op.name], macs, step.weight_bytes)
+        for names in self._traced.shares.values():
+            shares = np.concatenate([values[name] for name in names], axis=1)
+            tally.has.append(shares[0, :, 0].T != 0)
+        return values
+
+
+class _Tally:
+    """What a call did so far."""
+
+    def __init__(self) -> None:
+        self._parts = dict.fromkeys(PARTS, PartWork(0, 0))
+        self.has: list[Bools] = []
+
+    def add(self, part: str, macs: int, weight_bytes: int) -> None:
+        macs_before, bytes_before = self._parts[part]
+        self._parts[part] = PartWork(macs_before + macs, bytes_before + weight_bytes)
+
+    def call(self) -> CallWork:
+        parts = {part: work for part, work in self._parts.items() if any(work)}
+        return CallWork(parts, np.array(self.has) if self.has else np.zeros((0, 0, 0), np.bool_))

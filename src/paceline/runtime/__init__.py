@@ -1,0 +1,1 @@
+"""Runs a model: `Model`, the streams of its answers, options, results and traces."""

@@ -1,0 +1,181 @@
+"""A chat of several turns on one sequence of the engine, whose earlier turns stay in the KV cache.
+
+Knows messages, the tokens that are in the slots, and how long both may get. Knows nothing of
+terminals. The rule: a turn that fails, in whatever way, leaves the messages as they were.
+
+What is reused is up to the engine (`Sequence.reusable`). With OpenVINO it is what was read as a
+prompt: the rows of an answer were computed one by one, and their bits may differ from a prompt's.
+So the last answer is read again with the next message.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Unpack
+
+from paceline.drafters import Memory
+from paceline.errors import ContextFull, InvalidRequest
+from paceline.runtime.options import Options, Request
+
+if TYPE_CHECKING:
+    from paceline.runtime.model import Message, Model
+    from paceline.runtime.stream import Stream
+
+_PINNED = ("system", "developer")
+"""Roles of messages that are never dropped."""
+
+_ANSWER_SHARE = 4
+"""One part in this many of the context is what dropping turns should leave for the answer."""
+
+
+class Conversation:
+    """A chat whose earlier turns stay in the KV cache; only the last answer is read again.
+
+    Not for several threads; finish or close a turn's stream before the next.
+    """
+
+    def __init__(self, model: "Model", messages: Sequence["Message"] = ()) -> None:
+        """Start with `messages` (a system message, or turns of an earlier chat)."""
+        self.messages: list[Message] = list(messages)
+        """The turns so far; may be edited between turns."""
+        self.model = model
+        """Who answers."""
+        self._slots = model._open()
+        self._held: list[int] = []  # tokens whose keys and values are in the slots
+        self._memory = Memory()
+        self._answering = False
+        self._closed = False
+
+    @property
+    def context(self) -> int:
+        """The most tokens that all turns can have together: the context, or what the cache has."""
+        engine = self.model.engine
+        size = engine.block_size
+        own = -(-self._slots.length // size) * size
+        return min(engine.context_length, own + engine.free_slots)
+
+    @property
+    def turns(self) -> int:
+        """How many turns there are: a user's message, and what comes before the next one."""
+        return len(_turns(self.messages))
+
+    def say(self, text: str, **options: Unpack[Options]) -> "Stream":
+        """The answer to one more message; both become turns when the answer has ended.
+
+        An answer that fills the context ends with `length`. One that is closed before its first
+        token is no turn.
+
+        Raises:
+            ContextFull: the chat and the message leave no room for an answer; see `drop_oldest`.
+            InvalidRequest: the message or an option cannot be served, or the last answer has not
+                ended.
+            ModelError: the chat template fails, or a drafter cannot be read.
+
+        The chat is then as it was, as it is when the stream raises.
+
+        """
+        if not text:
+            raise InvalidRequest("the message is empty; expected some text")
+        if self._answering:
+            raise InvalidRequest("the last answer has not ended: read on, or close its stream")
+        started = perf_counter()
+        request = self.model.request(options)
+        self.model._make_ready(request)
+        user: Message = {"role": "user", "content": text}
+        turns = [*self.messages, user]
+        tokens, request = self.model.prompted(turns, request)
+        self._slots.rewind(self._slots.length)  # what was reserved and not used is free again
+        context = self.context
+        if len(tokens) >= context:
+            raise self._full(user, request, len(tokens), context)
+        room = context - len(tokens)
+        request = replace(request, max_tokens=min(request.max_tokens or room, room))
+        self._reuse(tokens)
+
+        def end(stream: "Stream") -> None:
+            self._answering = False
+            self._held = stream.tokens[: self._slots.length]
+            if not stream.failed and stream.answer:
+                found = stream.result
+                thoughts = self.model.files.thinking().remembered(found.reasoning)
+                self.messages = [*turns, {"role": "assistant", "content": found.text, **thoughts}]
+
+        stream = self.model.begin(
+            tokens, request, self._slots, started, end=end, memory=self._memory
+        )
+        self._answering = True
+        return stream
+
+    def drop_oldest(self, turns: int = 1) -> list["Message"]:
+        """Drop the oldest turns, each whole: a user's message and what answers it.
+
+        System messages stay. Returns the messages that were dropped.
+
+        Raises:
+            InvalidRequest: there are fewer turns, or the last answer has not ended.
+
+        """
+        if self._answering:
+            raise InvalidRequest("the last answer has not ended: read on, or close its stream")
+        if not 0 <= turns <= self.turns:
+            raise InvalidRequest(f"cannot drop {turns} turns; the chat has {self.turns}")
+        dropped, self.messages = _split(self.messages, turns)
+        return dropped
+
+    def close(self) -> None:
+        """Give the slots back. Further calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            self.model._close(self._slots)
+            self._held = []
+
+    def _reuse(self, tokens: Sequence[int]) -> None:
+        """Keep the slots of the longest common beginning, of those that a prompt may begin with."""
+        same, most = 0, min(self._slots.reusable, len(self._held), len(tokens) - 1)
+        while same < most and self._held[same] == tokens[same]:
+            same += 1
+        self._slots.rewind(same)
+        self._held = list(tokens[: self._slots.length])
+        self._memory.cut(self._slots.length)
+
+    def _full(self, user: "Message", request: Request, count: int, context: int) -> ContextFull:
+        """The error for a message that does not fit, with the number of turns to drop."""
+
+        def length(turns: int) -> int:
+            messages = [*_split(self.messages, turns)[1], user]
+            return len(self.model.prompted(messages, request)[0])
+
+        wanted = max(min(request.max_tokens or context, context // _ANSWER_SHARE), 1)
+        drops = range(self.turns + 1)
+        turns = bisect_left(drops, -(context - wanted), key=lambda drop: -length(drop))
+        turns = min(turns, self.turns)  # a short answer is better than none
+        fits = length(turns) < context
+        about = f"the conversation and the new message have {count} tokens, and the context holds "
+        about += f"{context}, the answer included; "
+        if fits:
+            advice = f"shorten the message, or drop the oldest {turns} of {self.turns} turns"
+        else:
+            advice = "the message is too long even without the earlier turns; shorten it"
+        return ContextFull(
+            about + advice, tokens=count, context=context, turns=turns if fits else None
+        )
+
+
+def _turns(messages: Sequence["Message"]) -> list[list[int]]:
+    """The places of the messages by turn; those that are never dropped are in none."""
+    turns: list[list[int]] = []
+    for place, message in enumerate(messages):
+        if message.get("role") in _PINNED:
+            continue
+        if message.get("role") == "user" or not turns:
+            turns.append([])
+        turns[-1].append(place)
+    return turns
+
+
+def _split(messages: Sequence["Message"], count: int) -> tuple[list["Message"], list["Message"]]:
+    """The messages of the oldest `count` turns, and all others in their order."""
+    gone = {place for turn in _turns(messages)[:count] for place in turn}
+    dropped = [messages[place] for place in sorted(gone)]
+    return dropped, [message for place, message in enumerate(messages) if place not in gone]

@@ -1,0 +1,335 @@
+"""How to answer: the options of `generate` and `stream`, checked before anything runs.
+
+One list of names for the library and the command line. What a value may be is known where it is
+used (`Sampling`, `Stopping`, the drafters); here it becomes one request, or one clear error.
+"""
+
+import difflib
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from numbers import Real
+from typing import Any, Literal, TypedDict
+
+from paceline import drafters
+from paceline.decoding.auto import Acceptance, Auto
+from paceline.decoding.costs import CostTable
+from paceline.decoding.generation import Stopping
+from paceline.decoding.policy import Adaptive, Fixed, Kelly
+from paceline.decoding.reasoning import Thoughts
+from paceline.decoding.repetition import DEFAULT, Repetition
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import Constraint, Policy
+from paceline.engines.profile import MAX_ROWS
+from paceline.errors import CacheFull, InvalidRequest, ModelError
+from paceline.models import ModelFiles, settings_of
+from paceline.runtime.defaults import Defaults, Setting
+
+_RULES: Mapping[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
+
+POLICIES = ("auto", *_RULES)
+
+MOST_LOGPROBS = 20
+"""The most tokens a position for which `logprobs` can be had."""
+
+TEMPLATE_NAMES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+"""Variables of a chat template that a request may not set."""
+
+_RULE_BLOCK = 8
+"""Block of the policies that do not weigh costs, when the caller does not say."""
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `Model.generate` and `Model.stream`; all may be left out.
+
+    From `max_tokens` to `frequency_penalty`, one that is left out is as the registry has it for the
+    model, else as the model's own files say, else as `defaults.NEUTRAL` has it: greedy.
+    """
+
+    max_tokens: int | None
+    """Tokens in the answer; None goes on until the context or the cache is full."""
+    temperature: float
+    """0 is greedy."""
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    generation_config: Literal["auto", "none"]
+    """`none`: what is left out is neutral, whatever registry and model say."""
+    repetition_detection: bool | Mapping[str, int] | None
+    """End an answer that goes round in circles: True for the rule of `paceline generate`, or a
+    rule as vLLM has it: `max_pattern_size`, `min_pattern_size`, `min_count`."""
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    """0 to 2**64 - 1; None draws one, and the result says which."""
+    stop: str | Collection[str]
+    """Strings that end the answer; the text ends before them."""
+    ignore_eos: bool
+    """Go on after end-of-sequence tokens."""
+    drafter: str
+    """`auto`, `none`, or parts joined by +: `ngram:min=2,max=4,length=15`, `suffix`,
+    `suffix:earlier`, `recycle`, `table[:FOLDER]`, `dflash:FOLDER`, `model:NAME`,
+    `ahead:model:NAME`, `prediction`."""
+    policy: str
+    """`auto`, `fixed`, `adaptive` or `kelly`."""
+    max_block: int | None
+    """The most rows in a block, its first token included: 2 to 32."""
+    probe: str | None
+    """A drafter that is only watched: the statistics say what it would have done."""
+    raw: bool
+    """Take a string as it is, without the chat template."""
+    think: bool | None
+    """False turns the model's thinking off, True on, through its chat template; None (the default)
+    leaves it to the template."""
+    template_kwargs: Mapping[str, Any]
+    """Variables for the chat template, such as `reasoning_effort`."""
+    min_tokens: int
+    """Tokens that come before an end-of-sequence token or a repetition may end the answer."""
+    logprobs: int | None
+    """Say how likely each token of the answer was, and so many of the likeliest: 0 to 20."""
+    prompt_logprobs: bool
+    """Say the same for the prompt, all of which is then computed."""
+    constraint: Constraint | None
+    """What the answer has to look like; made for this answer alone."""
+    prediction: Sequence[int] | None
+    """Tokens that the answer is expected to have much of: drafted from before all else, unless
+    `drafter` says `none` or names its place."""
+
+
+GREEDY: Options = {"generation_config": "none", "temperature": 0.0}
+"""How measurements are sampled: greedy, whatever the model's own settings are."""
+
+_DRAWN_BITS = 32
+"""Of a seed that is drawn: people have to type it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Checked options."""
+
+    sampling: Sampling
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    drafter: str
+    policy: str
+    max_block: int
+    probe: str | None
+    raw: bool
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    constraint: Constraint | None = None
+    prediction: Sequence[int] = ()
+    think: bool | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    thoughts: Thoughts | None = None
+    """How the model's thoughts are told apart from its answer; None: all of it is the answer."""
+    repetition: Repetition | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    """Where sampling and `max_tokens` come from."""
+
+    def stopping(self, stop_token_ids: Collection[int]) -> Stopping:
+        """When to end, for a model with these end-of-sequence tokens."""
+        ends = frozenset() if self.ignore_eos else frozenset(stop_token_ids)
+        return Stopping(self.max_tokens, ends, self.stop, self.min_tokens, self.repetition)
+
+    def fitted(self, prompt: int, *, context: int, free: int) -> "Request":
+        """The same, with no longer an answer than there are slots for.
+
+        Args:
+            prompt: tokens of its prompt.
+            context: the most tokens of a sequence.
+            free: slots of the key/value cache that no sequence holds.
+
+        Raises:
+            CacheFull: the prompt fits into the context, but leaves no free slot for an answer.
+        """
+        room = min(context, free) - prompt
+        if room >= 1:
+            return replace(self, max_tokens=min(self.max_tokens or room, room))
+        if prompt >= context:
+            return self  # refused by `Generation`, with the context in the message
+        raise CacheFull(
+            f"the prompt has {prompt} tokens and the key/value cache has {free} free slots, for "
+            "the answer too; shorten the prompt, end other streams and conversations, or load the "
+            "model with more cache_tokens"
+        )
+
+    def policy_for(
+        self, cost: Callable[[], CostTable], acceptance: Acceptance, context: int
+    ) -> Policy:
+        """Who says how much is drafted for it.
+
+        Args:
+            cost: seconds of a call by rows; asked for only where they are weighed.
+            acceptance: how guesses have done; it learns as the request runs.
+            context: tokens of its prompt.
+        """
+        if self.drafter == "none":
+            return Fixed(2)  # nobody proposes, but probes are asked
+        if self.policy == "auto":
+            return Auto(self.max_block, cost(), acceptance, context)
+        return _RULES[self.policy](self.max_block)
+
+
+_SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")
+_NUMBERS = tuple(name for name in _SAMPLING if name not in ("top_k", "logit_bias"))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_bias(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_whole(token) and _is_number(bias) for token, bias in value.items()
+    )
+
+
+def _are_variables(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+def _are_strings(value: object) -> bool:
+    many = [value] if isinstance(value, str) else value
+    return isinstance(many, Collection) and all(isinstance(each, str) for each in many)
+
+
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, Sequence) and all(_is_whole(each) for each in value)
+
+
+_KINDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    **dict.fromkeys(_NUMBERS, ("a number", _is_number)),
+    "top_k": ("a whole number", _is_whole),
+    "max_tokens": ("a whole number or None", lambda value: value is None or _is_whole(value)),
+    "seed": ("a whole number or None", lambda value: value is None or _is_whole(value)),
+    "logit_bias": ("token id -> number", _is_bias),
+    "stop": ("a string, or several", _are_strings),
+    "generation_config": ("auto or none", lambda value: value in ("auto", "none")),
+    "repetition_detection": (
+        "True, False or max_pattern_size, min_pattern_size and min_count",
+        lambda value: value is None or isinstance(value, bool | Mapping),
+    ),
+    **dict.fromkeys(
+        ("ignore_eos", "raw", "prompt_logprobs"), ("True or False", lambda v: isinstance(v, bool))
+    ),
+    "min_tokens": ("a whole number", _is_whole),
+    "think": ("True, False or None", lambda value: value is None or isinstance(value, bool)),
+    "template_kwargs": ("variable name -> value", _are_variables),
+    "logprobs": (
+        f"a whole number from 0 to {MOST_LOGPROBS}, or None",
+        lambda value: value is None or (_is_whole(value) and value in range(MOST_LOGPROBS + 1)),
+    ),
+    "prediction": ("token ids or None", lambda value: value is None or _are_tokens(value)),
+    "drafter": ("a string", lambda value: isinstance(value, str)),
+    "probe": ("a string or None", lambda value: value is None or isinstance(value, str)),
+}
+
+
+def check(options: Options, defaults: Defaults | None = None) -> Request:
+    """The request that `options` ask for; `defaults` say the rest. None: greedy, without a limit.
+
+    Raises:
+        InvalidRequest: an unknown option or a value out of its range; the message names it.
+    """
+    values: dict[str, Any] = dict(options)
+    for name in values.keys() - Options.__annotations__.keys():
+        near = difflib.get_close_matches(name, Options.__annotations__, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InvalidRequest(f"there is no option {name!r}{hint}")
+    for name, (expected, fits) in _KINDS.items():
+        if name in values and not fits(values[name]):
+            raise InvalidRequest(f"{name} is {values[name]!r}; expected {expected}")
+    stop = values.get("stop", ())
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    seed = values.get("seed")
+    under = defaults or Defaults()
+    own = values.get("generation_config", "auto") == "none"
+    settings = (under.neutral() if own else under).resolve(values)
+    chosen = {name: settings[name].value for name in _SAMPLING if name in settings}
+    bias = {name: values[name] for name in ("logit_bias",) if name in values}
+    drawn = secrets.randbits(_DRAWN_BITS) if seed is None else seed
+    most = settings["max_tokens"].value
+    try:
+        sampling = Sampling(**chosen, **bias, seed=drawn)
+        repetition = _repetition(values.get("repetition_detection"))
+        Stopping(most, frozenset(), stop, values.get("min_tokens", 0))
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    if wrong := TEMPLATE_NAMES & values.get("template_kwargs", {}).keys():
+        raise InvalidRequest(f"template_kwargs cannot set {min(wrong)}")
+    policy = values.get("policy", "auto")
+    if policy not in POLICIES:
+        raise InvalidRequest(f"policy is {policy!r}; expected {', '.join(POLICIES)}")
+    block = values.get("max_block")
+    if block is None:
+        block = MAX_ROWS if policy == "auto" else _RULE_BLOCK
+    if not _is_whole(block) or not 2 <= block <= MAX_ROWS:
+        raise InvalidRequest(f"max_block is {block!r}; expected 2 to {MAX_ROWS} rows")
+    drafter, probe = values.get("drafter", "auto"), values.get("probe")
+    for spec in (drafter, *([] if probe is None else [probe])):
+        drafters.check(spec)
+        if "prediction" in spec.split("+") and not values.get("prediction"):
+            raise InvalidRequest(
+                f"drafter {spec} needs a prediction; say what the answer may be, or leave it away"
+            )
+    return Request(
+        sampling=sampling,
+        max_tokens=most,
+        stop=stop,
+        ignore_eos=values.get("ignore_eos", False),
+        drafter=drafter,
+        policy=policy,
+        max_block=block,
+        probe=probe,
+        raw=values.get("raw", False),
+        min_tokens=values.get("min_tokens", 0),
+        logprobs=values.get("logprobs"),
+        prompt_logprobs=values.get("prompt_logprobs", False),
+        constraint=values.get("constraint"),
+        prediction=values.get("prediction") or (),
+        think=values.get("think"),
+        template_kwargs=values.get("template_kwargs", {}),
+        repetition=repetition,
+        settings=settings,
+    )
+
+
+def defaults_of(files: ModelFiles) -> Defaults:
+    """What requests to a model get where they do not say: the registry's and its own settings.
+
+    Raises:
+        ModelError: its own settings cannot be used.
+    """
+    found = Defaults(registry=settings_of(files.name), model=files.settings)
+    try:
+        check({}, found)
+    except InvalidRequest as error:
+        raise ModelError(
+            f"the settings of {files.name} cannot be used: {error}; mend generation_config.json in "
+            f"{files.folder}, or go without it with --generation-config none"
+        ) from error
+    return found
+
+
+def _repetition(value: bool | Mapping[str, Any] | None) -> Repetition | None:
+    """The rule that `repetition_detection` asks for; vLLM turns it off by a longest size of 0."""
+    if isinstance(value, Mapping):
+        given = {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0, **value}
+        if unknown := given.keys() - {each.name for each in fields(Repetition)}:
+            raise ValueError(f"repetition_detection has no {min(unknown)}")
+        if given == {**given, "max_pattern_size": 0, "min_pattern_size": 0}:
+            return None
+        try:
+            return Repetition(**given)
+        except ValueError as error:
+            raise ValueError(f"repetition_detection is wrong: {error}") from error
+    return DEFAULT if value else None

@@ -1,0 +1,183 @@
+"""What comes back from a generation: the answer, what happened, where the time went."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.decoding.logprobs import Likely
+from paceline.decoding.types import FinishReason
+from paceline.engines.invariance import Compared
+from paceline.runtime.defaults import Setting
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a generation did and where its time went. Times are seconds."""
+
+    steps: int = 0
+    """Engine calls after the prompt."""
+    drafted: int = 0
+    accepted: int = 0
+    forced: int = 0
+    """Tokens that came unguessed, because a grammar let nothing else come."""
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    """Drafter -> tokens drafted."""
+    accepted_by: dict[str, int] = field(default_factory=dict)
+    """Drafter -> of these, accepted."""
+    drafted_at: list[int] = field(default_factory=list)
+    """By position in the draft, the first at 0: in how many steps there was a guess."""
+    accepted_at: list[int] = field(default_factory=list)
+    """By position in the draft: in how many steps the guess stood."""
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were there already."""
+    load_seconds: float = 0.0
+    """Loading the model, once per process."""
+    first_token_seconds: float = 0.0
+    """From the call to the first token: template, tokenizer and prompt."""
+    prefill_seconds: float = 0.0
+    """The prompt's engine calls and the pick of the first token."""
+    decode_seconds: float = 0.0
+    """All of the answer after its first token: draft, verify and the rest."""
+    draft_seconds: float = 0.0
+    """Asking drafters and policy."""
+    verify_seconds: float = 0.0
+    """In the engine's calls, the head included: it is part of the graph."""
+    sample_seconds: float = 0.0
+    """Picking tokens, accepting, text."""
+    preempted: int = 0
+    """How often its keys and values were given to others, when a server's cache was full."""
+    recomputed: int = 0
+    """Rows that were computed again after that."""
+    recompute_seconds: float = 0.0
+    """What those took; in none of the other times."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds by part of the engine's calls, the prompt's included, where it has parts."""
+    decoded: int = 0
+    """Tokens after the first."""
+    probe: dict[str, dict[str, int]] | None = None
+    """With a probe: drafter -> the steps, drafted and accepted that it would have had."""
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens over all of them; 0.0 without drafts."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens per engine call (tau); 0.0 without steps."""
+        return self.decoded / self.steps if self.steps else 0.0
+
+    @property
+    def host_seconds(self) -> float:
+        """Decode time outside the engine's calls."""
+        return self.decode_seconds - self.verify_seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens after the first, over decode time."""
+        return self.decoded / self.decode_seconds if self.decode_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        names = [
+            *("steps", "drafted", "accepted", "forced", "acceptance_rate", "tokens_per_step"),
+            *("drafted_by", "accepted_by", "drafted_at", "accepted_at", "cached_tokens"),
+            *("load_seconds", "first_token_seconds"),
+            *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),
+            *("sample_seconds", "host_seconds", "decode_tokens_per_second"),
+        ]
+        values = {name: getattr(self, name) for name in names}
+        values |= {"parts": self.parts} if self.parts else {}
+        if self.preempted:
+            again = ("preempted", "recomputed", "recompute_seconds")
+            values |= {name: getattr(self, name) for name in again}
+        return values if self.probe is None else {**values, "probe": self.probe}
+
+    def line(self) -> str:
+        """One line for people."""
+        rate = f"{self.decode_tokens_per_second:.1f} tokens/s"
+        if not self.steps:
+            return f"1 token in {self.first_token_seconds:.2f} s"
+        if not self.drafted:
+            drafts = "no drafts"
+        else:
+            drafts = f"{self.accepted} of {self.drafted} drafts accepted"
+        return (
+            f"{self.decoded + 1} tokens, {rate}, {self.tokens_per_step:.2f} tokens per step, "
+            f"{drafts}; first token after {self.first_token_seconds:.2f} s, "
+            f"host {100 * self.host_seconds / self.decode_seconds:.1f} %"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished answer."""
+
+    text: str
+    """The answer, without the model's thoughts where their form is known."""
+    token_ids: list[int]
+    """All tokens that the model wrote: thoughts, their marks and an ending stop token included."""
+    finish_reason: FinishReason
+    stats: Stats
+    prompt_tokens: int
+    model: str
+    engine: str
+    drafter: str
+    policy: str
+    exact: bool
+    """Whether the tokens equal those of plain decoding alone: rows were measured, on this machine,
+    not to depend on anything in which the computation of this answer may have differed."""
+    seed: int
+    """What the request was sampled with; the same seed gives the same tokens."""
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    """How it was sampled, and how long it might get: name -> value and where that came from, which
+    is `request`, `registry`, `model` (its own files) or `fallback`."""
+    logprobs: list[Likely] = field(default_factory=list)
+    """How likely each token of the answer was, where that was asked for."""
+    prompt_logprobs: list[Likely | None] = field(default_factory=list)
+    """The same for the prompt; None for its first token."""
+    reasoning: str = ""
+    """The model's thoughts, without their marks."""
+    reasoning_tokens: int = 0
+    """How many of `token_ids` are thoughts and their marks."""
+    exactness: Mapping[str, Compared] = field(default_factory=dict)
+    """What `exact` rests on: condition -> the rows that were compared, and how many differ. An
+    answer of `generate` depends on `block_length` alone; one of a conversation's later turns on
+    `chunked_prefill` and `prefix_cache`, too; one of the server also on `batch`. Empty where
+    nothing can differ, and where there was no room to measure."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the seed decided anything."""
+        return "temperature" in self.settings and self.settings["temperature"].value > 0
+
+    def line(self) -> str:
+        """One line for people: how it went, and the seed to have the answer again."""
+        seed = f"; seed {self.seed}" if self.sampled else ""
+        return (self.stats.line() if self.token_ids else "no tokens") + seed
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens in the answer."""
+        return len(self.token_ids)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "text": self.text,
+            "reasoning": self.reasoning,
+            "reasoning_tokens": self.reasoning_tokens,
+            "token_ids": self.token_ids,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "finish_reason": str(self.finish_reason),
+            "model": self.model,
+            "engine": self.engine,
+            "drafter": self.drafter,
+            "policy": self.policy,
+            "exact": self.exact,
+            "exactness": {name: each.as_dict() for name, each in self.exactness.items()},
+            "seed": self.seed,
+            "settings": {name: each._asdict() for name, each in self.settings.items()},
+            "stats": self.stats.as_dict(),
+        }

@@ -1,0 +1,175 @@
+"""What happened step by step while an answer was made, as a file of JSON lines.
+
+The first line says what was asked of what; then comes a line for each step, written when the step
+has been made; the last one is the result. A file without it is of an answer that was broken off,
+and as good up to there. Knows streams and this form; reading and
+showing it are `bench/trace/`. The rule: a line is in the file, whole, before its step is given on.
+"""
+
+import datetime
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import paceline
+from paceline.decoding.generation import Step
+from paceline.runtime.token_text import Pieces
+from paceline.storage.manifest import writing
+
+if TYPE_CHECKING:
+    from paceline.runtime.model import Model
+    from paceline.runtime.stream import Stream
+
+FORM = "paceline-trace"
+VERSION = 1
+
+
+class Seconds(NamedTuple):
+    """Where the time of a step went."""
+
+    draft: float
+    """Asking drafters and policy."""
+    verify: float
+    """In the engine's call."""
+    sample: float
+    """Picking tokens, accepting, text."""
+    whole: float
+
+    @property
+    def host(self) -> float:
+        """Outside the engine's call, drafting included."""
+        return self.whole - self.verify
+
+
+class Trace:
+    """Writes the trace of one answer.
+
+    >>> with model.stream(prompt) as stream, Trace(path, model, stream) as steps:
+    ...     for step in steps:
+    ...         print(step.text, end="")
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: "Model",
+        stream: "Stream",
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin a file, in place of one that may be there.
+
+        Args:
+            path: the file.
+            model: who answers.
+            stream: the answer, of which nothing has been read yet.
+            settings: how it was asked for: the options of `Model.stream`. What JSON has no form for
+                is left out.
+
+        Raises:
+            InvalidRequest: the file cannot be written.
+        """
+        settings = settings or {}
+        stops = settings.get("stop") or ()
+        self._path = path
+        self._stream = stream
+        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        self._decode = model.files.tokenizer().decode
+        self._pieces = Pieces(self._decode, stops, stream.thoughts, whole=True)
+        self._before = Seconds(0.0, 0.0, 0.0, 0.0)
+        self._begun = self._closed = False
+        with writing(path):
+            self._file = path.open("w", encoding="utf-8")
+        self._append(
+            {
+                "form": FORM,
+                "version": VERSION,
+                "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "paceline": paceline.__version__,
+                "model": model.files.name,
+                "fingerprint": model.files.fingerprint,
+                "engine": model.engine.describe(),
+                "settings": {name: each for name, each in settings.items() if _is_json(each)},
+                "cached": stream.slots.length,
+                "prompt_token_ids": stream.tokens,
+            }
+        )
+
+    def write(self, step: Step) -> None:
+        """Add a step that the stream gave, as soon as it did.
+
+        Raises:
+            InvalidRequest: the file cannot be written.
+        """
+        stats = self._stream.stats
+        pieces = self._pieces.of(step)
+        if not self._begun:
+            self._begun = True
+            seconds = stats.prefill_seconds
+            self._append({"tokens": [*step.tokens], "pieces": pieces, "prefill_seconds": seconds})
+            return
+        now = Seconds(
+            stats.draft_seconds, stats.verify_seconds, stats.sample_seconds, stats.decode_seconds
+        )
+        took = (after - before for after, before in zip(now, self._before, strict=True))
+        self._before = now
+        proposal = step.proposal
+        self._append(
+            {
+                "context": len(self._stream.tokens) - len(step.tokens) - 1,
+                "rows": len(proposal.tokens) + 1,
+                "source": proposal.source,
+                "match": proposal.match,
+                "chances": [round(chance, 4) for chance in proposal.chances],
+                "proposed": [*proposal.tokens],
+                "guess": self._decode(proposal.tokens),
+                "stood": step.stood,
+                "tokens": [*step.tokens],
+                "pieces": pieces,
+                "seconds": Seconds(*took)._asdict(),
+            }
+        )
+
+    def close(self) -> None:
+        """End the answer, if it has not, and the file with its result. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stream.close()
+        try:
+            if not self._stream.failed:
+                self._append({"result": self._stream.result.as_dict()})
+        finally:
+            with writing(self._path):
+                self._file.close()
+
+    def __iter__(self) -> Iterator[Step]:
+        """The stream's steps, each written before it is given."""
+        for step in self._stream:
+            self.write(step)
+            yield step
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with writing(self._path):
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.flush()
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True

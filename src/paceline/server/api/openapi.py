@@ -1,0 +1,81 @@
+"""GET /openapi.json: what can be asked here, made from the same shapes that read it."""
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from paceline import __version__
+from paceline.server.api.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from paceline.server.api.responses import ResponsesBody
+from paceline.server.api.schema import Body
+
+_POSTS: dict[str, type[Body]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+_GETS = {
+    "/v1/models": "The model that is served",
+    "/health": "Whether requests are taken",
+    "/tokenizer_info": "What ends a text",
+}
+_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def described() -> dict[str, Any]:
+    """The description of the server, OpenAPI 3.1."""
+    named, schemas = models_json_schema(
+        [(kind, "validation") for kind in _POSTS.values()],
+        ref_template="#/components/schemas/{model}",
+    )
+    paths: dict[str, Any] = {
+        path: {
+            "post": {
+                "summary": (kind.__doc__ or "").partition("\n")[0],
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": named[kind, "validation"]}},
+                },
+                "responses": _answers(streamed=path in _STREAMED),
+            }
+        }
+        for path, kind in _POSTS.items()
+    }
+    for path, about in _GETS.items():
+        paths[path] = {"get": {"summary": about, "responses": _answers(streamed=False)}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "paceline", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": {"Error": _ERROR, **schemas.get("$defs", {})}},
+    }
+
+
+def _answers(*, streamed: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if streamed:
+        content["text/event-stream"] = {"schema": {}}
+    wrong = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {
+        "200": {"description": "The answer", "content": content},
+        "default": {"description": "An error", "content": wrong},
+    }

@@ -1,0 +1,130 @@
+"""What an answer cost: OpenAI's usage, llama.cpp's timings, vLLM's metrics of speculation.
+
+Knows finished answers. Knows nothing of HTTP. The rule: counts add up exactly, as the tools that
+read them check: a histogram's steps, accepted tokens and drafted tokens are those beside it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.server.stream_text import Answer
+
+
+def usage(
+    prompts: Sequence[int], answers: Sequence[Answer], *, predicted: bool = False
+) -> dict[str, Any]:
+    """OpenAI's usage of answers that may still be going on.
+
+    Args:
+        prompts: tokens of each prompt; several answers to one count it once.
+        answers: in the order of the prompts, as many to each.
+        predicted: whether a prediction came with the request.
+    """
+    each = len(answers) // len(prompts)
+    results = [answer.result for answer in answers]
+    cached = [first.stats.cached_tokens for first in results[::each] if first is not None]
+    prompt, completion = sum(prompts), sum(answer.tokens for answer in answers)
+    found: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(cached)},
+    }
+    if thoughts := sum(answer.reasoning_tokens for answer in answers):
+        found["completion_tokens_details"] = {"reasoning_tokens": thoughts}
+    if predicted:
+        drafted = sum(result.stats.drafted_by.get("prediction", 0) for result in results if result)
+        stood = sum(result.stats.accepted_by.get("prediction", 0) for result in results if result)
+        details = found.setdefault("completion_tokens_details", {})
+        details["accepted_prediction_tokens"] = stood
+        details["rejected_prediction_tokens"] = drafted - stood
+    return found
+
+
+def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, Any]:
+    """What is said at the root of a response, or of a stream's last chunk. All have ended.
+
+    Of several answers nothing is said: their times overlap. With `steps` each step is listed.
+    """
+    if len(answers) != 1:
+        return {"timings": None, "metrics": None, "speculation": None, "settings": None}
+    answer, result = answers[0], answers[0].done
+    return {
+        "timings": timings(answer),
+        "metrics": {"speculative_decoding": speculative_decoding(answer, steps=steps)},
+        "speculation": {
+            "drafter": _without_folders(result.drafter),
+            "policy": result.policy,
+            "exact": result.exact,
+            "exactness": {name: each.as_dict() for name, each in result.exactness.items()},
+            "seed": result.seed,
+            "drafted_by": result.stats.drafted_by,
+            "accepted_by": result.stats.accepted_by,
+            "forced": result.stats.forced,
+            "steps": result.stats.steps,
+            "tokens_per_step": result.stats.tokens_per_step,
+        },
+        "settings": {name: each._asdict() for name, each in result.settings.items()},
+    }
+
+
+def timings(answer: Answer) -> dict[str, Any]:
+    """What llama.cpp says; milliseconds. Drafts are left out where there were none."""
+    stats = answer.done.stats
+    read = answer.done.prompt_tokens - stats.cached_tokens
+    prompt_ms, predicted_ms = 1e3 * stats.prefill_seconds, 1e3 * stats.decode_seconds
+    found = {
+        "cache_n": stats.cached_tokens,
+        "prompt_n": read,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": _over(prompt_ms, read),
+        "prompt_per_second": _over(1e3 * read, prompt_ms),
+        "predicted_n": answer.tokens,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": _over(predicted_ms, stats.decoded),
+        "predicted_per_second": stats.decode_tokens_per_second,
+    }
+    drafts = {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
+    return {**found, **drafts} if stats.drafted else found
+
+
+def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, Any]:
+    """What vLLM says of the steps in which something was drafted."""
+    verified = [step for step in answer.steps if step.drafted]
+    drafted = sum(step.drafted for step in verified)
+    accepted = sum(step.accepted for step in verified)
+    longest = max((step.drafted for step in verified), default=0)
+    by_length = {
+        str(length): _histogram([s.accepted for s in verified if s.drafted == length], length)
+        for length in sorted({step.drafted for step in verified})
+    }
+    found: dict[str, Any] = {
+        "mean_acceptance_length": 1 + _over(accepted, len(verified)),
+        "draft_acceptance_rate": _over(accepted, drafted),
+        "acceptance_histogram": _histogram([step.accepted for step in verified], longest),
+        "acceptance_histogram_by_draft_length": by_length,
+        "num_spec_steps": len(verified),
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": longest,
+    }
+    if steps:
+        found["per_step_accepted"] = [step.accepted for step in verified]
+        found["per_step_drafted"] = [step.drafted for step in verified]
+    return found
+
+
+def _without_folders(drafter: str) -> str:
+    """A drafter's name; where its files lie is nobody's business."""
+    parts = (part.partition(":") for part in drafter.split("+"))
+    return "+".join(f"{kind}{colon}{Path(rest).name}" for kind, colon, rest in parts)
+
+
+def _histogram(values: Sequence[int], most: int) -> list[int]:
+    """How many values are 0, 1, ... `most`."""
+    return [sum(value == each for value in values) for each in range(most + 1)]
+
+
+def _over(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,1 @@
+"""What is on disk: manifests, JSON lines, checksums, atomic writes."""

@@ -1,0 +1,1 @@
+"""Tools for those who make and measure models: benchmarks, Core ML, training."""

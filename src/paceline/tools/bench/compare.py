@@ -1,0 +1,166 @@
+"""`bench compare`: recorded results side by side, the first as the measure of the others.
+
+What is compared is mostly a ratio to plain decoding, so that two machines, or one on two days, can
+be laid side by side. Rounds of two runs do not belong together, so the range of a quotient is as
+wide as it can be: the least of one over the most of the other. The rule: what was not the same
+question to the same model is refused, unless the caller knows better.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+from paceline.errors import InvalidRequest
+from paceline.storage.report import Report, Table
+from paceline.tools.bench.ab_test import PLAIN
+from paceline.tools.bench.record import Record, Row, Spread, read_record
+
+
+class Line(NamedTuple):
+    """A case by a contender in every result."""
+
+    case: str
+    kind: str
+    contender: str
+    found: Sequence[Spread]
+    """One for each result."""
+
+    def over_first(self, place: int) -> Spread:
+        """One result's value over the first's."""
+        base, other = self.found[0], self.found[place]
+        return Spread(other.median / base.median, other.least / base.most, other.most / base.least)
+
+
+def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Report:
+    """Lay results side by side, case by case.
+
+    Args:
+        paths: two files or more.
+        measure: what is compared, as the rows call it.
+        anyway: also what was measured with another model, other prompts or longer answers.
+
+    Raises:
+        InvalidRequest: a file cannot be used, or they cannot be compared.
+    """
+    if len(paths) < 2:
+        raise InvalidRequest("bench compare needs two results or more")
+    records = [read_record(path) for path in paths]
+    if not anyway:
+        for path, record in zip(paths[1:], records[1:], strict=True):
+            _check_alike(paths[0], records[0], path, record)
+    lines = list(_lines(records, measure))
+    if not lines:
+        raise InvalidRequest(
+            f"no case has {measure} by the same contender in all of "
+            f"{', '.join(map(str, paths))}; {measure} is in "
+            f"{sum(measure in row.measures for record in records for row in record.rows)} rows"
+        )
+    names = [f"{chr(ord('A') + place)}: {path}" for place, path in enumerate(paths)]
+    value = {
+        "measure": measure,
+        "results": [_about(path, record) for path, record in zip(paths, records, strict=True)],
+        "means": [_mean(*each) for each in _means(lines, len(paths))],
+        "rows": [_row(line) for line in lines],
+    }
+    tables = [_mean_table(lines, names, measure), _case_table(lines, names, measure)]
+    return Report(value, text="\n".join(names), tables=tables)
+
+
+def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
+    fingerprints = [(record.model or {}).get("fingerprint") for record in (base, other)]
+    answers = [record.settings.get("max_tokens") for record in (base, other)]
+    for what, (one, two) in (
+        ("another model", fingerprints),
+        ("other prompts", (base.suite_sha256, other.suite_sha256)),
+        ("answers of another length", answers),
+    ):
+        if one != two:
+            raise InvalidRequest(
+                f"{path} was measured with {what} than {first} ({_short(two)}, not {_short(one)}); "
+                "--anyway compares them nevertheless"
+            )
+
+
+def _lines(records: Sequence[Record], measure: str) -> Iterator[Line]:
+    """What all results have in common, in the first one's order."""
+    by_key: list[dict[tuple[str, str], Row]] = [
+        {row.key: row for row in record.rows} for record in records
+    ]
+    for key, row in by_key[0].items():
+        if measure == "ratio" and row.contender == PLAIN:
+            continue  # what it is measured by: 1
+        rows = [each.get(key) for each in by_key]
+        found = [each.spread(measure) for each in rows if each is not None]
+        spreads = [each for each in found if each is not None and each.least > 0]
+        if len(spreads) == len(records):
+            yield Line(row.case, row.kind, row.contender, spreads)
+
+
+def _means(lines: Sequence[Line], results: int) -> Iterator[tuple[str, str, list[Spread]]]:
+    """Contender, kind (or `all`), and for each result behind the first its cases' quotients.
+
+    Of those the geometric mean, the least and the most.
+    """
+    for contender in dict.fromkeys(line.contender for line in lines):
+        mine = [line for line in lines if line.contender == contender]
+        kinds = dict.fromkeys(line.kind for line in mine)
+        for kind in [*(kinds if len(kinds) > 1 else ()), "all"]:
+            chosen = [line for line in mine if kind in (line.kind, "all")]
+            quotients = [
+                [line.over_first(place).median for line in chosen] for place in range(1, results)
+            ]
+            yield (
+                contender,
+                kind,
+                [Spread(geometric_mean(each), min(each), max(each)) for each in quotients],
+            )
+
+
+def _about(path: Path, record: Record) -> dict[str, Any]:
+    head = record.as_dict()
+    names = ("kind", "made", "command", "paceline", "machine", "model", "suite_sha256")
+    return {"file": str(path), **{name: head[name] for name in names}}
+
+
+def _mean(contender: str, kind: str, over: Sequence[Spread]) -> dict[str, Any]:
+    found = [each._asdict() for each in over]
+    return {"contender": contender, "kind": kind, "over_first": found}
+
+
+def _row(line: Line) -> dict[str, Any]:
+    return {
+        "case": line.case,
+        "kind": line.kind,
+        "contender": line.contender,
+        "found": [each._asdict() for each in line.found],
+        "over_first": [line.over_first(n)._asdict() for n in range(1, len(line.found))],
+    }
+
+
+def _mean_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
+    letters = [name[0] for name in names]
+    head = ["contender", "kind", *(f"{letter} / A, of cases" for letter in letters[1:])]
+    rows = [
+        [contender, kind, *map(str, over)] for contender, kind, over in _means(lines, len(names))
+    ]
+    return f"{measure}: geometric mean of the cases (least to most of a case)", head, rows
+
+
+def _case_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
+    letters = [name[0] for name in names]
+    head = ["case", "contender", *letters, *(f"{letter} / A" for letter in letters[1:])]
+    rows = [
+        [
+            line.case,
+            line.contender,
+            *map(str, line.found),
+            *(str(line.over_first(place)) for place in range(1, len(names))),
+        ]
+        for line in lines
+    ]
+    return f"{measure}: median (least to most)", head, rows
+
+
+def _short(value: object) -> str:
+    return str(value)[:12]

@@ -1,0 +1,111 @@
+"""`bench peers`: other runtimes and paceline on the same prompts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.errors import MissingExtra
+from paceline.models import Progress
+from paceline.runtime.model import Model
+from paceline.storage.report import Report
+from paceline.tools.bench.ab_test import about
+from paceline.tools.bench.peers.base import Question
+from paceline.tools.bench.peers.known import KNOWN, check_names, open_all
+from paceline.tools.bench.peers.measure import contenders_of, measure_all
+from paceline.tools.bench.peers.ours import Ours
+from paceline.tools.bench.peers.server import Access
+from paceline.tools.bench.peers.summary import Rows, kept, summary, tables
+from paceline.tools.bench.peers.target import Target
+from paceline.tools.bench.record import PACKAGES, Record, here
+from paceline.tools.bench.resume import journal_of, resuming
+from paceline.tools.suite import Suite, load_suite
+
+
+def bench_peers(
+    load: Callable[[], Model],
+    *,
+    peers: Sequence[str],
+    access: Access,
+    draft: str | None,
+    threads: int | None,
+    suite: Path | None,
+    kinds: Sequence[str],
+    per_kind: int | None,
+    rounds: int,
+    max_tokens: int,
+    output: Path | None = None,
+    progress: Progress,
+) -> Report:
+    """Every peer and paceline, plain and with speculation, on a suite, in turns.
+
+    Args:
+        load: opens the model.
+        peers: names, or base URLs of servers; none: all that are installed here.
+        access: how servers are asked.
+        draft: a smaller model, for peers that draft with one.
+        threads: CPU threads of every peer; None leaves it to them.
+        suite: the prompts' file; None: paceline's own.
+        kinds: of these prompts, all when empty.
+        per_kind: so many of each kind; None: all.
+        rounds: how often each answers each prompt.
+        max_tokens: of each answer.
+        output: where the result will be; what was measured is kept beside it until then.
+        progress: told how far it is.
+
+    Raises:
+        InvalidRequest: there is no such peer or server, or a value cannot be used.
+        MissingExtra: a peer that was asked for is not installed, or none is.
+        ModelError: one that was asked for cannot answer this model.
+    """
+    prompts = load_suite(suite).only(kinds, per_kind)
+    check_names(peers)
+    access.check()
+    model = load()
+    model.measure()
+    questions = _questions(prompts, model)
+    context = max(len(question.tokens) for question in questions) + max_tokens
+    with Target(
+        model.files, context=context, threads=threads, draft=draft, progress=progress
+    ) as target:
+        opened = open_all(peers, target, access, progress)
+        if not opened:
+            raise MissingExtra(f"no peer is here; install one of {', '.join(KNOWN)} with pip")
+        contenders = contenders_of(Ours(model), opened)
+        head = Record(
+            "peers",
+            rows=[],
+            settings={
+                "peers": {peer.name: peer.settings for peer in opened},
+                "contenders": [each.name for each in contenders],
+                "rounds": rounds,
+                "max_tokens": max_tokens,
+                "prompts": len(questions),
+                "kinds": [*kinds],
+            },
+            suite_sha256=prompts.sha256,
+            **about(model),
+            **here([*PACKAGES, *dict.fromkeys(name for peer in opened for name in peer.packages)]),
+        )
+        with resuming(output, head) as known:
+            for each in contenders:  # whatever is done at the first request has then been done
+                each.answer(questions[0], max_tokens)
+            rows = measure_all(
+                questions,
+                contenders,
+                rounds=rounds,
+                max_tokens=max_tokens,
+                kept=known,
+                progress=progress,
+            )
+    found = Rows(rows)
+    record = replace(head, rows=rows, summary=summary(found))
+    return Report(
+        record.as_dict(), kept(found), tables=[*tables(found)], journal=journal_of(output)
+    )
+
+
+def _questions(prompts: Suite, model: Model) -> list[Question]:
+    return [
+        Question(each.id, each.kind, each.messages, model.tokens(each.messages))
+        for each in prompts.prompts
+    ]

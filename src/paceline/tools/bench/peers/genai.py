@@ -1,0 +1,95 @@
+"""OpenVINO GenAI: plain decoding, and prompt lookup as its documentation sets it up.
+
+Twice: with its own settings (an 8-bit cache, and whatever precision the processor is fastest at),
+and with those that paceline asks for, since with other roundings a model writes other texts.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.tools.bench.peers.base import Answered, NotComparable, Peer, Question
+from paceline.tools.bench.peers.target import Target
+
+_OURS = {"KV_CACHE_PRECISION": "f16", "INFERENCE_PRECISION_HINT": "f32"}
+
+_DRAFT_TOKENS, _NGRAM = 5, 3
+"""As in its guide to prompt lookup."""
+
+PLAIN, LOOKUP = "plain", "lookup"
+
+
+def open_peers(target: Target) -> list[Peer]:
+    """GenAI at its own precision and at ours.
+
+    Raises:
+        NotComparable: the model is not one for OpenVINO.
+    """
+    if target.files.engine != "openvino":
+        raise NotComparable(
+            f"{target.files.name} is a model for the engine {target.files.engine}; GenAI runs "
+            "those for openvino"
+        )
+    return [GenAi("GenAI", target, {}), GenAi("GenAI f32", target, _OURS)]
+
+
+class GenAi:
+    """Two pipelines on one graph: prompt lookup is chosen when a pipeline is made."""
+
+    packages: Sequence[str] = ("openvino-genai",)
+    ways = (PLAIN, LOOKUP)
+
+    def __init__(self, name: str, target: Target, properties: Mapping[str, str]) -> None:
+        """Open it with these properties of the device."""
+        import openvino_genai as genai
+
+        self.name = name
+        self.settings: Mapping[str, Any] = {
+            "graph": "paceline's",
+            "properties": dict(properties),
+            "num_assistant_tokens": _DRAFT_TOKENS,
+            "max_ngram_size": _NGRAM,
+            "enable_prefix_caching": False,
+        }
+        options: dict[str, object] = {**properties, "scheduler_config": _scheduler()}
+        if target.threads is not None:
+            options["INFERENCE_NUM_THREADS"] = target.threads
+        folder = str(target.files.folder)
+        self._target = target
+        self._pipelines = {
+            PLAIN: genai.LLMPipeline(folder, "CPU", **options),
+            LOOKUP: genai.LLMPipeline(folder, "CPU", prompt_lookup=True, **options),
+        }
+
+    def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+        """See `Peer`. The times are GenAI's own."""
+        import openvino as ov
+        import openvino_genai as genai
+
+        stops = self._target.stops
+        config = genai.GenerationConfig()
+        config.do_sample = False
+        config.max_new_tokens = max_tokens
+        config.eos_token_id = stops[-1]
+        config.stop_token_ids = set(stops)
+        if way == LOOKUP:
+            config.num_assistant_tokens = _DRAFT_TOKENS
+            config.max_ngram_size = _NGRAM
+        ids = np.array([question.tokens], dtype=np.int64)
+        inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
+        found = self._pipelines[way].generate(inputs, config)
+        first = found.perf_metrics.get_ttft().mean / 1e3
+        whole = found.perf_metrics.get_generate_duration().mean / 1e3
+        return self._target.answered(found.tokens[0], first, whole - first)
+
+
+def _scheduler() -> Any:
+    """Its own settings for one request, but for the cache of earlier prompts."""
+    import openvino_genai as genai
+
+    scheduler = genai.SchedulerConfig()
+    scheduler.max_num_batched_tokens = sys.maxsize
+    scheduler.enable_prefix_caching = False
+    return scheduler

@@ -1,0 +1,94 @@
+"""transformers: plain decoding, and the prompt lookup that comes with it."""
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+from paceline.tools.bench.peers.base import Answered, Peer, Question
+from paceline.tools.bench.peers.target import Target
+
+PLAIN, LOOKUP = "plain", "lookup"
+
+_DRAFT_TOKENS = 5
+"""As in its guide to assisted decoding."""
+
+
+def open_peers(target: Target) -> list[Peer]:
+    """Transformers.
+
+    Raises:
+        MissingExtra: what makes the Hugging Face form is not installed.
+        ModelError: the model has none.
+    """
+    return [Transformers(target)]
+
+
+class Transformers:
+    """The model as transformers loads it by itself, on the CPU."""
+
+    name = "transformers"
+    packages: Sequence[str] = ("transformers", "torch")
+    ways = (PLAIN, LOOKUP)
+
+    def __init__(self, target: Target) -> None:
+        """Open it."""
+        import torch
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        if target.threads is not None:
+            torch.set_num_threads(target.threads)
+        self._target = target
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            target.checkpoint, local_files_only=True
+        )
+        self.settings: Mapping[str, Any] = {
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "prompt_lookup_num_tokens": _DRAFT_TOKENS,
+            "threads": torch.get_num_threads(),
+        }
+
+    def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+        """See `Peer`."""
+        import torch
+        from transformers import GenerationConfig
+
+        stops = self._target.stops
+        config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=list(stops),
+            pad_token_id=stops[0],
+            prompt_lookup_num_tokens=_DRAFT_TOKENS if way == LOOKUP else None,
+        )
+        ids = torch.tensor([list(question.tokens)])
+        times = _Times()
+        began = perf_counter()
+        found = self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), generation_config=config, streamer=times
+        )
+        ended = perf_counter()
+        answer = found[0, len(question.tokens) :].tolist()
+        first, at_first = times.first
+        return self._target.answered(answer, first - began, ended - first, at_first=at_first)
+
+
+class _Times:
+    """A streamer that sees when tokens come: the prompt is put first, then each step's."""
+
+    def __init__(self) -> None:
+        self._puts: list[tuple[float, int]] = []
+
+    @property
+    def first(self) -> tuple[float, int]:
+        """When the first tokens came, and how many."""
+        return self._puts[1]
+
+    def put(self, tokens: Any) -> None:
+        """Take the tokens of a step."""
+        if len(self._puts) < 2:
+            self._puts.append((perf_counter(), tokens.numel()))
+
+    def end(self) -> None:
+        """Nothing: the caller sees the end."""

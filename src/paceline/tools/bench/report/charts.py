@@ -1,0 +1,300 @@
+"""Which charts a record has: whatever its rows have the measures for, of any kind of run.
+
+Knows what measures are called (`record.Row`). Knows nothing of how charts look, nor of files. Cold
+requests are drawn apart from warm ones, prefill apart from decode.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from operator import attrgetter
+from statistics import fmean, geometric_mean, median
+
+from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW
+from paceline.tools.bench.record import Record, Row, Spread
+from paceline.tools.bench.report.costs import cost_charts
+from paceline.tools.bench.report.shapes import Chart, Curves, Dots, Stacks
+
+_OVER = {
+    "prompt_tokens": "tokens of the prompt",
+    "depth": "tokens before the question",
+    "block": "rows of a block",
+    "temperature": "temperature",
+}
+"""What a number of `Row.at` is called."""
+
+_CURVES = (
+    ("ratio", "Speed over plain decoding", 1.0),
+    ("tokens_per_step", "Tokens kept per call of the model (tau)", None),
+    ("decode_tokens_per_second", "Decode, tokens a second", None),
+    ("prefill_tokens_per_second", "Prefill, tokens a second", None),
+)
+_OWN = ("ratio_own_plain", "Speed over its own plain decoding", 1.0)
+"""What a peer's speculation brings it."""
+_PARTS = {
+    "verify": "verify_seconds",
+    "draft": "draft_seconds",
+    "pick and text": "sample_seconds",
+}
+_EXPECTED = "expected_ratio"
+"""What a simulation expected, where a row has both."""
+
+_LEAST_DRAFTS = 5
+"""A share of fewer drafts says nothing."""
+
+
+def charts_of(record: Record) -> list[Chart]:
+    """The charts of a record, the most telling first."""
+    warm = [row for row in record.rows if row.at.get("state") != "cold"]
+    cold = [row for row in record.rows if row.at.get("state") == "cold"]
+    found: list[Chart] = []
+    places = _places(warm)
+    for place in places:
+        found += _curves(warm, place)
+    if not places:
+        found += _by_group(warm)
+    found += [*_positions(warm), *_times(warm), *_first(cold, warm), *_loads(warm)]
+    return [*found, *cost_charts(warm)]
+
+
+def _places(rows: Sequence[Row]) -> list[str]:
+    """The numbers of `at` that take several values."""
+    values: dict[str, set[float]] = {}
+    for row in rows:
+        for name, value in row.at.items():
+            if not isinstance(value, str):
+                values.setdefault(name, set()).add(value)
+    return [name for name, found in values.items() if len(found) > 1]
+
+
+def _curves(rows: Sequence[Row], place: str) -> Iterator[Chart]:
+    for measure, title, line in _CURVES:
+        groups: dict[str, dict[float, list[Row]]] = {}
+        for row in rows:
+            at = row.at.get(place, "")
+            if measure not in row.measures or isinstance(at, str):
+                continue
+            # Contenders that differ in this number alone are one line.
+            name = str(row.facts.get("way", row.contender)) if place == "block" else row.contender
+            groups.setdefault(name, {}).setdefault(float(at), []).append(row)
+        found = {
+            name: [(at, _joined(each, measure)) for at, each in sorted(places.items())]
+            for name, places in groups.items()
+            if not _is_one(measure, [row for each in places.values() for row in each])
+        }
+        joined = [each for places in groups.values() for each in places.values()]
+        over = _OVER.get(place, place)
+        if found:
+            yield Curves(
+                f"{measure}-by-{place}",
+                f"{title}, by {over}",
+                _range_note(joined, measure),
+                over,
+                title.lower(),
+                found,
+                line,
+                digits=0 if measure == "prefill_tokens_per_second" else 2,
+            )
+
+
+def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
+    """Speed-up and tokens per step, by kind of prompt, or by case where there is one kind."""
+    for measure, title, line in (*_CURVES[:2], _OWN):
+        there = [row for row in rows if measure in row.measures]
+        kinds = list(dict.fromkeys(row.kind for row in there))
+        of: Callable[[Row], str] = attrgetter("kind" if len(kinds) > 1 else "case")
+        groups = list(dict.fromkeys(map(of, there)))
+        names = [
+            name
+            for name in dict.fromkeys(row.contender for row in there)
+            if not _is_one(measure, [row for row in there if row.contender == name])
+        ]
+        if not names:
+            continue
+        found: dict[str, list[Spread | None]] = {}
+        joined: list[Sequence[Row]] = []
+        for name in names:
+            mine = [row for row in there if row.contender == name]
+            columns = [[row for row in mine if of(row) == group] for group in groups]
+            joined += columns
+            columns = [mine, *columns] if len(groups) > 1 else columns
+            found[name] = [_joined(column, measure) if column else None for column in columns]
+            if measure == "ratio" and all(_EXPECTED in row.measures for row in mine):
+                expected = [_joined(column, _EXPECTED) if column else None for column in columns]
+                found[f"{name}, as simulated"] = expected
+        what = "kind of prompt" if len(kinds) > 1 else "prompt"
+        yield Dots(
+            f"{measure}-by-{what.split(maxsplit=1)[0]}",
+            f"{title}, by {what}",
+            _range_note(joined, measure),
+            title.lower(),
+            ["all", *groups] if len(groups) > 1 else groups,
+            found,
+            line,
+            log=measure.startswith("ratio"),
+        )
+
+
+def _positions(rows: Sequence[Row]) -> Iterator[Chart]:
+    """How often a guess stood, by its position in the draft."""
+    found = {}
+    for name in dict.fromkeys(row.contender for row in rows):
+        mine = [row for row in rows if row.contender == name]
+        drafted, accepted = _summed(mine, "drafted_at"), _summed(mine, "accepted_at")
+        points = [
+            (place, _certain(stood / tried))
+            for place, (tried, stood) in enumerate(
+                zip_longest(drafted, accepted, fillvalue=0), start=1
+            )
+            if tried >= _LEAST_DRAFTS
+        ]
+        if points:
+            found[name] = points
+    if found:
+        yield Curves(
+            "acceptance-by-position",
+            "Guesses that stood, by their position in the draft",
+            "Of the guesses that were made at a position, the share that the model picked too, "
+            f"those before them included; positions with under {_LEAST_DRAFTS} guesses are left "
+            "out. Long drafts are tried where they are likely to stand, so that a line may rise.",
+            "position in the draft",
+            "share that stood",
+            found,
+            spacing="linear",
+        )
+
+
+def _times(rows: Sequence[Row]) -> Iterator[Chart]:
+    """Where decode time goes, a token."""
+    names, parts = [], {part: [0.0] * 0 for part in (*_PARTS, "the rest of the host")}
+    for name in dict.fromkeys(row.contender for row in rows):
+        mine = [
+            row
+            for row in rows
+            if row.contender == name
+            and {"decode_seconds", *_PARTS.values()} <= row.measures.keys()
+            and _decoded(row)
+        ]
+        tokens = sum(map(_decoded, mine))
+        if not tokens:
+            continue
+        names.append(name)
+        spent = {
+            part: 1e3 * sum(median(row.measures[measure]) for row in mine) / tokens
+            for part, measure in _PARTS.items()
+        }
+        whole = 1e3 * sum(median(row.measures["decode_seconds"]) for row in mine) / tokens
+        spent["the rest of the host"] = max(whole - sum(spent.values()), 0.0)
+        for part, value in spent.items():
+            parts[part].append(value)
+    if names:
+        yield Stacks(
+            "time-by-bucket",
+            "Where decode time goes",
+            "Over all cases, warm, without the prompt. Verify is the engine's calls; all else is "
+            "the host's.",
+            "milliseconds a token",
+            names,
+            parts,
+        )
+
+
+def _first(cold: Sequence[Row], warm: Sequence[Row]) -> Iterator[Chart]:
+    """The first request after loading, and the same request later."""
+    if not cold:
+        return
+    found: dict[str, list[Spread | None]] = {}
+    for row in cold:
+        same = {name: value for name, value in row.at.items() if name != "state"}
+        later = [
+            each
+            for each in warm
+            if each.contender == row.contender
+            and "first_token_seconds" in each.measures
+            and same.items() <= each.at.items()
+        ]
+        found[row.contender] = [
+            row.spread("load_seconds"),
+            row.spread("first_token_seconds"),
+            _joined(later, "first_token_seconds") if later else None,
+        ]
+    yield Dots(
+        "cold-and-warm",
+        "Loading, and the first token of a request: cold and warm",
+        "Cold is the first request after loading, asked once; warm is the same request later, with "
+        "its range over the rounds.",
+        "seconds",
+        ["loading", "first token, cold", "first token, warm"],
+        found,
+    )
+
+
+def _loads(rows: Sequence[Row]) -> Iterator[Chart]:
+    """A server's answers, by how it was loaded."""
+    for measure, title, note in (
+        ("tokens_per_second", "Tokens a second, of all clients together", "One run of each load."),
+        (
+            "first_token_seconds",
+            "Seconds to the first token",
+            "The median of the requests; lines from the least to the most.",
+        ),
+    ):
+        there = [row for row in rows if "requests_per_second" in row.measures]
+        there = [row for row in there if measure in row.measures]
+        groups = list(dict.fromkeys(row.case for row in there))
+        found = {
+            name: [
+                next((r.spread(measure) for r in there if (r.case, r.contender) == (g, name)), None)
+                for g in groups
+            ]
+            for name in dict.fromkeys(row.contender for row in there)
+        }
+        if found:
+            yield Dots(f"{measure}-by-load", title, note, title.lower(), groups, found)
+
+
+def _joined(rows: Sequence[Row], measure: str) -> Spread:
+    """A row's spread over its rounds; of several rows their mean, and the least and most median.
+
+    Ratios have a geometric mean, all else an arithmetic one.
+    """
+    if len(rows) == 1:
+        values = rows[0].measures[measure]
+        return Spread(median(values), min(values), max(values))
+    middle = [median(row.measures[measure]) for row in rows]
+    mean = geometric_mean(middle) if measure.startswith("ratio") else fmean(middle)
+    return Spread(mean, min(middle), max(middle))
+
+
+def _range_note(joined: Sequence[Sequence[Row]], measure: str) -> str:
+    """What a mark and its line are, where these rows stand behind one mark each."""
+    if any(len(rows) > 1 for rows in joined):
+        return "The mean of the cases (geometric for ratios); lines from the least to the most."
+    if all(len(row.measures[measure]) == 1 for rows in joined for row in rows):
+        return "One value each."
+    return "The median of the rounds; lines from the least round to the most."
+
+
+def _is_one(measure: str, rows: Sequence[Row]) -> bool:
+    """Whether this is what ratios are taken to, or has one token a step because nobody drafts."""
+    if measure == "ratio":
+        return all(value == 1 for row in rows for value in row.measures[measure])
+    return measure == "tokens_per_step" and rows[0].contender in (PLAIN, SINGLE_ROW)
+
+
+def _summed(rows: Sequence[Row], name: str) -> list[int]:
+    sums: list[int] = []
+    for row in rows:
+        counts = row.counts.get(name, [])
+        if isinstance(counts, list):
+            sums = [a + b for a, b in zip_longest(sums, counts, fillvalue=0)]
+    return sums
+
+
+def _decoded(row: Row) -> int:
+    """Tokens after the first."""
+    tokens = row.facts.get("tokens")
+    return max(tokens - 1, 0) if isinstance(tokens, int) else 0
+
+
+def _certain(value: float) -> Spread:
+    return Spread(value, value, value)

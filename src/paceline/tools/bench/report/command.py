@@ -1,0 +1,181 @@
+"""`bench report`: recorded results as charts, and as one page that needs nothing else.
+
+The rule: the same results give the same bytes. So nothing of now, and nothing of where the files
+lie, gets into what is written.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from paceline.errors import InvalidRequest
+from paceline.storage.manifest import write_bytes, writing
+from paceline.storage.report import Table
+from paceline.tools.bench.groups import group_tables, in_words
+from paceline.tools.bench.plan import is_plan, plan_record
+from paceline.tools.bench.record import Record, Row, parse_record, read_value
+from paceline.tools.bench.report.charts import charts_of
+from paceline.tools.bench.report.drawing import picture
+from paceline.tools.bench.report.page import Section, page
+
+_PAGE = "index.html"
+
+_ABOUT = {
+    "run": "drafters against plain decoding, prompt by prompt",
+    "sweep": "drafters against plain decoding, over lengths, depths or temperatures",
+    "plan": "what a call costs by its rows, and what drafting must bring",
+    "peers": "other runtimes on the same prompts",
+    "simulate": "drafters replayed over known texts, without the model",
+    "serve": "a server under load",
+}
+
+_COLUMNS = (
+    ("ratio", "/ plain", 2),
+    ("ratio_single_row", "/ plain of 1 row", 2),
+    ("decode_tokens_per_second", "decode tok/s", 1),
+    ("prefill_tokens_per_second", "prefill tok/s", 0),
+    ("first_token_seconds", "first token, s", 2),
+    ("tokens_per_step", "tau", 2),
+    ("acceptance_rate", "accepted", 2),
+    ("tokens_per_second", "tok/s", 1),
+    ("cost_ratio", "cost / plain", 2),
+    ("break_even", "break-even", 2),
+)
+
+
+def bench_report(paths: Sequence[Path], output: Path) -> list[Path]:
+    """Draw results.
+
+    Args:
+        paths: what `bench ... --output` or `plan --output` wrote.
+        output: a folder, made when needed, for the page and every chart as PNG; or the page alone
+            where the name ends in `.html`.
+
+    Returns:
+        The files that were written, the page first.
+
+    Raises:
+        InvalidRequest: a file is no result, or the output cannot be written.
+        MissingExtra: matplotlib is not installed.
+    """
+    records = dict(zip(_names(paths), map(read_result, paths), strict=True))
+    sections, pictures = [], {}
+    alone = output.suffix == ".html"
+    for name, record in records.items():
+        charts = charts_of(record)
+        drawn = [(chart, picture(chart, "svg", record.contenders)) for chart in charts]
+        about = _ABOUT.get(record.kind, f"a result of the kind {record.kind}")
+        tables = group_tables(record.rows) if record.kind == "run" else []
+        sections.append(Section(name, about, [*_facts(record)], drawn, _every(record), tables))
+        if not alone:
+            for chart in charts:
+                slug = re.sub(r"[^a-z0-9_-]+", "-", chart.slug)
+                pictures[f"{name}-{slug}.png"] = picture(chart, "png", record.contenders)
+    text = page("paceline: " + ", ".join(records), sections)
+    if alone:
+        written = {output: text.encode()}
+    else:
+        with writing(output):
+            output.mkdir(parents=True, exist_ok=True)
+        written = {output / _PAGE: text.encode()}
+        written |= {output / name: content for name, content in pictures.items()}
+    for path, content in written.items():
+        with writing(path):
+            write_bytes(path, content)
+    return [*written]
+
+
+def read_result(path: Path) -> Record:
+    """A recorded result, or what `paceline plan --output` wrote.
+
+    Raises:
+        InvalidRequest: it is neither, or cannot be read.
+    """
+    value = read_value(path)
+    return plan_record(value, str(path)) if is_plan(value) else parse_record(value, str(path))
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """What the results are called: their files' names, with a number where these are the same.
+
+    Raises:
+        InvalidRequest: a file is there twice.
+    """
+    names: list[str] = []
+    if len(set(paths)) < len(paths):
+        raise InvalidRequest("a result is named twice; name each once")
+    for path in paths:
+        name, number = path.stem, 2
+        while name in names:
+            name, number = f"{path.stem}-{number}", number + 1
+        names.append(name)
+    return names
+
+
+def _facts(record: Record) -> Iterator[tuple[str, str]]:
+    model, engine = record.model or {}, record.engine or {}
+    yield "command", record.command
+    yield "made", record.made
+    yield "machine", ", ".join(f"{name} {each}" for name, each in record.machine.items())
+    if model:
+        yield "model", f"{model.get('name')} ({model.get('fingerprint', '')[:12]})"
+    yield "engine", ", ".join(f"{name} {each}" for name, each in engine.items() if each)
+    yield (
+        "versions",
+        ", ".join(
+            f"{name} {each}"
+            for name, each in {"paceline": record.paceline, **record.versions}.items()
+            if each
+        ),
+    )
+    if record.suite_sha256:
+        yield "prompts (SHA-256)", record.suite_sha256[:12]
+    if any("same_tokens" in row.facts for row in record.rows):
+        whose = "the contender's own plain ones" if record.kind == "peers" else "plain decoding's"
+        yield f"answers equal to {whose}", "; ".join(_same(record))
+    if record.kind == "run" and record.rows:
+        yield "answers", next(in_words(record.rows))
+    if skipped := record.summary.get("skipped"):
+        names = [str(each.get("case")) for each in skipped if isinstance(each, dict)]
+        yield "skipped, as they did not fit the context", ", ".join(names)
+
+
+def _same(record: Record) -> Iterator[str]:
+    """How many cases of each contender kept plain decoding's tokens."""
+    for name in record.contenders:
+        mine = [
+            row.facts["same_tokens"]
+            for row in record.rows
+            if row.contender == name and "same_tokens" in row.facts
+        ]
+        if mine:
+            yield f"{name} {sum(map(bool, mine))} of {len(mine)}"
+
+
+def _every(record: Record) -> Table:
+    """All rows, with the measures that there are."""
+    columns = [each for each in _COLUMNS if any(each[0] in row.measures for row in record.rows)]
+    same = any("same_tokens" in row.facts for row in record.rows)
+    head = ["case", "contender", *(title for _, title, _ in columns), *(["same"] if same else [])]
+    rows = [
+        [
+            row.case,
+            row.contender,
+            *(_cell(row, measure, digits) for measure, _, digits in columns),
+            *([_yes(row.facts.get("same_tokens"))] if same else []),
+        ]
+        for row in record.rows
+    ]
+    return "every case: the median (least to most) of the rounds", head, rows
+
+
+def _cell(row: Row, measure: str, digits: int) -> str:
+    found = row.spread(measure)
+    if found is None:
+        return ""
+    texts = [f"{value:.{digits}f}" for value in found]
+    return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
+
+
+def _yes(value: object) -> str:
+    return "" if value is None else "yes" if value else "NO"

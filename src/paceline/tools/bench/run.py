@@ -1,0 +1,87 @@
+"""`bench run`: drafters against plain decoding on a suite of prompts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.models import Progress
+from paceline.runtime.model import Model
+from paceline.runtime.options import check
+from paceline.storage.report import Report
+from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW, Contender, about, called
+from paceline.tools.bench.groups import figures, group_tables, in_words
+from paceline.tools.bench.questions import ask, check_names
+from paceline.tools.bench.record import Record, here
+from paceline.tools.bench.resume import journal_of, resuming
+from paceline.tools.bench.summary import by_case, by_kind, same, summary
+from paceline.tools.suite import load_suite
+
+_SHOWN = 64
+"""Cases that are printed one by one; of more, the result file has them."""
+
+
+def bench_run(
+    load: Callable[[int], Model],
+    *,
+    suite: Path | None,
+    kinds: Sequence[str],
+    per_kind: int | None,
+    drafters: Sequence[str],
+    policy: str,
+    rounds: int,
+    max_tokens: int,
+    limit: int | None = None,
+    output: Path | None = None,
+    progress: Progress,
+) -> Report:
+    """Plain decoding, single-row plain decoding and the drafters on a suite, in turns.
+
+    All greedy. `load` opens the model with so many rows a call at least. What has been measured is
+    kept beside `output` until it is written.
+
+    Raises:
+        InvalidRequest: an option or the suite cannot be used, or no prompt fits the context.
+    """
+    prompts = load_suite(suite).only(kinds, per_kind, limit)
+    check_names(prompts.prompts)
+    for name in drafters:
+        check({"drafter": name, "policy": policy})
+    model = load(2)
+    model.measure()
+    contenders = [
+        Contender(PLAIN, model, {"drafter": "none"}),
+        Contender(SINGLE_ROW, load(1), {"drafter": "none"}),
+        *(Contender(called(name), model, {"drafter": name, "policy": policy}) for name in drafters),
+    ]
+    head = Record(
+        "run",
+        rows=[],
+        settings={
+            "drafters": [each.name for each in contenders[2:]],
+            "policy": policy,
+            "rounds": rounds,
+            "max_tokens": max_tokens,
+            "prompts": len(prompts.prompts),
+            "kinds": [*kinds],
+            **({} if limit is None else {"limit": limit}),
+        },
+        suite_sha256=prompts.sha256,
+        **about(model),
+        **here(),
+    )
+    with resuming(output, head) as kept:
+        rows, skipped = ask(
+            prompts.prompts,
+            contenders,
+            max_tokens=max_tokens,
+            rounds=rounds,
+            kept=kept,
+            progress=progress,
+        )
+    found = {**summary(rows), **figures(rows), "skipped": [each._asdict() for each in skipped]}
+    record = replace(head, rows=rows, summary=found)
+    tables = [by_kind(rows), *group_tables(rows)]
+    if len(record.cases) <= _SHOWN:
+        tables.append(by_case(rows))
+    text = "\n".join([*map(str, skipped), *in_words(rows)])
+    return Report(record.as_dict(), same(rows), text, tables, journal_of(output))

@@ -1,0 +1,173 @@
+"""Whether simulation says what happens: a suite answered by the model, and simulated after it.
+
+The same drafters and policies over the same tokens have to take the same steps, exactly; what the
+cost table lets expect is then laid beside what the clock said. Kelly's rule reads the clock in its
+decisions, so its steps may differ.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from paceline.models import Progress
+from paceline.runtime.model import Model
+from paceline.runtime.options import check
+from paceline.storage.report import Report, Table
+from paceline.tools.bench.ab_test import PLAIN, Case, Contender, about, called, measure, warm_up
+from paceline.tools.bench.record import Record, Row, here
+from paceline.tools.bench.resume import journal_of, resuming
+from paceline.tools.bench.simulate.command import shared_for
+from paceline.tools.bench.simulate.replay import Recording, Simulation, simulate
+from paceline.tools.bench.sweep import ways
+from paceline.tools.suite import load_suite
+
+TOLERATED = 0.1
+"""How far the expected mean speed-up may be from the measured one, as a part of it."""
+
+_READS_THE_CLOCK = "kelly"
+
+
+def bench_simulate_check(
+    load: Callable[[], Model],
+    *,
+    model: str,
+    suite: Path | None,
+    kinds: Sequence[str],
+    per_kind: int | None,
+    drafters: Sequence[str],
+    policies: Sequence[str],
+    blocks: Sequence[int],
+    rounds: int,
+    max_tokens: int,
+    output: Path | None = None,
+    progress: Progress,
+) -> Report:
+    """Answer a suite in turns, and simulate each answer; the report passes where they agree.
+
+    What has been measured is kept beside `output` until it is written.
+
+    Raises:
+        InvalidRequest: a value is out of range, or a drafter cannot be simulated.
+        ModelError: a drafter cannot be read.
+    """
+    prompts = load_suite(suite).only(kinds, per_kind)
+    options = ways(drafters, policies, blocks)
+    shared = shared_for(model, {n: each for n, each in options.items() if n != PLAIN}, progress)
+    opened = load()
+    cost = opened.measurement.cost
+    contenders = [Contender(name, opened, each) for name, each in options.items()]
+    cases = [
+        Case(prompt.id, prompt.kind, prompt.messages, {"max_tokens": max_tokens})
+        for prompt in prompts.prompts
+    ]
+    head = Record(
+        "simulate",
+        rows=[],
+        settings={
+            "measured": True,
+            "contenders": {
+                name: {**each, "drafter": called(each["drafter"])} for name, each in options.items()
+            },
+            "rounds": rounds,
+            "max_tokens": max_tokens,
+        },
+        suite_sha256=prompts.sha256,
+        **about(opened),
+        **here(),
+    )
+    rows: list[Row] = []
+    with resuming(output, head) as kept:
+        warm_up(contenders, cases[0])
+        for number, case in enumerate(cases, start=1):
+            known = kept.get(case.id)
+            if known is None:
+                plain, *others = measure(case, contenders, rounds=rounds, start=number)
+                recording = Recording(
+                    case.id,
+                    case.kind,
+                    plain.facts["prompt_token_ids"],
+                    plain.facts["token_ids"],
+                    max_tokens,
+                )
+                known = [plain]
+                for row, each in zip(others, contenders[1:], strict=True):
+                    request = check(each.options)
+                    (found,) = simulate([recording], request, cost, shared)
+                    exact = request.policy != _READS_THE_CLOCK
+                    known.append(_laid_beside(row, found, rounds, exact=exact))
+                kept.add(case.id, known)
+            rows += known
+            progress.say(f"{number}/{len(cases)} {case.id}")
+    found_same = all(row.facts.get("same_steps", True) for row in rows)
+    names = [name for name in options if name != PLAIN]
+    errors = {name: _error_of_mean(rows, name) for name in names}
+    record = replace(
+        head,
+        rows=rows,
+        summary={
+            "same_steps": found_same,
+            "error_of_mean": errors,
+            "largest_error": {name: _largest_error(rows, name) for name in names},
+        },
+    )
+    passed = found_same and all(abs(error) <= TOLERATED for error in errors.values())
+    text = (
+        f"steps {'are' if found_same else 'are NOT'} the same; expected over measured speed-up: "
+        + ", ".join(f"{name} {1 + error:.3f}" for name, error in errors.items())
+    )
+    return Report(record.as_dict(), passed, text, [_table(rows)], journal_of(output))
+
+
+def _laid_beside(row: Row, found: Simulation, rounds: int, *, exact: bool) -> Row:
+    """A measured row, with what was expected of it."""
+    counts = found.counters
+    expected = {"steps": counts.steps, "drafted": counts.drafted, "accepted": counts.accepted}
+    facts: dict[str, Any] = {**row.facts, "simulated": expected}
+    if exact:
+        facts["same_steps"] = all(row.counts[n] == rounds * value for n, value in expected.items())
+    return replace(row, measures={**row.measures, "expected_ratio": [found.speed_up]}, facts=facts)
+
+
+def _pairs(rows: Sequence[Row], contender: str) -> list[tuple[float, float]]:
+    """(expected, measured), case by case."""
+    return [
+        (row.measures["expected_ratio"][0], median(row.measures["ratio"]))
+        for row in rows
+        if row.contender == contender
+    ]
+
+
+def _error_of_mean(rows: Sequence[Row], contender: str) -> float:
+    expected, measured = zip(*_pairs(rows, contender), strict=True)
+    return geometric_mean(expected) / geometric_mean(measured) - 1
+
+
+def _largest_error(rows: Sequence[Row], contender: str) -> float:
+    return max((found / base - 1 for found, base in _pairs(rows, contender)), key=abs)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    head = ["prompt", "contender", "passes", "simulated", "accepted", "simulated"]
+    lines = []
+    for row in rows:
+        if row.contender == PLAIN:
+            continue
+        expected, measured = row.measures["expected_ratio"][0], median(row.measures["ratio"])
+        rounds = len(row.measures["ratio"])
+        found = row.facts["simulated"]
+        lines.append(
+            [
+                row.case,
+                row.contender,
+                f"{row.counts['steps'] / rounds:g}",  # type: ignore[operator]
+                str(found["steps"]),
+                f"{row.counts['accepted'] / rounds:g}",  # type: ignore[operator]
+                str(found["accepted"]),
+                f"{measured:.2f}",
+                f"{expected:.2f}",
+                f"{100 * (expected / measured - 1):+.0f} %",
+            ]
+        )
+    return "measured and simulated", [*head, "speed-up", "expected", "error"], lines

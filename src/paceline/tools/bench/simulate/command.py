@@ -1,0 +1,150 @@
+"""`bench simulate`: texts through drafters and policies, without their model, as a record."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from paceline import drafters as drafting
+from paceline.drafters import Shared
+from paceline.drafters import Table as Successors
+from paceline.drafters.table import KIND as TABLE
+from paceline.models import ModelFiles, Progress, resolve_drafter
+from paceline.runtime.model import Model
+from paceline.runtime.options import Options
+from paceline.runtime.options import check as check_options
+from paceline.storage.manifest import read_manifest
+from paceline.storage.report import Report
+from paceline.tools.bench.ab_test import PLAIN, called
+from paceline.tools.bench.record import Record, here
+from paceline.tools.bench.simulate.costs import Costs, costs_of
+from paceline.tools.bench.simulate.replay import Recording, check, simulate
+from paceline.tools.bench.simulate.report import Total, rows_of, summary, tables
+from paceline.tools.bench.simulate.texts import Texts
+from paceline.tools.bench.sweep import ways
+
+
+def bench_simulate(
+    load: Callable[[], Model],
+    files: Callable[[], ModelFiles],
+    *,
+    model: str,
+    texts: Sequence[Path],
+    raw: bool,
+    prompt_tokens: int,
+    drafters: Sequence[str],
+    policies: Sequence[str],
+    blocks: Sequence[int],
+    cost: str,
+    carry: bool,
+    progress: Progress,
+) -> Report:
+    """Simulate every drafter with every policy on some texts.
+
+    Args:
+        load: opens the model: only when costs are those of this machine.
+        files: the model's files: only when something has to be made tokens of.
+        model: what it is called, by which the drafters that come with it are known.
+        texts: files and folders, see `Texts`.
+        raw: prompts that are text are taken without the chat template.
+        prompt_tokens: how much of a plain text is its prompt.
+        drafters: who drafts; none: auto.
+        policies: as in `bench sweep`.
+        blocks: as in `bench sweep`.
+        cost: see `costs_of`.
+        carry: the texts are requests of one process, one after the other.
+        progress: told how far it is.
+
+    Raises:
+        InvalidRequest: a value is out of range, or a text or cost table cannot be read.
+        ModelError: a drafter cannot be read.
+    """
+    options = {
+        name: each for name, each in ways(drafters, policies, blocks).items() if name != PLAIN
+    }
+    shared = shared_for(model, options, progress)
+    recordings = Texts(files, raw=raw, prompt_tokens=prompt_tokens).read(texts)
+    costs = costs_of(cost, lambda: load().measurement.cost)
+    tokens = sum(len(each.answer) for each in recordings)
+    began = perf_counter()
+    totals = {}
+    for name, each in options.items():
+        totals[name] = total = Total()
+        request = check_options(each)
+        with progress.task(f"simulating {name}", tokens, unit="tokens") as reach:
+            for one in simulate(recordings, request, costs.table, shared, carry=carry, watch=reach):
+                total.add(one)
+    took = perf_counter() - began
+    record = Record(
+        "simulate",
+        rows=[*rows_of(totals)],
+        settings={
+            "model": Path(model).name,
+            "contenders": {
+                name: {**each, "drafter": called(each["drafter"])} for name, each in options.items()
+            },
+            "cost": as_dict(costs),
+            "carry": carry,
+        },
+        suite_sha256=digest(recordings),
+        summary={name: summary(total) for name, total in totals.items()},
+        **here(),
+    )
+    drafting = sum(total.sum(lambda one: one.draft_seconds) for total in totals.values())
+    passes = sum(total.passes for total in totals.values())
+    text = (
+        f"{len(recordings)} texts, {tokens:,} tokens of answers, simulated in {took:.1f} s "
+        f"({tokens * len(totals) / took:,.0f} tokens/s); drafting took "
+        f"{1e6 * drafting / max(passes, 1):.0f} microseconds a pass here; costs: {costs.name}"
+    )
+    return Report(record.as_dict(), text=text, tables=[*tables(totals)])
+
+
+def shared_for(model: str, options: Mapping[str, Options], progress: Progress) -> Shared:
+    """What the drafters need of a model, once it was found that they can do without the rest.
+
+    A table is opened whatever vocabulary it is for: of the model only its name is known.
+
+    Raises:
+        InvalidRequest: a drafter cannot be simulated, or there is none such.
+        ModelError: a drafter cannot be read.
+    """
+    shared = Shared(
+        target=model,
+        shipped=drafting.shipped(model),
+        find=lambda name: resolve_drafter(name, progress),
+    )
+    for each in options.values():
+        check_options(each)
+        check(each["drafter"], shared)
+        for part in drafting.resolved(each["drafter"], shared).split("+"):
+            name, _, argument = part.partition(":")
+            if name != "table" or argument in shared.tables:
+                continue
+            folder = shared.find(argument) if argument else shared.shipped.get(name)
+            if folder is not None:
+                size = read_manifest(folder, TABLE, {"vocab_size": int})["vocab_size"]
+                shared.tables[argument] = Successors(folder, size)
+    return shared
+
+
+def as_dict(costs: Costs) -> dict[str, Any]:
+    """For JSON."""
+    table = costs.table
+    found = {
+        "name": costs.name,
+        "milliseconds": {str(rows): seconds * 1e3 for rows, seconds in table.seconds.items()},
+        "context": table.context,
+    }
+    if table.per_token:
+        per_token = {str(rows): seconds * 1e3 for rows, seconds in table.per_token.items()}
+        found["milliseconds_per_token_of_context"] = per_token
+    return found
+
+
+def digest(recordings: Sequence[Recording]) -> str:
+    """A hash of all tokens."""
+    text = json.dumps([[[*each.prompt], [*each.answer]] for each in recordings])
+    return sha256(text.encode()).hexdigest()

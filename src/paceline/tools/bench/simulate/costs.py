@@ -1,0 +1,91 @@
+"""What calls cost, for a simulation: measured here, recorded elsewhere, an experiment's, or given.
+
+The rule: what is no cost table is refused in one line.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.decoding.costs import CostTable
+from paceline.errors import InvalidRequest
+from paceline.tools.bench.plan import ZAYA
+
+HERE = "here"
+
+PHI_4_MINI = {1: 1 / 17.8, 4: 4 / 68.7}
+"""Seconds a call of Phi-4-mini in INT8 on the Apple Neural Engine, by rows: decoding ran at 17.8
+tokens/s, prefill four rows a call at 68.7 (the multi-token verifier experiment). Prefill needs no
+head for most rows: a call that verifies four costs a little more than this."""
+
+PRESETS = {"zaya": ZAYA, "phi-4-mini": PHI_4_MINI}
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """A cost table, and where it is from."""
+
+    name: str
+    table: CostTable
+
+
+def costs_of(said: str, here: Callable[[], CostTable]) -> Costs:
+    """The costs that somebody means.
+
+    Args:
+        said: `here`, the name of a preset, the file of a recorded `paceline plan`, or
+            milliseconds by rows such as `1=12,4=12.6,8=15.4`.
+        here: measures this machine, or knows its measurement.
+
+    Raises:
+        InvalidRequest: it is none of these.
+    """
+    if said == HERE:
+        return Costs(HERE, here())
+    if said in PRESETS:
+        return Costs(said, CostTable(PRESETS[said]))
+    if "=" in said and not Path(said).exists():
+        return Costs("given", _given(said))
+    return Costs(Path(said).name, _recorded(Path(said)))
+
+
+def _given(said: str) -> CostTable:
+    try:
+        pairs = [part.split("=") for part in said.split(",")]
+        return CostTable({int(rows): float(cost) / 1e3 for rows, cost in pairs})
+    except ValueError:
+        raise InvalidRequest(
+            f"--cost is {said!r}; expected milliseconds by rows, as in 1=12,4=12.6,8=15.4"
+        ) from None
+
+
+def _recorded(path: Path) -> CostTable:
+    """The table of a recorded `paceline plan`."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InvalidRequest(
+            f"--cost is {path}, which cannot be read ({error.strerror}); expected {HERE}, "
+            f"{', '.join(PRESETS)}, milliseconds by rows, or the file of a recorded plan"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{path} is not JSON: {error}") from error
+    try:
+        near, context = _seconds(value), value.get("context", 0)
+        deep = value.get("deep")
+        if deep is None:
+            return CostTable(near, context)
+        far, further = _seconds(deep), deep["context"] - context
+        grows = {rows: max(far[rows] - near[rows], 0.0) / further for rows in near}
+        return CostTable(near, context, grows)
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise InvalidRequest(
+            f"{path} is no recorded plan; make one with `paceline plan --output FILE`"
+        ) from None
+
+
+def _seconds(plan: Mapping[str, Any]) -> dict[int, float]:
+    found = {row["rows"]: row["milliseconds"] / 1e3 for row in plan["rows"]}
+    return {1: plan["plain_milliseconds"] / 1e3, **found}

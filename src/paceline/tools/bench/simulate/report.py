@@ -1,0 +1,266 @@
+"""What simulations of some texts say together: totals, and tables for people."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import geometric_mean
+from typing import Any
+
+from paceline.storage.report import Table
+from paceline.tools.bench.ab_test import PLAIN
+from paceline.tools.bench.record import Row
+from paceline.tools.bench.simulate.replay import CHANCE_STEPS, LONGEST_MATCH, Judged, Simulation
+
+PLACES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31)
+"""Positions in a draft that are printed."""
+
+_EACH = 200
+"""With more texts, a record has a row for each kind of text instead of each text."""
+
+MATCHES = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (13, 16), (17, 23), (24, 24))
+"""Lengths of matches that are printed together."""
+
+
+@dataclass(slots=True)
+class Total:
+    """All texts by one drafter and policy."""
+
+    simulations: list[Simulation] = field(default_factory=list)
+    judged: Judged = field(default_factory=Judged)
+    drafted_at: Counter[int] = field(default_factory=Counter)
+    accepted_at: Counter[int] = field(default_factory=Counter)
+
+    def add(self, one: Simulation) -> None:
+        """Count one more."""
+        self.simulations.append(one)
+        self.judged.add(one.judged)
+        self.drafted_at.update(dict(enumerate(one.counters.drafted_at)))
+        self.accepted_at.update(dict(enumerate(one.counters.accepted_at)))
+
+    def sum(self, what: Callable[[Simulation], float]) -> float:
+        """A sum over the texts."""
+        return sum(map(what, self.simulations))
+
+    @property
+    def passes(self) -> int:
+        """Calls of the verifier after the prompts."""
+        return int(self.sum(lambda one: one.counters.steps))
+
+    @property
+    def ideal(self) -> float:
+        """Tokens per pass: the speed over plain decoding if every call cost the same."""
+        return self.sum(lambda one: one.decoded) / max(self.passes, 1)
+
+    @property
+    def expected(self) -> float:
+        """The speed over plain decoding by the costs, all texts together."""
+        took = self.sum(lambda one: one.seconds)
+        return self.sum(lambda one: one.plain_seconds) / took if took else 1.0
+
+    def mean(self) -> float:
+        """The geometric mean of the texts' expected speeds."""
+        return geometric_mean([one.speed_up for one in self.simulations])
+
+    def of(self, kind: str) -> "Total":
+        """Those of a kind."""
+        return total_of(one for one in self.simulations if one.recording.kind == kind)
+
+    def row(self, case: str, kind: str, contender: str) -> Row:
+        """As a row of a record."""
+        seconds = self.sum(lambda one: one.seconds)
+        drafted = int(self.sum(lambda one: one.counters.drafted))
+        accepted = int(self.sum(lambda one: one.counters.accepted))
+        measures = {
+            "ratio": self.expected,
+            "tokens_per_step": self.ideal,
+            "acceptance_rate": accepted / max(drafted, 1),
+            "decode_seconds": seconds,
+        }
+        return Row(
+            case,
+            kind,
+            contender,
+            {name: [value] for name, value in measures.items()},
+            counts={
+                "steps": self.passes,
+                "drafted": drafted,
+                "accepted": accepted,
+                "drafted_by": self._sums(lambda one: one.counters.drafted_by),
+                "accepted_by": self._sums(lambda one: one.counters.accepted_by),
+                "drafted_at": _in_order(self.drafted_at),
+                "accepted_at": _in_order(self.accepted_at),
+            },
+            facts=self._facts(),
+        )
+
+    def plain_row(self, case: str, kind: str) -> Row:
+        """Plain decoding of the same texts."""
+        seconds = self.sum(lambda one: one.plain_seconds)
+        measures = {"ratio": 1.0, "tokens_per_step": 1.0, "decode_seconds": seconds}
+        return Row(
+            case,
+            kind,
+            PLAIN,
+            {name: [value] for name, value in measures.items()},
+            counts={"steps": int(self.sum(lambda one: one.decoded)), "drafted": 0, "accepted": 0},
+            facts=self._facts(),
+        )
+
+    def _facts(self) -> dict[str, int]:
+        recordings = [one.recording for one in self.simulations]
+        return {
+            "tokens": sum(len(each.answer) for each in recordings),
+            "prompt_tokens": sum(len(each.prompt) for each in recordings),
+        }
+
+    def _sums(self, what: Callable[[Simulation], Mapping[str, int]]) -> dict[str, int]:
+        sums = Counter[str]()
+        for one in self.simulations:
+            sums.update(what(one))
+        return dict(sums)
+
+
+def total_of(simulations: Iterable[Simulation]) -> Total:
+    """Simulations together."""
+    total = Total()
+    for one in simulations:
+        total.add(one)
+    return total
+
+
+def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
+    """Rows of plain decoding, and of each drafter with each policy.
+
+    A text is a case, or where there are many all of a kind.
+    """
+    first = next(iter(totals.values()))
+    if len(first.simulations) > _EACH:
+        for kind in kinds_of(first):
+            count = len(first.of(kind).simulations)
+            yield first.of(kind).plain_row(f"{count} texts", kind)
+            yield from (
+                total.of(kind).row(f"{count} texts", kind, n) for n, total in totals.items()
+            )
+        return
+    for place, one in enumerate(first.simulations):
+        case, kind = one.recording.id, one.recording.kind
+        yield total_of([one]).plain_row(case, kind)
+        for name, total in totals.items():
+            yield total_of([total.simulations[place]]).row(case, kind, name)
+
+
+def kinds_of(total: Total) -> list[str]:
+    """Kinds of texts, in the order of their first ones."""
+    return list(dict.fromkeys(one.recording.kind for one in total.simulations))
+
+
+def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
+    """For people."""
+    yield _overall(totals)
+    kinds = kinds_of(next(iter(totals.values())))
+    if len(kinds) > 1:
+        means = ((kind, [total.of(kind).mean() for total in totals.values()]) for kind in kinds)
+        lines = [[kind, *(f"{mean:.2f}" for mean in found)] for kind, found in means]
+        yield "expected speed-up, geometric means by kind", ["kind", *totals], lines
+    yield _by_place(totals)
+    yield _by_match(totals)
+    if any(total.judged.by_chance for total in totals.values()):
+        yield _by_chance(totals)
+
+
+def summary(total: Total) -> dict[str, Any]:
+    """For JSON."""
+    compared, stood = total.drafted_at, total.accepted_at
+    return {
+        "passes": total.passes,
+        "tokens": int(total.sum(lambda one: one.decoded)),
+        "ideal": total.ideal,
+        "expected": total.expected,
+        "expected_geometric_mean": total.mean(),
+        "expected_worst": min(one.speed_up for one in total.simulations),
+        "accepted_by_place": [stood[place] / compared[place] for place in sorted(compared)],
+        "by_match": [
+            {"source": source, "match": match, "compared": seen, "stood": stands}
+            for (source, match), (seen, stands) in sorted(total.judged.by_match.items())
+        ],
+        "by_chance": [
+            {"source": source, "from": step / CHANCE_STEPS, "compared": seen, "stood": stands}
+            for (source, step), (seen, stands) in sorted(total.judged.by_chance.items())
+        ],
+    }
+
+
+def _overall(totals: Mapping[str, Total]) -> Table:
+    head = ["contender", "tokens", "passes", "drafted", "accepted", "ideal", "expected"]
+    lines = []
+    for name, total in totals.items():
+        drafted = total.sum(lambda one: one.counters.drafted)
+        accepted = total.sum(lambda one: one.counters.accepted)
+        lines.append(
+            [
+                name,
+                f"{total.sum(lambda one: one.decoded):.0f}",
+                str(total.passes),
+                f"{drafted:.0f}",
+                f"{100 * accepted / max(drafted, 1):.0f} %",
+                f"{total.ideal:.2f}",
+                f"{total.expected:.2f}",
+                f"{total.mean():.2f}",
+                f"{min(one.speed_up for one in total.simulations):.2f}",
+            ]
+        )
+    title = "speed-up over plain decoding: ideal (every call costs the same), expected by the costs"
+    return title, [*head, "mean of texts", "worst text"], lines
+
+
+def _by_place(totals: Mapping[str, Total]) -> Table:
+    lines = []
+    for name, total in totals.items():
+        shares = (_share(total.accepted_at[at - 1], total.drafted_at[at - 1]) for at in PLACES)
+        lines.append([name, *shares])
+    return "drafts that stood, by position", ["contender", *map(str, PLACES)], lines
+
+
+def _by_match(totals: Mapping[str, Total]) -> Table:
+    names = [_span(*span) for span in MATCHES]
+    lines = []
+    for name, total in totals.items():
+        found = total.judged.by_match
+        for source in dict.fromkeys(source for source, _ in sorted(found)):
+            cells = []
+            for first, last in MATCHES:
+                inside = [
+                    counts
+                    for (by, match), counts in found.items()
+                    if by == source and first <= match <= last
+                ]
+                cells.append(_share(sum(s for _, s in inside), sum(c for c, _ in inside)))
+            lines.append([name, source, *cells])
+    title = "drafts that stood, by how many tokens matched before them"
+    return title, ["contender", "source", *names], lines
+
+
+def _by_chance(totals: Mapping[str, Total]) -> Table:
+    steps = range(CHANCE_STEPS + 1)
+    lines = []
+    for name, total in totals.items():
+        found = total.judged.by_chance
+        for source in dict.fromkeys(source for source, _ in sorted(found)):
+            pairs = (found.get((source, step), [0, 0]) for step in steps)
+            lines.append([name, source, *(_share(stood, seen) for seen, stood in pairs)])
+    head = [f"{step / CHANCE_STEPS:.1f}" for step in steps]
+    return "drafts that stood, by the drafter's own chance", ["contender", "source", *head], lines
+
+
+def _in_order(counts: Counter[int]) -> list[int]:
+    return [counts[place] for place in sorted(counts)]
+
+
+def _span(first: int, last: int) -> str:
+    if last >= LONGEST_MATCH:
+        return f"{first}+"
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.2f}" if whole else "-"

@@ -1,0 +1,211 @@
+"""Where texts to simulate come from: files of several forms, read as recordings.
+
+Knows the forms, and how each says what was asked and what came: JSON lines with token ids or text,
+what `generate --json`, `generate --trace` and `bench run` write, folders of `train answers`, and
+plain text, whose beginning is taken for the prompt. A tokenizer is opened only for what is text.
+The rule: whatever is wrong is said in one line that names the file and the line in it.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidRequest
+from paceline.models import ModelFiles
+from paceline.runtime.trace import FORM as TRACE
+from paceline.storage.json_lines import read_journal
+from paceline.storage.manifest import MANIFEST, read_json
+from paceline.tools.bench.record import FORM as RECORD
+from paceline.tools.bench.record import parse_record
+from paceline.tools.bench.simulate.replay import Recording
+from paceline.tools.bench.trace.reader import parse_trace
+
+_JSON = (".json", ".jsonl")
+
+_MAY_GO_ON = 64
+"""Tokens that an answer might have had more, where nobody says what its limit was."""
+
+
+class Texts:
+    """Reads files, and keeps what they need of a model."""
+
+    def __init__(
+        self, files: Callable[[], ModelFiles], *, raw: bool = False, prompt_tokens: int = 100
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            files: the model whose tokenizer and template make tokens of text.
+            raw: whether prompts are taken without the chat template.
+            prompt_tokens: how much of a plain text is its prompt.
+        """
+        self._files = files
+        self._raw = raw
+        self._prompt_tokens = prompt_tokens
+
+    def read(self, paths: Sequence[Path]) -> list[Recording]:
+        """All that is in some files and folders, in their order.
+
+        Raises:
+            InvalidRequest: one cannot be read, or has something else in it.
+            ModelError: what a model's files should say cannot be had.
+        """
+        found: dict[str, Recording] = {}
+        for path in paths:
+            for each in self._one(path):
+                name = each.id if each.id not in found else f"{each.id} ({len(found) + 1})"
+                found[name] = replace(each, id=name)
+        if not found:
+            raise InvalidRequest("there are no answers in what was given; expected at least one")
+        return [*found.values()]
+
+    def _one(self, path: Path) -> Iterator[Recording]:
+        if path.is_dir():
+            return _answers(path)
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"{path} is not UTF-8 text: {error.reason}") from error
+        if path.suffix not in _JSON:
+            return self._plain(path, text)
+        whole = _json(text)
+        if isinstance(whole, dict) and whole.get("form") == RECORD:
+            return _from_record(whole, str(path))
+        lines = text.split("\n")
+        first = _json(lines[0])
+        if isinstance(first, dict) and first.get("form") == TRACE:
+            return _from_trace(lines, path)
+        return self._entries([text] if isinstance(whole, dict) else lines, path)
+
+    def _plain(self, path: Path, text: str) -> Iterator[Recording]:
+        tokens = self._files().tokenizer().encode(text)
+        if len(tokens) <= self._prompt_tokens:
+            raise InvalidRequest(
+                f"{path} has {len(tokens)} tokens, of which the first {self._prompt_tokens} are "
+                "the prompt; expected more, or another --prompt-tokens"
+            )
+        prompt, answer = tokens[: self._prompt_tokens], tokens[self._prompt_tokens :]
+        yield Recording(path.name, "text", prompt, answer)
+
+    def _entries(self, lines: Sequence[str], path: Path) -> Iterator[Recording]:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield self._recording(json.loads(line), f"{path.stem}:{number}")
+            except (ValueError, RecursionError) as error:
+                raise InvalidRequest(f"line {number} of {path}: {error}") from error
+
+    def _recording(self, entry: Any, name: str) -> Recording:
+        if not isinstance(entry, dict):
+            raise InvalidRequest("expected an object")
+        prompt = self._prompt(entry)
+        answer = self._tokens(entry, ("token_ids", "answer", "text"), "an answer")
+        prediction = self._tokens(entry, ("prediction",), "") if "prediction" in entry else ()
+        most = None
+        if entry.get("finish_reason", entry.get("finish")) == "stop":
+            most = entry.get("max_tokens") or len(answer) + _MAY_GO_ON
+            if not isinstance(most, int):
+                raise ValueError(f"max_tokens is {most!r}; expected a whole number")
+        kind = str(entry.get("kind", "any"))
+        return Recording(str(entry.get("id", name)), kind, prompt, answer, most, prediction)
+
+    def _prompt(self, entry: Mapping[str, Any]) -> list[int]:
+        messages = entry.get("messages")
+        if isinstance(entry.get("prompt"), str) and not self._raw:
+            messages = [{"role": "user", "content": entry["prompt"]}]
+        if messages is None or "prompt_token_ids" in entry:
+            return self._tokens(
+                entry, ("prompt_token_ids", "prompt"), "a prompt (or messages)", special=True
+            )
+        if not (isinstance(messages, list) and all(isinstance(each, dict) for each in messages)):
+            raise ValueError("messages is no list of objects")
+        files = self._files()
+        return files.tokenizer().encode(files.template().render(messages), special=True)
+
+    def _tokens(
+        self, entry: Mapping[str, Any], names: Sequence[str], what: str, *, special: bool = False
+    ) -> list[int]:
+        """The first of some fields that is there, as token ids."""
+        for name in names:
+            value = entry.get(name)
+            if isinstance(value, str):
+                value = self._files().tokenizer().encode(value, special=special)
+            if value is None:
+                continue
+            if not _are_tokens(value):
+                raise ValueError(f"{name} is empty, or neither text nor token ids")
+            return list(value)
+        raise ValueError(f"expected {what} as {' or '.join(names)}, token ids or text")
+
+
+def _answers(folder: Path) -> Iterator[Recording]:
+    """What `train answers` keeps."""
+    from paceline.tools.train.answers import ANSWERS, KIND
+
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("kind") != KIND:
+        raise InvalidRequest(f"{folder} holds no answers: its {MANIFEST} says otherwise")
+    most = manifest.get("max_tokens")
+    fields = {"number": int, "prompt": list, "answer": list}
+    for entry in read_journal(folder / ANSWERS, fields):
+        ended = entry.get("finish") == "stop" and isinstance(most, int)
+        if entry["prompt"] and entry["answer"]:
+            yield Recording(
+                str(entry["number"]),
+                "any",
+                entry["prompt"],
+                entry["answer"],
+                most if ended else None,
+            )
+
+
+def _from_record(value: Mapping[str, Any], name: str) -> Iterator[Recording]:
+    """The answers of a `bench run`, where it kept them."""
+    record = parse_record(value, name)
+    most = record.settings.get("max_tokens")
+    seen = set()
+    for row in record.rows:
+        prompt: Any = row.facts.get("prompt_token_ids")
+        answer: Any = row.facts.get("token_ids")
+        if row.case in seen or not (_are_tokens(prompt) and _are_tokens(answer)):
+            continue
+        seen.add(row.case)
+        yield Recording(row.case, row.kind, prompt, answer, most if isinstance(most, int) else None)
+    if not seen:
+        raise InvalidRequest(f"{name} has no tokens of answers in it, only figures")
+
+
+def _from_trace(lines: Sequence[str], path: Path) -> Iterator[Recording]:
+    trace = parse_trace(lines[:-1], str(path))
+    if not trace.answer:
+        raise InvalidRequest(f"{path} has no answer: it was broken off before the first token")
+    most = trace.about["settings"].get("max_tokens")
+    ended = trace.result is not None and trace.result.get("finish_reason") == "stop"
+    if ended and not isinstance(most, int):
+        most = len(trace.answer) + _MAY_GO_ON
+    prediction = trace.about["settings"].get("prediction") or ()
+    yield Recording(
+        path.stem, "any", trace.prompt, trace.answer, most if ended else None, prediction
+    )
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _are_tokens(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in value
+        )
+    )

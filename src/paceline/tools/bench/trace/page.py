@@ -1,0 +1,150 @@
+"""A trace as one page of HTML that needs nothing else, or as a picture.
+
+Knows HTML. Everything that comes from a trace is escaped, and the same trace is the same bytes.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from paceline.storage.manifest import write_bytes, writing
+from paceline.tools.bench.trace.picture import picture, sources
+from paceline.tools.bench.trace.reader import Recorded, TracedStep
+from paceline.tools.bench.trace.totals import headline, plain, who
+
+_HUES = (210, 20, 160, 320, 45, 190)
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8888; --soft: #8882; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 76rem; padding: 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.answer { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line);
+  border-radius: 6px; padding: 1rem; font-family: ui-monospace, monospace; font-size: .9rem; }
+u { text-decoration-thickness: 2px; text-underline-offset: 3px; border-radius: 2px; }
+u[class] { background: hsl(var(--hue) 80% 50% / .22); }
+s { opacity: .6; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
+dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; }
+img { max-width: none; background: #fff; border-radius: 6px; }
+.scrolls { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--soft);
+  vertical-align: top; white-space: nowrap; }
+th { border-bottom-color: var(--line); }
+.text { text-align: left; white-space: pre-wrap; font-family: ui-monospace, monospace; }
+"""
+
+
+def draw(trace: Recorded, output: Path) -> None:
+    """Write the picture to a `.png`, or the page to anything else.
+
+    Raises:
+        InvalidRequest: it cannot be written.
+        MissingExtra: matplotlib is not installed.
+    """
+    if output.suffix == ".png":
+        content = picture(trace, headline(trace), "png")
+    else:
+        content = page(trace).encode()
+    with writing(output):
+        write_bytes(output, content)
+
+
+def page(trace: Recorded) -> str:
+    """The page."""
+    names = sources(trace.steps)
+    hues = "".join(
+        f".s{number} {{ --hue: {_HUES[number % len(_HUES)]} }}\n" for number in range(len(names))
+    )
+    key = "".join(f'<u class="s{n}">{escape(name)}</u> ' for n, name in enumerate(names))
+    facts = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in _facts(trace))
+    chart = b64encode(picture(trace, "", "svg")).decode() if trace.steps else ""
+    alt = "Chart: tokens and time of each step. The figures are in the table below."
+    image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{chart}">' if chart else ""
+    lines = "\n".join(_row(number, step) for number, step in enumerate(trace.steps, start=1))
+    head = "".join(
+        f'<th scope="col"{extra}>{name}</th>'
+        for name, extra in (
+            *((name, "") for name in ("step", "behind", "rows", "ms", "draft ms")),
+            *((name, ' class="text"') for name in ("guessed by", "guess", "came")),
+        )
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>paceline: a trace</title>
+<style>{_STYLE}{hues}</style>
+</head>
+<body>
+<h1>{escape(headline(trace))}</h1>
+<dl>{facts}</dl>
+<h2>The answer</h2>
+<p>Underlined is what was guessed, and stood: {key or "nothing"}. The rest the model said itself.
+Point at a word to see its step.</p>
+<div class="answer">{"".join(_answer(trace, names))}</div>
+<h2>Step by step</h2>
+<div class="scrolls" tabindex="0">{image}</div>
+<p>In the table, what stood is underlined, and what did not is struck out.</p>
+<div class="scrolls" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>
+{lines}
+</tbody></table></div>
+</body>
+</html>
+"""
+
+
+def _facts(trace: Recorded) -> Iterator[tuple[str, str]]:
+    yield "made", str(trace.about.get("made", ""))
+    yield "asked with", json.dumps(trace.about["settings"], ensure_ascii=False)
+    for name in ("engine", "drafter", "policy", "finish_reason"):
+        if trace.result is not None and name in trace.result:
+            yield name.replace("_", " "), str(trace.result[name])
+
+
+def _answer(trace: Recorded, names: list[str]) -> Iterator[str]:
+    yield escape("".join(trace.first_pieces))
+    for number, step in enumerate(trace.steps, start=1):
+        stood, own = _parts(step)
+        if stood:
+            title = escape(f"step {number}: {who(step)}", quote=True)
+            yield f'<u class="s{names.index(step.source)}" title="{title}">{escape(stood)}</u>'
+        yield escape(own)
+
+
+def _row(number: int, step: TracedStep) -> str:
+    cells = [
+        str(number),
+        str(step.context),
+        str(step.rows),
+        f"{1e3 * step.seconds.whole:.1f}",
+        f"{1e3 * step.seconds.draft:.2f}",
+    ]
+    stood, own = _parts(step)
+    guess = step.guess
+    # A guess is cut where its text agrees with what came; no text is taken apart in a character.
+    kept = stood if guess.startswith(stood) else ""
+    refused = guess[len(kept) :] if step.refused else ""
+    texts = [
+        escape(who(step)),
+        _marked("u", kept) + _marked("s", refused),
+        _marked("u", stood) + escape(plain(own)),
+    ]
+    return (
+        "<tr>"
+        + "".join(f"<td>{cell}</td>" for cell in cells)
+        + "".join(f'<td class="text">{text}</td>' for text in texts)
+        + "</tr>"
+    )
+
+
+def _parts(step: TracedStep) -> tuple[str, str]:
+    """What stood, and the model's own, as text."""
+    return "".join(step.pieces[: step.stood]), "".join(step.pieces[step.stood :])
+
+
+def _marked(tag: str, text: str) -> str:
+    return f"<{tag}>{escape(plain(text))}</{tag}>" if text else ""

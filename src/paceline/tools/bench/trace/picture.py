@@ -1,0 +1,104 @@
+"""A trace as a picture: what each step tried and kept, and where its time went.
+
+What tells things apart is there without colours, too: hatches, and outlines for what did not stand.
+The same trace is the same bytes.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from paceline.tools.bench.report.drawing import LOOKS, new_figure, pale, saved
+from paceline.tools.bench.trace.reader import Recorded, TracedStep
+
+_LEAST, _MOST, _A_STEP = 7.5, 40.0, 0.13
+"""Inches: the least and the most width, and what a step adds."""
+
+_PARTS = ("verify", "draft", "pick and text", "the rest of the host")
+
+
+def picture(trace: Recorded, title: str, form: Literal["png", "svg"]) -> bytes:
+    """The picture; with no `title` in it where that is empty.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    steps = trace.steps
+    with new_figure() as drawn:
+        width = min(max(_LEAST, 2 + _A_STEP * len(steps)), _MOST)
+        drawn.set_size_inches(width, 6)
+        above, below = drawn.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+        _draw_tokens(steps, above)
+        _draw_times(steps, below)
+        below.set_xlabel("step")
+        if title:
+            above.set_title(title, loc="left", fontsize=9)
+        return saved(drawn, form)
+
+
+def sources(steps: Sequence[TracedStep]) -> list[str]:
+    """Who proposed what stood, in the order of their first."""
+    return list(dict.fromkeys(step.source for step in steps if step.stood))
+
+
+def _draw_tokens(steps: Sequence[TracedStep], axes: Any) -> None:
+    begin = [0] * len(steps)
+
+    def stack(values: Sequence[int], label: str, **looks: Any) -> None:
+        nonlocal begin
+        axes.bar(range(1, len(steps) + 1), values, bottom=begin, width=0.8, label=label, **looks)
+        begin = [a + b for a, b in zip(begin, values, strict=True)]
+
+    # At the bottom, so that all above one is gained.
+    stack([step.own for step in steps], "the model's own", facecolor="0.35", edgecolor="black")
+    for number, source in enumerate(sources(steps)):
+        colour, _, _, hatch = LOOKS[number % len(LOOKS)]
+        values = [step.stood if step.source == source else 0 for step in steps]
+        stack(values, f"{source}, stood", facecolor=pale(colour), edgecolor="black", hatch=hatch)
+    stack(
+        [step.refused for step in steps],
+        "guesses that did not stand",
+        facecolor="white",
+        edgecolor="0.5",
+        linestyle=":",
+    )
+    axes.set_ylabel("tokens")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    _finish(axes)
+
+
+def _draw_times(steps: Sequence[TracedStep], axes: Any) -> None:
+    begin = [0.0] * len(steps)
+    for number, (part, values) in enumerate(zip(_PARTS, _spent(steps), strict=True)):
+        colour, _, _, hatch = LOOKS[number % len(LOOKS)]
+        axes.bar(
+            range(1, len(steps) + 1),
+            values,
+            bottom=begin,
+            width=0.8,
+            label=part,
+            facecolor=pale(colour),
+            edgecolor="black",
+            linewidth=0.6,
+            hatch=hatch,
+        )
+        begin = [a + b for a, b in zip(begin, values, strict=True)]
+    axes.set_ylabel("milliseconds")
+    _finish(axes)
+
+
+def _spent(steps: Sequence[TracedStep]) -> list[list[float]]:
+    """Milliseconds of each part, step by step."""
+    times = [step.seconds for step in steps]
+    return [
+        [1e3 * each.verify for each in times],
+        [1e3 * each.draft for each in times],
+        [1e3 * each.sample for each in times],
+        [1e3 * max(each.host - each.draft - each.sample, 0.0) for each in times],
+    ]
+
+
+def _finish(axes: Any) -> None:
+    axes.grid(axis="y", color="0.9")
+    axes.set_axisbelow(True)
+    axes.margins(x=0.01)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)

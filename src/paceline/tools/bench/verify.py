@@ -1,0 +1,298 @@
+"""The promise, checked here: rows do not depend on how they are computed, and tokens are plain's.
+
+Two kinds of check. Row invariance asks the engine for the same positions in blocks of every length,
+in prompts cut in every way and among other sequences, and wants the same bits. Token parity
+answers prompts with drafters, policies, blocks and samplings, alone and several in one call, and
+wants plain decoding's tokens.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from paceline import drafters
+from paceline.decoding.types import Block, Logits
+from paceline.engines.base import Engine
+from paceline.engines.invariance import (
+    BATCH,
+    BLOCK_LENGTH,
+    CHUNKED_PREFILL,
+    CONDITIONS,
+    PREFIX_CACHE,
+    Compared,
+    compare,
+)
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from paceline.runtime.options import GREEDY as NEUTRAL
+from paceline.runtime.options import POLICIES, Options
+from paceline.runtime.stream import run_together
+from paceline.tools.bench.verify_kept import CaseFound, Kept
+from paceline.tools.suite import Suite
+
+DRAFTERS = (
+    "suffix",
+    "suffix:earlier",
+    "ngram",
+    "ngram:min=2,max=3,length=4",
+    "recycle",
+    "ngram+suffix+recycle",
+)
+BLOCKS = tuple(range(2, 17))
+GREEDY: Options = {"temperature": 0.0}
+SAMPLED: tuple[Options, ...] = (
+    {"temperature": 0.5, "seed": 1},
+    {"temperature": 0.8, "seed": 3, "top_k": 40},
+    {"temperature": 1.2, "seed": 5, "min_p": 0.05},
+    {"temperature": 0.5, "seed": 2, "top_p": 0.9},
+    {"temperature": 0.8, "seed": 4, "repetition_penalty": 1.1, "presence_penalty": 0.2},
+    {"temperature": 1.2, "seed": 6, "frequency_penalty": 0.3},
+)
+
+_CONTEXTS = (16, 64, 300, 1000)
+_CHUNKS = (2, 3, 16, 31, 64, 100)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was checked and what was not as it should be."""
+
+    conditions: dict[str, Compared] = field(default_factory=dict)
+    """Of `engines/invariance.py`: the rows that were compared under each."""
+    answers_compared: int = 0
+    answers_differing: list[str] = field(default_factory=list)
+    """What was asked, and where the first token differed."""
+    tokens_compared: int = 0
+
+    @property
+    def rows(self) -> Compared:
+        """All rows that were compared."""
+        return sum(self.conditions.values(), Compared())
+
+    @property
+    def exact(self) -> bool:
+        """Whether something was compared, and nothing differed."""
+        compared = self.rows.rows or self.answers_compared
+        return bool(compared) and not (self.rows.differing or self.answers_differing)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "exact": self.exact,
+            "rows_compared": self.rows.rows,
+            "rows_differing": self.rows.differing,
+            "largest_difference": self.rows.largest_difference,
+            **asdict(self),
+            "conditions": {name: each.as_dict() for name, each in self.conditions.items()},
+        }
+
+    def take_rows(self, kept: Mapping[str, Any]) -> None:
+        """Take what comparing rows found before.
+
+        Raises:
+            InvalidRequest: it is something else.
+        """
+        try:
+            self.conditions = {name: Compared(**each) for name, each in kept.items()}
+            known = self.rows.rows >= 0 and self.conditions.keys() <= {*CONDITIONS}
+        except TypeError:
+            known = False
+        if not known:
+            raise InvalidRequest("the journal has rows of another form; remove it")
+
+    def add(self, condition: str, found: Logits, expected: Logits) -> None:
+        """Compare rows, computed under a condition, with those of a sequence alone."""
+        so_far = self.conditions.get(condition, Compared())
+        self.conditions[condition] = so_far + compare(found, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to answer."""
+
+    drafter: str
+    policy: str
+    block: int
+    sampling: Options
+
+    @property
+    def options(self) -> Options:
+        """For `Model.stream`."""
+        return {
+            **NEUTRAL,
+            **self.sampling,
+            "drafter": self.drafter,
+            "policy": self.policy,
+            "max_block": self.block,
+        }
+
+    def __str__(self) -> str:
+        how = " ".join(f"{key}={value}" for key, value in self.sampling.items())
+        return f"{self.drafter}, {self.policy}, block {self.block}, {how}"
+
+
+def drafters_of(model: Model) -> list[str]:
+    """The drafters to check for a model: those that know any text, and those that come with it."""
+    shipped = drafters.shipped(model.files.name)
+    return [*DRAFTERS, *shipped, *(f"suffix+{kind}" for kind in shipped)]
+
+
+def cases(*, whole: bool, chosen_from: Sequence[str] = DRAFTERS) -> list[Case]:
+    """Every drafter x policy x block, greedy and sampled, or a part that covers each pair.
+
+    The ways to sample take turns, so that each meets every drafter, policy and block.
+    """
+    every = [
+        Case(drafter, policy, block, how)
+        for turn, (drafter, policy) in enumerate(product(chosen_from, POLICIES))
+        for block in BLOCKS
+        for how in (GREEDY, SAMPLED[(turn + block) % len(SAMPLED)])
+    ]
+    if whole:
+        return every
+    wanted = {pair for case in every for pair in _pairs(case)}
+    chosen: list[Case] = []
+    rng = np.random.default_rng(0)
+    order = [every[i] for i in rng.permutation(len(every))]
+    while wanted:
+        case = max(order[:400], key=lambda each: len(wanted & _pairs(each)))
+        if not wanted & _pairs(case):
+            order = order[400:]
+            continue
+        wanted -= _pairs(case)
+        chosen.append(case)
+    return chosen
+
+
+def check_rows(engine: Engine, verdict: Verdict) -> None:
+    """Compare rows of the same positions, however they were computed, bit for bit."""
+    rng = np.random.default_rng(0)
+    longest = max(BLOCKS)
+    for context in _CONTEXTS:
+        if context + longest > engine.context_length:
+            continue
+        tokens = rng.integers(0, engine.vocab_size, context + longest).tolist()
+        block = tokens[context:]
+        with closing(engine.open()) as reference, closing(engine.open()) as other:
+            _fill(engine, reference, tokens[:context], context)
+            expected = _rows(engine, reference, block)
+            for count in (1, *BLOCKS):  # 1: plain decoding
+                verdict.add(BLOCK_LENGTH, _rows(engine, reference, block[:count]), expected[:count])
+            # The first token of an answer is picked from the last row of a whole prompt.
+            first = Block(tokens[: context + 1], 1, prompt=True)
+            whole = engine.step([(other, first)]).logits[0].copy()
+            for chunk in _CHUNKS:
+                other.rewind(0)
+                _fill(engine, other, tokens[:context], chunk)
+                verdict.add(CHUNKED_PREFILL, _rows(engine, other, block), expected)
+                last = Block(block[:1], 1, prompt=True)
+                verdict.add(CHUNKED_PREFILL, engine.step([(other, last)]).logits[0], whole)
+            other.rewind(context // 2)
+            half = Block(tokens[context // 2 : context], 0, prompt=True)
+            both = engine.step([(other, half), (reference, Block(block, longest))])
+            verdict.add(BATCH, both.logits[1], expected)
+            other.commit(len(half.tokens))
+            verdict.add(BATCH, _rows(engine, other, block), expected)
+            other.close()
+            _check_forks(engine, verdict, reference, tokens, context)
+
+
+def _check_forks(
+    engine: Engine, verdict: Verdict, reference: Any, tokens: Sequence[int], context: int
+) -> None:
+    """Compare rows after a prompt whose first slots `reference` has read, `context` of them."""
+    expected = _rows(engine, reference, tokens[context:])
+    for shared in (context, context // 2):
+        with closing(reference.fork(shared)) as child:
+            _fill(engine, child, tokens[child.length : context], context)
+            verdict.add(PREFIX_CACHE, _rows(engine, child, tokens[context:]), expected)
+    # The next turn of a chat: what was an answer is part of a prompt now.
+    said = context + len(expected) // 2
+    for token in tokens[context:said]:
+        engine.step([(reference, Block([token], 1))])
+        reference.commit(1)
+    with closing(engine.open()) as fresh:
+        _fill(engine, fresh, tokens[:said], said)
+        expected = _rows(engine, fresh, tokens[said:])
+    with closing(reference.fork(said)) as child:
+        _fill(engine, child, tokens[child.length : said], said)
+        verdict.add(PREFIX_CACHE, _rows(engine, child, tokens[said:]), expected)
+
+
+def check_tokens(
+    model: Model,
+    suite: Suite,
+    chosen: Sequence[Case],
+    verdict: Verdict,
+    *,
+    max_tokens: int,
+    together: Sequence[int] = (),
+    watch: Callable[[int], None] = lambda _: None,
+    kept: Kept | None = None,
+) -> None:
+    """Answer with each case, on the suite's prompts in turn, and compare with plain decoding.
+
+    `together`: how many sequences to put in one call, for each case in turn (1: alone). What is
+    `kept` of an earlier try is not checked again.
+    """
+    kept = kept or Kept(lambda _: None)
+    prompts = [model.tokens(prompt.messages) for prompt in suite.prompts]
+
+    def expected(at: int, sampling: Options) -> list[int]:
+        known = kept.plain(at, str(sampling))
+        if known is not None:
+            return known
+        alone: Options = {**NEUTRAL, **sampling, "drafter": "none", "max_tokens": max_tokens}
+        found = model.generate(prompts[at], **alone).token_ids
+        return kept.add_plain(at, str(sampling), found)
+
+    def check(case: Case, group: Sequence[int]) -> CaseFound:
+        options: Options = {**case.options, "max_tokens": max_tokens}
+        streams = [model.stream(prompts[at], **options) for at in group]
+        run_together(streams)
+        tokens, differing = 0, []
+        for at, stream in zip(group, streams, strict=True):
+            found, wanted = stream.result.token_ids, expected(at, case.sampling)
+            tokens += len(wanted)
+            if found != wanted:
+                pairs = zip([*found, -1], [*wanted, -1], strict=False)
+                first = next(i for i, (a, b) in enumerate(pairs) if a != b)
+                differing.append(
+                    f"{suite.prompts[at].id} ({case}, {len(group)} together): token {first} differs"
+                )
+        return CaseFound(len(group), tokens, differing)
+
+    place = 0
+    for number, case in enumerate(chosen):
+        count = together[number % len(together)] if together else 1
+        group = [(place + i) % len(prompts) for i in range(count)]
+        place = (place + count) % len(prompts)
+        found = kept.case(number) or kept.add_case(number, check(case, group))
+        verdict.answers_compared += found.answers
+        verdict.tokens_compared += found.tokens
+        verdict.answers_differing += found.differing
+        watch(number + 1)
+
+
+def _pairs(case: Case) -> set[tuple[str, str]]:
+    values = [case.drafter, case.policy, str(case.block), str(case.sampling)]
+    return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
+
+
+def _chunks(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    # The engine gives a prompt two rows at least, so a last chunk of one is as good as another.
+    return (tokens[at : at + size] for at in range(0, len(tokens), size))
+
+
+def _fill(engine: Engine, sequence: Any, tokens: Sequence[int], chunk: int) -> None:
+    for part in _chunks(tokens, chunk):
+        engine.step([(sequence, Block(part, 0, prompt=True))])
+        sequence.commit(len(part))
+
+
+def _rows(engine: Engine, sequence: Any, block: Sequence[int]) -> np.ndarray[Any, Any]:
+    return engine.step([(sequence, Block(block, len(block)))]).logits[0].copy()

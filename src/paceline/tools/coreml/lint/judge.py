@@ -1,0 +1,123 @@
+"""All rules over all packages of an artifact, and what came of it for people and for programs."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from paceline.engines.coreml.artifact import read_artifact
+from paceline.engines.coreml.rehearsal.program import read_package
+from paceline.storage.report import Report
+from paceline.tools.coreml.lint import numbers, operations, rows, shapes, states, weights
+from paceline.tools.coreml.lint.program import Program
+from paceline.tools.coreml.lint.rules import (
+    ARTIFACT_RULES,
+    PACKAGE_RULES,
+    PROGRAM_RULES,
+    Finding,
+    Loaded,
+    Rule,
+    Verdict,
+    bytes_of,
+)
+
+PACKAGE: Final = ".mlpackage"
+
+RULES: Final[Sequence[Rule[Any]]] = (*PROGRAM_RULES, *PACKAGE_RULES, *ARTIFACT_RULES)
+"""Every rule, once the modules that have them are imported."""
+
+_MODULES: Final = (numbers, operations, rows, shapes, states, weights)
+_VERDICTS: Final[Sequence[Verdict]] = get_args(Verdict)
+
+
+def lint(path: Path) -> list[Finding]:
+    """What breaks a rule, the gravest first.
+
+    Args:
+        path: an artifact's folder, or one package (.mlpackage).
+
+    Raises:
+        ModelError: the artifact is not whole, or a package cannot be read.
+        MissingExtra: coremltools is not installed.
+    """
+    found: list[Finding] = []
+    packages: list[Loaded] = []
+    for package in _packages(path):
+        loaded = Loaded(read_package(package), bytes_of(package))
+        packages.append(loaded)
+        found += _of_package(loaded)
+    for one in ARTIFACT_RULES:
+        found += one.findings(packages, path.name)
+    places = {one.package.path.name: number for number, one in enumerate(packages)}
+    order = {one.name: number for number, one in enumerate(RULES)}
+
+    def gravity(finding: Finding) -> tuple[int, int, int]:
+        place = places.get(finding.shard, len(places))
+        return _VERDICTS.index(finding.verdict), place, order[finding.rule]
+
+    return sorted(found, key=gravity)
+
+
+def report(path: Path) -> Report:
+    """The same as a report, which passes unless a firm rule is broken.
+
+    Raises:
+        ModelError: see `lint`.
+        MissingExtra: see `lint`.
+    """
+    found = lint(path)
+    counts = Counter(finding.verdict for finding in found)
+    passed = not counts["fail"]
+    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS)
+    lines = [
+        f"lint: {path.name} {'passes' if passed else 'does NOT pass'}: {said}",
+        *(f"{name}: {meaning}" for name, meaning in _meanings(found)),
+        "read off the programs, with nothing run: where an operation runs is seen on a Mac",
+    ]
+    value = {
+        "name": path.name,
+        "passed": passed,
+        "counts": {verdict: counts[verdict] for verdict in _VERDICTS},
+        "findings": [asdict(finding) for finding in found],
+    }
+    return Report(value, passed, "\n".join(lines), [_table(found)] if found else [])
+
+
+def _packages(path: Path) -> Sequence[Path]:
+    if path.suffix == PACKAGE:
+        return [path]
+    artifact = read_artifact(path)
+    return [path / shard.path for shard in (*artifact.layer_shards, *artifact.head_shards)]
+
+
+def _of_package(loaded: Loaded) -> Iterator[Finding]:
+    shard = loaded.package.path.name
+    seen: set[Finding] = set()
+    for function in loaded.package.functions.values():
+        program = Program(loaded.package, function)
+        for one in PROGRAM_RULES:
+            for finding in one.findings(program, shard):
+                # Functions of a package are the same program for other numbers of rows.
+                if finding not in seen:
+                    seen.add(finding)
+                    yield finding
+    for rule in PACKAGE_RULES:
+        yield from rule.findings(loaded, shard)
+
+
+def _meanings(found: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    broken = {finding.rule for finding in found if finding.verdict != "info"}
+    return ((rule.name, rule.meaning) for rule in RULES if rule.name in broken)
+
+
+def _table(found: Sequence[Finding]) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+    """A row for each rule and package; the first place stands for all of them."""
+    rows = []
+    for _, group in groupby(found, key=lambda one: (one.verdict, one.shard, one.rule)):
+        first, *more = group
+        where = first.where + (f" and {len(more)} more" if more else "")
+        source = f"{first.source} ({first.confidence})"
+        rows.append([first.verdict, first.shard, first.rule, where, first.what, source])
+    return "findings", ["verdict", "package", "rule", "where", "what", "source"], rows

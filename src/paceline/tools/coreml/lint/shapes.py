@@ -1,0 +1,147 @@
+"""Rules about shapes: how many axes, how long, and which may have more than one length."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from paceline.engines.coreml.rehearsal.program import Feature
+from paceline.tools.coreml.lint.program import Program, first, written
+from paceline.tools.coreml.lint.rules import PROGRAM_RULES, Fault, rule
+
+_MOST_AXES: Final = 4
+_LONGEST: Final = 16384
+_MOST_CHANNELS: Final = 65536
+_PADDED_TO: Final = 32
+"""Numbers of float16 in 64 bytes."""
+
+
+@rule(PROGRAM_RULES, "rank", "warn", "medium", "Anemll, its rules")
+def rank(program: Program) -> Iterator[Fault]:
+    """More than four axes. Join some of them, or compute heads one after another."""
+    for op in program.ops:
+        for out in op.outputs:
+            if len(out.shape) > _MOST_AXES and not program.constant(out.name):
+                yield Fault(op.name, f"a {op.type} that makes {written(out.shape)}")
+
+
+@rule(PROGRAM_RULES, "axis-length", "warn", "medium", "Anemll, its rules")
+def axis_length(program: Program) -> Iterator[Fault]:
+    """One of the last two of four axes is longer than 16,384. Cut it, or make it channels."""
+    values = [*program.function.block.inputs, *(out for op in program.ops for out in op.outputs)]
+    for value in values:
+        long = any(size is not None and size > _LONGEST for size in value.shape[2:])
+        if len(value.shape) == _MOST_AXES and long:
+            yield Fault(value.name, f"has the shape {written(value.shape)}")
+
+
+@rule(
+    PROGRAM_RULES,
+    "channels",
+    "warn",
+    "medium",
+    "ane-book, privacy filter: 81,920 channels ran on the CPU, 20,480 did not; 65,536 by Anemll",
+)
+def channels(program: Program) -> Iterator[Fault]:
+    """A convolution of more than 65,536 channels. Sum several of fewer."""
+    for op in program.ops:
+        shape = program.shape_of(first(op, "x")) if op.type == "conv" else None
+        count = shape[1] if shape and len(shape) > 1 else None
+        if count is not None and count > _MOST_CHANNELS:
+            yield Fault(op.name, f"a conv of {count} channels")
+
+
+@rule(
+    PROGRAM_RULES,
+    "padding",
+    "info",
+    "high",
+    "Apple, Deploying Transformers on the Apple Neural Engine",
+)
+def padding(program: Program) -> Iterator[Fault]:
+    """The last axis is padded to 64 bytes, so short ones waste memory. [1, C, T, 1] has passed."""
+    outs = [out for op in program.ops for out in op.outputs if not program.constant(out.name)]
+    short = [out for out in outs if out.shape and (out.shape[-1] or 1) < _PADDED_TO]
+    if short:
+        yield Fault("", f"{len(short)} of {len(outs)} tensors end in an axis of under 64 bytes")
+
+
+@rule(
+    PROGRAM_RULES,
+    "unbounded",
+    "fail",
+    "high",
+    "apple/coremltools#2370, #2548",
+)
+def unbounded(program: Program) -> Iterator[Fault]:
+    """An input of any length. Give its range an upper bound."""
+    for one in program.function.inputs:
+        if None in one.upper:
+            yield Fault(one.name, "has an axis without an upper bound")
+
+
+@rule(
+    PROGRAM_RULES,
+    "mixed-inputs",
+    "warn",
+    "medium",
+    "apple/coremltools#2548: EnumeratedWithRangeInputsException",
+)
+def mixed_inputs(program: Program) -> Iterator[Fault]:
+    """Inputs with ranges, and others without, with states or beside listed shapes: may not load."""
+    inputs = program.function.inputs
+    ranged = [one.name for one in inputs if _is_ranged(one)]
+    listed = [one.name for one in inputs if one.choices]
+    fixed = [one.name for one in inputs if one.is_static] if program.stateful else []
+    if ranged and listed:
+        yield Fault("", f"{', '.join(ranged)} with a range, {', '.join(listed)} with listed shapes")
+    if ranged and fixed:
+        yield Fault(
+            "", f"{', '.join(ranged)} with a range, {', '.join(fixed)} of one shape, and states"
+        )
+
+
+@rule(
+    PROGRAM_RULES,
+    "listed-shapes",
+    "warn",
+    "medium",
+    "the seed experiments: std::bad_cast when loaded; ane-book, experiment 26",
+)
+def listed_shapes(program: Program) -> Iterator[Fault]:
+    """EnumeratedShapes in a model with states. Use a range, or a function for each shape."""
+    if program.stateful:
+        for one in program.function.inputs:
+            if one.choices:
+                yield Fault(one.name, f"has {len(one.choices)} listed shapes, and there are states")
+
+
+@rule(
+    PROGRAM_RULES,
+    "whole-input",
+    "warn",
+    "medium",
+    "apple/coremltools#2500: std::bad_cast, error -14",
+)
+def whole_input(program: Program) -> Iterator[Fault]:
+    """An input of whole numbers, of more than one length, in a model with states. Embed before."""
+    if program.stateful:
+        for one in program.function.inputs:
+            if one.dtype.startswith("int") and not one.is_static:
+                yield Fault(one.name, f"is {one.dtype} of any length, and there are states")
+
+
+@rule(
+    PROGRAM_RULES,
+    "flexible",
+    "info",
+    "medium",
+    "apple/coremltools#2370: the default shape only; contested: the seed experiments ran four",
+)
+def flexible(program: Program) -> Iterator[Fault]:
+    """Contested: only the default shape may run there. Measure, or make static functions."""
+    ranged = [one for one in program.function.inputs if not one.is_static]
+    if ranged:
+        yield Fault("", f"{len(ranged)} inputs of more than one shape")
+
+
+def _is_ranged(one: Feature) -> bool:
+    return not one.is_static and not one.choices

@@ -1,0 +1,194 @@
+"""What the commands `train ...` do; printing is the command line's."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.drafters.dflash.target import matrix, read_target
+from paceline.drafters.table import entry_bytes
+from paceline.engines import EngineSettings, open_engine
+from paceline.errors import InvalidRequest, MissingExtra
+from paceline.models import Progress, resolve
+from paceline.runtime.model import load
+from paceline.storage.report import Report
+from paceline.tools.train.answers import Settings, held_out, make_answers, provenance, read_answers
+from paceline.tools.train.features import make_features
+from paceline.tools.train.prompts import LONGEST_PROMPT, write_prompts
+from paceline.tools.train.shape import even_taps, mask_token, shape
+from paceline.tools.train.table import accuracy, count_table, write_table
+
+_OPENING = 64
+"""Slots for the part of the chat template that stands before the user's words."""
+
+
+def prompts(
+    target: str,
+    out: Path,
+    *,
+    count: int,
+    temperature: float,
+    seed: int,
+    at_once: int,
+    threads: int | None,
+    progress: Progress,
+) -> Report:
+    """Prompts that the target makes up."""
+    slots = at_once * (_OPENING + LONGEST_PROMPT)
+    # One row a sequence: twice the tokens a second, and a prompt need not be exact.
+    model = load(
+        target,
+        rows=1,
+        cache_tokens=slots,
+        threads=threads,
+        drafters=("none",),
+        progress=progress,
+    )
+    found = write_prompts(
+        model,
+        out,
+        count=count,
+        seed=seed,
+        temperature=temperature,
+        at_once=at_once,
+        progress=progress,
+    )
+    return Report({"prompts": found, "file": str(out)}, text=f"{found} prompts in {out}")
+
+
+def answers(
+    target: str,
+    files: Sequence[Path],
+    out: Path,
+    *,
+    progress: Progress,
+    max_tokens: int = 256,
+    temperatures: Sequence[float] = (0.0,),
+    seed: int = 0,
+    at_once: int = 32,
+    threads: int | None = None,
+) -> Report:
+    """The target's answers, as a folder."""
+    settings = Settings(max_tokens, tuple(temperatures), seed)
+    slots = at_once * (settings.longest_prompt + max_tokens)
+    model = load(
+        target,
+        rows=1,
+        cache_tokens=slots,
+        threads=threads,
+        drafters=("none",),
+        progress=progress,
+    )
+    made = make_answers(model, files, out, settings, at_once=at_once, progress=progress)
+    text = f"{made['answers']} answers, {made['answer_tokens']} tokens, in {out}"
+    return Report(made, text=text)
+
+
+def table(
+    target: str, folders: Sequence[Path], out: Path, *, megabytes: float, progress: Progress
+) -> Report:
+    """A table counted from answers; one answer in twenty is kept back to see how it does."""
+    if not 0 < megabytes < 1e6:
+        raise InvalidRequest(f"a table of {megabytes} megabytes; expected more than 0")
+    model = load(target, cache_tokens=_OPENING, drafters=("none",), progress=progress)
+    known = model.files.fingerprint
+    answers = [answer for folder in folders for answer in read_answers(folder, known)]
+    learnt, kept_back = held_out(answers)
+    if not learnt:
+        raise InvalidRequest(f"one answer is too few to learn from; make more in {folders[0]}")
+    progress.say(f"counting {sum(len(each.answer) for each in learnt)} tokens")
+    entries = count_table(learnt).best(int(megabytes * 1e6 / entry_bytes(model.engine.vocab_size)))
+    found: dict[str, Any] = {
+        "made_from": [provenance(folder) for folder in folders],
+        "answers": len(learnt),
+        "answer_tokens": sum(len(each.answer) for each in learnt),
+        "held_out": accuracy(entries, kept_back),
+    }
+    write_table(
+        entries, out, target=model.files.name, vocab_size=model.engine.vocab_size, facts=found
+    )
+    right, promised = found["held_out"]["right"], found["held_out"]["promised"]
+    text = (
+        f"{len(entries.keys)} entries in {out}; of tokens it never saw it names {right:.1%} and "
+        f"promises {promised:.1%}"
+    )
+    return Report({"folder": str(out), "entries": len(entries.keys), **found}, text=text)
+
+
+def check_training(*, block: int, rate: float, gamma: float, device: str) -> None:
+    """Find out before any data is made that there could be no training.
+
+    Raises:
+        MissingExtra: torch or matplotlib is not installed.
+        InvalidRequest: a setting is out of range, or there is no such device.
+    """
+    try:
+        import matplotlib  # noqa: F401
+        import torch
+    except ImportError as error:
+        raise MissingExtra(
+            f"training needs {error.name}; install it with: pip install 'paceline[train]'"
+        ) from error
+    if block < 2:
+        raise InvalidRequest(
+            f"block is {block}; expected 2 rows or more: the last token and drafts"
+        )
+    if not 0 < rate < 1:
+        raise InvalidRequest(f"rate is {rate}; expected a learning rate above 0 and below 1")
+    if not gamma > 0:
+        raise InvalidRequest(f"gamma is {gamma}; expected a number of places above 0")
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise InvalidRequest(f"there is no device {device} here; expected cpu, or cuda with a GPU")
+
+
+def dflash(
+    target: str,
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    layers: int,
+    block: int,
+    taps: int,
+    vocab: int | None,
+    schedule: Mapping[str, Any],
+    device: str,
+    progress: Progress,
+) -> Report:
+    """A DFlash drafter, trained on answers; the state of the run is in `out`, too."""
+    from paceline.tools.train.curve import draw
+    from paceline.tools.train.dflash import Schedule, Trainer, most_frequent, share
+
+    files = resolve(target, progress=progress)
+    if files.engine != "openvino":
+        raise InvalidRequest(
+            f"{target} is for the engine {files.engine}; a drafter is trained with the form for "
+            "openvino"
+        )
+    graph = read_target(files.path)
+    layer_ids = even_taps(graph.layers, taps)
+    known = files.fingerprint
+    answers = [answer for folder in folders for answer in read_answers(folder, known)]
+    longest = max(len(each.tokens) for each in answers)
+    shown = tuple(sorted({*layer_ids, graph.layers - 1}))
+    settings = EngineSettings(cache_tokens=longest, taps=shown)
+    engine = open_engine("openvino", files.path, files.context_length, settings)
+    features = make_features(
+        engine, answers, out / "features", fingerprint=known, progress=progress
+    )
+    special = sorted(files.tokenizer().special_tokens().values())
+    mask = mask_token(answers, special, graph.vocab_size)
+    config = shape(graph, layers=layers, block=block, taps=layer_ids, mask_token_id=mask)
+    drafted = None if vocab is None else most_frequent(answers, vocab)
+    trainer = Trainer(
+        config,
+        share(matrix(graph.embeddings), matrix(graph.head), drafted, device),
+        features=features,
+        answers=answers,
+        schedule=Schedule(**schedule),
+        folder=out,
+        device=device,
+    )
+    tau = trainer.run(progress, drafted)
+    picture = draw(trainer.curve, out)
+    value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
+    text = f"a drafter with tau {tau:.3f} on answers it never saw is in {out}; see {picture.name}"
+    return Report(value, text=text)

@@ -1,0 +1,114 @@
+"""What a drafter sees of the target: hidden states for every token of the answers, on disk.
+
+One file of float16 rows, text after text, that grows in the order of the answers; a stopped run
+goes on behind the last whole text.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.types import Block, tap_name
+from paceline.engines.base import Engine
+from paceline.errors import InvalidRequest
+from paceline.models import Progress
+from paceline.storage.manifest import digest_of, read_json, write_json, writing
+from paceline.tools.train.answers import Answer
+
+ROWS = "features.f16"
+ABOUT = "features.json"
+
+_CHUNK = 512
+"""Tokens in one call of the target."""
+
+
+class Features:
+    """The features of some texts, mapped from disk."""
+
+    def __init__(self, path: Path, lengths: Sequence[int], width: int) -> None:
+        self.width = width
+        """Numbers in a row."""
+        self._rows = np.memmap(path, np.float16, "r", shape=(sum(lengths), width))
+        self._ends = list(accumulate(lengths, initial=0))
+
+    def of(self, text: int) -> npt.NDArray[np.float16]:
+        """[tokens, taps * d] of a text, by its place among the texts."""
+        return self._rows[self._ends[text] : self._ends[text + 1]]
+
+
+def make_features(
+    engine: Engine,
+    answers: Sequence[Answer],
+    folder: Path,
+    *,
+    fingerprint: str,
+    progress: Progress,
+) -> Features:
+    """Run the target over prompts and answers, and keep what its taps show.
+
+    Args:
+        engine: the target, opened with the taps that are wanted.
+        answers: the texts.
+        folder: where to keep it; what is there already is not made again.
+        fingerprint: identity of the target's weights.
+        progress: told how far it is.
+
+    Raises:
+        InvalidRequest: the folder has the features of other texts, taps or weights, or cannot be
+            written.
+    """
+    lengths = [len(answer.tokens) for answer in answers]
+    about: dict[str, Any] = {
+        "fingerprint": fingerprint,
+        "taps": list(engine.taps),
+        "texts": len(answers),
+        "tokens": digest_of([answer.tokens for answer in answers]),
+    }
+    path = folder / ROWS
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / ABOUT).exists():
+            path.unlink(missing_ok=True)
+            write_json(folder / ABOUT, about)
+        if read_json(folder / ABOUT) != about:
+            raise InvalidRequest(
+                f"{folder} has the features of other answers, taps or weights; remove it, or "
+                "choose another folder"
+            )
+        return _fill(engine, answers, path, lengths, progress)
+
+
+def _fill(
+    engine: Engine, answers: Sequence[Answer], path: Path, lengths: list[int], progress: Progress
+) -> Features:
+    ends = list(accumulate(lengths, initial=0))
+    width = _features(engine, answers[0].tokens).shape[1]
+    with path.open("ab") as file, progress.task("features", ends[-1], unit="tokens") as reach:
+        whole = file.tell() // (2 * width)
+        done = max(at for at, end in enumerate(ends) if end <= whole)
+        file.truncate(ends[done] * width * 2)
+        reach(ends[done])
+        for place in range(done, len(answers)):
+            file.write(_features(engine, answers[place].tokens).tobytes())
+            reach(ends[place + 1])
+    return Features(path, lengths, width)
+
+
+def _features(engine: Engine, tokens: Sequence[int]) -> npt.NDArray[np.float16]:
+    """[tokens, taps * d], the taps side by side in the engine's order."""
+    sequence = engine.open()
+    parts = []
+    try:
+        for at in range(0, len(tokens), _CHUNK):
+            part = tokens[at : at + _CHUNK]
+            taps = engine.step([(sequence, Block(part, 0, prompt=True))]).taps[0]
+            rows = [taps[tap_name(layer)] for layer in engine.taps]
+            parts.append(np.concatenate(rows, axis=1).astype(np.float16))
+            sequence.commit(len(part))
+    finally:
+        sequence.close()
+    return np.concatenate(parts)

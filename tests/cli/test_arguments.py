@@ -1,0 +1,194 @@
+"""Numbers on the command line: every numeric option of every command, found from the parser."""
+
+import argparse
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.cli.arguments import parser, variables
+from paceline.cli.arguments.numbers import BLOCK, SECONDS, THREADS
+from paceline.engines import EngineSettings
+from paceline.engines.profile import MAX_ROWS
+from paceline.errors import InvalidRequest
+from paceline.server.settings import MOST_SECONDS
+
+TEXT = (None, str, Path, variables)
+"""Types of arguments that are no numbers."""
+
+NO_NUMBERS = (
+    "",
+    " ",
+    "x",
+    "nan",
+    "-nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "-1e400",
+    "9" * 5000,
+    "0x1",
+    "1,x",
+)
+
+ZERO = {
+    *(
+        "--port",
+        "--grace",
+        "--seed",
+        "--temperature",
+        "--top-k",
+        "--min-p",
+        "--depth",
+        "convert --taps",
+    ),
+    *("--presence-penalty", "--frequency-penalty", "--threshold"),
+}
+"""Options that may be 0."""
+
+NEGATIVE = {
+    "--presence-penalty",
+    "--frequency-penalty",
+    "generate --max-tokens",
+    "chat --max-tokens",
+}
+"""Options that may be -1."""
+
+
+class Option(NamedTuple):
+    command: tuple[str, ...]
+    action: argparse.Action
+    required: tuple[str, ...]
+    """What else the command needs."""
+
+    @property
+    def name(self) -> str:
+        return self.action.option_strings[-1]
+
+    def may_be(self, listed: set[str]) -> bool:
+        """Whether it is listed, by its name or with its command's."""
+        return bool({self.name, f"{' '.join(self.command)} {self.name}"} & listed)
+
+    def parse(self, value: str) -> Any:
+        """What the command line reads."""
+        given = (*self.command, *self.required, f"{self.name}={value}")
+        return parser(defaultdict(lambda: lambda _: 0)).parse_args(given)
+
+
+def commands(made: ArgumentParser, name: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Every command's words and parser."""
+    within = [a for a in made._actions if isinstance(a, argparse._SubParsersAction)]
+    if not within:
+        yield name, made
+    for action in within:
+        for word, inner in action.choices.items():
+            yield from commands(inner, (*name, word))
+
+
+def options() -> Iterator[Option]:
+    for name, made in commands(parser(defaultdict(lambda: lambda _: 0))):
+        positional = [a for a in made._actions if not a.option_strings and a.nargs in (None, "+")]
+        required = [a for a in made._actions if a.option_strings and a.required]
+        for action in made._actions:
+            if action.type in TEXT or not action.option_strings:
+                continue
+            others = [f"{a.option_strings[-1]}=x" for a in required if a is not action]
+            yield Option(name, action, (*["x"] * len(positional), *others))
+
+
+OPTIONS = list(options())
+IDS = [f"{' '.join(option.command)} {option.name}" for option in OPTIONS]
+
+
+def test_options_of_all_commands_are_found():
+    found = {option.name for option in OPTIONS}
+    assert found >= {
+        "--timeout",
+        "--grace",
+        "--rate",
+        "--rows",
+        "--logit-bias",
+        "--gamma",
+        "--length",
+    }
+    assert {option.command for option in OPTIONS} >= {("serve",), ("bench", "serve"), ("plan",)}
+
+
+def test_no_argument_has_a_type_without_a_range():
+    for name, made in commands(parser(defaultdict(lambda: lambda _: 0))):
+        bare = [a.dest for a in made._actions if a.type in (int, float)]
+        assert not bare, f"{name}: {bare}; use the types in arguments/numbers.py"
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=IDS)
+def test_a_numeric_option_that_is_no_finite_number_in_its_range_is_refused(
+    option: Option, capsys: pytest.CaptureFixture[str]
+):
+    wrong = [*NO_NUMBERS]
+    wrong += [] if option.may_be(ZERO) else ["0"]
+    wrong += [] if option.may_be(NEGATIVE) else ["-1"]
+    for value in wrong:
+        for given in (value, f"1={value}") if option.name == "--logit-bias" else (value,):
+            if given in ("1=0", "1=-1"):
+                continue
+            with pytest.raises(SystemExit) as caught:
+                option.parse(given)
+            assert caught.value.code == 2, given
+            said = capsys.readouterr().err
+            assert option.name in said
+            assert len(said) < 400
+            assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=IDS)
+def test_the_least_a_numeric_option_may_be_is_taken(option: Option):
+    value = "0" if option.may_be(ZERO) else "2" if "block" in option.name else "1"
+    option.parse("1=0" if option.name == "--logit-bias" else value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["serve", "--timeout", "-1"],
+        ["serve", "--timeout", "nan"],
+        ["serve", "--timeout", "0"],
+        ["serve", "--grace", "nan"],
+        ["serve", "--grace=-inf"],
+        ["serve", "--port", "65536"],
+        ["bench", "serve", "--rate", "0"],
+        ["bench", "serve", "--rate", "1e-300"],
+        ["bench", "sweep", "--temperature", "nan"],
+        ["generate", "x", "--temperature", "1e400"],
+        ["generate", "x", "--top-p", "0"],
+        ["generate", "x", "--seed", str(2**64)],
+        ["plan", "--rows", "3"],
+        ["plan", "--cache-tokens", "0"],
+        ["train", "dflash", "--out", "x", "--gamma", "inf"],
+    ],
+)
+def test_a_number_out_of_range_ends_the_command_with_status_2(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as caught:
+        main(given)
+    assert caught.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_limits_of_arguments_are_those_of_the_library():
+    assert BLOCK.most == MAX_ROWS
+    assert SECONDS.most == MOST_SECONDS
+    EngineSettings(threads=THREADS.most)
+    with pytest.raises(InvalidRequest):
+        EngineSettings(threads=THREADS.most + 1)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**40, 1.5, float("nan"), float("inf"), True])
+@pytest.mark.parametrize("name", ["cache_tokens", "threads"])
+def test_an_engine_setting_that_is_no_count_is_refused(name: str, value: Any):
+    with pytest.raises(InvalidRequest, match=name):
+        EngineSettings(**{name: value})

@@ -1,0 +1,121 @@
+"""`generate` and `chat` without options, as people use them: where answers end, how they came."""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.cli.arguments import MAX_TOKENS
+from support.tiny import SIZES, write_tiny
+
+LONG = {**SIZES, "context": 20_000}
+SAMPLING = {"general.sampling.temp": 0.75, "general.sampling.top_k": 20}
+
+Answer = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def long_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose answers end only where they are stopped, and that says how to sample."""
+    path = tmp_path_factory.mktemp("long") / "long.gguf"
+    return write_tiny(path, sizes=LONG, fields={**SAMPLING, "tokenizer.ggml.eos_token_id": 319})
+
+
+@pytest.fixture
+def answer(
+    long_gguf: Path, cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> Answer:
+    """Runs `generate` and returns standard output and standard error."""
+
+    def answer(*arguments: object, command: str = "generate", said: str = "") -> tuple[str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(said))
+        words = [command, "--model", long_gguf, *arguments]
+        # None of its control tokens may end an answer here.
+        ends = [f"--logit-bias={token}=-100" for token in (0, 2, 319)]
+        assert main([*map(str, words), *ends]) == 0
+        found = capsys.readouterr()
+        return found.out, found.err
+
+    return answer
+
+
+def test_an_answer_ends_after_2048_tokens_and_one_line_says_how_to_go_on(answer: Answer):
+    assert MAX_TOKENS == 2048
+    off = "--no-repetition-detection"
+    value = json.loads(answer("Hello", "--json", off)[0])
+    assert (value["completion_tokens"], value["finish_reason"]) == (2048, "length")
+    assert value["settings"]["max_tokens"] == {"value": 2048, "source": "fallback"}
+    _, said = answer("Hello", off)
+    assert said.count("--max-tokens -1") == 1
+    assert "2048" in said
+
+
+def test_max_tokens_minus_1_is_no_limit_but_the_context_and_the_cache(answer: Answer):
+    options = ("Hello", "--max-tokens", -1, "--cache-tokens", 2240, "--no-repetition-detection")
+    value = json.loads(answer(*options, "--json")[0])
+    assert value["finish_reason"] == "length"
+    assert value["prompt_tokens"] + value["completion_tokens"] == 2240
+    assert value["settings"]["max_tokens"] == {"value": None, "source": "request"}
+    _, said = answer(*options)
+    assert "cache is full" in said
+    assert "--max-tokens" not in said
+
+
+def test_a_limit_that_was_asked_for_needs_no_word(answer: Answer):
+    _, said = answer("Hello", "--max-tokens", 5)
+    assert "stopped" not in said
+    assert answer("Hello", "--max-tokens", 5, "--quiet")[1] == ""
+
+
+def test_a_loop_is_stopped_and_one_line_says_so_unless_detection_is_off(answer: Answer):
+    loop = ("Hello", "--logit-bias", "40=100", "--max-tokens", 400)
+    value = json.loads(answer(*loop, "--json")[0])
+    assert (value["finish_reason"], value["completion_tokens"]) == ("repetition", 256)
+    assert "--no-repetition-detection" in answer(*loop)[1]
+    for off in ("--no-repetition-detection", "--ignore-eos"):
+        value = json.loads(answer(*loop, "--json", off)[0])
+        assert (value["finish_reason"], value["completion_tokens"]) == ("length", 400)
+    value = json.loads(answer(*loop, "--json", "--ignore-eos", "--repetition-detection")[0])
+    assert value["finish_reason"] == "repetition"
+
+
+def test_a_loop_in_a_chat_is_stopped_and_the_chat_goes_on(answer: Answer):
+    options = ("--logit-bias", "40=100", "--max-tokens", 400, "--json")
+    out, _ = answer(*options, command="chat", said="Hello\nand\n")
+    values = [json.loads(line) for line in out.splitlines()]
+    assert [value["finish_reason"] for value in values] == ["repetition"] * 2
+
+
+def test_the_models_own_settings_are_used_and_named_and_can_be_turned_off(answer: Answer):
+    options = ("Hello", "--max-tokens", 8, "--json")
+    value = json.loads(answer(*options)[0])
+    assert value["settings"]["temperature"] == {"value": 0.75, "source": "model"}
+    assert value["settings"]["top_k"] == {"value": 20, "source": "model"}
+    mine = json.loads(answer(*options, "--temperature", 0.5)[0])
+    assert mine["settings"]["temperature"] == {"value": 0.5, "source": "request"}
+    assert mine["settings"]["top_k"] == {"value": 20, "source": "model"}
+    off = json.loads(answer(*options, "--generation-config", "none")[0])
+    assert {each["source"] for each in off["settings"].values()} == {"request", "fallback"}
+    assert off["settings"]["temperature"]["value"] == 0.0
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_the_seed_that_was_drawn_is_shown_and_gives_the_same_answer_again(
+    command: str, answer: Answer
+):
+    def ask(*options: object) -> tuple[str, str]:
+        words = ("Hello",) if command == "generate" else ()
+        return answer(*words, "--max-tokens", 12, *options, command=command, said="Hello\n")
+
+    text, said = ask()
+    seed = re.findall(r"seed (\d+)", said)
+    assert len(seed) == 1
+    assert len(seed[0]) <= 10  # to be typed
+    assert ask("--seed", seed[0])[0] == text
+    assert any(ask()[0] != text for _ in range(5)), "another seed, another answer"
+    assert "seed" not in ask("--temperature", 0)[1]

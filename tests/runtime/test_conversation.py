@@ -1,0 +1,240 @@
+"""Conversations that fill their context, or whose turns fail: what they raise, and what they keep.
+
+What a conversation answers while there is room is in `test_runtime.py`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.decoding.types import FinishReason
+from paceline.engines import EngineSettings, open_engine
+from paceline.errors import ContextFull, InvalidRequest, ModelError
+from paceline.models import ModelFiles
+from paceline.runtime.model import Model
+from paceline.runtime.result import Result
+from support.tiny import TEMPLATE
+
+SYSTEM = {"role": "system", "content": "one"}
+CACHE = 160
+"""Slots of the small cache; the context of the model is longer."""
+
+
+def said(stream: Any) -> Result:
+    for _ in stream:
+        pass
+    result: Result = stream.result
+    return result
+
+
+def small(files: ModelFiles) -> Model:
+    settings = EngineSettings(cache_tokens=CACHE)
+    return Model(files, open_engine("openvino", files.path, files.context_length, settings))
+
+
+@pytest.fixture
+def chat(tiny_files: ModelFiles, cache: Any) -> Iterator[Any]:
+    """A chat in a small cache, with a system message."""
+    made = small(tiny_files)
+    conversation = made.conversation([SYSTEM])
+    yield conversation
+    conversation.close()
+
+
+def filled(chat: Any, message: str = "Hello") -> ContextFull:
+    """Talk until a message does not fit; its error."""
+    for turn in range(30):
+        before = [*chat.messages]
+        try:
+            said(chat.say(f"{message} {turn}", max_tokens=20, ignore_eos=True, drafter="none"))
+        except ContextFull as full:
+            assert chat.messages == before
+            return full
+    raise AssertionError("the context never gets full")
+
+
+def test_a_full_context_is_an_error_that_counts_tokens_and_turns_to_drop(chat: Any):
+    full = filled(chat)
+    assert full.tokens >= full.context == chat.context == CACHE
+    assert full.turns is not None
+    assert 1 <= full.turns < chat.turns
+    assert isinstance(full, InvalidRequest)
+
+
+def test_after_a_full_context_the_chat_goes_on_with_the_oldest_turns_dropped(
+    chat: Any, model: Model
+):
+    full = filled(chat)
+    before, turns = [*chat.messages], full.turns
+    assert turns
+    dropped = chat.drop_oldest(turns)
+    assert dropped == before[1 : 1 + 2 * turns], "whole turns, a message and its answer each"
+    assert chat.messages == [SYSTEM, *before[1 + 2 * turns :]]
+    messages = [*chat.messages, {"role": "user", "content": "and now"}]
+    found = said(chat.say("and now", max_tokens=20, drafter="none"))
+    expected = model.generate(messages, max_tokens=20, drafter="none")
+    assert found.token_ids == expected.token_ids
+    assert chat.messages[-2:] == [messages[-1], {"role": "assistant", "content": found.text}]
+
+
+def test_dropping_what_the_error_says_leaves_room_for_an_answer(chat: Any):
+    few = filled(chat)
+    with pytest.raises(ContextFull) as caught:
+        chat.say("Hello 9", ignore_eos=True, drafter="none")
+    full = caught.value
+    assert few.turns
+    assert full.turns
+    assert few.turns <= full.turns, "a short answer needs less room"
+    chat.drop_oldest(full.turns)
+    found = said(chat.say("Hello 9", ignore_eos=True, drafter="none"))
+    assert found.completion_tokens >= full.context // 4
+    assert found.finish_reason == FinishReason.LENGTH
+
+
+def test_a_full_context_leaves_the_kv_cache_of_the_chat_as_it_was(chat: Any):
+    filled(chat)
+    assert chat._slots.length > 0
+    length, free = chat._slots.length, chat.model.engine.free_slots
+    with pytest.raises(ContextFull):
+        chat.say("x " * 100)
+    assert (chat._slots.length, chat.model.engine.free_slots) == (length, free)
+
+
+def test_an_answer_that_fills_the_context_ends_with_length_and_is_a_turn(chat: Any):
+    found = said(chat.say("Hello", ignore_eos=True, drafter="suffix"))
+    assert found.finish_reason == FinishReason.LENGTH
+    assert found.prompt_tokens + found.completion_tokens == CACHE
+    assert chat.messages[-1] == {"role": "assistant", "content": found.text}
+    with pytest.raises(ContextFull) as caught:
+        chat.say("more")
+    assert caught.value.turns == 1
+
+
+def test_a_message_that_never_fits_names_no_turns_to_drop(chat: Any):
+    said(chat.say("Hello", max_tokens=5))
+    before = [*chat.messages]
+    with pytest.raises(ContextFull) as caught:
+        chat.say("x " * 300)
+    assert caught.value.turns is None
+    assert chat.messages == before
+
+
+def test_a_message_that_leaves_one_token_of_room_gets_an_answer_of_one_token(chat: Any):
+    text = "x"
+    while len(chat.model.tokens([SYSTEM, {"role": "user", "content": text}])) < CACHE - 1:
+        text += "x"
+    assert said(chat.say(text, ignore_eos=True)).completion_tokens == 1
+    chat.messages = [SYSTEM]
+    with pytest.raises(ContextFull):
+        chat.say(text + "x")
+
+
+def test_other_sequences_in_the_cache_count_against_the_context(chat: Any):
+    other = chat.model.conversation()
+    said(other.say("Hello", max_tokens=60, ignore_eos=True))
+    assert chat.context < CACHE
+    with pytest.raises(ContextFull):
+        chat.say("x" * (CACHE // 2))
+    other.close()
+    assert said(chat.say("x" * (CACHE // 2), max_tokens=5, ignore_eos=True)).completion_tokens == 5
+
+
+def test_turns_that_are_dropped_take_their_tool_messages_with_them_and_no_system_message(
+    model: Model,
+):
+    greeting = {"role": "assistant", "content": "hi"}
+    turns: list[Any] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "content": "12"},
+        {"role": "assistant", "content": "b"},
+    ]
+    late: Any = {"role": "system", "content": "two"}
+    last = {"role": "user", "content": "c"}
+    chat = model.conversation([SYSTEM, greeting, *turns, late, last, last])
+    assert chat.turns == 4
+    assert chat.drop_oldest() == [greeting]
+    assert chat.drop_oldest() == turns
+    assert chat.messages == [SYSTEM, late, last, last], "the same message twice is two turns"
+    assert chat.drop_oldest(0) == []
+    assert chat.drop_oldest() == [last]
+    for count in (2, -1):
+        with pytest.raises(InvalidRequest, match="the chat has 1"):
+            chat.drop_oldest(count)
+    chat.close()
+
+
+def test_turns_cannot_be_dropped_while_an_answer_is_written(chat: Any):
+    stream = chat.say("Hello", max_tokens=20)
+    next(stream)
+    with pytest.raises(InvalidRequest, match="has not ended"):
+        chat.drop_oldest(0)
+    stream.close()
+
+
+def test_an_answer_closed_before_its_first_token_is_no_turn(chat: Any):
+    chat.say("Hello").close()
+    assert chat.messages == [SYSTEM]
+    assert said(chat.say("Hello", max_tokens=5)).completion_tokens == 5
+
+
+def test_a_template_that_fails_leaves_the_conversation_as_it_was(model: Model):
+    fails = "{% if messages[-1]['content'] == 'bad' %}{{ 1 // 0 }}{% endif %}" + TEMPLATE
+    chat = Model(replace(model.files, chat_template=fails), model.engine).conversation([SYSTEM])
+    said(chat.say("Hello", max_tokens=5))
+    before = [*chat.messages]
+    with pytest.raises(ModelError):
+        chat.say("bad")
+    assert chat.messages == before
+    assert said(chat.say("good", max_tokens=5)).completion_tokens == 5
+    chat.close()
+
+
+def test_a_drafter_that_cannot_be_made_leaves_the_conversation_as_it_was(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    chat = model.conversation([SYSTEM])
+    said(chat.say("Hello", max_tokens=5))
+    before = [*chat.messages]
+    with monkeypatch.context() as patch:
+
+        def fails(*_: Any) -> Any:
+            raise RuntimeError("broken")
+
+        patch.setattr("paceline.runtime.model.drafting.create", fails)
+        with pytest.raises(RuntimeError):
+            chat.say("again", drafter="suffix")
+    assert chat.messages == before
+    messages = [*before, {"role": "user", "content": "and"}]
+    found = said(chat.say("and", max_tokens=20))
+    assert found.token_ids == model.generate(messages, max_tokens=20).token_ids
+    chat.close()
+
+
+@pytest.mark.parametrize("call", [1, 2, 4])
+def test_an_engine_that_fails_in_a_turn_leaves_the_conversation_as_it_was(call: int, model: Model):
+    chat = model.conversation([SYSTEM])
+    said(chat.say("Hello", max_tokens=5))
+    before = [*chat.messages]
+    step, calls = model.engine.step, 0
+
+    def fails(work: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise RuntimeError("broken")
+        return step(work)
+
+    model.engine.step = fails  # type: ignore[method-assign]
+    try:
+        with pytest.raises(RuntimeError):
+            said(chat.say("again", max_tokens=20, ignore_eos=True))
+    finally:
+        del model.engine.step
+    assert chat.messages == before
+    messages = [*before, {"role": "user", "content": "and"}]
+    found = said(chat.say("and", max_tokens=20))
+    assert found.token_ids == model.generate(messages, max_tokens=20).token_ids
+    chat.close()

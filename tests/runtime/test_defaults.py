@@ -1,0 +1,76 @@
+"""Settings in layers: request, registry, model, fallback; each decides on its own."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest
+from paceline.runtime.defaults import NEUTRAL, Defaults, Setting
+from paceline.runtime.options import GREEDY, check
+
+LAYERS = ("request", "registry", "model", "fallback")
+VALUES = {"request": 0.1, "registry": 0.2, "model": 0.3, "fallback": 0.4}
+
+
+@pytest.mark.parametrize("there", [*product([True, False], repeat=4)], ids=str)
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "repetition_penalty"])
+def test_the_first_layer_that_names_a_setting_decides(name: str, there: tuple[bool, ...]):
+    said = {
+        layer: {name: VALUES[layer]} if here else {}
+        for layer, here in zip(LAYERS, there, strict=True)
+    }
+    options: Any = said["request"]
+    found = check(options, Defaults(said["registry"], said["model"], said["fallback"]))
+    first = next((layer for layer in LAYERS if said[layer]), None)
+    expected = NEUTRAL[name] if first is None else VALUES[first]
+    assert found.settings[name] == Setting(expected, first or "fallback")
+    assert getattr(found.sampling, name) == expected
+
+
+def test_each_setting_comes_from_its_own_layer():
+    under = Defaults(
+        registry={"temperature": 0.2}, model={"temperature": 0.9, "top_k": 20, "max_tokens": 9}
+    )
+    found = check({"top_p": 0.5}, under)
+    assert {name: each.source for name, each in found.settings.items()} == {
+        "temperature": "registry",
+        "top_p": "request",
+        "top_k": "model",
+        "max_tokens": "model",
+        "min_p": "fallback",
+        "repetition_penalty": "fallback",
+        "presence_penalty": "fallback",
+        "frequency_penalty": "fallback",
+    }
+    assert (found.sampling.temperature, found.sampling.top_k, found.max_tokens) == (0.2, 20, 9)
+
+
+def test_no_limit_that_was_asked_for_wins_over_a_limit_of_the_model():
+    under = Defaults(model={"max_tokens": 9}, fallback={"max_tokens": 5})
+    assert check({}, under).max_tokens == 9
+    assert check({"max_tokens": None}, under).max_tokens is None
+    assert check({"max_tokens": None}, under).settings["max_tokens"] == Setting(None, "request")
+
+
+def test_generation_config_none_leaves_registry_and_model_out_but_not_the_fallback():
+    under = Defaults({"temperature": 0.2}, {"top_k": 20}, {"max_tokens": 5})
+    found = check({"generation_config": "none"}, under)
+    assert found.sampling.greedy
+    assert (found.sampling.top_k, found.max_tokens) == (0, 5)
+    assert {each.source for each in found.settings.values()} == {"fallback"}
+    assert check({"generation_config": "auto"}, under).sampling.temperature == 0.2
+
+
+def test_measurements_are_greedy_whatever_the_model_says():
+    under = Defaults({"temperature": 0.2, "repetition_penalty": 1.3}, {"top_k": 20, "min_p": 0.1})
+    found = check(GREEDY, under).sampling
+    assert found.greedy
+    assert (found.repetition_penalty, found.top_k, found.min_p) == (1.0, 0, 0.0)
+
+
+@pytest.mark.parametrize("value", ["vllm", "", None, True, "None"])
+def test_another_generation_config_is_refused(value: Any):
+    options: Any = {"generation_config": value}
+    with pytest.raises(InvalidRequest, match=r"^generation_config is .*auto or none"):
+        check(options)

@@ -1,0 +1,84 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.decoding.generation import Step
+from paceline.decoding.types import Proposal
+from paceline.runtime.highlight import tinted
+from paceline.runtime.model import Model
+from support.driver import decode
+
+UNDERLINE = "\x1b[4m"
+GREEN = "\x1b[4;32m"
+CODES = re.compile(r"\x1b\[[0-9;]*m")
+
+STEPS = [
+    Step(1, [0], "a"),
+    Step(3, [28, 1, 29], "\nb the", Proposal([28, 1, 2], "suffix"), 2),
+    Step(1, [3], "d", Proposal([4], "suffix"), 0),
+    Step(2, [5, 6], "fg", Proposal([5], "forced"), 1),
+]
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def printed(steps: list[Step] = STEPS, **environment: str) -> str:
+        for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLORTERM"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        show = tinted(decode)
+        for step in steps:
+            show(step)
+        return capsys.readouterr().out
+
+    return printed
+
+
+def test_no_terminal_gets_the_text_alone(printed):
+    assert printed() == "a\nb thedfg"
+
+
+def test_what_was_guessed_is_underlined_and_green(printed):
+    assert printed(FORCE_COLOR="1") == f"a{GREEN}\nb\x1b[0m thedfg"
+
+
+def test_without_colours_it_is_still_underlined(printed):
+    assert printed(FORCE_COLOR="1", NO_COLOR="1") == f"a{UNDERLINE}\nb\x1b[0m thedfg"
+
+
+def test_a_long_line_with_tabs_stays_as_it_is(printed, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("support.driver._PIECES", [b"\tword ", b"[red]", b"\x07"])
+    monkeypatch.setenv("COLUMNS", "20")
+    tokens = [0, 1, 2] * 30
+    text = decode(tokens)
+    steps = [Step(len(tokens), tokens, text, Proposal(tokens[:50], "suffix"), 50)]
+    assert printed(steps) == text
+    assert CODES.sub("", printed(steps, FORCE_COLOR="1")) == text
+
+
+@pytest.mark.parametrize("tint", [[], ["--tint"]])
+def test_the_command_prints_the_same_text(
+    tint: list[str],
+    cache: Path,
+    tiny_gguf: Path,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    prompt = "this is one and the user, this is one and the user, this is"
+    options = {"max_tokens": 30, "drafter": "suffix", "policy": "fixed"}
+    expected = model.generate(prompt, **options)  # type: ignore[arg-type]
+    arguments = ["--model", str(tiny_gguf), "--max-tokens", "30", "--drafter", "suffix"]
+    arguments += ["--policy", "fixed", "--quiet", *tint]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["generate", prompt, *arguments]) == 0
+    out = capsys.readouterr().out
+    assert CODES.sub("", out) == expected.text + "\n"
+    assert expected.stats.accepted > 0
+    assert (GREEN in out) == bool(tint)

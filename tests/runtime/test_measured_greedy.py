@@ -1,0 +1,100 @@
+"""Whatever a model's own settings are, what is measured and learnt from is decoded as asked."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.models import QUIET
+from paceline.runtime.defaults import Defaults
+from paceline.runtime.model import Model
+from paceline.runtime.options import Request, check
+from paceline.tools.bench.ab_test import Case, Contender
+from paceline.tools.bench.cases import by_length
+from paceline.tools.bench.peers.base import Question
+from paceline.tools.bench.peers.ours import Ours
+from paceline.tools.bench.verify import SAMPLED, Verdict, check_tokens
+from paceline.tools.bench.verify import Case as Verified
+from paceline.tools.suite import load_suite
+from paceline.tools.train.answers import Settings, make_answers
+from paceline.tools.train.prompts import write_prompts
+
+HOT = Defaults(
+    registry={"temperature": 0.9, "repetition_penalty": 1.4}, model={"top_k": 9, "max_tokens": 2}
+)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    path = tmp_path / "suite.jsonl"
+    messages = [{"role": "user", "content": "this is one and the user"}]
+    path.write_text(json.dumps({"id": "one", "kind": "chat", "messages": messages}) + "\n")
+    return path
+
+
+def _run(model: Model, _: Path, __: Path) -> None:
+    Contender("x", model, {"drafter": "none"}).answer(Case("a", "a", "Hi", {"max_tokens": 4}))
+
+
+def _swept(model: Model, _: Path, __: Path) -> None:
+    (case,) = by_length(model, "this is the one", [12], [{}], 4)
+    Contender("x", model, {"drafter": "suffix"}).answer(case)
+
+
+def _peers(model: Model, _: Path, __: Path) -> None:
+    Ours(model).answer(Question("a", "a", [], model.tokens("Hi")), 4, "auto")
+
+
+def _verified(model: Model, suite: Path, _: Path) -> None:
+    cases = [Verified("suffix", "fixed", 3, how) for how in ({"temperature": 0.0}, *SAMPLED)]
+    verdict = Verdict()
+    check_tokens(model, load_suite(suite), cases, verdict, max_tokens=4)
+    assert verdict.exact
+
+
+def _answered(model: Model, suite: Path, out: Path) -> None:
+    make_answers(model, [suite], out, Settings(max_tokens=4), at_once=2, progress=QUIET)
+
+
+@pytest.mark.parametrize("work", [_run, _swept, _peers, _verified, _answered])
+def test_a_measurement_is_greedy_whatever_registry_and_model_say(
+    work: Callable[[Model, Path, Path], None],
+    model: Model,
+    suite: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    seen: list[Request] = []
+
+    def request(_: Model, options: Any) -> Request:
+        seen.append(check(options, HOT))
+        return seen[-1]
+
+    monkeypatch.setattr(Model, "request", request)
+    work(model, suite, tmp_path / "out")
+    assert seen
+    for each in seen:
+        assert {setting.source for setting in each.settings.values()} <= {"request", "fallback"}
+        assert each.max_tokens == 4
+    if work is not _verified:
+        assert all(each.sampling.greedy for each in seen)
+
+
+def test_prompts_are_sampled_as_asked_whatever_registry_and_model_say(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[Request] = []
+
+    def request(_: Model, options: Any) -> Request:
+        seen.append(check(options, HOT))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Model, "request", request)
+    with pytest.raises(KeyboardInterrupt):
+        write_prompts(
+            model, tmp_path / "o", count=1, seed=0, temperature=0.7, at_once=1, progress=QUIET
+        )
+    assert {setting.source for setting in seen[0].settings.values()} <= {"request", "fallback"}
+    assert seen[0].sampling.temperature == 0.7

@@ -1,0 +1,146 @@
+from typing import Any
+
+import pytest
+
+from paceline.decoding.repetition import DEFAULT, Repetition
+from paceline.engines.profile import MAX_ROWS
+from paceline.errors import InvalidRequest
+from paceline.runtime.options import POLICIES, Options, check
+
+
+def test_nothing_said_is_greedy_with_the_default_drafter_to_the_context_limit():
+    request = check({})
+    assert request.sampling.greedy
+    assert request.max_tokens is None
+    assert request.stop == ()
+    assert request.drafter == "auto"
+    assert (request.policy, request.max_block) == ("auto", MAX_ROWS)
+    assert request.probe is None
+    assert not request.raw
+
+
+def test_every_option_reaches_the_request():
+    request = check(
+        {
+            "max_tokens": 5,
+            "temperature": 0.5,
+            "top_k": 4,
+            "top_p": 0.9,
+            "min_p": 0.1,
+            "repetition_penalty": 1.1,
+            "presence_penalty": 0.2,
+            "frequency_penalty": 0.3,
+            "logit_bias": {7: -1.0},
+            "seed": 11,
+            "stop": ["a", "b"],
+            "ignore_eos": True,
+            "drafter": "ngram:min=2",
+            "policy": "kelly",
+            "max_block": 5,
+            "probe": "suffix",
+            "raw": True,
+            "min_tokens": 3,
+            "logprobs": 2,
+            "prompt_logprobs": True,
+            "prediction": [4, 5],
+            "generation_config": "none",
+            "repetition_detection": {"max_pattern_size": 9, "min_count": 3},
+        }
+    )
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 4, 0.9)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.2, 0.3)
+    assert (sampling.logit_bias, sampling.seed) == ({7: -1.0}, 11)
+    assert request.stopping([1, 2]).stop_token_ids == frozenset()
+    assert (request.max_tokens, request.stop) == (5, ("a", "b"))
+    assert (request.drafter, request.policy, request.max_block) == ("ngram:min=2", "kelly", 5)
+    assert (request.probe, request.raw) == ("suffix", True)
+    assert request.stopping([1]).min_tokens == 3
+    assert (request.logprobs, request.prompt_logprobs) == (2, True)
+    assert request.prediction == [4, 5]
+    assert request.stopping([1]).repetition == Repetition(9, 0, 3)
+
+
+def test_repetition_detection_is_off_unless_it_is_asked_for():
+    for off in (False, None, {}, {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0}):
+        assert check({"repetition_detection": off}).repetition is None
+    assert check({}).repetition is None
+    assert check({"repetition_detection": True}).repetition == DEFAULT
+
+
+def test_an_unknown_option_is_named_with_the_nearest_one():
+    options: Any = {"temprature": 1}
+    with pytest.raises(InvalidRequest, match=r"'temprature'; did you mean temperature\?"):
+        check(options)
+    options = {"zzz": 1}
+    with pytest.raises(InvalidRequest, match=r"no option 'zzz'$"):
+        check(options)
+
+
+WRONG: list[tuple[str, Any]] = [
+    *(("max_tokens", value) for value in (0, -1, 2.5, "5", True, [])),
+    *(("temperature", value) for value in (-0.1, 101, float("nan"), float("inf"), "hot", None)),
+    *(("top_k", value) for value in (-1, 1.5, "4", True)),
+    *(("top_p", value) for value in (0, 1.1, -1, float("nan"), "x")),
+    *(("min_p", value) for value in (-0.1, 1.1, float("nan"))),
+    *(("repetition_penalty", value) for value in (0, -1, 101, float("nan"))),
+    *(("presence_penalty", value) for value in (-101, 101, float("nan"), "x")),
+    *(("frequency_penalty", value) for value in (-101, 101, float("nan"))),
+    *(("logit_bias", value) for value in ({-1: 1}, {"a": 1}, {1: "x"}, {1: 1e9}, [(1, 2)], 3)),
+    *(("logit_bias", value) for value in ({1: float("nan")}, {1.5: 1}, "x", {1: None})),
+    *(("seed", value) for value in (-1, 2**64, 1.5, "x", True)),
+    *(("stop", value) for value in ("", [""], ["a", ""], [5], 5, [None], b"x")),
+    *(("ignore_eos", value) for value in (1, "yes", None)),
+    *(("raw", value) for value in (1, "yes", None)),
+    *(("prompt_logprobs", value) for value in (1, "yes", None)),
+    *(("min_tokens", value) for value in (-1, 1.5, "x", None, True)),
+    *(("logprobs", value) for value in (-1, 21, 1.5, "x", True)),
+    *(("repetition_detection", value) for value in (1, "yes", [3], {"max_pattern_size": 3})),
+    *(("repetition_detection", {"max_pattern_size": 3, "min_count": n}) for n in (1, -2, 2.5, "x")),
+    *(("repetition_detection", {"max_pattern_size": n, "min_count": 2}) for n in (-1, 10**9, "x")),
+    ("repetition_detection", {"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2}),
+    ("repetition_detection", {"max_pattern_size": 3, "min_count": 2, "size": 1}),
+    *(("prediction", value) for value in ("text", [1.5], [None], 5)),
+    *(("drafter", value) for value in ("", "nothing", "ngram+", "ngram:x=1", "none+ngram")),
+    *(("drafter", value) for value in ("ngram:min=a", "ngram:min=0", "ngram:min=5,max=2", 5, None)),
+    *(("drafter", value) for value in ("ngram:length=0", "suffix:later", "recycle:x", ["ngram"])),
+    *(("probe", value) for value in ("nothing", 5, ["ngram"])),
+    *(("policy", value) for value in ("", "best", None, 5, ["auto"])),
+    *(("max_block", value) for value in (0, 1, 33, 2.5, "8", True)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{n}={v!r}" for n, v in WRONG])
+def test_a_value_that_cannot_be_served_is_refused_by_name(name: str, value: Any):
+    options: Any = {name: value}
+    with pytest.raises(InvalidRequest) as caught:
+        check(options)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert name in said or "drafter" in said or "ngram" in said
+    assert len(said) < 200
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies_that_do_not_weigh_costs_get_a_shorter_block(policy: Any):
+    assert check({"policy": policy}).max_block == (MAX_ROWS if policy == "auto" else 8)
+    assert check({"policy": policy, "max_block": 3}).max_block == 3
+
+
+def test_without_a_seed_one_is_drawn_each_time():
+    drawn = {check({}).sampling.seed for _ in range(20)}
+    assert len(drawn) == 20
+    assert all(0 <= seed < 2**64 for seed in drawn)
+    assert check({"seed": 0}).sampling.seed == 0
+
+
+def test_one_stop_string_is_as_good_as_a_list_of_one():
+    assert check({"stop": "end"}).stop == check({"stop": ["end"]}).stop == ("end",)
+
+
+def test_an_answer_ends_with_the_models_end_tokens_unless_they_are_ignored():
+    options: Options = {"stop": "x", "max_tokens": 3}
+    stopping = check(options).stopping([1, 2])
+    assert (stopping.max_tokens, stopping.stop_token_ids, stopping.stop) == (3, {1, 2}, ("x",))
+    assert check({"ignore_eos": True}).stopping([1, 2]).stop_token_ids == frozenset()

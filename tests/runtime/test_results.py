@@ -1,0 +1,102 @@
+import json
+from dataclasses import replace
+
+from paceline.decoding.types import FinishReason
+from paceline.runtime.defaults import Setting
+from paceline.runtime.result import Result, Stats
+
+
+def stats() -> Stats:
+    return Stats(
+        steps=10,
+        drafted=40,
+        accepted=20,
+        drafted_by={"suffix": 40},
+        accepted_by={"suffix": 20},
+        cached_tokens=3,
+        load_seconds=1.0,
+        first_token_seconds=0.5,
+        prefill_seconds=0.4,
+        decode_seconds=2.0,
+        draft_seconds=0.1,
+        verify_seconds=1.5,
+        sample_seconds=0.2,
+        decoded=30,
+    )
+
+
+def result() -> Result:
+    return Result(
+        text="é",
+        token_ids=[5, 6],
+        finish_reason=FinishReason.STOP,
+        stats=stats(),
+        prompt_tokens=7,
+        model="m",
+        engine="openvino",
+        drafter="suffix",
+        policy="auto",
+        exact=True,
+        seed=3,
+        settings={"temperature": Setting(0.7, "model"), "max_tokens": Setting(None, "fallback")},
+    )
+
+
+def test_rates_are_what_was_counted_over_what_was_spent():
+    found = stats()
+    assert found.acceptance_rate == 0.5
+    assert found.tokens_per_step == 3.0
+    assert found.host_seconds == 0.5
+    assert found.decode_tokens_per_second == 15.0
+
+
+def test_an_answer_of_one_token_has_no_rates():
+    found = Stats(first_token_seconds=0.25)
+    assert found.acceptance_rate == found.tokens_per_step == found.host_seconds == 0.0
+    assert found.decode_tokens_per_second == 0.0
+    assert found.line() == "1 token in 0.25 s"
+
+
+def test_the_line_says_speed_drafts_and_waiting():
+    line = stats().line()
+    for part in ("31 tokens", "15.0 tokens/s", "3.00 tokens per step", "20 of 40 drafts accepted"):
+        assert part in line
+    assert "first token after 0.50 s, host 25.0 %" in line
+    assert "no drafts" in Stats(steps=1, decoded=1, decode_seconds=1.0).line()
+
+
+def test_a_result_as_json_has_all_that_is_documented_and_reads_back_the_same():
+    value = json.loads(json.dumps(result().as_dict()))
+    assert value == result().as_dict()
+    assert value["finish_reason"] == "stop"
+    assert value["completion_tokens"] == 2
+    assert value["settings"] == {
+        "temperature": {"value": 0.7, "source": "model"},
+        "max_tokens": {"value": None, "source": "fallback"},
+    }
+    assert value.keys() == {
+        *("text", "reasoning", "reasoning_tokens", "token_ids", "prompt_tokens"),
+        *("completion_tokens", "finish_reason", "model"),
+        *("engine", "drafter", "policy", "exact", "exactness", "seed", "settings", "stats"),
+    }
+    assert value["stats"].keys() == {
+        *("steps", "drafted", "accepted", "forced", "acceptance_rate", "tokens_per_step"),
+        *("drafted_by", "accepted_by", "drafted_at", "accepted_at", "cached_tokens"),
+        *("load_seconds", "first_token_seconds"),
+        *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds"),
+        *("sample_seconds", "host_seconds", "decode_tokens_per_second"),
+    }
+
+
+def test_the_line_of_a_sampled_answer_has_the_seed_and_that_of_a_greedy_one_has_none():
+    assert result().line() == f"{stats().line()}; seed 3"
+    greedy = replace(result(), settings={"temperature": Setting(0.0, "registry")})
+    assert greedy.line() == stats().line()
+    assert replace(greedy, token_ids=[]).line() == "no tokens"
+
+
+def test_what_a_probe_saw_is_there_when_there_was_one():
+    found = stats()
+    assert "probe" not in found.as_dict()
+    found.probe = {"ngram": {"steps": 1, "drafted": 2, "accepted": 1}}
+    assert found.as_dict()["probe"] == found.probe

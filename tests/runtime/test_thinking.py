@@ -1,0 +1,328 @@
+"""Models that think: what the library and the commands make of their thoughts."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.decoding.types import FinishReason
+from paceline.engines import EngineSettings, open_engine
+from paceline.errors import InvalidRequest
+from paceline.models import ModelFiles, resolve
+from paceline.runtime.model import Model
+from paceline.runtime.options import POLICIES
+from paceline.runtime.result import Result
+from support.thinking import CLOSE, OPEN, TEMPLATES, Scripted
+from support.waiting import PATIENCE
+
+THOUGHT, ANSWER = "this is one, is this the one?\nit is", "This is the one. This is the one."
+EMPTY = "<think>\n\n</think>\n\n"
+DRAFTERS = ("none", "auto", "ngram", "suffix", "recycle", "suffix+recycle")
+
+
+@pytest.fixture(scope="module")
+def files(thinking_gguf: Path, tiny_cache: Path) -> ModelFiles:
+    return resolve(str(thinking_gguf), tiny_cache)
+
+
+@pytest.fixture(scope="module")
+def engine(files: ModelFiles) -> Any:
+    settings = EngineSettings(cache_tokens=4 * files.context_length)
+    return open_engine("openvino", files.path, files.context_length, settings)
+
+
+@pytest.fixture
+def thinker(files: ModelFiles, engine: Any, cache: Path) -> Iterator[Model]:
+    """A model that writes a thought and an answer to everything."""
+    free = engine.free_slots
+    yield scripted(files, engine)
+    assert engine.free_slots == free
+
+
+def scripted(files: ModelFiles, engine: Any, thought: str | None = THOUGHT) -> Model:
+    encode = files.tokenizer().encode
+    tokens = [OPEN, *encode(f"\n{thought}\n"), CLOSE, *encode("\n\n")] if thought else []
+    return Model(files, Scripted(engine, [*tokens, *encode(ANSWER)]))
+
+
+def script(model: Model) -> list[int]:
+    found: list[int] = model.engine.script  # type: ignore[attr-defined]
+    return found
+
+
+def said(stream: Any) -> Result:
+    for _ in stream:
+        pass
+    result: Result = stream.result
+    return result
+
+
+# -- the library -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_thought_is_told_apart_and_no_token_is_changed(drafter: str, policy: str, thinker: Model):
+    for block in (2, 5, 32):
+        stream = thinker.stream("2 + 2?", drafter=drafter, policy=policy, max_block=block)
+        steps = list(stream)
+        found = stream.result
+        assert (found.reasoning, found.text) == (THOUGHT, ANSWER)
+        assert found.token_ids == [*script(thinker), 2]
+        assert found.reasoning_tokens == script(thinker).index(CLOSE) + 1
+        assert "".join(step.reasoning for step in steps) == THOUGHT
+        assert "".join(step.text for step in steps) == ANSWER
+        assert [token for step in steps for token in step.tokens] == found.token_ids
+
+
+def test_tokens_are_those_of_a_raw_prompt_with_the_same_text(engine: Any, files: ModelFiles):
+    # The real network, whose greedy answers have whatever marks they have.
+    model = Model(files, engine)
+    prompt = "<|im_start|>user\nthis is one<|im_end|>\n<|im_start|>assistant\n"
+    bias = {OPEN: 8.0, CLOSE: 8.0}
+    thoughts = set()
+    for seed in range(5):
+        options: Any = {"seed": seed, "temperature": 1.2, "max_tokens": 60, "logit_bias": bias}
+        raw = model.generate(prompt, raw=True, **options)
+        told = model.generate("this is one", **options)
+        assert told.token_ids == raw.token_ids
+        assert raw.reasoning == ""
+        thoughts.add(told.reasoning)
+    assert len(thoughts) > 1
+
+
+def test_a_stop_string_is_for_the_answer_and_not_for_the_thought(thinker: Model):
+    found = thinker.generate("2 + 2?", stop="the one", drafter="suffix")
+    assert (found.reasoning, found.text) == (THOUGHT, "This is ")
+    assert found.finish_reason == FinishReason.STOP
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9])
+def test_a_thought_that_is_cut_is_a_thought_and_the_answer_is_empty(tokens: int, thinker: Model):
+    found = thinker.generate("2 + 2?", max_tokens=tokens)
+    assert found.text == ""
+    assert THOUGHT.startswith(found.reasoning)
+    assert found.reasoning_tokens == tokens
+    assert found.finish_reason == FinishReason.LENGTH
+
+
+def test_a_thought_that_is_closed_early_is_in_the_result(thinker: Model):
+    with thinker.stream("2 + 2?", drafter="none") as stream:
+        for _ in range(6):
+            next(stream)
+    assert stream.result.text == ""
+    assert stream.result.reasoning
+    assert THOUGHT.startswith(stream.result.reasoning)
+
+
+def test_an_answer_without_a_thought_is_as_it_is(files: ModelFiles, engine: Any, cache: Path):
+    found = scripted(files, engine, thought=None).generate("2 + 2?")
+    assert (found.reasoning, found.text, found.reasoning_tokens) == ("", ANSWER, 0)
+
+
+def test_where_the_template_opens_the_thought_the_answer_begins_in_it(
+    files: ModelFiles, engine: Any, cache: Path
+):
+    opened = replace(files, chat_template=TEMPLATES["deepseek-r1"])
+    model = scripted(opened, engine)
+    model.engine.script = script(model)[1:]  # type: ignore[attr-defined]
+    found = model.generate("is <think> a mark?")
+    assert (found.reasoning, found.text) == (THOUGHT, ANSWER)
+    assert found.reasoning_tokens == script(model).index(CLOSE) + 1
+
+
+def test_an_unknown_form_stays_text(files: ModelFiles, engine: Any, cache: Path):
+    from support.tiny import TEMPLATE
+
+    plain = replace(files, chat_template=TEMPLATE)
+    model = scripted(plain, engine)
+    model.engine.script = plain.tokenizer().encode("<reasoning>hm</reasoning>4")  # type: ignore[attr-defined]
+    found = model.generate("2 + 2?")
+    assert (found.reasoning, found.text) == ("", "<reasoning>hm</reasoning>4")
+
+
+def prompt_of(model: Model, **options: Any) -> str:
+    with model.stream("2 + 2?", **options) as stream:
+        tokens = stream.tokens
+    names = {number: name for name, number in model.files.tokenizer().special_tokens().items()}
+    decode = model.files.tokenizer().decode
+    return "".join(names.get(token) or decode([token]) for token in tokens)
+
+
+def test_thinking_is_turned_off_through_the_template(thinker: Model):
+    assert not prompt_of(thinker).endswith(EMPTY)
+    assert prompt_of(thinker, think=False).endswith(EMPTY)
+    assert not prompt_of(thinker, think=True).endswith(EMPTY)
+    kwargs = {"enable_thinking": False}
+    assert prompt_of(thinker, template_kwargs=kwargs).endswith(EMPTY)
+    assert prompt_of(thinker, think=True, template_kwargs=kwargs).endswith(EMPTY)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"think": "no"}, "think is 'no'"),
+        ({"template_kwargs": []}, "template_kwargs is"),
+        ({"template_kwargs": {1: 2}}, "template_kwargs is"),
+        ({"template_kwargs": {"messages": []}}, "cannot set messages"),
+        ({"template_kwargs": {"self": 1}}, "cannot set self"),
+    ],
+)
+def test_an_option_for_thinking_that_cannot_be_is_refused(
+    options: Any, reason: str, thinker: Model
+):
+    with pytest.raises(InvalidRequest, match=reason):
+        thinker.generate("2 + 2?", **options)
+
+
+@pytest.mark.parametrize("options", [{"think": False}, {"template_kwargs": {"x": 1}}])
+def test_a_prompt_without_the_template_has_no_switch(options: Any, thinker: Model):
+    with pytest.raises(InvalidRequest, match="chat template"):
+        thinker.generate("2 + 2?", raw=True, **options)
+    with pytest.raises(InvalidRequest, match="chat template"):
+        thinker.generate([100, 101], **options)
+
+
+def test_a_model_that_does_not_think_may_be_told_not_to(model: Model):
+    found = model.generate("Hello", max_tokens=3, think=False)
+    assert found.token_ids == model.generate("Hello", max_tokens=3).token_ids
+    with pytest.raises(InvalidRequest, match="no thoughts"):
+        model.generate("Hello", think=True)
+
+
+def test_an_answer_of_a_form_is_text_from_its_first_token(
+    files: ModelFiles, engine: Any, cache: Path
+):
+    pytest.importorskip("llguidance")
+    from paceline.constraints.grammar import Grammars
+    from paceline.models.manifest import TOKENIZER
+
+    opened = replace(files, chat_template=TEMPLATES["deepseek-r1"])
+    grammars = Grammars(
+        files.folder / TOKENIZER,
+        vocab_size=engine.vocab_size,
+        stop_token_ids=files.stop_token_ids,
+    )
+    found = Model(opened, engine).generate("2 + 2?", constraint=grammars.regex("It is [0-9]"))
+    assert found.text.startswith("It is ")
+    assert found.reasoning == ""
+
+
+def test_a_conversation_keeps_thoughts_beside_the_answer_and_leaves_them_to_the_template(
+    thinker: Model,
+):
+    chat = thinker.conversation()
+    said(chat.say("2 + 2?"))
+    turn = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+    assert chat.messages[-1] == turn
+    second = chat.say("sure?")
+    prompt = thinker.files.tokenizer().decode(second.tokens)
+    assert ANSWER in prompt
+    assert THOUGHT not in prompt, "Qwen3's template leaves earlier thoughts out"
+    assert said(second).text == ANSWER
+    chat.close()
+
+
+# -- the commands ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(
+    thinker: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    """Runs a command with the scripted model: what it prints and says."""
+    monkeypatch.setattr("paceline.runtime.model.load", lambda *_, **__: thinker)
+
+    def command(*arguments: str, input: str = "") -> Any:
+        monkeypatch.setattr("sys.stdin", io.StringIO(input))
+        assert main([*arguments]) == 0
+        return capsys.readouterr()
+
+    return command
+
+
+@pytest.mark.parametrize("tint", [[], ["--tint"]])
+def test_the_answer_goes_to_standard_output_and_the_thought_to_standard_error(
+    tint: list[str], command: Any
+):
+    found = command("generate", "2 + 2?", *tint)
+    assert found.out == f"{ANSWER}\n"
+    assert found.err.startswith(f"{THOUGHT}\n\n")
+    quiet = command("generate", "2 + 2?", "--quiet", *tint)
+    assert (quiet.out, quiet.err) == (f"{ANSWER}\n", "")
+    chat = command("chat", *tint, input="2 + 2?\nsure?\n")
+    assert chat.out == f"{ANSWER}\n" * 2
+    assert chat.err.count(THOUGHT) == 2
+
+
+def test_a_thought_is_dim_on_a_terminal(command: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    found = command("generate", "2 + 2?")
+    assert "\x1b[2m" in found.err
+    assert "\x1b[" not in found.out
+
+
+def test_json_has_the_thought_and_its_tokens(command: Any):
+    found = json.loads(command("generate", "2 + 2?", "--json").out)
+    assert (found["reasoning"], found["text"]) == (THOUGHT, ANSWER)
+    assert 0 < found["reasoning_tokens"] < found["completion_tokens"]
+
+
+def test_no_think_and_variables_reach_the_template(command: Any, thinker: Model):
+    def prompt(*arguments: str) -> list[int]:
+        found = json.loads(command("generate", "2 + 2?", "--json", *arguments).out)
+        tokens: list[int] = found["prompt_token_ids"]
+        return tokens
+
+    off = prompt("--no-think")
+    assert off[-3:].count(CLOSE) == 1
+    assert CLOSE not in prompt()
+    assert CLOSE not in prompt("--think")
+    assert prompt("--chat-template-kwargs", '{"enable_thinking": false}') == off
+
+
+@pytest.mark.parametrize("value", ["[]", "{", "no"])
+def test_variables_that_are_no_json_object_are_refused(
+    value: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "x", "--chat-template-kwargs", value])
+    assert ended.value.code == 2
+    assert "is not a JSON object" in capsys.readouterr().err
+
+
+def test_a_trace_has_the_text_of_thoughts(command: Any, tmp_path: Path):
+    path = tmp_path / "trace"
+    command("generate", "2 + 2?", "--trace", str(path), "--drafter", "suffix")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    pieces = "".join(piece for line in lines for piece in line.get("pieces", []))
+    assert pieces == THOUGHT + ANSWER
+
+
+def test_a_real_command_refuses_to_turn_off_what_has_no_switch(
+    thinking_gguf: Path, tmp_path: Path, cache: Path
+):
+    from support.thinking import write_thinking
+
+    model = write_thinking(tmp_path / "r1.gguf", TEMPLATES["deepseek-r1"])
+    found = subprocess.run(
+        [sys.executable, "-m", "paceline", "generate", "--model", model, "x", "--no-think"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PIP_NO_INDEX": "1"},
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert found.returncode == 2
+    assert found.stderr.splitlines()[-1].startswith("paceline: the chat template of")
+    assert "Traceback" not in found.stderr

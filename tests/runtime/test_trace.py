@@ -1,0 +1,240 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from paceline.runtime.options import Options
+from paceline.runtime.trace import FORM, Trace
+from paceline.tools.bench.trace.reader import Recorded, parse_trace, read_trace
+
+PROMPT = "this is one and the user, this is one and the user, this is"
+ASKED: Options = {"max_tokens": 40, "drafter": "suffix", "policy": "fixed", "max_block": 5}
+
+
+@pytest.fixture
+def traced(model: Model, tmp_path: Path) -> Callable[..., Path]:
+    def traced(**options: Any) -> Path:
+        path = tmp_path / "trace.jsonl"
+        asked: Options = {**ASKED, **options}  # type: ignore[typeddict-item]
+        with model.stream(PROMPT, **asked) as stream, Trace(path, model, stream, asked) as steps:
+            for _ in steps:
+                pass
+        traced.result = stream.result  # type: ignore[attr-defined]
+        return path
+
+    return traced
+
+
+def test_a_trace_says_all_that_happened(traced: Any, model: Model):
+    trace = read_trace(traced(drafter="ngram+suffix"))
+    result = traced.result
+    stats = result.stats
+    assert trace.prompt == model.tokens(PROMPT)
+    assert trace.answer == result.token_ids
+    assert trace.result == json.loads(json.dumps(result.as_dict()))
+    assert len(trace.steps) == stats.steps
+    assert sum(step.drafted for step in trace.steps) == stats.drafted > 0
+    assert sum(step.accepted for step in trace.steps) == stats.accepted
+    pieces = [*trace.first_pieces, *(piece for step in trace.steps for piece in step.pieces)]
+    assert "".join(pieces) == result.text
+    assert trace.prefill_seconds == stats.prefill_seconds
+    for name in ("draft", "verify", "sample"):
+        found = sum(getattr(step.seconds, name) for step in trace.steps)
+        assert found == pytest.approx(getattr(stats, f"{name}_seconds"))
+    whole = sum(step.seconds.whole for step in trace.steps)
+    assert whole == pytest.approx(stats.decode_seconds)
+    assert all(0 <= step.seconds.draft <= step.seconds.host for step in trace.steps)
+    context = len(trace.prompt)
+    for step in trace.steps:
+        assert step.context == context
+        assert step.rows == len(step.proposed) + 1
+        assert list(step.proposed[: step.stood]) == list(step.tokens[: step.stood])
+        assert step.stood + step.refused == len(step.proposed)
+        assert step.guess == model.files.tokenizer().decode(step.proposed)
+        context += len(step.tokens)
+    assert {step.source for step in trace.steps if step.proposed} <= {"ngram", "suffix"}
+
+
+def test_a_trace_says_what_was_asked_of_whom(traced: Any, model: Model):
+    trace = read_trace(traced(stop=["zzz"], temperature=0.5, seed=3))
+    assert trace.about["model"] == model.files.name
+    assert trace.about["fingerprint"] == model.files.fingerprint
+    assert trace.about["engine"]["engine"] == "openvino"
+    assert trace.about["settings"] == {**ASKED, "stop": ["zzz"], "temperature": 0.5, "seed": 3}
+    assert trace.cached == 0
+
+
+def test_chances_are_kept_and_what_json_has_no_form_for_is_not(model: Model, tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    with model.stream(PROMPT, **ASKED) as stream:
+        Trace(path, model, stream, {"constraint": object(), "seed": 1}).close()
+    assert read_trace(path).about["settings"] == {"seed": 1}
+
+
+def test_every_line_is_there_when_its_step_is(model: Model, tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    with model.stream(PROMPT, **ASKED) as stream, Trace(path, model, stream, ASKED) as steps:
+        for number, step in enumerate(steps):
+            trace = read_trace(path)
+            assert len(trace.steps) == number
+            assert trace.result is None
+            assert trace.answer[-len(step.tokens) :] == list(step.tokens)
+            if number == 3:
+                break
+    trace = read_trace(path)
+    assert len(trace.steps) == 3
+    assert trace.result is not None
+    assert trace.result["finish_reason"] == "cancelled"
+
+
+def test_an_answer_that_failed_has_no_result(model: Model, tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    with (
+        pytest.raises(ZeroDivisionError),
+        model.stream(PROMPT, **ASKED) as stream,
+        Trace(path, model, stream) as steps,
+    ):
+        for _ in steps:
+            stream._engine = Broken()  # type: ignore[assignment]
+    assert read_trace(path).result is None
+
+
+class Broken:
+    free_slots = 1000
+    block_size = 32
+
+    def step(self, _work: object) -> None:
+        raise ZeroDivisionError
+
+
+def test_a_line_that_was_being_written_does_not_count(traced: Any):
+    path = traced()
+    content = path.read_bytes()
+    whole = read_trace(path)
+    content = content.replace(b'"guess": "', '"guess": "é'.encode())
+    wanted = [replace(step, guess=f"é{step.guess}") for step in whole.steps]
+    for cut in range(1, len(content), 41):
+        path.write_bytes(content[:cut])
+        if b"\n" not in content[:cut]:
+            with pytest.raises(InvalidRequest, match="is no trace"):
+                read_trace(path)
+            continue
+        trace = read_trace(path)
+        assert trace.result is None
+        assert trace.steps == wanted[: len(trace.steps)]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(model: Model, tmp_path: Path):
+    with model.stream(PROMPT, **ASKED) as stream, pytest.raises(InvalidRequest, match="cannot wr"):
+        Trace(tmp_path / "nowhere" / "trace.jsonl", model, stream)
+
+
+def lines(trace: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+
+
+def parsed(entries: list[Any]) -> Recorded:
+    return parse_trace([json.dumps(entry) for entry in entries], "this")
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "message"),
+    [
+        (0, {"form": "other"}, "is no trace"),
+        (0, {"version": 9}, "version 9"),
+        (0, {"prompt_token_ids": []}, "line 1 of this: prompt_token_ids"),
+        (0, {"settings": None}, "line 1 of this: settings is None"),
+        (1, {"tokens": "x"}, "line 2 of this: tokens is 'x'; expected token ids"),
+        (1, {"prefill_seconds": "1"}, "line 2 of this: prefill_seconds"),
+        (2, {"stood": -1}, "line 3 of this: stood is -1; expected a whole number"),
+        (2, {"pieces": [1]}, "line 3 of this: pieces"),
+        (2, {"seconds": {"draft": 1}}, "line 3 of this: seconds"),
+        (3, {"chances": [True]}, "line 4 of this: chances"),
+        (-1, {"result": 3}, "result is no object"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(
+    line: int, change: dict[str, Any], message: str, traced: Any
+):
+    entries = lines(traced())
+    parsed(entries)
+    entries[line] |= change
+    with pytest.raises(InvalidRequest, match=message) as raised:
+        parsed(entries)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"{}\n", b"[]\n", b"not json\n", b"\xff\xfe\n", b'{"form": "x"}\n']
+)
+def test_a_file_that_is_no_trace_is_refused_in_one_line(content: bytes, tmp_path: Path):
+    path = tmp_path / "file.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InvalidRequest, match="is no trace") as raised:
+        read_trace(path)
+    assert "\n" not in str(raised.value)
+    assert str(path) in str(raised.value)
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        read_trace(tmp_path / "none")
+
+
+def test_generate_writes_a_trace(
+    cache: Path,
+    tiny_gguf: Path,
+    tiny_model: Model,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    path = tmp_path / "trace.jsonl"
+    arguments = ["generate", PROMPT, "--model", tiny_gguf, "--max-tokens", 20, "--json"]
+    assert main([str(each) for each in [*arguments, "--trace", path]]) == 0
+    found = json.loads(capsys.readouterr().out)
+    trace = read_trace(path)
+    assert trace.answer == found["token_ids"]
+    assert trace.prompt == found["prompt_token_ids"]
+    assert trace.about["settings"]["max_tokens"] == 20
+    assert lines(path)[0]["form"] == FORM
+    # A place that cannot be written is found out before the model is loaded.
+    assert main(["generate", PROMPT, "--model", "nosuch", "--trace", str(tmp_path)]) == 2
+    assert "it is a folder" in capsys.readouterr().err
+
+
+def test_after_ctrl_c_the_trace_is_whole(tiny_gguf: Path, cache: Path, tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    # Ctrl-C comes while a step is being printed.
+    script = f"""
+import signal, sys
+from paceline.cli import app as cli
+steps = 0
+show = cli.shower
+def shower(*arguments):
+    inner = show(*arguments)
+    def shown(step):
+        global steps
+        steps += 1
+        if steps == 4:
+            signal.raise_signal(signal.SIGINT)
+        inner(step)
+    return shown
+cli.shower = shower
+sys.exit(cli.main(["generate", {PROMPT!r}, "--model", {str(tiny_gguf)!r}, "--ignore-eos",
+    "--max-tokens", "200", "--quiet", "--trace", {str(path)!r}]))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert found.returncode == 130, found.stderr
+    assert found.stderr.strip() == "paceline: stopped"
+    trace = read_trace(path)
+    assert len(trace.steps) == 3
+    assert trace.result is not None
+    assert trace.result["finish_reason"] == "cancelled"
+    assert trace.result["token_ids"] == trace.answer

@@ -1,0 +1,54 @@
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.runtime.model import Model
+from support.server import Running, running
+
+
+@pytest.fixture(scope="module")
+def module_model(tiny_model: Model, tiny_cache: Path) -> Iterator[Model]:
+    """The tiny model for a whole file of tests, which leaves no slots behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(tiny_cache))
+        free = tiny_model.engine.free_slots
+        yield Model(tiny_model.files, tiny_model.engine)
+        assert tiny_model.engine.free_slots == free
+
+
+@pytest.fixture(scope="module")
+def module_server(module_model: Model) -> Iterator[Running]:
+    """A server for the tests of a file that ask nothing but requests of it."""
+    with running(module_model) as made:
+        yield made
+
+
+@pytest.fixture
+def server(module_server: Running) -> Iterator[Running]:
+    """It, at rest; a test that leaves a request in it fails."""
+    yield module_server
+    module_server.rest()
+
+
+@pytest.fixture
+def own_server(model: Model) -> Iterator[Running]:
+    """A server that nobody has asked anything, and that a test may end."""
+    with running(model) as made:
+        yield made
+
+
+@pytest.fixture
+def slow_model(model: Model) -> Iterator[Model]:
+    """Each call takes 10 ms."""
+    step = model.engine.step
+
+    def slow(work: Any) -> Any:
+        time.sleep(0.01)
+        return step(work)
+
+    model.engine.step = slow  # type: ignore[method-assign]
+    yield model
+    del model.engine.step

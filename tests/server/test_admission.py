@@ -1,0 +1,381 @@
+"""Admission by KV that is used, preemption, and a prefix cache that is never evicted in vain."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.engines import EngineSettings, open_engine
+from paceline.models import ModelFiles
+from paceline.runtime.model import Model
+from paceline.runtime.options import check
+from paceline.runtime.result import Result
+from paceline.server.request import Done, Event, Failed, Ticket
+from paceline.server.scheduler import Scheduler
+from support.command import served
+from support.others import CHAT, TEXT
+from support.server import HTTP, running
+from support.waiting import PATIENCE, until
+
+PROMPTS = [
+    "the rain in the rain in the",
+    "one and two and one and two and",
+    "this is the one " * 6,
+    "th is is all that it is and all that it was",
+    "a",
+    "all the world and the one",
+]
+
+
+class Asked:
+    """A request, and how it ended."""
+
+    def __init__(self, scheduler: Scheduler, prompt: str, **options: Any) -> None:
+        self.prompt, self.options = prompt, options
+        self._ended = threading.Event()
+        self._end: Event | None = None
+        tokens = scheduler.model.tokens(prompt, raw=True)
+        self.ticket: Ticket = scheduler.submit(tokens, check(options), self._listen)  # type: ignore[arg-type]
+
+    def _listen(self, event: Event) -> None:
+        if isinstance(event, Done | Failed):
+            self._end = event
+            self._ended.set()
+
+    def result(self) -> Result:
+        assert self._ended.wait(PATIENCE)
+        if isinstance(self._end, Failed):
+            raise self._end.error
+        assert isinstance(self._end, Done)
+        return self._end.result
+
+
+@pytest.fixture(scope="module")
+def one_context(tiny_files: ModelFiles, tiny_cache: Path) -> Model:
+    """The tiny model with the cache that an engine has by default: one full context."""
+    engine = open_engine(
+        "openvino", tiny_files.path, tiny_files.context_length, EngineSettings(contexts=1)
+    )
+    assert engine.free_slots == tiny_files.context_length
+    return Model(tiny_files, engine)
+
+
+@pytest.fixture
+def model(one_context: Model, cache: Path) -> Iterator[Model]:
+    free = one_context.engine.free_slots
+    yield one_context.fresh()
+    assert one_context.engine.free_slots == free
+
+
+def most_at_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the sequences of each call of the engine from now on."""
+    counts: list[int] = []
+    step = model.engine.step
+
+    def counted(work: Sequence[Any]) -> Any:
+        counts.append(len(work))
+        return step(work)
+
+    monkeypatch.setattr(model.engine, "step", counted)
+    return counts
+
+
+def plain(model: Model, asked: Asked) -> list[int]:
+    options = {**asked.options, "drafter": "none"}
+    return model.generate(asked.prompt, raw=True, **options).token_ids
+
+
+def test_requests_without_max_tokens_decode_in_the_same_calls(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    scheduler = Scheduler(model)
+    counts = most_at_once(model, monkeypatch)
+    asked = [
+        Asked(scheduler, prompt, seed=n, temperature=0.5, stop="q")
+        for n, prompt in enumerate(PROMPTS)
+    ]
+    scheduler.start()
+    results = [each.result() for each in asked]
+    scheduler.close()
+    monkeypatch.undo()
+    assert max(counts) >= 3
+    assert [each.token_ids for each in results] == [plain(model, each) for each in asked]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "policy"),
+    [("none", "auto"), ("auto", "auto"), ("ngram", "fixed"), ("suffix+recycle", "kelly")],
+)
+def test_preempted_requests_go_on_to_the_same_tokens(model: Model, drafter: str, policy: str):
+    scheduler = Scheduler(model)
+    asked = [
+        Asked(
+            scheduler,
+            prompt,
+            max_tokens=300,
+            ignore_eos=True,
+            seed=n,
+            temperature=(0.0, 0.7)[n % 2],
+            drafter=drafter,
+            policy=policy,
+            logprobs=2,
+        )
+        for n, prompt in enumerate(PROMPTS)
+    ]
+    scheduler.start()
+    results = [each.result() for each in asked]
+    scheduler.close()
+    assert scheduler.load.preempted > 0
+    assert scheduler.load.faults == 0
+    assert any(each.stats.preempted for each in results)
+    for each, result in zip(asked, results, strict=True):
+        assert result.token_ids == plain(model, each)
+        assert len(result.logprobs) == len(result.token_ids)
+        assert (result.stats.recomputed > 0) == (result.stats.preempted > 0)
+    assert "recompute_seconds" in max(results, key=lambda r: r.stats.preempted).stats.as_dict()
+
+
+def test_a_request_that_was_preempted_can_be_cancelled_while_it_waits(model: Model):
+    scheduler = Scheduler(model)
+    old, young = (
+        Asked(scheduler, prompt, max_tokens=400, ignore_eos=True) for prompt in PROMPTS[:2]
+    )
+    preempt = scheduler._preempt
+
+    def cancelling() -> bool:
+        done = preempt()
+        young.ticket.cancel()
+        return done
+
+    scheduler._preempt = cancelling  # type: ignore[method-assign]
+    scheduler.start()
+    assert len(old.result().token_ids) == 400
+    cut = young.result()
+    scheduler.close()
+    assert scheduler.load.preempted == 1
+    assert cut.finish_reason == "cancelled"
+    assert cut.token_ids == plain(model, young)[: len(cut.token_ids)]
+
+
+def test_the_oldest_request_is_never_preempted(model: Model):
+    scheduler = Scheduler(model)
+    asked = [Asked(scheduler, prompt, max_tokens=300, ignore_eos=True) for prompt in PROMPTS]
+    scheduler.start()
+    results = [each.result() for each in asked]
+    scheduler.close()
+    assert results[0].stats.preempted == 0
+
+
+def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
+    scheduler = Scheduler(model)
+    admit, refused = scheduler.admission.admit, []
+    begin, begun = scheduler.prompts.begin, []
+
+    def counted(*arguments: Any) -> Any:
+        begun.append(arguments)
+        return begin(*arguments)
+
+    scheduler.prompts.begin = counted  # type: ignore[method-assign]
+
+    def watched(ticket: Ticket, running: Sequence[Ticket]) -> Any:
+        before = len(scheduler.prompts)
+        found = admit(ticket, running)
+        if found is None:
+            refused.append((before, len(scheduler.prompts)))
+        return found
+
+    scheduler.admission.admit = watched  # type: ignore[method-assign]
+    scheduler.start()
+    Asked(scheduler, "this is the one " * 6, max_tokens=4).result()
+    assert len(scheduler.prompts) == 1
+    # Its prompt needs most of the cache, which it cannot have while the other one runs.
+    first = Asked(scheduler, "the rain", max_tokens=200, ignore_eos=True, drafter="none")
+    until(lambda: scheduler.load.running == 1)
+    big = Asked(scheduler, "one and two and " * 38, max_tokens=20, ignore_eos=True)
+    assert len(first.result().token_ids) == 200
+    assert len(big.result().token_ids) == 20
+    scheduler.close()
+    assert len(refused) > 20
+    assert set(refused) == {(1, 1)}
+    assert len(begun) < len(refused), "the prefix cache is asked again where nothing has changed"
+
+
+def test_a_second_question_after_one_system_message_finds_it_in_the_prefix_cache(model: Model):
+    scheduler = Scheduler(model)
+    scheduler.start()
+    system = "this is the one and only " * 12
+    first = Asked(scheduler, system + "and one", stop="e").result()
+    second = Asked(scheduler, system + "the rain", stop="e").result()
+    scheduler.close()
+    assert first.stats.cached_tokens == 0
+    size = model.engine.block_size
+    shared = len(model.tokens(system, raw=True))
+    assert second.stats.cached_tokens >= shared - 2 * size
+
+
+# -- the draft model's cache -----------------------------------------------------------------------
+
+
+def test_requests_with_a_draft_model_end_whole_when_they_run_at_once(
+    tiny_model: Model, cache: Path, tiny_gguf: Path
+):
+    model = tiny_model.fresh()
+    drafter = f"model:{tiny_gguf}"
+    with running(model, drafter_settings(drafter)) as server:
+        assert model.draft_slots(drafter) == tiny_model.engine.free_slots, "opened at the start"
+        scheduler = server.scheduler
+        asked = [
+            Asked(
+                scheduler,
+                prompt,
+                max_tokens=300,
+                ignore_eos=True,
+                drafter=drafter,
+                policy="fixed",  # a draft model as large as its target never pays
+                seed=n,
+            )
+            for n, prompt in enumerate(PROMPTS)
+        ]
+        results = [each.result() for each in asked]
+        assert not scheduler.load.silenced
+        server.rest()
+    for each, result in zip(asked, results, strict=True):
+        assert result.token_ids == plain(tiny_model, each)
+        assert result.stats.accepted_by.get("model", 0) > 0
+
+
+def drafter_settings(drafter: str) -> Any:
+    from paceline.server.settings import Settings
+
+    return Settings(drafter=drafter)
+
+
+def test_a_draft_model_without_slots_abstains_and_the_answers_are_whole(
+    tiny_model: Model, cache: Path, tiny_gguf: Path
+):
+    model = Model(tiny_model.files, tiny_model.engine)
+    model._slots = 1  # as if the target had so few: the draft model then has one context
+    drafter = f"model:{tiny_gguf}"
+    model.open_drafters(drafter)
+    assert model.draft_slots(drafter) == 512
+    scheduler = Scheduler(model)
+    counted = scheduler.admission._fits_drafter
+    scheduler.admission._fits_drafter = lambda *_: True  # type: ignore[method-assign]
+    asked = [
+        Asked(scheduler, prompt, max_tokens=300, ignore_eos=True, drafter=drafter)
+        for prompt in PROMPTS[:4]
+    ]
+    scheduler.start()
+    results = [each.result() for each in asked]
+    assert not scheduler.load.silenced
+    for each, result in zip(asked, results, strict=True):
+        assert result.token_ids == plain(tiny_model, each)
+    # Admission counts them, so that as a rule it does not come to that.
+    other = Asked(scheduler, PROMPTS[0], max_tokens=3, drafter=drafter)
+    other.result()
+    tickets = [each.ticket for each in asked]
+    for ticket in tickets:
+        ticket.most_tokens = 320
+    assert not counted(other.ticket, tickets)
+    assert counted(other.ticket, [])
+    scheduler.close()
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_a_request_between_queue_and_batch_is_not_dropped_at_the_end(
+    tiny_model: Model, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The end is asked for just when the request has left the queue."""
+    model = tiny_model.fresh()
+    scheduler = Scheduler(model)
+    begin = model.begin
+    closing = threading.Thread(target=scheduler.close, args=(PATIENCE,))
+
+    def begins(*arguments: Any, **more: Any) -> Any:
+        closing.start()
+        closing.join(0.3)  # the end looks at who is left while this request begins
+        assert closing.is_alive()
+        return begin(*arguments, **more)
+
+    monkeypatch.setattr(model, "begin", begins)
+    asked = Asked(scheduler, PROMPTS[0], max_tokens=30, ignore_eos=True)
+    scheduler.start()
+    assert len(asked.result().token_ids) == 30
+    closing.join(PATIENCE)
+    assert not scheduler.alive
+
+
+# -- the shipped defaults --------------------------------------------------------------------------
+
+
+def gauge(url: str, name: str) -> float:
+    lines = HTTP.get(url + "/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(name + " "))
+
+
+def test_serve_as_shipped_decodes_six_clients_without_max_tokens_at_once(
+    tiny_gguf: Path, cache: Path
+):
+    """No option but the port: the cache, the drafter and admission are the defaults."""
+    with served(tiny_gguf, cache, "--port", "0") as command:
+        url = command.url
+        assert gauge(url, "paceline_cache_free_slots") == 4 * 512
+        most = 0.0
+
+        def ask(number: int) -> int:
+            turn = {"role": "user", "content": PROMPTS[number]}
+            body = {"messages": [turn], "ignore_eos": True, "temperature": 0}
+            response = HTTP.post(url + CHAT, json=body)
+            assert response.status_code == 200, response.text
+            return int(response.json()["usage"]["total_tokens"])
+
+        totals: list[int] = []
+        for _ in range(20):  # on a busy machine some may end before the last one begins
+            threads = [threading.Thread(target=lambda n=n: totals.append(ask(n))) for n in range(6)]
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                most = max(most, gauge(url, "paceline_requests_running"))
+            for thread in threads:
+                thread.join(PATIENCE)
+            if most == 6:
+                break
+        assert most == 6
+        assert set(totals) == {512}
+
+
+def test_serve_as_shipped_finds_a_system_message_in_the_prefix_cache(tiny_gguf: Path, cache: Path):
+    with served(tiny_gguf, cache, "--port", "0") as command:
+        system = {"role": "system", "content": "this is the one and only " * 10}
+        cached = []
+        for text in ("the rain", "one and two", "all the world"):
+            body = {"messages": [system, {"role": "user", "content": text}]}
+            usage = HTTP.post(command.url + CHAT, json=body).json()["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert cached[0] == 0
+        assert min(cached[1:]) >= 64
+
+
+@pytest.mark.real_model
+@pytest.mark.slow
+def test_serve_as_shipped_with_the_default_model(real_model: Model):
+    """Two questions after one system message, from a client that sends no max_tokens."""
+    from paceline.models import cache_dir
+
+    with served(Path(real_model.files.name), cache_dir(), "--port", "0") as command:
+        system = {"role": "system", "content": "You answer in one short sentence. " * 12}
+        cached = []
+        for text in ("What is the capital of France?", "What is two plus two?"):
+            body = {"messages": [system, {"role": "user", "content": text}], "temperature": 0}
+            answer = HTTP.post(command.url + CHAT, json=body).json()
+            assert answer["choices"][0]["message"]["content"]
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert cached[0] == 0
+        assert cached[1] >= 64
+        bad = HTTP.post(command.url + TEXT, json={"prompt": [10**20]})
+        assert bad.status_code == 400
+        assert HTTP.get(command.url + "/health").json() == {"status": "ok"}

@@ -1,0 +1,133 @@
+"""Wrong requests: a 4xx, OpenAI's error object, and the next request is answered."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.runtime.model import Model
+from paceline.server.settings import Settings
+from support.server import Running, running
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+TURN = {"role": "user", "content": "a"}
+
+
+def fault(response: Any, status: int = 400) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ""}, None),
+        ({"seed": "x"}, "seed"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "nothing"}},
+                }
+            },
+            None,
+        ),
+        ({"structured_outputs": {"regex": "("}}, None),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tool_choice": "required"}, "tools"),
+        ({"tool_choice": {"type": "function", "function": {}}}, None),
+        ({"functions": [{}]}, "functions"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"speculation": {"drafter": "model:/x"}}, "speculation.drafter"),
+        ({"speculation": {"policy": "wild"}}, "policy"),
+        ({"speculation": {"max_block": 99}}, "max_block"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+    ],
+)
+def test_a_wrong_value_is_named_and_harms_nobody(
+    server: Running, fields: dict[str, Any], param: str | None
+):
+    error = fault(server.post(CHAT, {"messages": [TURN], **fields}))
+    if param:
+        assert error["param"] == param
+    assert server.post(CHAT, {"messages": [TURN], "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, None),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, None),
+        ({"prompt": [[1.5]]}, None),
+        ({"prompt": [True]}, None),
+        ({"prompt": [-1]}, None),
+        ({"prompt": [10**6]}, None),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"suffix": "b"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
+    ],
+)
+def test_completions_name_what_is_wrong(server: Running, fields: dict[str, Any], param: str | None):
+    error = fault(server.post(TEXT, {"prompt": "a", **fields}))
+    if param:
+        assert error["param"] == param
+
+
+def test_a_model_without_a_chat_template_says_what_to_use(server: Running):
+    service = server.server.service
+    files = service.files
+    service.files = replace(files, chat_template=None)
+    try:
+        error = fault(server.post(CHAT, {"messages": [TURN]}))
+    finally:
+        service.files = files
+    assert "/v1/completions" in error["message"]
+
+
+def test_more_answers_than_may_wait_are_refused_for_good(module_model: Model):
+    with running(module_model, Settings(most_waiting=3)) as server:
+        fault(server.post(TEXT, {"prompt": ["a", "b"], "n": 2}))
+
+
+def test_the_description_of_the_server_names_its_paths(server: Running):
+    about = server.get("/openapi.json").json()
+    assert {CHAT, TEXT, "/v1/responses", "/health"} <= set(about["paths"])
+    named = about["components"]["schemas"]
+    assert {"ChatBody", "CompletionBody", "Error", "Message"} <= set(named)

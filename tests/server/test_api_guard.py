@@ -1,0 +1,97 @@
+"""Who is let in: keys, hosts, pages of others, sizes, patience."""
+
+import re
+import socket
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest, PacelineError
+from paceline.runtime.model import Model
+from paceline.server.run import Server
+from paceline.server.settings import Settings
+from support.server import Running, running
+from support.waiting import PATIENCE
+
+ASK: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
+
+
+def test_a_host_can_be_named(model: Model):
+    with running(model, Settings(hosts=("box.lan",))) as server:
+        assert server.get("/health", headers={"host": "box.lan:80"}).status_code == 200
+        assert server.get("/health").status_code == 403
+    with running(model, Settings(hosts=("*",))) as server:
+        assert server.get("/health", headers={"host": "any"}).status_code == 200
+
+
+def test_json_may_say_its_letters(server: Running):
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    kind = "application/json; charset=utf-8"
+    response = server.post("/v1/completions", body, headers={"content-type": kind})
+    assert response.status_code == 200
+
+
+def test_a_request_keeps_its_id(server: Running):
+    given = server.get("/health", headers={"x-request-id": "mine-1"})
+    assert given.headers["x-request-id"] == "mine-1"
+    made = [server.get("/nothing").headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1]
+    strange = server.get("/health", headers={"x-request-id": "a" * 500})
+    assert len(strange.headers["x-request-id"]) < 200
+
+
+def test_who_is_turned_away_is_counted(model: Model):
+    with running(model, Settings(api_keys=("key",))) as server:
+        key = {"x-api-key": "key"}
+        assert server.post("/v1/completions", ASK).status_code == 401
+        assert server.get("/health", headers={"host": "evil.example"}).status_code == 403
+        assert server.get("/nothing", headers=key).status_code == 404
+        assert server.get("/v1/models/other", headers=key).status_code == 404
+        assert server.get("/v1/completions", headers=key).status_code == 405
+        told = server.get("/metrics", headers=key).text
+    reasons = set(re.findall(r'paceline_requests_refused_total\{reason="(\w+)"\} 1\.0', told))
+    assert reasons == {
+        *("invalid_api_key", "wrong_host", "unknown_url", "model_not_found", "method_not_allowed")
+    }
+
+
+def wait_for_hang_up(connection: socket.socket) -> None:
+    """The other side has to close."""
+    connection.settimeout(PATIENCE)
+    while connection.recv(4096):
+        pass
+
+
+def test_headers_and_bodies_that_do_not_come_are_not_waited_for(model: Model):
+    with running(model, Settings(header_seconds=0.5, body_seconds=0.5)) as server:
+        place = ("127.0.0.1", server.server.port)
+        for begun in (b"", b"GET /health HT"):
+            with socket.create_connection(place) as connection:
+                connection.sendall(begun)
+                wait_for_hang_up(connection)
+        with socket.create_connection(place) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b" 200 " in connection.recv(4096)
+            connection.sendall(b"GET /hea")
+            wait_for_hang_up(connection)
+        with socket.create_connection(place) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+                b"Content-Type: application/json\r\n\r\n{"
+            )
+            connection.settimeout(PATIENCE)
+            assert b" 408 " in connection.recv(4096)
+        assert server.get("/health").status_code == 200
+
+
+def test_a_server_that_others_reach_wants_a_key(model: Model):
+    with pytest.raises(InvalidRequest, match="API key"):
+        Server(model, "0.0.0.0")
+    for settings in (Settings(api_keys=("k",)), Settings(anyone=True)):
+        with running(model, settings, host="0.0.0.0") as server:
+            assert server.server.port
+
+
+def test_an_address_that_is_taken_is_one_line(model: Model, own_server: Running):
+    with pytest.raises(PacelineError, match="cannot listen at"):
+        Server(model, port=own_server.server.port)

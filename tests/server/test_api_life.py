@@ -1,0 +1,270 @@
+"""Clients that leave, wait or do not read; engines that break; a server that ends."""
+
+import asyncio
+import json
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from openai import APIError
+
+from paceline.runtime.model import Model
+from paceline.server.run import Server, serve
+from paceline.server.settings import Settings
+from support.server import HTTP, Running, running
+from support.waiting import PATIENCE, until
+
+LONG: dict[str, Any] = {
+    "prompt": "this is the one",
+    "max_tokens": 450,
+    "ignore_eos": True,
+    "temperature": 0,
+    "speculation": {"drafter": "none"},
+}
+"""4.5 seconds at least with `slow_model`."""
+
+
+def sent(server: Running, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a request was sent, and nothing read."""
+    text = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", server.server.port))
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: " + str(len(text)).encode() + b"\r\n\r\n" + text
+    )
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_when_its_client_has_gone(slow_model: Model, stream: bool):
+    with running(slow_model) as server:
+        connection = sent(server, {**LONG, "stream": stream})
+        until(lambda: server.scheduler.load.running == 1)
+        if stream:
+            connection.recv(100)
+        connection.close()
+        until(lambda: server.scheduler.load.running == 0)
+        assert server.scheduler.load.calls < LONG["max_tokens"]
+        assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
+
+
+def test_what_takes_long_to_read_is_read_one_at_a_time(tiny_model: Model):
+    reading, most = 0, 0
+
+    def read() -> None:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        time.sleep(0.01)
+        reading -= 1
+
+    with running(tiny_model) as server:
+        apart = server.server.service.apart
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*(apart(read) for _ in range(5)))
+
+        asyncio.run(all_at_once())
+    assert most == 1
+
+
+def test_an_answer_that_takes_too_long_is_given_up(slow_model: Model):
+    with running(slow_model, Settings(request_seconds=0.6)) as server:
+        response = server.post("/v1/completions", LONG)
+        assert response.status_code == 504
+        assert response.json()["error"]["code"] == "request_timeout"
+        events = server.events("/v1/completions", LONG)
+        assert events[-1] == "[DONE]"
+        assert events[-2]["error"]["code"] == "request_timeout"
+        assert len(events) > 3
+
+
+def test_a_call_that_does_not_come_back_is_bad_health(
+    slow_model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline.server.api.info._STUCK_SECONDS", 0.05)
+    step, back = slow_model.engine.step, threading.Event()
+
+    def hangs(work: Any) -> Any:
+        assert back.wait(PATIENCE)
+        return step(work)
+
+    with running(slow_model) as server:
+        assert server.get("/health").json() == {"status": "ok"}
+        monkeypatch.setattr(slow_model.engine, "step", hangs)
+        held = sent(server, LONG)
+        until(lambda: server.get("/health").status_code == 503)
+        assert server.get("/health").json() == {"status": "stuck"}
+        monkeypatch.setattr(slow_model.engine, "step", step)
+        back.set()
+        until(lambda: server.get("/health").status_code == 200)
+        held.close()
+        until(lambda: server.scheduler.load.running == 0)
+
+
+def test_who_waits_hears_that_the_server_is_there(slow_model: Model):
+    with running(slow_model, Settings(most_running=1, keepalive_seconds=0.05)) as server:
+        first = sent(server, LONG)
+        until(lambda: server.scheduler.load.running == 1)
+        with HTTP.stream(
+            "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True, "max_tokens": 3}
+        ) as response:
+            lines = response.iter_lines()
+            assert next(lines) == ": keepalive"
+            first.close()
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        assert len(rest) == 5  # three tokens, the end, [DONE]
+
+
+def test_who_does_not_read_holds_up_nobody(model: Model):
+    body = {**LONG, "max_tokens": 200, "n": 4, "logprobs": 20, "stream": True}
+    with running(model) as server, sent(server, body) as connection:
+        connection.settimeout(PATIENCE)
+        until(lambda: server.scheduler.load.submitted == 4)
+        until(lambda: server.scheduler.load.running == 0)
+        assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
+        read = b""
+        while not read.endswith(b"0\r\n\r\n"):
+            read += connection.recv(1 << 20)
+        assert len(read) > 500_000
+        assert b"data: [DONE]" in read
+
+
+def test_many_idle_connections_are_no_hindrance(own_server: Running):
+    with ExitStack() as stack:
+        place = ("127.0.0.1", own_server.server.port)
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(place))
+        assert own_server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
+
+
+def breaking(model: Model, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """The engine breaks for prompts of one length, after so many calls."""
+    step = model.engine.step
+    calls = 0
+
+    def broken(work: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise RuntimeError("the one secret of the prompt")
+        return step(work)
+
+    monkeypatch.setattr(model.engine, "step", broken)
+
+
+def test_an_engine_that_breaks_is_an_error_in_either_kind_of_answer(
+    model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with running(model) as server:
+        breaking(model, monkeypatch, after=0)
+        for stream in (False, True):
+            response = server.post("/v1/completions", {**LONG, "stream": stream})
+            assert response.status_code == 500
+            assert response.json()["error"]["type"] == "server_error"
+            assert "secret" not in response.text
+        monkeypatch.undo()
+        breaking(model, monkeypatch, after=6)
+        with pytest.raises(APIError, match="the server failed"):
+            for _ in server.openai.completions.create(
+                model="tiny", prompt="this is the one", max_tokens=50, stream=True
+            ):
+                pass
+        monkeypatch.undo()
+        assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
+    assert "RuntimeError in" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_the_log_says_what_was_asked_for_and_not_what_was_said(
+    own_server: Running, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("DEBUG", logger="paceline")
+    for path, body in [
+        ("/v1/completions", {"prompt": "hushhush", "max_tokens": 2}),
+        ("/v1/completions", {"prompt": "hushhush", "max_tokens": -9}),
+        ("/v1/chat/completions", {"messages": [{"role": "hushhush"}]}),
+        ("/tokenize", {"prompt": "hushhush"}),
+    ]:
+        own_server.post(path, body, headers={"x-request-id": "number-1"})
+    assert "number-1 /v1/completions 200" in caplog.text
+    assert "hush" not in caplog.text
+
+
+def test_answers_under_load_are_those_of_each_alone(own_server: Running):
+    picked = random.Random(2)
+    prompts = ["the rain in the rain in the", "one and two and one and", "a", "this is the " * 12]
+    asks: list[dict[str, Any]] = []
+    for number in range(40):
+        asks.append(
+            {
+                "prompt": picked.choice(prompts),
+                "max_tokens": 4 + number % 17,
+                "seed": number,
+                "temperature": 0 if number % 3 else 1.1,
+                "stream": number % 4 == 1,
+                "speculation": {"drafter": ("auto", "none", "ngram:min=1", "recycle")[number % 4]},
+            }
+        )
+
+    def answered(ask: dict[str, Any]) -> str | None:
+        if picked.random() < 0.15:
+            sent(own_server, ask).close()
+            return None
+        if ask["stream"]:
+            events = own_server.events("/v1/completions", ask)[:-1]
+            return "".join(event["choices"][0]["text"] for event in events)
+        text: str = own_server.post("/v1/completions", ask).json()["choices"][0]["text"]
+        return text
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(answered, asks))
+    own_server.rest()
+    for ask, text in zip(asks, found, strict=True):
+        options = {name: ask[name] for name in ("max_tokens", "seed", "temperature")}
+        expected = own_server.model.generate(ask["prompt"], raw=True, drafter="none", **options)
+        assert text in (None, expected.text)
+
+
+def test_a_server_that_ends_lets_answers_go_on_and_takes_no_new_ones(slow_model: Model):
+    with running(slow_model, Settings(grace_seconds=20)) as server:
+        with HTTP.stream(
+            "POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 60, "stream": True}
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.server.stop()
+            until(lambda: server.scheduler.draining)
+            refused = server.post("/v1/completions", LONG)
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+            assert server.get("/health").status_code == 503
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+
+
+def test_without_grace_answers_end_with_an_error(slow_model: Model):
+    with running(slow_model, Settings(grace_seconds=0)) as server:
+        threading.Timer(0.3, server.server.stop).start()
+        events = server.events("/v1/completions", LONG)
+        assert events[-1] == "[DONE]"
+        assert events[-2]["error"]["code"] == "draining"
+
+
+def test_the_first_answer_of_a_form_finds_its_tokens_ready(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    made = list[Server]()
+    monkeypatch.setattr(Server, "run", lambda server, **_: made.append(server))
+    serve(model, port=0)
+    monkeypatch.setattr("llguidance.LLTokenizer", None)  # what takes long is made by now
+    (server,) = made
+    assert server.service.grammars.json_schema({"const": "a"}).forced(9)
+    server._socket.close()

@@ -1,0 +1,234 @@
+"""Thoughts over HTTP: a scripted model with Qwen3's marks, asked with the real openai client."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError
+
+from paceline.engines import EngineSettings, open_engine
+from paceline.models import resolve
+from paceline.runtime.model import Model
+from support.server import Running, running
+from support.thinking import CLOSE, OPEN, Scripted
+
+THOUGHT, ANSWER = "let me see\nit is", "It is 4."
+CHAT: list[Any] = [{"role": "user", "content": "2 + 2?"}]
+
+
+@pytest.fixture(scope="module")
+def served(thinking_gguf: Path, tiny_cache: Path) -> Iterator[Running]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(tiny_cache))
+        files = resolve(str(thinking_gguf), tiny_cache)
+        settings = EngineSettings(cache_tokens=8 * files.context_length)
+        engine = open_engine("openvino", files.path, files.context_length, settings)
+        with running(Model(files, Scripted(engine, []))) as made:
+            yield made
+
+
+@pytest.fixture
+def server(served: Running) -> Iterator[Running]:
+    """A server whose model thinks, and then answers."""
+    script(served, THOUGHT, ANSWER)
+    yield served
+    served.rest()
+
+
+def script(server: Running, thought: str | None, answer: str) -> list[int]:
+    """What the model writes from now on: its tokens."""
+    encode = server.model.files.tokenizer().encode
+    tokens = [] if thought is None else [OPEN, *encode(f"\n{thought}\n"), CLOSE, *encode("\n\n")]
+    tokens += encode(answer)
+    server.model.engine.script = tokens  # type: ignore[attr-defined]
+    return tokens
+
+
+def chat(server: Running, **fields: Any) -> Any:
+    body = {"max_tokens": 80, "temperature": 0, "messages": CHAT, **fields}
+    plain = {"max_tokens", "temperature", "messages", "stream", "stop", "tools", "logprobs", "n"}
+    plain |= {"reasoning_effort", "response_format", "tool_choice", "stream_options"}
+    extra = {name: body.pop(name) for name in [*body] if name not in plain}
+    return server.openai.chat.completions.create(model="thinking", extra_body=extra, **body)
+
+
+def joined(chunks: Any) -> dict[str, str]:
+    """What the deltas of a stream make together."""
+    found = {"content": "", "reasoning_content": "", "reasoning": ""}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            for name in found:
+                found[name] += getattr(choice.delta, name, None) or ""
+    return found
+
+
+def test_a_whole_answer_has_its_thought_apart_and_its_tokens_counted(server: Running):
+    found = chat(server, return_token_ids=True)
+    message = found.choices[0].message
+    assert message.content == ANSWER
+    assert message.reasoning_content == message.reasoning == THOUGHT
+    tokens = server.model.engine.script  # type: ignore[attr-defined]
+    assert found.choices[0].token_ids == tokens
+    assert found.usage.completion_tokens == len(tokens)
+    details = found.usage.completion_tokens_details
+    assert details.reasoning_tokens == tokens.index(CLOSE) + 1
+
+
+@pytest.mark.parametrize("block", [2, 3, 16])
+def test_a_streamed_answer_is_the_whole_one_however_it_is_drafted(server: Running, block: int):
+    chunks = list(
+        chat(
+            server,
+            stream=True,
+            stream_options={"include_usage": True},
+            return_token_ids=True,
+            prediction={"type": "content", "content": f"{THOUGHT}\n{ANSWER}"},
+            speculation={"policy": "fixed", "max_block": block},
+        )
+    )
+    assert joined(chunks) == {
+        "content": ANSWER,
+        "reasoning_content": THOUGHT,
+        "reasoning": THOUGHT,
+    }
+    tokens = server.model.engine.script  # type: ignore[attr-defined]
+    sent = [id for chunk in chunks for choice in chunk.choices for id in choice.token_ids or []]
+    assert sent == tokens
+    details = chunks[-1].usage.completion_tokens_details
+    assert details.reasoning_tokens == tokens.index(CLOSE) + 1
+    names = [
+        name
+        for chunk in chunks
+        for choice in chunk.choices
+        for name in ("reasoning_content", "content")
+        if getattr(choice.delta, name, None)
+    ]
+    assert names == sorted(names, reverse=True), "the thought comes first"
+
+
+def test_a_thought_that_is_cut_by_length_has_no_content(server: Running):
+    found = chat(server, max_tokens=6)
+    message = found.choices[0].message
+    assert message.content == ""
+    assert message.reasoning_content
+    assert THOUGHT.startswith(message.reasoning_content)
+    assert found.choices[0].finish_reason == "length"
+    assert found.usage.completion_tokens_details.reasoning_tokens == 6
+
+
+def test_an_answer_without_a_thought_has_no_field_for_one(server: Running):
+    script(server, None, ANSWER)
+    found = chat(server)
+    assert found.choices[0].message.content == ANSWER
+    assert not hasattr(found.choices[0].message, "reasoning_content")
+    chunks = list(chat(server, stream=True))
+    assert joined(chunks) == {"content": ANSWER, "reasoning_content": "", "reasoning": ""}
+
+
+def test_a_stop_string_is_for_the_answer_and_not_for_the_thought(server: Running):
+    for fields in ({"stop": ["is"]}, {"stop": ["\n"]}):
+        found = chat(server, **fields).choices[0]
+        assert found.message.reasoning_content == THOUGHT
+        assert found.message.content == ("It " if fields["stop"] == ["is"] else ANSWER)
+        chunks = list(chat(server, **fields, stream=True))
+        assert joined(chunks)["content"] == found.message.content
+
+
+def test_thoughts_may_be_left_out(server: Running):
+    found = chat(server, include_reasoning=False)
+    assert found.choices[0].message.content == ANSWER
+    assert not hasattr(found.choices[0].message, "reasoning_content")
+    assert found.usage.completion_tokens_details.reasoning_tokens
+    chunks = list(chat(server, stream=True, include_reasoning=False))
+    assert joined(chunks) == {"content": ANSWER, "reasoning_content": "", "reasoning": ""}
+
+
+def prompt_of(server: Running, **fields: Any) -> str:
+    """The prompt of a chat as text, with its control tokens."""
+    found = chat(server, return_token_ids=True, max_tokens=1, **fields)
+    body = {"tokens": found.prompt_token_ids}
+    text: str = server.post("/detokenize", body).json()["prompt"]
+    return text
+
+
+def test_an_effort_of_none_turns_thinking_off_through_the_template(server: Running):
+    empty = "<think>\n\n</think>\n\n"
+    assert prompt_of(server, reasoning_effort="none").endswith(empty)
+    off = {"enable_thinking": False}
+    assert prompt_of(server, chat_template_kwargs=off).endswith(empty)
+    assert not prompt_of(server, reasoning_effort="high").endswith(empty)
+    on = {"enable_thinking": True}
+    both = prompt_of(server, reasoning_effort="none", chat_template_kwargs=on)
+    assert not both.endswith(empty), "what the template is given by name wins"
+
+
+def test_an_effort_that_is_none_of_openais_is_refused(server: Running):
+    with pytest.raises(BadRequestError, match="reasoning_effort"):
+        chat(server, reasoning_effort="enormous")
+
+
+def test_thoughts_of_earlier_answers_are_left_to_the_template(server: Running):
+    turns: list[Any] = [*CHAT, {"role": "assistant", "content": "4", "reasoning_content": "hm"}]
+    more = [*turns, {"role": "user", "content": "sure?"}]
+    assert "hm" not in prompt_of(server, messages=more)
+    assert "<think>\nhm\n</think>" in prompt_of(server, messages=turns)
+    turns[-1] = {"role": "assistant", "content": "4", "reasoning": "hm"}
+    assert "<think>\nhm\n</think>" in prompt_of(server, messages=turns)
+
+
+def test_an_answer_of_a_form_is_content_from_its_first_token(server: Running):
+    pytest.importorskip("llguidance")
+    found = chat(server, response_format={"type": "json_object"}, stop=["}"])
+    assert found.choices[0].message.content.startswith("{")
+    assert not hasattr(found.choices[0].message, "reasoning_content")
+
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_after_a_thought_is_a_call_and_one_in_a_thought_is_none(
+    server: Running, stream: bool
+):
+    pytest.importorskip("llguidance")
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    script(server, "I call now", call)
+    found = chat(server, tools=TOOLS, stream=stream)
+    names, thought = [], ""
+    for part in found if stream else [found]:
+        for choice in part.choices:
+            said = choice.delta if stream else choice.message
+            thought += getattr(said, "reasoning_content", None) or ""
+            names += [each.function.name for each in said.tool_calls or []]
+            assert not said.content
+    assert names == ["now"]
+    assert thought == "I call now"
+
+
+def test_a_completion_of_a_raw_prompt_is_not_divided(server: Running):
+    found = server.post("/v1/completions", {"prompt": "2 + 2?", "max_tokens": 80, "temperature": 0})
+    text = found.json()["choices"][0]["text"]
+    assert THOUGHT in text
+    assert ANSWER in text
+
+
+def test_a_response_has_the_answer_and_counts_the_thought(server: Running):
+    body = {"input": "2 + 2?", "max_output_tokens": 80, "temperature": 0}
+    found = server.post("/v1/responses", body).json()
+    assert found["output"][0]["content"][0]["text"] == ANSWER
+    tokens = server.model.engine.script  # type: ignore[attr-defined]
+    details = found["usage"]["output_tokens_details"]
+    assert details == {"reasoning_tokens": tokens.index(CLOSE) + 1}
+    events = server.events("/v1/responses", body)
+    text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+    assert text == ANSWER
+    off = server.post("/v1/responses", {**body, "reasoning": {"effort": "none"}}).json()
+    assert off["usage"]["input_tokens"] > found["usage"]["input_tokens"]
+
+
+def test_answers_to_one_prompt_have_their_own_thoughts(server: Running):
+    found = chat(server, n=3, temperature=1)
+    assert [choice.message.reasoning_content for choice in found.choices] == [THOUGHT] * 3

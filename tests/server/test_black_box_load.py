@@ -1,0 +1,398 @@
+"""What several clients see of a running server, and what it does under load and at its end: the
+second half of the checks in `test_black_box.py`.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from paceline.decoding.types import Proposal
+from paceline.drafters import PredictionDrafter
+from paceline.runtime.model import Model
+from paceline.server.settings import Settings
+from support.command import served
+from support.drafters import Oracle
+from support.server import HTTP, Running, running
+from support.waiting import PATIENCE, leaves_after, until
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+PROMPT = "th is is all that it is"
+BARE: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+LONG: dict[str, Any] = {**BARE, "max_tokens": 450, "speculation": {"drafter": "none"}}
+"""4.5 seconds at least with `slow_model`."""
+
+
+def good(response: httpx.Response) -> Any:
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def metrics(server: Running) -> dict[str, float]:
+    """Name -> value, or the sum of its values."""
+    found = Counter[str]()
+    for family in text_string_to_metric_families(server.get("/metrics").text):
+        for sample in family.samples:
+            found[sample.name] += sample.value
+    return found
+
+
+def idle(server: Running) -> bool:
+    now = metrics(server)
+    return now["paceline_requests_running"] == now["paceline_requests_waiting"] == 0
+
+
+# -- 19 to 21: clients that do not wait, and more of them than there is room for -------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_row_19_a_client_out_of_patience(slow_model: Model, stream: bool):
+    with running(slow_model, Settings(most_running=1)) as server:
+        if stream:
+            body = {**LONG, "stream": True}
+            with HTTP.stream("POST", server.url + TEXT, json=body) as response:
+                assert next(response.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                server.post(TEXT, LONG, timeout=leaves_after(0.1))
+        until(lambda: idle(server))
+        assert server.scheduler.load.calls < LONG["max_tokens"]
+        good(server.post(TEXT, {**LONG, "max_tokens": 2}))
+
+
+def test_row_20_two_hundred_clients_out_of_patience(slow_model: Model):
+    async def asked(url: str) -> Counter[str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=leaves_after(0.5), limits=limits) as client:
+            asks = (client.post(url, json=LONG) for _ in range(200))
+            found = await asyncio.gather(*asks, return_exceptions=True)
+        return Counter(type(each).__name__ for each in found)
+
+    with running(slow_model, Settings(most_running=4)) as server:
+        assert asyncio.run(asked(server.url + TEXT))["ReadTimeout"] == 200
+        good(server.post(TEXT, {**LONG, "max_tokens": 20}))
+        until(lambda: idle(server))
+        assert server.scheduler.load.calls < 200 / 4 * LONG["max_tokens"] / 10
+
+
+def test_row_21_one_more_than_may_wait(slow_model: Model):
+    body = {**LONG, "max_tokens": 40}
+    expected = slow_model.generate(PROMPT, raw=True, max_tokens=40, ignore_eos=True).text
+    with (
+        running(slow_model, Settings(most_running=1, most_waiting=2)) as server,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        held = []
+        for number in range(3):
+            held.append(pool.submit(server.post, TEXT, body))
+            until(lambda n=number: sum(server_load(server)) == n + 1)  # type: ignore[misc]
+        for more in ({}, {"stream": True}, {"n": 2}):
+            response = server.post(TEXT, {**body, **more})
+            assert response.status_code == 429
+            assert int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["code"] == "queue_full"
+        for each in held:
+            assert good(each.result())["choices"][0]["text"] == expected
+
+
+def server_load(server: Running) -> tuple[int, int]:
+    return server.scheduler.load.running, server.scheduler.load.waiting
+
+
+# -- 22 and 23: characters and stop strings --------------------------------------------------------
+
+EMOJI = "né 😀 日本 👩‍🚀!"
+
+
+def test_row_22_characters_of_several_tokens(server: Running):
+    wanted = {"structured_outputs": {"choice": [EMOJI]}, "max_tokens": 80, "logprobs": True}
+    *events, _ = server.events(CHAT, {"messages": [{"role": "user", "content": "a"}], **wanted})
+    choices = [event["choices"][0] for event in events]
+    deltas = [choice["delta"].get("content", "") for choice in choices]
+    assert "".join(deltas) == EMOJI
+    assert not any("\ufffd" in delta for delta in deltas)
+    entries = [entry for c in choices if c["logprobs"] for entry in c["logprobs"]["content"]]
+    assert "".join(entry["token"] for entry in entries) == EMOJI
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == EMOJI
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("drafted", [False, True], ids=["chunks", "block"])
+@pytest.mark.parametrize("length", [1, 3, 6])
+def test_row_23_a_stop_string(server: Running, stream: bool, drafted: bool, length: int):
+    """Without drafts each token is a chunk of its own; with them many are in one block."""
+    whole = server.model.generate(PROMPT, raw=True, max_tokens=40, ignore_eos=True, drafter="none")
+    at = next(at for at in range(12, 40) if whole.text.find(whole.text[at : at + length]) == at)
+    stop = whole.text[at : at + length]
+    decode = server.model.files.tokenizer().decode
+    needed = next(n for n in range(41) if stop in decode(whole.token_ids[:n]))
+    block = {"policy": "fixed", "max_block": 16} if drafted else {"drafter": "none"}
+    if drafted:
+        block = {"prediction": {"type": "content", "content": whole.text}, "speculation": block}
+    else:
+        block = {"speculation": block}
+    for most in (40, needed):  # the token that ends the stop string may be the last there can be
+        body = {**BARE, **block, "stop": stop, "max_tokens": most, "return_token_ids": True}
+        if stream:
+            *events, _ = server.events(TEXT, {**body, "stream_options": {"include_usage": True}})
+        else:
+            events = [good(server.post(TEXT, body))]
+        choices = [choice for event in events for choice in event["choices"]]
+        assert "".join(choice["text"] for choice in choices) == whole.text[:at]
+        assert choices[-1]["finish_reason"] == "stop"
+        ids = [token for choice in choices for token in choice["token_ids"]]
+        assert ids == whole.token_ids[: len(ids)]
+        assert len(ids) == events[-1]["usage"]["completion_tokens"] <= needed
+        assert decode(ids[:-1]) == whole.text[:at][: len(decode(ids[:-1]))]
+
+
+# -- 24 to 27: speculation, and what is counted of it ----------------------------------------------
+
+
+@pytest.fixture(params=[0, 1], ids=["none stand", "all stand"])
+def guesses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Has all guesses be right, or all of them wrong, once it is told the whole text."""
+
+    def guess(text: list[int]) -> int:
+        wrong = range(len(text)) if request.param == 0 else ()
+        oracle = Oracle(text, wrong)
+
+        def proposed(_self: Any, context: Any, limit: int) -> Proposal:
+            return oracle.propose(context, limit)
+
+        monkeypatch.setattr(PredictionDrafter, "propose", proposed)
+        return int(request.param)
+
+    return guess
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, {"temperature": 1.2, "seed": 9, "top_p": 0.9}]
+)
+def test_row_24_the_same_tokens(server: Running, guesses: Any, sampling: Any):
+    plain = server.model.generate(
+        PROMPT, raw=True, max_tokens=40, ignore_eos=True, drafter="none", **sampling
+    )
+    stand = guesses([*server.model.tokens(PROMPT, raw=True), *plain.token_ids])
+    for draft in range(1, 17):
+        body = {
+            **{**BARE, **sampling, "return_token_ids": True},
+            "prediction": {"type": "content", "content": "any"},
+            "speculation": {"drafter": "prediction", "policy": "fixed", "max_block": draft + 1},
+        }
+        found = good(server.post(TEXT, body))
+        assert found["choices"][0]["token_ids"] == plain.token_ids
+        assert found["choices"][0]["text"] == plain.text
+        about = found["metrics"]["speculative_decoding"]
+        assert about["num_spec_tokens"] == min(draft, 39)
+        assert about["num_accepted_draft_tokens"] == stand * about["num_draft_tokens"]
+        assert found["timings"]["draft_n"] == about["num_draft_tokens"] > 0
+
+
+def test_row_25_at_the_edge_of_the_context(server: Running, guesses: Any):
+    """As many come as there is room for, whatever was guessed, and end tokens end nothing."""
+    (end, *_), prompt = server.model.files.stop_token_ids, [70] * 440
+    plain = server.model.generate(
+        prompt, max_tokens=None, ignore_eos=True, drafter="none", logit_bias={end: 3}
+    ).token_ids
+    assert len(plain) == 512 - 440
+    assert end in plain
+    guesses([*prompt, *plain])
+    body = {
+        **{**BARE, "logit_bias": {str(end): 3}, "return_token_ids": True},
+        "prediction": {"type": "content", "content": "any"},
+        "speculation": {"drafter": "prediction", "policy": "fixed", "max_block": 17},
+    }
+    for there in (0, 40, 55, 71):
+        room = len(plain) - there
+        for most in (-1, room + 1, room, room - 1, min(room, 17)):
+            asked = {**body, "prompt": [*prompt, *plain[:there]], "max_tokens": most}
+            found = good(server.post(TEXT, asked))
+            (choice,), usage = found["choices"], found["usage"]
+            count = room if most == -1 else min(most, room)
+            assert choice["token_ids"] == plain[there:][:count]
+            assert usage["total_tokens"] == 440 + there + count <= 512
+            assert choice["finish_reason"] == "length"
+
+
+def test_row_26_metrics_add_up(module_model: Model):
+    drafted = {"drafter": "ngram:min=1", "policy": "fixed", "max_block": 5}
+    body = {**BARE, "prompt": PROMPT * 4}
+    with running(module_model) as server:
+        bodies = [body, {**body, "speculation": drafted}, {**body, "max_tokens": 7}]
+        told = [good(server.post(TEXT, each)) for each in bodies]
+        families = list(text_string_to_metric_families(server.get("/metrics").text))
+        found = metrics(server)
+    for family in families:
+        assert family.documentation
+        assert family.type in ("counter", "gauge", "histogram")
+    usage = [each["usage"] for each in told]
+    about = [each["metrics"]["speculative_decoding"] for each in told]
+    histograms = [each["acceptance_histogram"] for each in about]
+    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usage)
+    stood = sum(n * steps for each in histograms for n, steps in enumerate(each))
+    expected = {
+        "paceline_prompt_tokens_total": sum(each["prompt_tokens"] for each in usage),
+        "paceline_cached_prompt_tokens_total": cached,
+        "paceline_generation_tokens_total": sum(each["completion_tokens"] for each in usage),
+        "vllm:spec_decode_num_drafts_total": sum(map(sum, histograms)),
+        "vllm:spec_decode_num_draft_tokens_total": sum(a["num_draft_tokens"] for a in about),
+        "vllm:spec_decode_num_accepted_tokens_total": stood,
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total": stood,
+    }
+    assert all(expected.values())
+    assert {name: found[name] for name in expected} == expected
+    assert stood == sum(each["num_accepted_draft_tokens"] for each in about)
+
+
+@pytest.mark.parametrize("path", ["/slots", "/props", "/v1/slots"])
+def test_row_27_paths_that_are_not_there(server: Running, path: str):
+    response = server.get(path)
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "unknown_url"
+    assert server.get("/metrics").status_code == 200  # always there
+
+
+# -- 28 to 32: pages of others, the end, and the rest ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def open_to_a_page(module_model: Model) -> Iterator[Running]:
+    settings = Settings(api_keys=("key",), origins=("http://good.example",))
+    with running(module_model, settings) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("origin", "let_in"), [("good", True), ("evil", False)])
+def test_row_28_pages_of_others(open_to_a_page: Running, origin: str, let_in: bool):
+    said = {"origin": f"http://{origin}.example"}
+    ask = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    preflight = httpx.options(open_to_a_page.url + TEXT, headers={**said, **ask})
+    answered = open_to_a_page.post(TEXT, BARE, headers={**said, "x-api-key": "key"})
+    for response in (preflight, answered):
+        allowed = response.headers.get("access-control-allow-origin")
+        assert allowed == (said["origin"] if let_in else None)
+
+
+def test_row_28_no_page_unless_asked_for(server: Running):
+    response = server.post(TEXT, BARE, headers={"origin": "http://any.example"})
+    assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("evil.example", 403), ("localhost.evil", 403), ("LOCALHOST:1", 200), ("[::1]:80", 200)],
+)
+def test_row_28_a_host_that_is_not_ours(server: Running, host: str, status: int):
+    assert server.get("/v1/models", headers={"host": host}).status_code == status
+
+
+class Reader(threading.Thread):
+    """Reads a stream to its end."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.lines: list[str] = []
+        self.url = url
+        self.start()
+
+    def run(self) -> None:
+        body = {**LONG, "n": 4, "stream": True}
+        with httpx.stream("POST", self.url + TEXT, json=body, timeout=PATIENCE) as response:
+            for line in response.iter_lines():
+                self.lines += [line] if line.startswith("data: ") else []
+                self.begun.set()
+
+
+@pytest.mark.parametrize("grace", ["60", "0"])
+def test_row_29_sigterm_under_load(tiny_gguf: Path, cache: Path, grace: str):
+    arguments = ("--port", "0", "--grace", grace, "--cache-tokens", "8192")
+    with served(tiny_gguf, cache, *arguments) as command:
+        readers = [Reader(command.url) for _ in range(4)]
+        assert all(reader.begun.wait(PATIENCE) for reader in readers)
+        command.process.send_signal(signal.SIGTERM)
+        if grace != "0":
+            while (response := HTTP.post(command.url + TEXT, json=BARE)).status_code == 200:
+                pass
+            assert response.status_code == 503
+            assert response.headers["retry-after"]
+        for reader in readers:
+            reader.join(PATIENCE)
+            assert reader.lines[-1] == "data: [DONE]"
+        assert command.end() == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(command.url + "/health")
+        with pytest.raises(ProcessLookupError):
+            os.killpg(command.process.pid, 0)  # it has left no children either
+    for reader in readers:
+        whole = sum('"finish_reason":"length"' in line for line in reader.lines)
+        refused = '"code":"draining"' in reader.lines[-2]
+        # Without grace an answer may have come to its end just before.
+        assert whole == 4 or (refused and grace == "0")
+    assert "Traceback" not in command.said
+
+
+def test_row_30_an_unknown_model(model: Model):
+    with running(model, Settings(name="mine/tiny", aliases=("gpt-4o",))) as server:
+        assert server.get("/v1/models/mine/tiny").json()["id"] == "mine/tiny"
+        found = good(server.post(TEXT, {**BARE, "model": "gpt-4o"}))
+        assert found["model"] == "mine/tiny"
+        for path in (CHAT, TEXT, "/v1/responses"):
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "input": "a"}
+            response = server.post(path, {**body, "prompt": "a"})
+            assert response.status_code == 404
+            assert response.json()["error"]["code"] == "model_not_found"
+        assert server.get("/v1/models/tiny").status_code == 404
+
+
+def test_row_31_fields_of_others_and_nulls(server: Running):
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0}
+    expected = good(server.post(CHAT, chat))["choices"]
+    nothing = dict.fromkeys(
+        (
+            *("stop", "seed", "n", "tools", "tool_choice", "response_format", "logprobs", "stream"),
+            *("top_logprobs", "stream_options", "logit_bias", "prediction", "speculation", "user"),
+            *("top_p", "max_completion_tokens", "return_token_ids", "functions", "cache_salt"),
+        )
+    )
+    more = {"service_tier": "auto", "store": True, "metadata": {"a": "b"}, "xtc_probability": 0}
+    assert good(server.post(CHAT, {**chat, **nothing, **more}))["choices"] == expected
+    ours = {"min_tokens": 9, "return_token_ids": True, "cache_prompt": False}
+    (choice,) = good(server.post(CHAT, {**chat, **ours}))["choices"]
+    assert len(choice["token_ids"]) == 9
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{{{ lipsum.__globals__['os'].system('touch {file}') }}}}",
+        "{{{{ cycler.__init__.__globals__.os.system('touch {file}') }}}}",
+        "{{{{ raise_exception.__globals__['__builtins__'].open('{file}', 'w') }}}}",
+    ],
+)
+def test_row_32_a_malicious_template(server: Running, tmp_path: Path, source: str):
+    service, file = server.server.service, tmp_path / "owned"
+    files = service.files
+    service.files = replace(files, chat_template=source.format(file=file))
+    try:
+        response = server.post(CHAT, {"messages": [{"role": "user", "content": "a"}]})
+    finally:
+        service.files = files
+    assert response.status_code == 400
+    assert "template" in response.json()["error"]["message"]
+    assert not file.exists()

@@ -1,0 +1,201 @@
+"""Where answers end and blocks do not: each thing that ends one, in the middle of accepted drafts.
+
+The tiny model's own answer comes as a prediction, so that whole blocks of it stand, and what ends
+the answer lies inside them. What is expected is cut from that answer here, by hand.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from paceline.runtime.result import Result
+from support.server import Running
+
+PROMPT = "this is the one"
+LENGTH = 43
+BLOCK = 16
+
+
+class Told(NamedTuple):
+    text: str
+    reason: str
+    ids: list[int]
+    tokens: list[str]
+    """As the logprobs have them."""
+    logprobs: list[float]
+    usage: dict[str, Any]
+    about: dict[str, Any]
+    """What the response says of speculation."""
+
+
+def ask(server: Running, *, stream: bool, **fields: Any) -> Told:
+    """The answer to a completion, put together where it is a stream."""
+    body = {
+        "prompt": PROMPT,
+        "temperature": 0,
+        "max_tokens": LENGTH,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "logprobs": 1,
+        "speculation": {"policy": "fixed", "max_block": BLOCK},
+        **fields,
+    }
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+        *events, end = server.events("/v1/completions", body)
+        assert end == "[DONE]"
+    else:
+        response = server.post("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        events = [response.json()]
+    choices = [event["choices"][0] for event in events if event["choices"]]
+    known = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    (reason,) = (each["finish_reason"] for each in choices if each["finish_reason"])
+    return Told(
+        "".join(each["text"] for each in choices),
+        reason,
+        [token for each in choices for token in each["token_ids"]],
+        [text for each in known for text in each["tokens"]],
+        [logprob for each in known for logprob in each["token_logprobs"]],
+        events[-1]["usage"],
+        events[-1]["speculation"],
+    )
+
+
+@pytest.fixture
+def whole(server: Running) -> Result:
+    """The answer with nothing to end it but its length; its text has the same tokens again."""
+    found = server.model.generate(
+        PROMPT, raw=True, max_tokens=LENGTH, ignore_eos=True, drafter="none", logprobs=1
+    )
+    assert server.model.files.tokenizer().encode(found.text) == found.token_ids
+    return found
+
+
+def predicted(whole: Result) -> dict[str, Any]:
+    return {"prediction": {"type": "content", "content": whole.text}}
+
+
+def text_of(server: Running, tokens: Sequence[int]) -> str:
+    return server.model.files.tokenizer().decode(tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", ["c0", "&", "ff", "fEP", "en"])
+def test_a_stop_string_inside_an_accepted_block(
+    server: Running, whole: Result, stream: bool, stop: str
+):
+    at = whole.text.index(stop)
+    told = ask(server, stream=stream, stop=stop, **predicted(whole))
+    assert told.text == whole.text[:at]
+    assert told.reason == "stop"
+    assert told.ids == whole.token_ids[: len(told.ids)]
+    assert told.usage["completion_tokens"] == len(told.ids)
+    # Blocks of 16 stood as a whole behind the first token, up to the one that has it in it.
+    count = next(n for n in range(LENGTH) if stop in text_of(server, whole.token_ids[:n]))
+    assert told.about["steps"] == -(-(count - 1) // BLOCK)
+    assert told.about["accepted_by"]["prediction"] >= count - 1 - told.about["steps"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_a_length_cap_and_a_stop_string_in_one_block_the_first_ends_it(
+    server: Running, whole: Result, stream: bool
+):
+    stop = "&zY"
+    ends = set()
+    for most in range(3, 16):
+        cut = text_of(server, whole.token_ids[:most])
+        told = ask(server, stream=stream, stop=stop, max_tokens=most, **predicted(whole))
+        # What may begin a stop string is held back, and told when it turns out to be none.
+        assert told.text == cut.partition(stop)[0]
+        assert told.reason == ("stop" if stop in cut else "length")
+        assert told.about["steps"] == 1
+        ends.add((told.reason, cut.endswith(("&", "&z"))))
+    assert ends == {("length", False), ("length", True), ("stop", False)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stop", "last"), [("yY", None), ("ey[", "r"), ("n)", "e"), ("nzz", None)])
+def test_no_logprob_is_told_of_what_comes_after_a_stop_string(
+    server: Running, whole: Result, stream: bool, stop: str, last: str | None
+):
+    told = ask(server, stream=stream, stop=[stop], **predicted(whole))
+    assert "".join(told.tokens) == told.text == whole.text.partition(stop)[0]
+    assert told.logprobs == [each.logprob for each in whole.logprobs[: len(told.ids)]]
+    if last is not None:  # the stop string begins in the middle of a token
+        assert told.tokens[-1] == last
+        assert text_of(server, told.ids[-1:]) != last
+
+
+@pytest.mark.parametrize("drafter", ["none", "suffix", "recycle"])
+def test_characters_of_several_tokens_come_whole(server: Running, drafter: str):
+    """Each begins with a byte that is picked: what follows it comes with another call."""
+    form = {"structured_outputs": {"regex": "([é日😀]|👩‍🚀){12}"}}
+    said = {
+        **form,
+        "ignore_eos": False,
+        "speculation": {"drafter": drafter},
+        "temperature": 1.5,
+        "seed": 3,
+    }
+    complete = ask(server, stream=False, max_tokens=200, **said)
+    assert len(set(complete.text)) > 2
+    broken = 0
+    for most in range(1, 14):
+        cut = text_of(server, complete.ids[:most])
+        events = server.events("/v1/completions", {"prompt": PROMPT, "max_tokens": most, **said})
+        texts = [text for event in events[:-1] if (text := event["choices"][0]["text"])]
+        assert "".join(texts) == cut
+        # A character that the length cuts is the only one that is not whole.
+        assert not any("\ufffd" in text for text in texts[:-1])
+        assert cut.rstrip("\ufffd") == complete.text[: len(cut.rstrip("\ufffd"))]
+        broken += cut.endswith("\ufffd")
+    assert 0 < broken < 13
+
+
+FORM: dict[str, Any] = {"structured_outputs": {"regex": "[a-z ]{20}!"}, "ignore_eos": False}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_ends_where_a_prediction_goes_on(server: Running, stream: bool):
+    plain = ask(server, stream=stream, **FORM, speculation={"drafter": "none"})
+    assert (len(plain.text), plain.text[-1], plain.reason) == (21, "!", "stop")
+    more = {"prediction": {"type": "content", "content": f"{plain.text} And {plain.text}"}}
+    told = ask(server, stream=stream, **FORM, **more)
+    assert told[:5] == plain[:5]
+    assert told.usage["completion_tokens"] == len(told.ids) == len(told.tokens)
+    assert told.usage["completion_tokens_details"]["accepted_prediction_tokens"] > 10
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", [False, True])
+def test_an_end_token_inside_a_draft_is_the_end(server: Running, stream: bool, form: bool):
+    """An earlier turn was the same answer: drafted are its end token, too, and what followed it."""
+    tokenizer = server.model.files.tokenizer()
+    (e,), end = tokenizer.encode("e"), tokenizer.token_id("<|im_end|>")
+    text = "e" * 20 + ("!" if form else "")
+    if form:
+        fields = {**FORM, "logit_bias": {str(e): 60.0, str(end): 60.0}}
+    else:  # the end as soon as there may be one
+        fields = {"min_tokens": 20, "logit_bias": {str(e): 60.0, str(end): 90.0}}
+    told = ask(
+        server,
+        stream=stream,
+        prompt=tokenizer.encode(f"{PROMPT}{text}<|im_end|>{PROMPT * 4}", special=True),
+        **{**fields, "ignore_eos": False},
+        speculation={"drafter": "suffix", "policy": "fixed", "max_block": BLOCK},
+    )
+    assert (told.text, told.reason) == (text, "stop")
+    assert len(told.ids) == len(told.logprobs) == told.usage["completion_tokens"] == len(text)
+    # A step brings a token more than stood, unless the end was among those that stood.
+    assert told.about["accepted_by"]["suffix"] == len(text) - (told.about["steps"] - 1)
+    # Behind it nothing is tried where a form says that it is the end.
+    assert (told.about["drafted_by"] == told.about["accepted_by"]) == form
+
+
+def test_a_form_that_could_go_on_ends_with_its_length(server: Running):
+    form = {"structured_outputs": {"regex": "(ab|ac){5,}"}, "ignore_eos": False}
+    told = ask(server, stream=True, max_tokens=7, **form)
+    assert told.reason == "length"
+    assert len(told.ids) == told.usage["completion_tokens"] == 7

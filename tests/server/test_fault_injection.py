@@ -1,0 +1,313 @@
+"""An error at every call that the scheduler makes, one after the other.
+
+Not a list of known faults: a profile function in the engine's thread counts the calls that go out
+of the scheduler's files, and raises at the entry of one of them. Whatever it was, at most one
+request ends with it, the others get the tokens that they get alone, and no slot is lost.
+"""
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import paceline.server
+from paceline.decoding.types import Drafter, Proposal, Verified
+from paceline.engines.profile import Measurement
+from paceline.models import ModelFiles
+from paceline.runtime.model import Model
+from paceline.runtime.options import check
+from paceline.server import admission
+from paceline.server.request import Done, Event, Failed
+from paceline.server.scheduler import Scheduler
+from support.toy import ToyEngine
+
+SERVING = Path(paceline.server.__file__).parent
+SCHEDULER = {str(SERVING / f"{n}.py") for n in ("scheduler", "admission", "batch", "prefix_cache")}
+"""The files that are the scheduler: a call from one of them to another is also one."""
+
+OURS = (str(SERVING.parent), str(Path(__file__).parent.parent))
+
+MEASURED = Measurement({1: 1e-3, 32: 2e-3}, row_invariant=True, largest_difference=0.0, context=64)
+
+
+class Injected(Exception):
+    """What is raised."""
+
+
+Site = tuple[str, int, str]
+"""A call: the caller's file and line, and what is called."""
+
+
+class Injector:
+    """Raises at one call of the scheduler's."""
+
+    def __init__(self, at: int | None) -> None:
+        """Raise at call number `at`; None: count them."""
+        self.at, self.count, self.sites = at, 0, list[Site]()
+        self.raised: Site | None = None
+
+    def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
+        caller = frame.f_back
+        if event != "call" or caller is None or caller.f_code.co_filename not in SCHEDULER:
+            return
+        called = frame.f_code
+        # The last call of all empties the prefix cache; the sequences that it closes are counted.
+        inside = called.co_filename == caller.f_code.co_filename or called.co_name == "clear"
+        if inside or not called.co_filename.startswith(OURS) or called.co_name == "<genexpr>":
+            return
+        site = (Path(caller.f_code.co_filename).stem, caller.f_lineno, called.co_qualname)
+        self.count += 1
+        if self.at is None:
+            self.sites.append(site)
+        elif self.count == self.at:
+            self.raised = site
+            raise Injected(f"{site}")
+
+
+@contextmanager
+def injected(injector: Injector) -> Iterator[None]:
+    """Threads that start here call it."""
+    threading.setprofile(injector)
+    try:
+        yield
+    finally:
+        threading.setprofile(None)
+
+
+COMMON: dict[str, Any] = {"seed": 3, "ignore_eos": True}
+
+REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
+    ([3, 1, 4, 1, 5, 9, 2, 6] * 5, {"drafter": "suffix", "max_tokens": 30}),
+    ([3, 1, 4, 1, 5, 9, 2, 6] * 5, {"drafter": "ngram", "max_tokens": 30, "temperature": 0.8}),
+    ([9, 9, 8, 7, 3], {"drafter": "none", "max_tokens": 34}),
+    ([7, 7, 3, 1, 2] * 2, {"drafter": "suffix+recycle", "max_tokens": 38, "policy": "fixed"}),
+]
+
+
+def toy_model(files: ModelFiles) -> Model:
+    model = Model(files, ToyEngine(vocab_size=320, context_length=128, cache_blocks=17))
+    model.__dict__["measurement"] = MEASURED
+    return model
+
+
+@pytest.fixture
+def expected(tiny_files: ModelFiles) -> list[list[int]]:
+    model = toy_model(tiny_files)
+    return [
+        model.generate(prompt, **{**options, **COMMON, "drafter": "none"}).token_ids
+        for prompt, options in REQUESTS
+    ]
+
+
+def scenario(files: ModelFiles, injector: Injector) -> tuple[Scheduler, list[Event]]:
+    """All requests at once, in a cache that they do not fit into; how each of them ended."""
+    model = toy_model(files)
+    free = model.engine.free_slots
+    scheduler = Scheduler(model)
+    ends: dict[int, Event] = {}
+    ended = threading.Semaphore(0)
+
+    def listener(number: int) -> Callable[[Event], None]:
+        def listen(event: Event) -> None:
+            if isinstance(event, Done | Failed):
+                assert number not in ends, "a request ended twice"
+                ends[number] = event
+                ended.release()
+
+        return listen
+
+    for number, (prompt, options) in enumerate(REQUESTS):
+        scheduler.submit(prompt, check({**options, **COMMON}), listener(number))
+    with injected(injector):
+        scheduler.start()
+    for _ in REQUESTS:
+        assert ended.acquire(timeout=30), f"a request never ended; raised at {injector.raised}"
+    # Whatever happened, the next request is served as if nothing had.
+    prompt, options = REQUESTS[2]
+    scheduler.submit(prompt, check({**options, **COMMON}), listener(-1))
+    assert ended.acquire(timeout=30), f"the scheduler is stuck; raised at {injector.raised}"
+    assert scheduler.alive
+    scheduler.close(grace=5)
+    assert not scheduler.alive
+    assert scheduler.load.running == scheduler.load.waiting == 0
+    assert model.engine.free_slots == free, f"slots are lost; raised at {injector.raised}"
+    return scheduler, [ends[number] for number in (*range(len(REQUESTS)), -1)]
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are admitted that do not fit together, so that one is preempted."""
+    monkeypatch.setattr(admission, "_HEADROOM", 4)
+
+
+def tokens(event: Event) -> list[int]:
+    assert isinstance(event, Done), event
+    return event.result.token_ids
+
+
+@pytest.mark.usefixtures("little_room")
+def test_the_scenario_preempts_evicts_and_shares(tiny_files: ModelFiles, expected: list[list[int]]):
+    injector = Injector(None)
+    scheduler, ends = scenario(tiny_files, injector)
+    assert [tokens(each) for each in ends] == [*expected, expected[2]]
+    assert scheduler.load.preempted > 0
+    assert scheduler.prompts.found > 0
+    called = {name for _, _, name in injector.sites}
+    assert {
+        "ToyEngine.step",
+        "ToyEngine.open",
+        "BlockTable.fork",
+        "BlockTable.close",
+        "Model.begin",
+        "Stream.accept",
+        "Stream.next_block",
+        "Stream.restart",
+        "PromptCache.keep",
+        "PromptCache.evict",
+        "Auto.share",
+        "SharedCost.learn",
+    } <= called
+
+
+@pytest.mark.usefixtures("little_room")
+def test_an_error_at_any_call_ends_one_request_at_most(
+    tiny_files: ModelFiles, expected: list[list[int]], caplog: pytest.LogCaptureFixture
+):
+    counting = Injector(None)
+    scenario(tiny_files, counting)
+    # Of each call in the source the first three times, and then now and then.
+    seen = Counter[Site]()
+    numbers = []
+    for number, site in enumerate(counting.sites, start=1):
+        seen[site] += 1
+        if seen[site] <= 3 or seen[site] % 17 == 0:
+            numbers.append(number)
+    assert len(seen) > 40
+    caplog.set_level("CRITICAL")
+    for number in numbers:
+        injector = Injector(number)
+        _, ends = scenario(tiny_files, injector)
+        failed = [each for each in ends if isinstance(each, Failed)]
+        assert len(failed) <= 1, f"{len(failed)} requests failed; raised at {injector.raised}"
+        assert all(isinstance(each.error, Injected) for each in failed)
+        for each, right in zip(ends, [*expected, expected[2]], strict=True):
+            if isinstance(each, Done):
+                assert each.result.token_ids == right, f"raised at {injector.raised}"
+
+
+# -- drafters --------------------------------------------------------------------------------------
+
+
+class FaultyDrafter(Drafter):
+    """Drafts well, until a method of it raises at its n-th call."""
+
+    name = "faulty"
+
+    def __init__(self, method: str, at: int) -> None:
+        self._method, self._left = method, at
+        self._seen: list[int] = []
+
+    def _raise(self, method: str) -> None:
+        if method == self._method:
+            self._left -= 1
+            if self._left == 0:
+                raise Injected(method)
+
+    def propose(self, context: Any, limit: int) -> Proposal:
+        self._raise("propose")
+        return Proposal(list(context[-min(limit, 4) :]), self.name, 4)
+
+    def sent(self, context: Any, draft: Any) -> None:
+        self._raise("sent")
+
+    def observe(self, verified: Verified) -> None:
+        self._raise("observe")
+
+    def cost(self, limit: int) -> float:
+        self._raise("cost")
+        return 0.0
+
+    def close(self) -> None:
+        self._raise("close")
+
+
+@pytest.mark.parametrize("method", ["propose", "sent", "observe", "cost", "close"])
+@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("policy", ["auto", "fixed"])
+def test_a_drafter_that_raises_is_silenced_and_the_answer_goes_on(
+    tiny_files: ModelFiles,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    at: int,
+    policy: str,
+):
+    from paceline.drafters import spec as specs
+
+    made = specs.create
+
+    def create(spec: str, *more: Any) -> list[Drafter]:
+        faulty: list[Drafter] = [FaultyDrafter(method, at)] if spec == "recycle" else []
+        return [*faulty, *made(spec, *more)]
+
+    monkeypatch.setattr("paceline.drafters.create", create)
+    model = toy_model(tiny_files)
+    scheduler = Scheduler(model)
+    events: list[Event] = []
+    ended = threading.Semaphore(0)
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Done | Failed):
+            events.append(event)
+            ended.release()
+
+    for number in (0, 2):
+        prompt, options = REQUESTS[number]
+        asked = {**options, **COMMON, "drafter": "recycle", "policy": policy}
+        scheduler.submit(prompt, check(asked), listen)
+    scheduler.start()
+    for _ in range(2):
+        assert ended.acquire(timeout=30)
+    scheduler.close()
+    assert sorted(tokens(each) for each in events) == sorted([expected[0], expected[2]])
+    raises = (method, policy, at) not in {("cost", "fixed", n) for n in (1, 2, 5)}
+    raises &= not (method == "close" and at > 1)
+    assert scheduler.load.silenced["faulty"] == (2 if raises else 0)
+
+
+def test_a_drafter_that_takes_too_long_is_silenced():
+    from paceline.drafters import GuardedDrafter
+
+    faults = []
+    slow = FaultyDrafter("none", 0)
+    guarded = GuardedDrafter(slow, lambda *fault: faults.append(fault), seconds=-1.0)
+    first = guarded.propose([1, 2, 3], 2)
+    assert list(first.tokens) == [2, 3], "what it made is used"
+    assert not guarded.propose([1, 2, 3], 2).tokens
+    assert [name for name, _ in faults] == ["faulty"]
+    assert guarded.silenced
+
+
+def test_the_profile_function_raises_at_the_entry_of_a_call():
+    """The premise of this file: what a profile function raises, the call raises."""
+
+    def called() -> int:
+        return 1
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is called.__code__:
+            raise Injected
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        with pytest.raises(Injected):
+            called()
+    finally:
+        sys.setprofile(before)

@@ -1,0 +1,141 @@
+"""API keys: where they come from, and which are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from paceline.server.api_keys import VARIABLE, api_keys
+from paceline.server.settings import MOST_SECONDS, Settings
+from support.server import running
+
+EMPTY = ["", " ", "\t", " \n"]
+
+
+def keys_file(folder: Path, content: bytes) -> Path:
+    path = folder / "keys.txt"
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+@pytest.mark.parametrize("source", ["--api-key", VARIABLE, "--api-key-file"])
+def test_an_empty_api_key_from_any_source_is_refused(
+    source: str,
+    host: str,
+    empty: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    given = ["serve", "--host", host, "--port", "0"]
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if source == VARIABLE:
+        monkeypatch.setenv(VARIABLE, empty)
+    elif source == "--api-key-file":
+        given += [source, str(keys_file(tmp_path, empty.encode()))]
+    else:
+        given += [source, empty]
+    monkeypatch.setattr("paceline.cli.app.load_model", lambda _: pytest.fail("a model was loaded"))
+    assert main(given) == 2
+    assert source in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("also", [["--anyone"], ["--api-key", "good"]])
+def test_an_empty_api_key_is_refused_beside_what_would_do(also: list[str]):
+    assert main(["serve", "--api-key", "", *also]) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"# none\n", b"one\n\ntwo\n", b"one\n  \n", b" one\n", b"one\x00\n", b"\r\n"],
+)
+def test_a_key_file_with_an_empty_line_or_without_a_key_is_refused(content: bytes, tmp_path: Path):
+    path = keys_file(tmp_path, content)
+    with pytest.raises(InvalidRequest, match=r"keys\.txt"):
+        api_keys([], path, {})
+
+
+def test_a_key_file_that_cannot_be_read_is_refused(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "none", keys_file(tmp_path, b"k" * (2**20 + 1))):
+        with pytest.raises(InvalidRequest, match="api-key-file"):
+            api_keys([], path, {})
+
+
+def test_keys_of_flags_and_a_file_are_joined_and_the_environment_is_for_neither(tmp_path: Path):
+    path = keys_file(tmp_path, b"# mine\ntwo\r\nthree")
+    environment = {VARIABLE: "four"}
+    assert api_keys(["one"], path, environment) == ("one", "two", "three")
+    assert api_keys([], None, environment) == ("four",)
+    assert api_keys([], None, {}) == ()
+    assert api_keys(["one"], None, {VARIABLE: ""}) == ("one",)
+
+
+@pytest.mark.parametrize("key", [*EMPTY, " key", "key\n", "a\nb", "a\x7f"])
+def test_settings_take_no_key_that_no_client_can_send(key: str):
+    with pytest.raises(InvalidRequest, match="key"):
+        Settings(api_keys=("good", key))
+
+
+def test_a_refusal_does_not_say_the_key():
+    with pytest.raises(InvalidRequest) as caught:
+        api_keys(["secret "], None, {})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["voilà", "ключ", "🔑", "a b", "xy\udcff"])
+def test_a_key_that_is_not_ascii_is_compared_as_its_bytes(model: Model, key: str):
+    sent = key.encode("utf-8", "surrogateescape")
+    with running(model, Settings(api_keys=(key,))) as server:
+        for header in ({b"x-api-key": sent}, {b"authorization": b"Bearer " + sent}):
+            assert server.get("/v1/models", headers=header).status_code == 200
+        for wrong in (b"", b"x", sent[:1], sent + b"x", "clé".encode(), b"\xff\xfe"):
+            assert server.get("/v1/models", headers={b"x-api-key": wrong}).status_code == 401
+
+
+def test_every_known_key_is_compared_in_constant_time(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    import hmac
+
+    compared = []
+    compare = hmac.compare_digest
+
+    def counted(one: Any, other: Any) -> bool:
+        compared.append(one)
+        return compare(one, other)
+
+    with running(model, Settings(api_keys=("first", "second", "third"))) as server:
+        monkeypatch.setattr("paceline.server.middleware.hmac.compare_digest", counted)
+        for key in ("first", "third", "none"):
+            compared.clear()
+            server.get("/v1/models", headers={"x-api-key": key})
+            assert set(compared) == {b"first", b"second", b"third"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["header_seconds", "body_seconds", "reading_seconds", "request_seconds", "keepalive_seconds"],
+)
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), MOST_SECONDS + 1, "1"])
+def test_a_time_limit_that_is_no_time_is_refused(name: str, value: Any):
+    with pytest.raises(InvalidRequest, match=name):
+        Settings(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), None])
+def test_a_grace_that_is_no_time_is_refused(value: Any):
+    with pytest.raises(InvalidRequest, match="grace_seconds"):
+        Settings(grace_seconds=value)
+    assert Settings(grace_seconds=0).grace_seconds == 0
+
+
+@pytest.mark.parametrize("name", ["most_waiting", "most_running", "body_bytes"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, float("nan"), None, True])
+def test_a_count_of_the_server_that_is_none_is_refused(name: str, value: Any):
+    with pytest.raises(InvalidRequest, match=name):
+        Settings(**{name: value})

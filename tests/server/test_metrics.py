@@ -1,0 +1,280 @@
+"""What /metrics says, held against what the responses said."""
+
+import functools
+import json
+import operator
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from paceline.runtime.model import Model
+from paceline.server.settings import Settings
+from support.server import Running, running
+from support.waiting import until
+
+REPEATED = "this is the one and this is the one and this is the one and this"
+LONG: dict[str, Any] = {"prompt": REPEATED, "max_tokens": 450, "ignore_eos": True, "stream": True}
+
+E2E = "e2e_request_latency"
+
+ALIASES = {
+    "requests_running": "num_requests_running",
+    "requests_waiting": "num_requests_waiting",
+    "cache_usage": "kv_cache_usage_perc",
+    "prompt_cache_queries_total": "prefix_cache_queries_total",
+    "prompt_cache_hits_total": "prefix_cache_hits_total",
+    "prompt_tokens_total": "prompt_tokens_total",
+    "generation_tokens_total": "generation_tokens_total",
+    "answers_total": "request_success_total",
+    "time_to_first_token_seconds_sum": "time_to_first_token_seconds_sum",
+    "time_to_first_token_seconds_bucket": "time_to_first_token_seconds_bucket",
+    "e2e_request_latency_seconds_count": "e2e_request_latency_seconds_count",
+    "time_per_output_token_seconds_sum": "request_time_per_output_token_seconds_sum",
+    "drafts_total": "spec_decode_num_drafts_total",
+    "draft_tokens_total": "spec_decode_num_draft_tokens_total",
+    "accepted_tokens_total": "spec_decode_num_accepted_tokens_total",
+    "accepted_tokens_per_position_total": "spec_decode_num_accepted_tokens_per_pos_total",
+}
+"""Ours, without `paceline_` -> vLLM's, without `vllm:`."""
+
+
+def families(server: Running) -> list[Metric]:
+    response = server.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return list(text_string_to_metric_families(response.text))
+
+
+def values(server: Running) -> dict[str, dict[str, float]]:
+    """Name -> the label that tells values apart, or nothing -> value."""
+    found: dict[str, dict[str, float]] = {}
+    for family in families(server):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
+            found.setdefault(sample.name, {})[",".join(labels.values())] = sample.value
+    return found
+
+
+def single(found: dict[str, dict[str, float]], name: str) -> float:
+    (value,) = found[name].values()
+    return value
+
+
+class Told(NamedTuple):
+    """A server at rest that only one client asked, what it answered, and what it counted."""
+
+    responses: list[dict[str, Any]]
+    found: dict[str, dict[str, float]]
+    server: Running
+
+    def total(self, *path: str) -> float:
+        """What the responses say in a field, summed."""
+        return sum(functools.reduce(operator.getitem, path, each) for each in self.responses)
+
+    def by(self, *path: str) -> Counter[str]:
+        """What they say in an object of counts, summed by key."""
+        found = Counter[str]()
+        for each in self.responses:
+            found.update(functools.reduce(operator.getitem, path, each))
+        return found
+
+    def counted(self, name: str) -> float:
+        """What was counted under a name of ours."""
+        return single(self.found, f"paceline_{name}")
+
+
+@pytest.fixture(scope="module")
+def told(module_model: Model) -> Iterator[Told]:
+    text = {"prompt": REPEATED, "max_tokens": 60, "temperature": 0}
+    chat = {"messages": [{"role": "user", "content": REPEATED}], "max_tokens": 40}
+    completions: list[dict[str, Any]] = [
+        text,
+        text,  # from the cache
+        {**text, "cache_prompt": False},
+        {**text, "speculation": {"drafter": "none"}},
+        {**text, "speculation": {"policy": "fixed", "max_block": 6}},
+        {**text, "speculation": {"drafter": "suffix+recycle"}, "ignore_eos": True},
+        {**text, "stop": ["e"], "ignore_eos": True},
+        {**text, "max_tokens": 0, "echo": True},
+        {**text, "max_tokens": 1},
+    ]
+    with running(module_model) as server:
+        found = [server.post("/v1/completions", body).json() for body in completions]
+        for more in ({"temperature": 0}, {"seed": 3, "logprobs": True}):
+            found.append(server.post("/v1/chat/completions", {**chat, **more}).json())
+        streamed = {**chat, "stream_options": {"include_usage": True}}
+        found.append(server.events("/v1/chat/completions", streamed)[-2])
+        server.rest()
+        yield Told(found, values(server), server)
+
+
+def test_tokens_are_those_of_usage(told: Told):
+    assert told.counted("prompt_tokens_total") == told.total("usage", "prompt_tokens")
+    assert told.counted("generation_tokens_total") == told.total("usage", "completion_tokens")
+    cached = told.total("usage", "prompt_tokens_details", "cached_tokens")
+    assert told.counted("cached_prompt_tokens_total") == told.counted("prompt_cache_hits_total")
+    assert told.counted("cached_prompt_tokens_total") == cached > 0
+
+
+def test_steps_and_drafters_are_those_of_speculation(told: Told):
+    assert told.counted("steps_total") == told.total("speculation", "steps") > 0
+    found = told.found
+    assert found["paceline_drafter_draft_tokens_total"] == told.by("speculation", "drafted_by")
+    assert found["paceline_drafter_accepted_tokens_total"] == told.by("speculation", "accepted_by")
+    tokens = sum(
+        each["speculation"]["steps"] * each["speculation"]["tokens_per_step"]
+        for each in told.responses
+    )
+    assert told.counted("step_tokens_total") == pytest.approx(tokens)
+
+
+def test_drafts_are_those_of_the_histograms(told: Told):
+    about = [each["metrics"]["speculative_decoding"] for each in told.responses]
+    assert told.counted("drafts_total") == sum(each["num_spec_steps"] for each in about) > 0
+    assert told.counted("draft_tokens_total") == sum(each["num_draft_tokens"] for each in about)
+    accepted = sum(each["num_accepted_draft_tokens"] for each in about)
+    assert 0 < accepted == told.counted("accepted_tokens_total")
+    assert accepted < told.counted("draft_tokens_total")
+    places = Counter[str]()
+    for each in about:
+        for length, steps in enumerate(each["acceptance_histogram"]):
+            places.update({str(place): steps for place in range(length)})
+    found = told.found["paceline_accepted_tokens_per_position_total"]
+    assert found == {place: steps for place, steps in places.items() if steps}
+    assert sum(found.values()) == accepted
+
+
+def test_times_are_counted_once_an_answer(told: Told):
+    answers, short = len(told.responses), 2  # of one token, and of none
+    assert told.counted("time_to_first_token_seconds_count") == answers
+    assert told.counted("e2e_request_latency_seconds_count") == answers
+    assert told.counted("queue_seconds_count") == answers
+    assert told.counted("time_per_output_token_seconds_count") == answers - short
+    each = [t["predicted_per_token_ms"] for t in (r["timings"] for r in told.responses)]
+    seconds = told.counted("time_per_output_token_seconds_sum")
+    assert seconds == pytest.approx(sum(each) / 1e3)
+    first, whole = (told.counted(f"{name}_seconds_sum") for name in ("time_to_first_token", E2E))
+    assert 0 < told.counted("queue_seconds_sum") < first < whole
+
+
+def test_the_engine_counts_its_calls(told: Told):
+    rows, calls = told.counted("engine_rows_total"), told.counted("engine_calls_total")
+    assert told.counted("steps_total") < calls < rows
+    assert told.counted("engine_seconds_total") > 0
+
+
+def test_several_answers_have_one_prompt(module_model: Model):
+    with running(module_model) as server:
+        body = {"prompt": ["a b", REPEATED], "max_tokens": 5, "n": 3, "ignore_eos": True}
+        usage = server.post("/v1/completions", body).json()["usage"]
+        found = values(server)
+    assert single(found, "paceline_prompt_tokens_total") == usage["prompt_tokens"]
+    assert single(found, "paceline_generation_tokens_total") == usage["completion_tokens"] == 30
+    assert found["paceline_answers_total"] == {"length": 6}
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert single(found, "paceline_cached_prompt_tokens_total") == cached
+
+
+def test_vllm_names_say_the_same(told: Told):
+    for ours, theirs in ALIASES.items():
+        assert told.found[f"vllm:{theirs}"] == told.found[f"paceline_{ours}"], ours
+    assert {name.removeprefix("vllm:") for name in told.found if name.startswith("vllm:")} >= set(
+        ALIASES.values()
+    )
+    labels = [s.labels for f in families(told.server) for s in f.samples if s.name[:5] == "vllm:"]
+    assert {each["model_name"] for each in labels} == {told.server.server.service.name}
+
+
+def test_vllm_bench_reads_them(told: Told):
+    # As `vllm bench serve` does: lines by their beginning, the value after the last space.
+    lines = told.server.get("/metrics").text.splitlines()
+    found = Counter[str]()
+    for line in lines:
+        if line.startswith("vllm:spec_decode"):
+            found[line.partition("{")[0].removeprefix("vllm:spec_decode_num_")] += int(
+                float(line.split()[-1])
+            )
+    assert found["drafts_total"] == told.counted("drafts_total")
+    assert found["accepted_tokens_total"] == found["accepted_tokens_per_pos_total"] > 0
+
+
+def test_every_metric_has_its_help_and_type(told: Told):
+    text = told.server.get("/metrics").text
+    for family in families(told.server):
+        assert family.documentation
+        assert family.type in ("counter", "gauge", "histogram")
+    assert text.count("# HELP ") == text.count("# TYPE ") == len(families(told.server))
+    assert "_created" not in text
+    assert REPEATED[:8] not in text
+
+
+def test_it_is_there_with_v1_before_it_and_asks_for_a_key(module_model: Model):
+    with running(module_model, Settings(api_keys=("key",))) as server:
+        for path in ("/metrics", "/v1/metrics"):
+            assert server.get(path).status_code == 401
+            assert server.get(path, headers={"x-api-key": "key"}).status_code == 200
+        assert server.get("/slots", headers={"x-api-key": "key"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"{", "invalid_json"),
+        ({"prompt": "a", "model": "other"}, "model_not_found"),
+        ({"prompt": "a " * 2000}, "context_length_exceeded"),
+        ({"prompt": "a", "top_p": 7}, "invalid_request_error"),
+    ],
+)
+def test_refusals_are_counted_by_their_reason(module_model: Model, body: Any, reason: str):
+    with running(module_model) as server:
+        assert server.post("/v1/completions", body).status_code in (400, 404)
+        found = values(server)
+    assert found["paceline_requests_refused_total"] == {reason: 1}
+    assert "paceline_requests_failed_total" not in found
+
+
+def test_what_goes_on_is_seen_and_a_client_that_leaves(slow_model: Model):
+    settings = Settings(most_running=1, most_waiting=1)
+    with running(slow_model, settings) as server, ExitStack() as stack:
+        asked = {"method": "POST", "url": f"{server.url}/v1/completions", "json": LONG}
+        client = stack.enter_context(httpx.Client())
+        stack.enter_context(client.stream(**asked))
+        until(lambda: single(values(server), "paceline_requests_running") == 1)
+        threading.Thread(target=server.post, args=("/v1/completions", LONG)).start()
+        until(lambda: single(values(server), "vllm:num_requests_waiting") == 1)
+        assert server.post("/v1/completions", LONG).status_code == 429
+        now = values(server)
+        assert now["paceline_requests_refused_total"] == {"queue_full": 1}
+        assert 0 < single(now, "vllm:kv_cache_usage_perc") < 1
+        stack.close()
+        until(lambda: values(server).get("paceline_requests_failed_total") == {"client_gone": 1})
+        until(lambda: single(values(server), "paceline_requests_waiting") == 0)
+        server.scheduler.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_breaks_is_counted(
+    model: Model, monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    step, calls = model.engine.step, iter(range(1000))
+
+    def broken(work: Any) -> Any:
+        if next(calls) > 4:
+            raise RuntimeError("no")
+        return step(work)
+
+    with running(model) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(model.engine, "step", broken)
+            text = server.post("/v1/completions", {**LONG, "stream": stream}).text
+        assert json.loads(text.partition("data: [DONE]")[0].split("data: ")[-1])["error"]
+        found = values(server)
+    assert found["paceline_requests_failed_total"] == {"server_error": 1}
+    assert found["paceline_cache_usage"] == {"": 0}

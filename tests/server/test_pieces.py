@@ -1,0 +1,164 @@
+"""Which tokens and what text of an answer are told, however it came and whatever ended it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.decoding.generation import Step
+from paceline.decoding.reasoning import Thoughts, answer_text
+from paceline.decoding.types import FinishReason, Proposal
+from paceline.runtime.result import Result, Stats
+from paceline.server.request import Progress
+from paceline.server.stream_text import Answer, answer, pieces_of
+
+END = 0
+WORDS = [b"", b"a", b"b", b"ab", b"stop", b" ", "é".encode()]
+WORDS += [bytes([byte]) for byte in "é😀".encode()]
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return b"".join(WORDS[token] for token in tokens).decode(errors="replace")
+
+
+def told(
+    tokens: list[int],
+    sizes: list[int],
+    stops: Sequence[str],
+    end: FinishReason,
+    thoughts: Thoughts | None = None,
+) -> Answer:
+    """An answer of these tokens in blocks of these sizes, as the engine would tell it."""
+    stream = answer_text(decode, stops, thoughts)
+    made = answer(decode, [END], thoughts=thoughts)
+    text, reasoning, kept = "", "", list[int]()
+    at = 0
+    while at < len(tokens):
+        size = sizes[at % len(sizes)] if at else 1
+        block, new = [], ""
+        for token in tokens[at : at + size]:
+            block.append(token)
+            kept.append(token)
+            if token == END:
+                new += stream.finish()
+                break
+            new += stream.push(token)
+            if stream.stopped_by is not None:
+                break
+        at += size
+        over = stream.stopped_by is not None or kept[-1] == END
+        if not over and at >= len(tokens):
+            new += stream.finish()
+            over = True
+        text += new
+        thought = stream.thought()
+        reasoning += thought
+        tried = Proposal(block[:-1], "oracle")
+        made.progress(Progress(Step(len(block), block, new, tried, len(block) - 1, thought)))
+        if over:
+            break
+    ended = stream.stopped_by is not None or kept[-1] == END
+    result = Result(
+        text=text,
+        token_ids=kept,
+        finish_reason=FinishReason.STOP if ended else end,
+        stats=Stats(),
+        prompt_tokens=1,
+        model="m",
+        engine="e",
+        drafter="d",
+        policy="p",
+        exact=True,
+        seed=0,
+        reasoning=reasoning,
+        reasoning_tokens=stream.thought_tokens,
+    )
+    made.finish(result)
+    return made
+
+
+@given(
+    st.lists(st.integers(0, len(WORDS) - 1), min_size=1, max_size=30),
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["stop", "ab", "a b", "é", "bb"]), max_size=2),
+)
+def test_the_tokens_that_are_told_are_those_of_the_text(
+    tokens: list[int], sizes: list[int], stops: list[str]
+):
+    found = told(tokens, sizes, stops, FinishReason.LENGTH)
+    assert found.text == found.done.text
+    ids = [piece.token for piece in found.pieces]
+    assert ids == found.done.token_ids[: len(ids)]
+    assert END not in ids
+    text = "".join(piece.text for piece in found.pieces)
+    assert text.rstrip("\ufffd") == found.text.rstrip("\ufffd")
+    assert [piece.start for piece in found.pieces] == [
+        sum(len(p.text) for p in found.pieces[:at]) for at in range(len(found.pieces))
+    ]
+    if found.done.finish_reason == FinishReason.LENGTH:
+        assert ids == tokens
+
+
+MARKED = Thoughts(("b",), (" ",), {2: "b", 5: " "})
+"""Two of the words as the marks of thoughts."""
+
+
+@given(
+    st.lists(st.sampled_from([2, 5, 1, 3, 4, 6, END]), min_size=1, max_size=30),
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.lists(st.sampled_from(["stop", "ab", "é"]), max_size=2),
+    st.sampled_from([MARKED, replace(MARKED, inside=True)]),
+)
+def test_the_tokens_of_thoughts_are_told_with_their_text(
+    tokens: list[int], sizes: list[int], stops: list[str], thoughts: Thoughts
+):
+    found = told(tokens, sizes, stops, FinishReason.LENGTH, thoughts)
+    assert (found.text, found.reasoning) == (found.done.text, found.done.reasoning)
+    ids = [piece.token for piece in found.pieces]
+    assert ids == found.done.token_ids[: len(ids)]
+    assert "".join(piece.text for piece in found.pieces) == found.text
+    assert "".join(piece.reasoning for piece in found.pieces) == found.reasoning
+    assert found.reasoning_tokens <= found.tokens
+    if found.done.finish_reason == FinishReason.LENGTH:
+        assert ids == tokens
+        assert found.reasoning_tokens == found.done.reasoning_tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "kept"),
+    [
+        ([1, 4, 1], "a", [1]),  # the whole token is the stop string
+        ([1, 2, END, 1], "ab", [1, 2]),
+        ([END], "", []),
+        ([5, 5, 1], "  a", [5, 5, 1]),
+    ],
+)
+def test_what_ends_an_answer_is_not_told(tokens: list[int], text: str, kept: list[int]):
+    found = told(tokens, [2], ["stop"], FinishReason.LENGTH)
+    assert found.text == text
+    assert [piece.token for piece in found.pieces] == kept
+
+
+def test_a_token_of_which_the_text_has_a_part_is_told_cut():
+    found = told([1, 3, 1], [3], ["ba"], FinishReason.LENGTH)  # a|ab|a
+    assert found.text == "aa"
+    assert [(piece.token, piece.text) for piece in found.pieces] == [(1, "a"), (3, "a")]
+
+
+def test_tokens_are_not_told_before_their_text():
+    made = answer(decode, [END])
+    # The engine holds "b" back, which may begin a stop string.
+    assert made.progress(Progress(Step(1, [1], "a"))).pieces[0].token == 1
+    assert made.progress(Progress(Step(1, [2], ""))).pieces == []
+    part = made.progress(Progress(Step(1, [1], "ba")))
+    assert (part.text, [piece.token for piece in part.pieces]) == ("ba", [2, 1])
+
+
+def test_known_tokens_have_their_places():
+    assert [(p.token, p.text, p.start) for p in pieces_of(decode, [1, 6, 5])] == [
+        (1, "a", 0),
+        (6, "é", 1),
+        (5, " ", 2),
+    ]

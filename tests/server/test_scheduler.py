@@ -1,0 +1,402 @@
+"""Many requests at once: every answer is what its request gets alone, and no slot is lost."""
+
+import queue
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from paceline.runtime.options import check
+from paceline.runtime.result import Result
+from paceline.server.request import (
+    Done,
+    Draining,
+    Event,
+    Failed,
+    Progress,
+    QueueFull,
+    Ticket,
+    TimedOut,
+)
+from paceline.server.scheduler import Scheduler
+from support.waiting import PATIENCE, until
+
+PROMPTS = [
+    "the rain in the rain in the",
+    "one and two and one and two and",
+    "a",
+    "this is the one " * 12,
+    "th is is all that it is and all that it was",
+]
+
+
+class Asked:
+    """A request, and what came of it."""
+
+    def __init__(self, scheduler: Scheduler, prompt: str | list[int], **options: Any) -> None:
+        self.events: queue.Queue[Event] = queue.Queue()
+        kept = {
+            name: options.pop(name) for name in ("salt", "cached", "seconds") if name in options
+        }
+        self.tokens = scheduler.model.tokens(prompt, raw=True)
+        self.options = options
+        self.ticket: Ticket = scheduler.submit(self.tokens, check(options), self.events.put, **kept)
+        self.text = ""
+        self.streamed: list[int] = []
+
+    def result(self) -> Result:
+        while True:
+            event = self.events.get(timeout=PATIENCE)
+            match event:
+                case Progress():
+                    self.text += event.step.text
+                    self.streamed += event.step.tokens
+                case Done():
+                    return event.result
+                case Failed():
+                    raise event.error
+
+
+@pytest.fixture
+def scheduler(model: Model) -> Iterator[Scheduler]:
+    made = Scheduler(model)
+    made.start()
+    yield made
+    made.close()
+    assert not made.alive
+
+
+def options_of(number: int) -> dict[str, Any]:
+    """Different ways to ask, greedy and sampled, plain and drafted."""
+    chosen: dict[str, Any] = {"max_tokens": 4 + number % 17, "seed": number}
+    if number % 3:
+        chosen["temperature"] = 0.4 + number % 5 / 4
+    chosen["drafter"] = ("auto", "none", "ngram:min=1", "suffix", "recycle")[number % 5]
+    if number % 4 == 1:
+        chosen["policy"], chosen["max_block"] = "fixed", 5
+    return chosen
+
+
+def alone(model: Model, prompt: str, options: dict[str, Any]) -> list[int]:
+    return model.generate(prompt, raw=True, **{**options, "drafter": "none"}).token_ids
+
+
+def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler: Scheduler):
+    picked = random.Random(0)
+    asked = []
+    for number in range(60):
+        prompt = picked.choice(PROMPTS)
+        asked.append((prompt, options_of(number), Asked(scheduler, prompt, **options_of(number))))
+    for _, _, each in asked[::7]:
+        each.ticket.cancel()
+    results = [each.result() if at % 7 else None for at, (_, _, each) in enumerate(asked)]
+    scheduler.close(grace=10)
+    for (prompt, options, each), result in zip(asked, results, strict=True):
+        if result is not None:
+            assert result.token_ids == alone(model, prompt, options), options
+            assert each.streamed == result.token_ids
+            assert each.text == result.text
+    assert scheduler.load.calls < sum(r.stats.steps for r in results if r is not None)
+
+
+def test_a_prompt_that_was_there_before_is_not_computed_again(model: Model, scheduler: Scheduler):
+    prompt = "this is the one " * 20
+    first = Asked(scheduler, prompt, max_tokens=8, drafter="none").result()
+    again = Asked(scheduler, prompt, max_tokens=8, drafter="none").result()
+    more = Asked(scheduler, prompt + "and more", max_tokens=8, drafter="none")
+    size = model.engine.block_size
+    assert first.stats.cached_tokens == 0
+    assert again.stats.cached_tokens >= first.prompt_tokens - size
+    assert again.token_ids == first.token_ids
+    assert more.result().stats.cached_tokens >= first.prompt_tokens - size
+    assert scheduler.prompts.found > 0
+
+
+@pytest.mark.parametrize("salt", ["", "mine"])
+def test_several_who_ask_the_same_at_once_read_it_once(model: Model, salt: str):
+    prompt = "this is the one " * 20
+    scheduler = Scheduler(model)
+    asked = [
+        Asked(scheduler, prompt, max_tokens=30, temperature=0.8, seed=n, salt=salt)
+        for n in range(4)
+    ]
+    other = Asked(scheduler, "one and two and " * 20, max_tokens=5, salt=salt)
+    scheduler.start()
+    try:
+        results = [each.result() for each in asked]
+        other.result()
+        found = scheduler.prompts.found
+    finally:
+        scheduler.close()
+    size, length = model.engine.block_size, results[0].prompt_tokens
+    whole = (length - 1) // size * size
+    assert [each.stats.cached_tokens for each in results] == [0, whole, whole, whole]
+    assert found == 3 * whole
+    for each, result in zip(asked, results, strict=True):
+        assert result.token_ids == alone(model, prompt, each.options)
+
+
+def test_who_waits_for_a_prompt_reads_it_where_its_reader_leaves(model: Model):
+    prompt = "this is the one " * 20
+    scheduler = Scheduler(model)
+    first, second = (Asked(scheduler, prompt, max_tokens=5) for _ in range(2))
+    step, calls = model.engine.step, 0
+
+    def leaves(work: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            first.ticket.cancel()
+            raise RuntimeError("one that fails before anything is read")
+        return step(work)
+
+    model.engine.step = leaves  # type: ignore[method-assign]
+    try:
+        scheduler.start()
+        assert second.result().token_ids == alone(model, prompt, {"max_tokens": 5})
+    finally:
+        scheduler.close()
+        del model.engine.step
+
+
+@pytest.mark.parametrize("apart", [{"salt": "b"}, {"cached": False}])
+def test_requests_can_be_kept_apart(scheduler: Scheduler, apart: dict[str, Any]):
+    prompt = "this is the one " * 20
+    Asked(scheduler, prompt, max_tokens=3, salt="a").result()
+    other = Asked(scheduler, prompt, max_tokens=3, **apart)
+    assert other.result().stats.cached_tokens == 0
+    same = Asked(scheduler, prompt, max_tokens=3, salt="a")
+    assert same.result().stats.cached_tokens > 0
+
+
+def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole(scheduler: Scheduler):
+    prompt = "this is the one " * 20
+    for _ in range(2):
+        found = Asked(scheduler, prompt, max_tokens=2, logprobs=1, prompt_logprobs=True).result()
+        assert found.stats.cached_tokens == 0
+        assert len(found.prompt_logprobs) == found.prompt_tokens
+        assert len(found.logprobs) == 2
+
+
+def test_a_prompt_that_is_there_to_its_last_token(model: Model, scheduler: Scheduler):
+    """Its last token is run all the same, also where it ends a block of slots."""
+    size = model.engine.block_size
+    tokens = model.tokens("this is the one and only " * 30, raw=True)
+    for length in (3, size - 1, size, size + 1, 2 * size):
+        prompt = tokens[:length]
+        expected = model.generate(prompt, max_tokens=6, drafter="none").token_ids
+        for _ in range(3):
+            asked = Asked(scheduler, prompt, max_tokens=6)
+            assert asked.result().token_ids == expected
+
+
+def test_the_cache_gives_way_to_requests(model: Model):
+    scheduler = Scheduler(model)
+    scheduler.start()
+    total = model.engine.free_slots
+    try:
+        for number in range(40):
+            prompt = f"{number} " + "this is the one and only " * 12
+            Asked(scheduler, prompt, max_tokens=60).result()
+        kept = len(scheduler.prompts)
+        assert 2 < kept < 40
+        assert model.engine.free_slots < total
+    finally:
+        scheduler.close()
+    assert model.engine.free_slots == total
+
+
+def test_those_that_do_not_fit_wait_for_their_turn(model: Model, scheduler: Scheduler):
+    # Each may need the whole context, and the cache holds eight of them.
+    asked = [Asked(scheduler, f"the {n}", max_tokens=None, stop="e") for n in range(24)]
+    assert all(each.result().finish_reason in ("stop", "length") for each in asked)
+    assert scheduler.load.running == 0
+
+
+def test_the_queue_is_bounded(model: Model):
+    scheduler = Scheduler(model, most_waiting=3)  # not started: nobody is let in
+    asked = [Asked(scheduler, "a", max_tokens=4) for _ in range(3)]
+    with pytest.raises(QueueFull, match="3 requests wait already"):
+        Asked(scheduler, "a", max_tokens=4)
+    assert scheduler.load.refused == 1
+    scheduler.start()
+    assert all(len(each.result().token_ids) <= 4 for each in asked)
+    scheduler.close()
+
+
+def test_a_cancelled_request_gives_its_slots_back(model: Model, scheduler: Scheduler):
+    long = Asked(scheduler, "a", max_tokens=400, ignore_eos=True, cached=False)
+    until(lambda: scheduler.load.running == 1)
+    other = Asked(scheduler, "the one", max_tokens=5)
+    long.ticket.cancel()
+    assert len(long.result().token_ids) < 400
+    assert other.result().token_ids == alone(model, "the one", {"max_tokens": 5})
+    until(lambda: scheduler.load.running == 0)
+
+
+def test_a_request_that_takes_too_long_ends(scheduler: Scheduler):
+    slow = Asked(scheduler, "a", max_tokens=400, ignore_eos=True, drafter="none", seconds=0.02)
+    with pytest.raises(TimedOut):
+        slow.result()
+    assert Asked(scheduler, "a", max_tokens=3).result().token_ids
+
+
+def test_an_error_of_one_request_leaves_the_others_alone(
+    model: Model, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+):
+    bad = scheduler.model.tokens("all that it was", raw=True)
+    step = model.engine.step
+
+    def breaking(work: Any) -> Any:
+        if any(list(block.tokens[: len(bad)]) == bad for _, block in work):
+            raise RuntimeError("the engine broke")
+        return step(work)
+
+    monkeypatch.setattr(model.engine, "step", breaking)
+    asked = [Asked(scheduler, prompt, max_tokens=12) for prompt in PROMPTS]
+    broken = Asked(scheduler, "all that it was", max_tokens=12)
+    with pytest.raises(RuntimeError, match="the engine broke"):
+        broken.result()
+    results = [each.result() for each in asked]
+    monkeypatch.undo()
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        assert result.token_ids == alone(model, prompt, {"max_tokens": 12})
+    assert scheduler.load.failed == 1
+
+
+class Stuck:
+    """A form that fails in the middle of an answer, where it is asked for."""
+
+    def __init__(self, where: str) -> None:
+        self.where, self.tokens = where, 0
+
+    def masked(self, logits: np.ndarray) -> np.ndarray:
+        if self.where == "masked" and self.tokens == 3:
+            raise InvalidRequest("stuck")
+        return logits
+
+    def push(self, token: int) -> None:
+        self.tokens += 1
+        if self.where == "push" and self.tokens == 3:
+            raise InvalidRequest("stuck")
+
+    def forced(self, limit: int) -> list[int]:
+        if self.where == "forced" and self.tokens == 3:
+            raise InvalidRequest("stuck")
+        return []
+
+    def possible(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
+
+@pytest.mark.parametrize("where", ["masked", "push", "forced"])
+def test_a_form_that_fails_ends_its_answer_alone(model: Model, scheduler: Scheduler, where: str):
+    stuck = Asked(scheduler, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
+    other = Asked(scheduler, "this is", max_tokens=12)
+    with pytest.raises(InvalidRequest, match="stuck"):
+        stuck.result()
+    assert other.result().token_ids == alone(model, "this is", {"max_tokens": 12})
+    assert scheduler.alive
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "said"),
+    [
+        ("this is the one " * 400, {}, "the context holds 512"),
+        ("a", {"drafter": "dflash:/no/such"}, "no folder /no/such"),
+    ],
+)
+def test_what_could_never_be_served_is_refused_at_once(
+    scheduler: Scheduler, prompt: str, options: dict[str, Any], said: str
+):
+    with pytest.raises(Exception, match=said):
+        Asked(scheduler, prompt, **options)
+    assert scheduler.load.waiting == 0
+
+
+def test_a_request_that_cannot_begin_fails_alone(scheduler: Scheduler):
+    # The tiny model has no table, which shows when its drafters are made.
+    with pytest.raises(InvalidRequest):
+        Asked(scheduler, "a", drafter="table", max_tokens=3).result()
+    assert Asked(scheduler, "a", max_tokens=3).result().token_ids
+
+
+def test_it_ends_gracefully(model: Model):
+    scheduler = Scheduler(model)
+    scheduler.start()
+    asked = [Asked(scheduler, prompt, max_tokens=20, ignore_eos=True) for prompt in PROMPTS]
+    scheduler.close(grace=30)
+    assert [len(each.result().token_ids) for each in asked] == [20] * len(asked)
+    with pytest.raises(Draining):
+        Asked(scheduler, "a", max_tokens=3)
+
+
+def test_without_grace_those_that_run_hear_of_it(model: Model):
+    scheduler = Scheduler(model)
+    scheduler.start()
+    asked = Asked(scheduler, "a", max_tokens=400, ignore_eos=True)
+    until(lambda: scheduler.load.running == 1)
+    scheduler.close()
+    with pytest.raises(Draining):
+        asked.result()
+
+
+def test_short_requests_are_not_held_up_by_a_long_prompt(model: Model, scheduler: Scheduler):
+    writing = Asked(scheduler, "a", max_tokens=60, ignore_eos=True, drafter="none")
+    until(lambda: scheduler.load.running == 1)
+    longest = 0
+    step = model.engine.step
+
+    def watched(work: Any) -> Any:
+        nonlocal longest
+        if len(work) > 1:
+            longest = max(longest, *(len(block.tokens) for _, block in work))
+        return step(work)
+
+    model.engine.step = watched  # type: ignore[method-assign]
+    try:
+        reading = Asked(scheduler, "this is the one " * 24, max_tokens=4)
+        assert len(reading.result().token_ids) <= 4
+        writing.result()
+    finally:
+        del model.engine.step
+    assert 0 < longest <= 512
+
+
+def test_a_prediction_is_drafted_from(model: Model, scheduler: Scheduler):
+    prompt = "th is is all that it is"
+    expected = alone(model, prompt, {"max_tokens": 40, "ignore_eos": True})
+    wrong = [*expected[:20], 3, *expected[20:]]
+    for prediction in (expected, wrong):
+        found = Asked(
+            scheduler,
+            prompt,
+            max_tokens=40,
+            ignore_eos=True,
+            prediction=prediction,
+            policy="fixed",
+            max_block=8,
+        ).result()
+        assert found.token_ids == expected
+        assert found.stats.accepted_by["prediction"] > 20
+
+
+def test_memory_of_the_slots_is_whole_again(tiny_model: Model, cache: Any):
+    """Random comings and goings; the fixture counts the slots."""
+    model = Model(tiny_model.files, tiny_model.engine)
+    free = model.engine.free_slots
+    scheduler = Scheduler(model)
+    scheduler.start()
+    picked = np.random.default_rng(1)
+    asked = []
+    for number in range(80):
+        each = Asked(scheduler, PROMPTS[number % 5], **options_of(number))
+        asked.append(each)
+        if picked.random() < 0.4:
+            asked[picked.integers(len(asked))].ticket.cancel()
+    scheduler.close(grace=picked.random())
+    assert model.engine.free_slots == free

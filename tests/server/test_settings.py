@@ -1,0 +1,135 @@
+"""Where a request's sampling comes from over HTTP, and the repetition stop that it may ask for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paceline.decoding.types import FinishReason
+from paceline.runtime.defaults import Defaults
+from paceline.runtime.model import Model
+from support.server import Running, running
+
+CHAT: list[Any] = [{"role": "user", "content": "this is the one"}]
+LAYERS = Defaults(
+    registry={"temperature": 0.8, "top_p": 0.9},
+    model={"temperature": 0.1, "repetition_penalty": 1.3, "max_tokens": 14},
+)
+LOOP = {"max_pattern_size": 3, "min_pattern_size": 1, "min_count": 4}
+ALWAYS = {"40": 100}
+"""A bias that leaves one token to pick."""
+
+
+@pytest.fixture(scope="module")
+def chosen(module_model: Model) -> Iterator[Running]:
+    """A server of a model that has settings of its own, and an entry in the registry."""
+    with running(Model(module_model.files, module_model.engine, defaults=LAYERS)) as made:
+        yield made
+
+
+def test_sampling_that_a_request_does_not_name_comes_from_registry_and_model(chosen: Running):
+    found = chosen.post("/v1/chat/completions", {"messages": CHAT, "seed": 5}).json()
+    expected = chosen.model.generate(CHAT, seed=5, drafter="none")
+    assert found["choices"][0]["message"]["content"] == expected.text
+    assert found["usage"]["completion_tokens"] <= 14
+    settings = found["settings"]
+    assert settings["temperature"] == {"value": 0.8, "source": "registry"}
+    assert settings["repetition_penalty"] == {"value": 1.3, "source": "model"}
+    assert settings["max_tokens"] == {"value": 14, "source": "model"}
+    assert settings["min_p"] == {"value": 0.0, "source": "fallback"}
+    assert found["speculation"]["seed"] == 5
+
+
+def test_sampling_that_a_request_names_wins_field_by_field(chosen: Running):
+    asked = {"temperature": 1.4, "repetition_penalty": 1.0, "max_tokens": 20, "seed": 5}
+    found = chosen.post("/v1/chat/completions", {"messages": CHAT, **asked}).json()
+    expected = chosen.model.generate(CHAT, drafter="none", **asked)  # type: ignore[arg-type]
+    assert found["choices"][0]["message"]["content"] == expected.text
+    assert found["settings"]["temperature"] == {"value": 1.4, "source": "request"}
+    assert found["settings"]["top_p"] == {"value": 0.9, "source": "registry"}
+
+
+def test_null_and_the_ways_to_turn_sampling_off_are_told_apart(chosen: Running):
+    asked = {"messages": CHAT, "seed": 5, "max_tokens": 3}
+    null = chosen.post("/v1/chat/completions", {**asked, "temperature": None}).json()
+    assert null["settings"]["temperature"]["source"] == "registry"
+    off = chosen.post("/v1/chat/completions", {**asked, "top_k": -1}).json()
+    assert off["settings"]["top_k"] == {"value": 0, "source": "request"}
+
+
+def test_a_response_echoes_the_sampling_that_was_used(chosen: Running):
+    found = chosen.post("/v1/responses", {"input": "this", "max_output_tokens": 3}).json()
+    assert (found["temperature"], found["top_p"]) == (0.8, 0.9)
+    given = chosen.post("/v1/responses", {"input": "this", "temperature": 0}).json()
+    assert (given["temperature"], given["top_p"]) == (0, 0.9)
+
+
+def test_where_nothing_is_said_the_temperature_is_openais(server: Running):
+    body = {"messages": CHAT, "max_tokens": 3}
+    found = server.post("/v1/chat/completions", body).json()
+    assert found["settings"]["temperature"] == {"value": 1.0, "source": "fallback"}
+
+
+@pytest.mark.parametrize("drafter", ["none", "auto", "suffix", "recycle", "ngram:min=1"])
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+def test_repetition_detection_ends_a_chat_with_finish_reason_repetition(
+    policy: str, drafter: str, server: Running
+):
+    body = {
+        "messages": CHAT,
+        "temperature": 0,
+        "max_tokens": 50,
+        "logit_bias": ALWAYS,
+        "speculation": {"drafter": drafter, "policy": policy},
+        "return_token_ids": True,
+        "repetition_detection": LOOP,
+    }
+    found = server.post("/v1/chat/completions", body).json()["choices"][0]
+    assert (found["finish_reason"], found["token_ids"]) == ("repetition", [40] * 4)
+    events = server.events("/v1/chat/completions", body)
+    reasons = [event["choices"][0]["finish_reason"] for event in events[:-1]]
+    assert reasons[-1] == "repetition"
+    told = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
+    assert told == found["message"]["content"]
+
+
+def test_repetition_detection_ends_completions_and_responses_too(server: Running):
+    common = {"temperature": 0, "logit_bias": ALWAYS, "repetition_detection": LOOP}
+    text = server.post("/v1/completions", {"prompt": "this", "max_tokens": 50, **common}).json()
+    assert text["choices"][0]["finish_reason"] == "repetition"
+    assert text["usage"]["completion_tokens"] == 4
+    response = server.post("/v1/responses", {"input": "this", "max_output_tokens": 50, **common})
+    assert response.json()["usage"]["output_tokens"] == 4
+    assert response.json()["status"] == "completed"
+
+
+def test_repetition_detection_is_off_unless_a_request_asks_for_it(server: Running):
+    body = {"messages": CHAT, "temperature": 0, "max_tokens": 300, "logit_bias": ALWAYS}
+    for asked in ({}, {"repetition_detection": {"max_pattern_size": 0}}):
+        found = server.post("/v1/chat/completions", {**body, **asked}).json()
+        assert found["choices"][0]["finish_reason"] == FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("rule", "param"),
+    [
+        ({"max_pattern_size": 3}, "repetition_detection"),
+        ({"max_pattern_size": 3, "min_count": 1}, "repetition_detection"),
+        ({"max_pattern_size": 10**9, "min_count": 2}, "repetition_detection"),
+        ({"max_pattern_size": 3, "min_count": 10**12}, "repetition_detection"),
+        ({"max_pattern_size": -3, "min_count": 2}, "repetition_detection"),
+        ({"min_pattern_size": 2, "min_count": 2}, "repetition_detection"),
+        ({"max_pattern_size": "3", "min_count": 2}, "repetition_detection.max_pattern_size"),
+        (True, "repetition_detection"),
+        ([3], "repetition_detection"),
+    ],
+    ids=str,
+)
+def test_a_repetition_rule_that_cannot_be_is_refused_by_name(
+    rule: Any, param: str, server: Running
+):
+    found = server.post(
+        "/v1/chat/completions", {"messages": CHAT, "max_tokens": 3, "repetition_detection": rule}
+    )
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == param

@@ -1,0 +1,39 @@
+import random
+
+import pytest
+
+from paceline.decoding.costs import CostTable
+from paceline.server.batch_cost import SharedCost
+
+ALONE = CostTable({1: 1.0, 8: 1.0, 9: 4.1, 32: 4.1})
+"""Steps: on the whole a row adds 0.1."""
+
+
+def test_before_anything_was_seen_a_sequence_adds_nothing():
+    cost = SharedCost(ALONE)
+    assert cost.row == pytest.approx(0.1)
+    assert cost(1, 1) == pytest.approx(1.0)
+    assert cost(4, 11) == pytest.approx(2.0)
+
+
+def test_what_a_sequence_adds_is_learnt_whatever_the_rows():
+    cost, drawn = SharedCost(ALONE), random.Random(1)
+    for _ in range(400):
+        count, rows = drawn.randint(2, 8), drawn.randint(8, 40)
+        noise = drawn.choice((0.8, 1.0, 1.2))
+        cost.learn(count, rows, 0.9 + noise * 0.5 * count + 0.1 * rows)
+    assert cost(4, 11) == pytest.approx(0.9 + 4 * 0.5 + 1.1, rel=0.05)
+    for _ in range(400):  # texts have become longer
+        cost.learn(4, 11, 6.0)
+    assert cost(4, 11) == pytest.approx(6.0, rel=0.01)
+
+
+@pytest.mark.parametrize("seconds", [{1: 2.0}, {1: 2.0, 32: 2.0}])
+def test_no_row_is_free(seconds: dict[int, float]):
+    assert SharedCost(CostTable(seconds)).row > 0
+
+
+def test_calls_that_took_less_than_their_rows_make_nothing_negative():
+    cost = SharedCost(ALONE)
+    cost.learn(2, 30, 0.1)
+    assert cost(2, 1) == pytest.approx(1.0)

@@ -1,0 +1,42 @@
+"""Tokens as bytes and names, in both kinds of vocabulary."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from paceline.models.files import ModelFiles
+from paceline.models.token_bytes import Words
+from paceline.models.tokenizer import Tokenizer as Ours
+
+
+@pytest.fixture
+def sentences(tmp_path: Path) -> Words:
+    """A vocabulary with SentencePiece's marks and bytes."""
+    known = {"<unk>": 0, "\u2581the": 1, "é": 2, **{f"<0x{b:02X}>": 3 + b for b in range(256)}}
+    made = Tokenizer(models.BPE(known, [], unk_token="<unk>", byte_fallback=True))
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    made.add_special_tokens([AddedToken("<s>", special=True)])
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    return Words(Ours(path))
+
+
+def test_marks_are_spaces_and_bytes_are_bytes(sentences: Words):
+    assert sentences.bytes_of(1) == b" the"
+    assert sentences.bytes_of(2) == "é".encode()
+    assert sentences.bytes_of(3 + 0xF0) == b"\xf0"
+    assert sentences.name(3 + 0xF0) == "bytes:\\xf0"
+    assert sentences.name(3 + ord("a")) == "a"
+    assert sentences.text([259, 1, 259]) == "<s> the<s>"
+
+
+def test_letters_of_a_byte_level_vocabulary_are_bytes(tiny_files: ModelFiles):
+    tokenizer = tiny_files.tokenizer()
+    words = Words(tokenizer)
+    text = "né 😀\n the"
+    assert b"".join(map(words.bytes_of, tokenizer.encode(text))) == text.encode()
+    assert words.name(2) == "<|im_end|>"
+    assert words.bytes_of(10**6) == b""

@@ -1,0 +1,101 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ModelError
+from paceline.storage.manifest import (
+    MANIFEST,
+    read_json,
+    read_manifest,
+    sha256_of,
+    write_json,
+    write_manifest,
+)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"a": NaN', b"3"]
+)
+def test_what_is_no_json_object_is_one_line_that_names_the_file(content: bytes, tmp_path: Path):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=str(path)):
+        read_json(path)
+
+
+def test_a_file_that_is_not_there_is_one_line_that_names_it(tmp_path: Path):
+    with pytest.raises(ModelError, match="No such file"):
+        read_json(tmp_path / "x.json")
+
+
+def test_a_checksum_is_counted_on_from_what_was_done(tmp_path: Path):
+    path = tmp_path / "x"
+    path.write_bytes(b"x" * 3_000_000)
+    reached: list[int] = []
+    found = sha256_of(path, reached.append, 10)
+    assert reached == sorted(reached)
+    assert reached[-1] == 3_000_010
+    assert found == sha256_of(path)
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path):
+    path = tmp_path / "x.json"
+    write_json(path, {"a": "é"})
+    assert read_json(path) == {"a": "é"}
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert read_json(path) == {"a": "é"}
+    with pytest.raises(OSError, match="No such file"):
+        write_json(tmp_path / "nowhere" / "x.json", {})
+    assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    write_manifest(tmp_path, "paceline thing", {"size": 3}, ["a.bin"])
+    return tmp_path
+
+
+def test_an_artifact_says_what_it_is(artifact: Path):
+    manifest = read_manifest(artifact, "paceline thing", {"size": int})
+    assert manifest["size"] == 3
+    assert manifest["files"]["a.bin"]["sha256"] == sha256_of(artifact / "a.bin")
+
+
+def test_a_folder_of_another_kind_is_refused(artifact: Path, tmp_path: Path):
+    with pytest.raises(ModelError, match="a paceline thing of version 1; expected a paceline box"):
+        read_manifest(artifact, "paceline box", {})
+    (artifact / MANIFEST).unlink()
+    with pytest.raises(ModelError, match=r"has no manifest\.json; expected a folder that holds"):
+        read_manifest(artifact, "paceline box", {})
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"size": "3"}, "size is '3', expected a int"),
+        ({"size": True}, "size is True, expected a int"),
+        ({"files": {}}, "it lists no files"),
+        ({"files": {"b.bin": {"bytes": 1}}}, "b.bin is missing"),
+        ({"files": {"a.bin": {"bytes": 4}}}, "a.bin has 3 bytes, expected 4"),
+        ({"files": {"../a.bin": {"bytes": 3}}}, "'../a.bin' is no file of this folder"),
+        ({"files": {"a.bin": 3}}, "'a.bin' is no file of this folder"),
+    ],
+)
+def test_what_is_wrong_with_an_artifact_is_named(artifact: Path, change: dict, fault: str):
+    value = json.loads((artifact / MANIFEST).read_text())
+    (artifact / MANIFEST).write_text(json.dumps({**value, **change}))
+    with pytest.raises(ModelError) as caught:
+        read_manifest(artifact, "paceline thing", {"size": int})
+    assert fault in str(caught.value)
+
+
+def test_all_faults_are_named_at_once(artifact: Path):
+    value = json.loads((artifact / MANIFEST).read_text())
+    value["files"]["b.bin"] = {"bytes": 1}
+    del value["size"]
+    (artifact / MANIFEST).write_text(json.dumps(value))
+    with pytest.raises(ModelError, match=r"size is None.*b\.bin is missing"):
+        read_manifest(artifact, "paceline thing", {"size": int})

@@ -1,0 +1,99 @@
+"""Prompts of a length, and questions behind other text."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from paceline.tools.bench.cases import by_depth, by_length, dense_text, lengths_for, longest
+from paceline.tools.suite import load_suite
+
+TEXT = "this is one and the user\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (50, ["max"]),
+        (100, ["max"]),
+        (101, [100, "max"]),
+        (800, [100, 200, 372, "max"]),
+        (1600, [100, 200, 372, 800, "max"]),
+        (8112, [100, 200, 372, 800, 1600, 3200, 6400, "max"]),
+    ],
+)
+def test_lengths_are_the_experiments_then_doubled_up_to_the_most(limit: int, expected: list[int]):
+    assert lengths_for(limit) == expected
+
+
+def test_a_prompt_has_just_so_many_tokens_of_the_text_again_and_again(model: Model):
+    once = model.tokens(TEXT, raw=True)
+    cases = by_length(model, TEXT, [3, 100], [{}], 8)
+    assert [len(case.prompt) for case in cases] == [3, 100]
+    assert cases[0].prompt == once[:3]
+    assert cases[1].prompt == (once * 100)[:100]
+    assert [case.at for case in cases] == [{"prompt_tokens": 3}, {"prompt_tokens": 100}]
+    assert cases[0].options == {"max_tokens": 8, "ignore_eos": True}
+
+
+def test_max_is_what_leaves_room_for_the_answer(model: Model):
+    (case,) = by_length(model, TEXT, ["max"], [{}], 8)
+    assert len(case.prompt) == longest(model) - 8
+    result = model.generate(case.prompt, **case.options, drafter="suffix", policy="fixed")
+    assert result.completion_tokens == 8
+
+
+def test_a_prompt_that_does_not_fit_is_named(model: Model):
+    most = longest(model) - 8
+    with pytest.raises(InvalidRequest, match=f"a prompt of {most + 1} tokens does not fit"):
+        by_length(model, TEXT, [most + 1], [{}], 8)
+    with pytest.raises(InvalidRequest, match="no prompt is left beside an answer of 9999"):
+        by_length(model, TEXT, [], [{}], 9999)
+
+
+def test_each_temperature_is_a_case_of_its_own(model: Model):
+    sampled = [{"temperature": 0.0, "seed": 3}, {"temperature": 0.5, "seed": 3}]
+    cases = by_length(model, TEXT, [5], sampled, 8)  # type: ignore[arg-type]
+    assert [case.id for case in cases] == [
+        "code, 5 tokens, temperature 0",
+        "code, 5 tokens, temperature 0.5",
+    ]
+    assert [case.at["temperature"] for case in cases] == [0.0, 0.5]
+    assert cases[1].options["seed"] == 3
+
+
+def test_questions_stand_behind_other_text(model: Model, suite_file: Path):
+    suite = load_suite(suite_file)
+    cases = by_depth(model, suite, [0, 100], [{}], 8)
+    assert [case.id for case in cases[:3]] == [
+        f"{prompt.id} behind 0 tokens" for prompt in suite.prompts
+    ]
+    for prompt, near, far in zip(suite.prompts, cases[:3], cases[3:], strict=True):
+        assert near.prompt == prompt.messages
+        assert far.prompt[-1]["content"].endswith(f"\n\n{prompt.messages[-1]['content']}")  # type: ignore[index]
+        more = len(model.tokens(far.prompt)) - len(model.tokens(near.prompt))
+        assert 95 <= more <= 115
+        assert "ignore_eos" not in far.options
+
+
+def test_the_greatest_depth_leaves_room_for_question_and_answer(model: Model, suite_file: Path):
+    suite = load_suite(suite_file)
+    for case in by_depth(model, suite, ["max"], [{}], 8):
+        assert longest(model) - 150 < len(model.tokens(case.prompt)) < longest(model) - 8
+    with pytest.raises(InvalidRequest, match="a depth of 99999 tokens does not fit"):
+        by_depth(model, suite, [99999], [{}], 8)
+
+
+def test_our_own_text_is_there_and_has_a_hash():
+    text, digest = dense_text()
+    assert text.count("MLFeatureValue") > 5
+    assert len(digest) == 64
+
+
+def test_a_text_that_is_none_is_refused(tmp_path: Path):
+    (tmp_path / "empty").write_text(" \n")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for name, reason in (("empty", "is empty"), ("bytes", "UTF-8"), ("none", "cannot read")):
+        with pytest.raises(InvalidRequest, match=reason):
+            dense_text(tmp_path / name)

@@ -1,0 +1,216 @@
+"""The form of a recorded result: there and back, and everything that is none."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidRequest
+from paceline.tools.bench.record import (
+    Record,
+    Row,
+    Spread,
+    here,
+    parse_record,
+    read_record,
+    spread,
+    write_record,
+)
+from paceline.tools.bench.record_faults import row_faults
+
+numbers = st.floats(1e-6, 1e9) | st.integers(1, 10**9)
+counts = st.integers(0, 10**9)
+texts = st.text(max_size=8)
+rows = st.builds(
+    Row,
+    case=texts,
+    kind=texts,
+    contender=texts,
+    measures=st.dictionaries(texts, st.lists(numbers, min_size=1, max_size=4), max_size=3),
+    at=st.dictionaries(texts, numbers | texts, max_size=3),
+    counts=st.dictionaries(
+        texts, counts | st.lists(counts, max_size=3) | st.dictionaries(texts, counts, max_size=2)
+    ),
+    facts=st.dictionaries(texts, texts | st.booleans() | st.none(), max_size=3),
+)
+records = st.builds(
+    Record,
+    kind=texts,
+    rows=st.lists(rows, max_size=4, unique_by=lambda row: row.key),
+    settings=st.dictionaries(texts, counts | texts, max_size=2),
+    model=st.none() | st.just({"name": "m", "fingerprint": "f" * 64}),
+    engine=st.none() | st.dictionaries(texts, texts, max_size=2),
+    suite_sha256=st.none() | texts,
+    summary=st.dictionaries(texts, numbers, max_size=2),
+    made=texts,
+    command=texts,
+    paceline=texts,
+    versions=st.dictionaries(texts, texts, max_size=2),
+    machine=st.dictionaries(texts, texts | counts, max_size=2),
+)
+
+ROW = Row("one", "chat", "auto", {"ratio": [1.5, 1.25]}, {"depth": 512}, {"drafted_at": [2, 1]})
+RECORD = Record("run", [ROW, replace(ROW, contender="plain")], {"rounds": 2}, **here())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "result.json"
+
+
+@given(record=records)
+def test_a_record_reads_back_as_it_was(record: Record):
+    value = json.loads(json.dumps(record.as_dict()))
+    assert parse_record(value, "it") == record
+
+
+def test_a_record_is_written_and_read(path: Path):
+    write_record(path, RECORD)
+    assert read_record(path) == RECORD
+    assert [*path.parent.iterdir()] == [path]
+    rows = [line for line in path.read_text().splitlines() if line.startswith('  {"case"')]
+    assert len(rows) == len(RECORD.rows), "a line each"
+    for other in (replace(RECORD, rows=[]), replace(RECORD, summary={"rows": []})):
+        write_record(path, other)
+        assert read_record(path) == other
+
+
+def test_the_head_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.argv", ["/some/where/paceline", "bench", "run", "--kind", "a b"])
+    found = here(("numpy", "no-such-package"))
+    assert found["command"] == "paceline bench run --kind 'a b'"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found["made"])
+    assert found["versions"].keys() == {"python", "numpy"}
+    assert found["machine"]["cores"] >= 1
+    assert found["machine"]["processor"]
+    head = [*Record("run", [], **found).as_dict()]
+    assert head[:6] == ["form", "version", "kind", "made", "command", "paceline"]
+    assert head[-1] == "rows"
+
+
+def test_a_record_knows_its_cases_kinds_and_contenders_in_their_order():
+    more = [*RECORD.rows, replace(ROW, case="two", kind="code"), replace(ROW, case="a")]
+    found = replace(RECORD, rows=more)
+    assert found.cases == ["one", "two", "a"]
+    assert found.kinds == ["chat", "code"]
+    assert found.contenders == ["auto", "plain"]
+
+
+def test_a_spread_is_median_least_and_most():
+    assert spread([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert ROW.spread("ratio") == Spread(1.375, 1.25, 1.5)
+    assert ROW.spread("tokens_per_step") is None
+    assert str(Spread(1.0, 0.5, 2.25)) == "1.00 (0.50 to 2.25)"
+
+
+# -- what is no record -----------------------------------------------------------------------------
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        read_record(path)
+    said = str(caught.value)
+    assert str(path) in said
+    assert "\n" not in said
+    return said
+
+
+def test_a_record_that_is_broken_off_anywhere_is_refused(path: Path):
+    write_record(path, RECORD)
+    whole = path.read_bytes().rstrip()
+    for kept in range(len(whole)):
+        path.write_bytes(whole[:kept])
+        assert "is no result of `paceline bench`, or is broken off: " in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xff\xfe", "not UTF-8 text"),
+        (b"", "broken off"),
+        (b"[" * 100_000, "broken off"),
+        (b"[]", "expected a JSON object"),
+        (b"5", "expected a JSON object"),
+        (b"{}", '"form": "paceline-bench"'),
+        (b'{"form": "other"}', "measure again"),
+        (b'{"form": "paceline-bench", "version": 2}', "has version 2 of the form"),
+        (b'{"form": "paceline-bench"}', "has version None of the form"),
+        (b'{"form": "paceline-bench", "x": NaN}', "NaN is no number in JSON"),
+    ],
+)
+def test_what_is_something_else_is_refused(content: bytes, reason: str, path: Path):
+    path.write_bytes(content)
+    assert reason in refused(path)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path):
+    assert "cannot read" in refused(tmp_path)
+    assert "cannot read" in refused(tmp_path / "none")
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda v: v.pop("kind"), "kind is None, expected text"),
+        (lambda v: v.update(made=5), "made is 5, expected text"),
+        (lambda v: v.update(settings=[]), r"settings is \[\], expected an object"),
+        (lambda v: v.update(model="m"), "model is 'm', expected an object of texts, or null"),
+        (lambda v: v.update(engine={"threads": 2}), "engine is .*, expected an object of texts"),
+        (lambda v: v.update(suite_sha256=1), "suite_sha256 is 1"),
+        (lambda v: v.update(summary=1), "summary is 1"),
+        (lambda v: v.pop("rows"), "rows is no list"),
+        (lambda v: v["rows"].append(5), "row 3: no object"),
+        (lambda v: v["rows"][0].pop("case"), "row 1: case is None, expected text"),
+        (lambda v: v["rows"][1].pop("measures"), "row 2: it has no measures"),
+        (lambda v: v["rows"][1].update(measures=[]), "row 2: measures is no object"),
+        (lambda v: v["rows"][0].update(measures={"x": []}), "measures: 'x' is .*a list of numbers"),
+        (lambda v: v["rows"][0].update(measures={"x": [True]}), "measures: 'x' is"),
+        (lambda v: v["rows"][0].update(measures={"x": ["1"]}), "measures: 'x' is"),
+        (lambda v: v["rows"][0].update(measures={"x": [10**400]}), "measures: 'x' is"),
+        (lambda v: v["rows"][0].update(measures={"ratio": [1, 0]}), "'ratio' is 0, expected more"),
+        (lambda v: v["rows"][0].update(at={"depth": None}), "at: 'depth' is None"),
+        (lambda v: v["rows"][0].update(counts={"steps": 1.5}), "counts: 'steps' is 1.5"),
+        (lambda v: v["rows"][0].update(counts={"at": [1, None]}), "counts: 'at' is"),
+        (lambda v: v["rows"][0].update(facts=None), "facts is no object"),
+        (lambda v: v["rows"].append(v["rows"][0]), "row 3: 'one' by 'auto' is there already"),
+        (lambda v: v["rows"].extend([{}] * 3), r"row 3: .*\(and \d+ more\)"),
+    ],
+)
+def test_every_fault_is_named(change: Change, reason: str, path: Path):
+    value = json.loads(json.dumps(RECORD.as_dict()))
+    change(value)
+    path.write_text(json.dumps(value))
+    assert re.search(reason, refused(path))
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(value=junk, place=st.sampled_from([*RECORD.as_dict(), *ROW.as_dict(), "facts", ""]))
+@example(value={"\n": None}, place="measures")
+def test_whatever_stands_in_a_place_it_is_a_record_or_one_line(value: Any, place: str):
+    changed = json.loads(json.dumps(RECORD.as_dict()))
+    if place == "":
+        changed = value
+    else:
+        target = changed if place in changed and place != "kind" else changed["rows"][0]
+        target[place] = value
+    try:
+        found = parse_record(changed, "it")
+    except InvalidRequest as error:
+        assert "\n" not in str(error)
+    else:
+        assert not [fault for row in found.rows for fault in row_faults(row.as_dict())]

@@ -1,0 +1,188 @@
+"""Core ML from the command line, with a tiny model that has a real tokenizer."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("coremltools")
+pytest.importorskip("transformers", minversion="5.23")
+
+import paceline
+from paceline.cli.app import main
+from paceline.errors import InvalidRequest, ModelNotFound
+from paceline.models import check_models, list_models
+
+pytestmark = pytest.mark.coreml
+
+Run = Callable[..., tuple[int, Any, str]]
+PROMPT = "the rain in the rain in the"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command with --json: exit code, what it printed, what it said besides."""
+
+    def run(*arguments: object) -> tuple[int, Any, str]:
+        code = main([*map(str, arguments), "--json", "--quiet"])
+        said = capsys.readouterr()
+        return code, json.loads(said.out) if said.out else None, said.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def converted(tiny_gguf: Path, tiny_cache: Path) -> str:
+    """The tiny model's Core ML form, in the tests' cache; its name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(tiny_cache))
+        arguments = ["--to", "coreml", "--topology", "1+1", "--head-rows", "200", "--taps", "all"]
+        arguments += ["--slots", "128", "--quiet"]
+        assert main(["convert", str(tiny_gguf), *arguments]) == 0
+    return f"{tiny_gguf}@coreml"
+
+
+def test_what_was_made_is_said(run: Run, tiny_gguf: Path, cache: Path, tmp_path: Path):
+    out = tmp_path / "made"
+    recipe = ("--weights", "f16", "--rows", 2, "--functions", "1,2", "--keep", "head")
+    code, found, _ = run("convert", tiny_gguf, "--to", "coreml", *recipe, "--output", out)
+    assert code == 0
+    assert found["folder"] == found["name"] == str(out)
+    assert (found["rows"], found["functions"], found["slots"]) == (2, [1, 2], 512)
+    packages = {each["path"]: each for each in found["packages"]}
+    assert list(packages) == ["layers-000-002.mlpackage", "head-000000-000320.mlpackage"]
+    assert packages["layers-000-002.mlpackage"]["holds"] == "layers 0 to 1"
+    assert all(each["bytes"] > 1000 for each in packages.values())
+
+
+def test_it_is_listed_and_checked(converted: str, cache: Path):
+    listed = {model.name: model for model in list_models()}
+    assert converted in listed
+    assert listed[converted].about.startswith("for Core ML")
+    assert listed[converted].bytes > 10_000
+    assert check_models() == len([model for model in list_models() if model.here])
+
+
+@pytest.mark.parametrize("by", ["name", "engine", "folder"])
+def test_speculation_gives_the_tokens_of_plain_decoding(
+    run: Run, converted: str, cache: Path, by: str
+):
+    folder = next(each.folder for each in list_models() if each.name == converted)
+    chosen = {
+        "name": ("--model", converted),
+        "engine": ("--model", converted.removesuffix("@coreml"), "--engine", "coreml"),
+        "folder": ("--model", folder),
+    }[by]
+    common = ("generate", PROMPT, *chosen, "--max-tokens", 32, "--seed", 3)
+    code, plain, _ = run(*common, "--drafter", "none")
+    assert code == 0
+    assert (plain["engine"], plain["exact"], plain["completion_tokens"]) == ("coreml", True, 32)
+    assert set(plain["stats"]["parts"]) == {"first calls", "layers", "head", "inputs"}
+    fixed = ("--policy", "fixed", "--max-block", 4)
+    code, ngram, _ = run(*common, "--drafter", "ngram:min=1", *fixed)
+    assert code == 0
+    assert ngram["token_ids"] == plain["token_ids"]
+    assert ngram["stats"]["drafted"] > 0
+    hot = (*common, "--temperature", 0.8)
+    _, plain, _ = run(*hot, "--drafter", "none")
+    _, ngram, _ = run(*hot, "--drafter", "suffix", "--policy", "fixed", "--max-block", 7)
+    assert ngram["token_ids"] == plain["token_ids"]
+
+
+def test_a_drafter_that_looks_at_hidden_states_drafts_for_it(
+    converted: str, tiny_files: Any, cache: Path, tmp_path: Path
+):
+    from support.dflash import tiny_config, write_checkpoint
+
+    config = tiny_config(tiny_files)
+    folder = tmp_path / "drafter"
+    write_checkpoint(folder, config)
+    spec = f"suffix+dflash:{folder}"
+    model = paceline.load(converted, drafters=[spec])
+    assert model.engine.taps == config.target_layer_ids
+    for settings in ({}, {"temperature": 0.9, "seed": 4}):
+        plain = model.generate(PROMPT, max_tokens=24, drafter="none", **settings)
+        drafted = model.generate(
+            PROMPT, max_tokens=24, drafter=spec, policy="fixed", max_block=5, **settings
+        )
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.drafted_by["dflash"] > 0
+
+
+def test_a_chat_goes_on_where_it_was(converted: str, cache: Path):
+    model = paceline.load(converted)
+    chat = model.conversation()
+    for said in ("the first", "and the second"):
+        with chat.say(said, max_tokens=8, drafter="suffix") as stream:
+            list(stream)
+    assert stream.result.stats.cached_tokens > 8
+    alone = model.generate([*chat.messages[:2], {"role": "user", "content": "and the second"}])
+    assert alone.token_ids[:8] == stream.result.token_ids
+    chat.close()
+
+
+def test_several_streams_in_one_call(converted: str, cache: Path):
+    from paceline.runtime.stream import run_together
+
+    model = paceline.load(converted)
+    prompts = ["one", "two and two", "the three of the three"]
+    alone = [model.generate(prompt, max_tokens=10, drafter="none") for prompt in prompts]
+    streams = [model.stream(prompt, max_tokens=10, drafter="suffix") for prompt in prompts]
+    run_together(streams)
+    assert [each.result.token_ids for each in streams] == [each.token_ids for each in alone]
+
+
+def test_an_openvino_model_is_no_core_ml_model(tiny_files: Any, converted: str, cache: Path):
+    with pytest.raises(InvalidRequest, match="is a model for the engine coreml, not for openvino"):
+        paceline.load(converted, engine="openvino")
+    with pytest.raises(InvalidRequest, match=r"engine openvino, not for coreml.*--to coreml"):
+        paceline.load(tiny_files.folder, engine="coreml")
+    with pytest.raises(ModelNotFound, match=r"no Core ML form here.*paceline convert"):
+        paceline.load("smollm2-135m", engine="coreml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--slots", "4000"), "slots is 4000; "),
+        (("--topology", "3"), "3 is 3 layers; the model has 2"),
+        (("--temporary", "/no/such/folder"), "/no/such/folder is not a folder"),
+        (("--functions", "1,2", "--rows", "4"), "expected one for 4, the most of a call"),
+        (("--weights", "int4", "--keep", "layers.7.*"), "no weight is called layers.7.*"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tiny_gguf: Path,
+    cache: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    said: str,
+):
+    out = tmp_path / "out"
+    code = main(
+        ["convert", str(tiny_gguf), "--to", "coreml", "--quiet", "--output", str(out), *arguments]
+    )
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert code == 2
+    assert said in lines[-1]
+    assert lines[-1].startswith("paceline: ")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("gpt-9", "there is no model gpt-9; expected one of"),
+        ("{tmp}", "is not a whole Hugging Face checkpoint: config.json, tokenizer.json"),
+        ("{tmp}/words.gguf", "is not a GGUF file"),
+    ],
+)
+def test_a_source_that_is_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, said: str
+):
+    (tmp_path / "words.gguf").write_text("only words")
+    assert main(["convert", source.format(tmp=tmp_path), "--to", "coreml", "--quiet"]) == 2
+    assert said in capsys.readouterr().err
