@@ -1,0 +1,56 @@
+from dataclasses import dataclass, field
+
+import pytest
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.validation import validated
+
+
+@dataclass(frozen=True)
+class Part:
+    size: int
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size is {self.size}; expected 1 or more")
+
+
+@dataclass(frozen=True)
+class Whole:
+    name: str
+    share: float
+    parts: list[Part] = field(default_factory=list)
+
+
+def test_json_becomes_a_dataclass():
+    value = {"name": "a", "share": 1, "parts": [{"size": 2, "names": ["b"]}], "more": 0}
+    assert validated(Whole, value, "x.json") == Whole("a", 1.0, [Part(2, ("b",))])
+
+
+def test_all_faults_are_named_at_once():
+    value = {"share": "1", "parts": [{"size": 2.5}, {"size": 0}]}
+    with pytest.raises(ModelError) as found:
+        validated(Whole, value, "x.json", error=ModelError)
+    first, *faults = str(found.value).splitlines()
+    assert first.startswith("x.json")
+    places = [line.strip().partition(":")[0] for line in faults]
+    assert places == ["name", "share", "parts.0.size", "parts.1"]
+    assert "not '1'" in faults[1]
+    assert "size is 0; expected 1 or more" in faults[3]
+
+
+def test_one_fault_is_one_line():
+    with pytest.raises(InvalidRequest, match=r"^x\.json: share: .*"):
+        validated(Whole, {"name": "a", "share": None}, "x.json")
+
+
+def test_a_value_that_is_no_object_is_refused():
+    with pytest.raises(InvalidRequest):
+        validated(Whole, [1], "x.json")
+
+
+def test_a_long_value_is_cut_in_the_message():
+    with pytest.raises(InvalidRequest) as found:
+        validated(Whole, {"name": "a", "share": "9" * 10_000}, "x.json")
+    assert len(str(found.value)) < 200
