@@ -4,7 +4,6 @@ pydantic does the work; it is imported with the first validation, because it tak
 second that `paceline --help` need not wait for.
 """
 
-from collections.abc import Hashable
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,19 +37,18 @@ def validated(
     from pydantic import ValidationError
     from pydantic_core import to_json
 
+    adapter: TypeAdapter[_T] = _adapter(kind)  # type: ignore[arg-type]
     try:
-        made: _T = _adapter(kind).validate_json(to_json(value), strict=True)
+        return adapter.validate_json(to_json(value), strict=True)
     except ValidationError as found:
         faults = [_fault(each) for each in found.errors(include_url=False)]
-    else:
-        return made
     if len(faults) == 1:
         raise error(f"{name}: {faults[0]}")
     raise error("\n".join([f"{name} has {len(faults)} faults:", *(f"  {each}" for each in faults)]))
 
 
 @cache
-def _adapter(kind: Hashable) -> "TypeAdapter[Any]":
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
