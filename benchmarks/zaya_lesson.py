@@ -29,7 +29,7 @@ from paceline.engines.coreml.flops import (
 from paceline.engines.coreml.parts import EXPERTS
 from paceline.models import QUIET
 from paceline.models.manifest import Facts
-from paceline.storage.manifest import read_json, write_json
+from paceline.storage.files import read_json, write_json
 from paceline.tools.bench.flops import as_dict, tables
 from paceline.tools.bench.plan import ZAYA
 from paceline.tools.coreml.convert import convert

@@ -8,7 +8,7 @@ import paceline
 from paceline.drafters import Shared, Table, resolved, shipped, taps
 from paceline.drafters.dflash import read_config
 from paceline.models.registry import REGISTRY
-from paceline.storage.manifest import read_json, sha256_of
+from paceline.storage.files import read_json, sha256_of
 
 FOLDERS = [folder for name in REGISTRY for folder in shipped(name).values()]
 

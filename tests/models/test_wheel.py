@@ -13,7 +13,7 @@ from paceline.models import Progress, library, resolve, wheel
 from paceline.models.cache import models_dir
 from paceline.models.processes import Finished
 from paceline.models.registry import REGISTRY, WheelModel
-from paceline.storage.manifest import sha256_of
+from paceline.storage.files import sha256_of
 
 MEMBER = "tiny_llm/tiny.gguf"
 ABOUT = "Metadata-Version: 2.1\nName: tiny-llm\nVersion: 0.1\n"

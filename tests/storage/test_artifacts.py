@@ -4,14 +4,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError
-from paceline.storage.manifest import (
-    MANIFEST,
-    read_json,
-    read_manifest,
-    sha256_of,
-    write_json,
-    write_manifest,
-)
+from paceline.storage.files import read_json, sha256_of, write_json
+from paceline.storage.manifest import MANIFEST, read_manifest, write_manifest
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.engines import EngineSettings
 from paceline.engines.base import Engine
-from paceline.storage.manifest import read_json, write_json
+from paceline.storage.files import read_json, write_json
 from support.coreml_checkpoints import write_tokenizer
 
 VOCAB = 160

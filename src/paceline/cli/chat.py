@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.console import print_ending, print_stats, shower
 from paceline.errors import ContextFull, PacelineError
-from paceline.storage.manifest import write_bytes
+from paceline.storage.files import write_bytes
 
 if TYPE_CHECKING:
     from paceline.runtime.conversation import Conversation

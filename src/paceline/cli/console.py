@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InvalidRequest
-from paceline.storage.manifest import write_bytes, writing
+from paceline.storage.files import write_bytes, writing
 from paceline.storage.report import Report, json_file
 
 if TYPE_CHECKING:

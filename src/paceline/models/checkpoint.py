@@ -16,7 +16,7 @@ from paceline.models.files import ModelFiles
 from paceline.models.hf_config import read_facts, read_template
 from paceline.models.manifest import GRAPH, TOKENIZER
 from paceline.models.progress import Progress
-from paceline.storage.manifest import read_json
+from paceline.storage.files import read_json
 
 MLX_SUFFIX = "@mlx"
 """Behind a model's name: its checkpoint, for the engine `mlx`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.storage.manifest import read_json, write_json
+from paceline.storage.files import read_json, write_json
 
 GENERATION = "generation_config.json"
 

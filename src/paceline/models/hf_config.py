@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import ModelError
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
 from paceline.models.tokenizer import Tokenizer
-from paceline.storage.manifest import read_json
+from paceline.storage.files import read_json
 
 END_NAMES = frozenset(
     [

@@ -25,7 +25,8 @@ from paceline.models.manifest import Facts, changed_files, read_manifest, write_
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import REGISTRY, WheelModel
 from paceline.models.wheel import fetch_member
-from paceline.storage.manifest import MANIFEST, sha256_of
+from paceline.storage.files import sha256_of
+from paceline.storage.manifest import MANIFEST
 
 CORE_ML_SUFFIX = "@coreml"
 """Behind a model's name: its form for the engine `coreml`."""

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import paceline
 from paceline.errors import ModelError
 from paceline.models.progress import QUIET, Progress
-from paceline.storage.manifest import CORE_ML, MANIFEST, read_json, sha256_of
+from paceline.storage.coreml import CORE_ML
+from paceline.storage.files import read_json, sha256_of
+from paceline.storage.manifest import MANIFEST
 
 FORMAT = "paceline-model"
 VERSION = 1

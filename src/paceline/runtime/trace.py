@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import paceline
 from paceline.decoding.generation import Step
 from paceline.runtime.token_text import Pieces
-from paceline.storage.manifest import writing
+from paceline.storage.files import writing
 
 if TYPE_CHECKING:
     from paceline.runtime.model import Model

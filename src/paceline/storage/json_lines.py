@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest
-from paceline.storage.manifest import writing
+from paceline.storage.files import writing
 
 Append = Callable[[dict[str, Any]], None]
 

@@ -1,65 +1,25 @@
-"""What a command makes: a folder that says, in `manifest.json`, what it is and what is in it.
+"""Artifacts of paceline's commands: folders with a `manifest.json` that names kind and files.
 
-Used by every room that reads or writes such a folder; knows nothing of what the files mean.
+Independent of what the files contain.
 """
 
-import contextlib
 import errno
-import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.files import read_json, sha256_of, write_json, writing
 
 MANIFEST = "manifest.json"
-CORE_ML = "coreml-model"
-"""The kind of a model for the engine `coreml`, which other rooms have to know one by."""
-EMBEDDINGS = "embeddings.npy"
-"""In such a model: [vocab, hidden_size] float16."""
-HEAD = "head.npy"
-"""The same for the head, where it is another matrix and the model has taps for a drafter."""
-
-CHUNK_BYTES = 1 << 20
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ModelError when it is missing, unreadable or no object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} should hold a JSON object, found {type(value).__name__}")
-    return value
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON as `write_bytes` does. Raises OSError."""
-    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write beside, then rename: what was there is never half overwritten. Raises OSError."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
-
-
-def begin(folder: Path, kind: str) -> None:
-    """Make `folder` for an artifact of this kind, where nothing else is.
+def begin_artifact(folder: Path, kind: str) -> None:
+    """Create `folder`, or check that it can be written and holds no other kind of artifact.
 
     Raises:
-        InvalidRequest: it cannot be made or written, or it holds another kind of artifact.
+        InvalidRequest: it cannot be created or written, or it holds another kind of artifact.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,32 +29,6 @@ def begin(folder: Path, kind: str) -> None:
         found = read_json(folder / MANIFEST).get("kind")
         if found != kind:
             raise InvalidRequest(f"{folder} holds a {found}; choose another folder for a {kind}")
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Report a file or folder that cannot be written in one line: InvalidRequest for OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
-
-
-def sha256_of(path: Path, reach: Callable[[int], object] | None = None, done: int = 0) -> str:
-    """The SHA-256 of a file, as hex; `reach` hears the bytes read, counted on from `done`."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            done += len(chunk)
-            if reach is not None:
-                reach(done)
-    return digest.hexdigest()
-
-
-def digest_of(value: Any) -> str:
-    """A short name for any JSON value: other values have other names."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def write_manifest(folder: Path, kind: str, facts: Mapping[str, Any], files: Iterable[str]) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from paceline.engines.coreml.artifact import Shard, fingerprint_of, read_artifact
 from paceline.errors import ModelError
-from paceline.storage.manifest import CORE_ML, sha256_of
+from paceline.storage.coreml import CORE_ML
+from paceline.storage.files import sha256_of
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -211,7 +211,8 @@ def test_a_shard_with_an_unknown_operation_is_named(tiny_core_ml: Path, tmp_path
 
 def seal(folder: Path) -> None:
     """Make the manifest agree with what is there: the fault is not in the copy."""
-    from paceline.storage.manifest import MANIFEST, read_json, sha256_of, write_json
+    from paceline.storage.files import read_json, sha256_of, write_json
+    from paceline.storage.manifest import MANIFEST
 
     value = read_json(folder / MANIFEST)
     for name, record in value["files"].items():

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
-from paceline.storage.manifest import write_json
+from paceline.storage.files import write_json
 from paceline.tools.bench.record import Record, Row, here
 from paceline.tools.bench.simulate.replay import Recording
 from paceline.tools.bench.simulate.texts import Texts

@@ -22,7 +22,8 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET
 from paceline.models.files import open_folder
 from paceline.models.generation_config import GENERATION
-from paceline.storage.manifest import MANIFEST, read_json
+from paceline.storage.files import read_json
+from paceline.storage.manifest import MANIFEST
 from paceline.tools.coreml import convert as conversion
 from paceline.tools.coreml.convert import convert
 from paceline.tools.coreml.recipe import Recipe

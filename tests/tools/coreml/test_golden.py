@@ -26,7 +26,9 @@ from paceline.errors import InvalidRequest, ModelError, PacelineError  # noqa: E
 from paceline.models import QUIET  # noqa: E402
 from paceline.models.hf_config import read_facts  # noqa: E402
 from paceline.models.manifest import TOKENIZER  # noqa: E402
-from paceline.storage.manifest import EMBEDDINGS, MANIFEST, sha256_of, write_json  # noqa: E402
+from paceline.storage.coreml import EMBEDDINGS  # noqa: E402
+from paceline.storage.files import sha256_of, write_json  # noqa: E402
+from paceline.storage.manifest import MANIFEST  # noqa: E402
 from paceline.storage.report import Report  # noqa: E402
 from paceline.tools.coreml import golden, layers  # noqa: E402
 from paceline.tools.coreml.checkpoint import read_checkpoint  # noqa: E402

@@ -18,7 +18,7 @@ import pytest
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models.processes import Finished
-from paceline.storage.manifest import sha256_of
+from paceline.storage.files import sha256_of
 from paceline.tools.coreml import compute_plan, residency
 from paceline.tools.coreml.compute_plan import Plan, PlannedOp, ops_of, record, with_default
 from paceline.tools.coreml.residency import Counts, Elsewhere, judge, report

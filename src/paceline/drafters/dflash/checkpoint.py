@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelError
-from paceline.storage.manifest import read_json
+from paceline.storage.files import read_json
 
 Array = npt.NDArray[np.float32]
 

@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from paceline.drafters.dflash.checkpoint import Array, Config
 from paceline.errors import ModelError
-from paceline.storage.manifest import EMBEDDINGS, HEAD, MANIFEST, read_json
+from paceline.storage.coreml import EMBEDDINGS, HEAD
+from paceline.storage.files import read_json
+from paceline.storage.manifest import MANIFEST
 
 
 class Sizes(Protocol):

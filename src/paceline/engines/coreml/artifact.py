@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import ModelError
-from paceline.storage.manifest import CORE_ML, EMBEDDINGS, MANIFEST, read_json, sha256_of
+from paceline.storage.coreml import CORE_ML, EMBEDDINGS
+from paceline.storage.files import read_json, sha256_of
+from paceline.storage.manifest import MANIFEST
 
 KIND = CORE_ML
 VERSION = 1

@@ -21,7 +21,7 @@ from paceline.engines.coreml.artifact import (
 from paceline.engines.coreml.inputs import HIDDEN
 from paceline.engines.coreml.packages import Packages, open_packages
 from paceline.errors import InvalidRequest, ModelError
-from paceline.storage.manifest import EMBEDDINGS
+from paceline.storage.coreml import EMBEDDINGS
 
 Floats = npt.NDArray[np.float32]
 

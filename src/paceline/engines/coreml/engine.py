@@ -37,7 +37,7 @@ from paceline.engines.coreml.packages import (
 )
 from paceline.engines.kv_blocks import BlockPool, BlockTable, reserve_all
 from paceline.errors import InvalidRequest, ModelError
-from paceline.storage.manifest import EMBEDDINGS
+from paceline.storage.coreml import EMBEDDINGS
 
 Floats = npt.NDArray[np.float32]
 

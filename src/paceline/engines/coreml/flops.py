@@ -25,7 +25,7 @@ from paceline.engines.coreml.rehearsal.model import RehearsalState
 from paceline.engines.coreml.rehearsal.plan import make_plan
 from paceline.engines.coreml.rehearsal.program import Package, read_package
 from paceline.errors import InvalidRequest
-from paceline.storage.manifest import EMBEDDINGS
+from paceline.storage.coreml import EMBEDDINGS
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]

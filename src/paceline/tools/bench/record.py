@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import paceline
 from paceline.errors import InvalidRequest
-from paceline.storage.manifest import write_bytes, writing
+from paceline.storage.files import write_bytes, writing
 from paceline.storage.report import json_file
 from paceline.tools.bench.record_faults import record_faults
 

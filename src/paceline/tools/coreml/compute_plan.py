@@ -24,7 +24,7 @@ from paceline.engines.coreml.packages import UNITS
 from paceline.engines.coreml.rehearsal.proto import messages
 from paceline.errors import ModelError
 from paceline.models.processes import python, run_child
-from paceline.storage.manifest import read_json, write_json
+from paceline.storage.files import read_json, write_json
 
 NEURAL_ENGINE = "neural-engine"
 

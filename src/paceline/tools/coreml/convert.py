@@ -28,15 +28,9 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Progress
 from paceline.models.generation_config import GENERATION
 from paceline.models.manifest import TEMPLATE, TOKENIZER
-from paceline.storage.manifest import (
-    EMBEDDINGS,
-    HEAD,
-    MANIFEST,
-    read_json,
-    sha256_of,
-    write_json,
-    writing,
-)
+from paceline.storage.coreml import EMBEDDINGS, HEAD
+from paceline.storage.files import read_json, sha256_of, write_json, writing
+from paceline.storage.manifest import MANIFEST
 from paceline.tools.coreml.compress import check_patterns, compress
 from paceline.tools.coreml.families import open_family
 from paceline.tools.coreml.family import Family

@@ -20,7 +20,7 @@ from paceline.engines.coreml.artifact import Artifact, read_artifact
 from paceline.engines.coreml.packages import UNITS, on_a_mac
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, Progress
-from paceline.storage.manifest import read_json, write_json, writing
+from paceline.storage.files import read_json, write_json, writing
 from paceline.storage.report import Report, Table
 from paceline.tools.coreml import compute_plan
 from paceline.tools.coreml.compute_plan import NEURAL_ENGINE, Plan, PlannedOp, plan_from

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from paceline.errors import ModelError
 from paceline.models import Origin, Progress, open_origin
 from paceline.models.manifest import Facts
-from paceline.storage.manifest import digest_of
+from paceline.storage.files import digest_of
 
 
 class Source(NamedTuple):

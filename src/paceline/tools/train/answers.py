@@ -18,8 +18,9 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options, check
 from paceline.runtime.stream import Stream, as_they_end
+from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.json_lines import appending, read_journal
-from paceline.storage.manifest import MANIFEST, begin, read_json, sha256_of, write_json, writing
+from paceline.storage.manifest import MANIFEST, begin_artifact
 from paceline.tools.suite import Suite, load_suite
 
 ANSWERS = "answers.jsonl"
@@ -94,7 +95,7 @@ def make_answers(
         )
     suites = [load_suite(path) for path in prompts]
     manifest = _about(model, prompts, suites, settings)
-    begin(folder, KIND)
+    begin_artifact(folder, KIND)
     _check_same(folder, manifest)
     todo = _prompt_tokens(model, suites, settings.longest_prompt)
     with writing(folder):

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.drafters.dflash.checkpoint import ARCHITECTURE, CONFIG, DRAFT_VOCAB, Config
-from paceline.storage.manifest import write_json, writing
+from paceline.storage.files import write_json, writing
 
 WEIGHTS = "model.safetensors"
 

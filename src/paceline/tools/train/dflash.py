@@ -22,7 +22,7 @@ from torch import Tensor
 from paceline.drafters.dflash import Config
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
-from paceline.storage.manifest import digest_of, write_json
+from paceline.storage.files import digest_of, write_json
 from paceline.tools.train.answers import Answer, held_out
 from paceline.tools.train.checkpoint import save_checkpoint
 from paceline.tools.train.features import Features

@@ -16,7 +16,7 @@ from paceline.decoding.types import Block, tap_name
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
-from paceline.storage.manifest import digest_of, read_json, write_json, writing
+from paceline.storage.files import digest_of, read_json, write_json, writing
 from paceline.tools.train.answers import Answer
 
 ROWS = "features.f16"

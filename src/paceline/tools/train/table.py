@@ -23,7 +23,8 @@ from paceline.drafters.table import (
     keys_at,
     token_type,
 )
-from paceline.storage.manifest import begin, write_manifest, writing
+from paceline.storage.files import writing
+from paceline.storage.manifest import begin_artifact, write_manifest
 from paceline.tools.train.answers import Answer
 
 Floats = npt.NDArray[np.float64]
@@ -127,7 +128,7 @@ def write_table(
     entries: Entries, folder: Path, *, target: str, vocab_size: int, facts: dict[str, Any]
 ) -> None:
     """Write a table's folder; `facts` say what it was made from."""
-    begin(folder, KIND)
+    begin_artifact(folder, KIND)
     chances = np.clip(np.round(entries.chances * CHANCE_UNITS), 0, CHANCE_UNITS)
     about = {
         "made_by": f"paceline {paceline.__version__}",

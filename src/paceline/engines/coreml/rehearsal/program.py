@@ -23,7 +23,7 @@ from paceline.engines.coreml.rehearsal.weights import (
     bytes_of,
 )
 from paceline.errors import ModelError
-from paceline.storage.manifest import read_json
+from paceline.storage.files import read_json
 
 Shape = tuple[int | None, ...]
 """None: known when the program runs."""

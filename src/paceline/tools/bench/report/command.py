@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import InvalidRequest
-from paceline.storage.manifest import write_bytes, writing
+from paceline.storage.files import write_bytes, writing
 from paceline.storage.report import Table
 from paceline.tools.bench.groups import group_tables, in_words
 from paceline.tools.bench.plan import is_plan, plan_record

@@ -15,8 +15,9 @@ from typing import Any
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.runtime.trace import FORM as TRACE
+from paceline.storage.files import read_json
 from paceline.storage.json_lines import read_journal
-from paceline.storage.manifest import MANIFEST, read_json
+from paceline.storage.manifest import MANIFEST
 from paceline.tools.bench.record import FORM as RECORD
 from paceline.tools.bench.record import parse_record
 from paceline.tools.bench.simulate.replay import Recording

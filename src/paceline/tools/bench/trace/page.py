@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from paceline.storage.manifest import write_bytes, writing
+from paceline.storage.files import write_bytes, writing
 from paceline.tools.bench.trace.picture import picture, sources
 from paceline.tools.bench.trace.reader import Recorded, TracedStep
 from paceline.tools.bench.trace.totals import headline, plain, who

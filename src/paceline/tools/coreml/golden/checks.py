@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from paceline.engines.coreml.artifact import ROTARY, Artifact, Shard
 from paceline.errors import ModelError
-from paceline.storage.manifest import EMBEDDINGS
+from paceline.storage.coreml import EMBEDDINGS
 from paceline.tools.coreml.family import Family
 from paceline.tools.coreml.golden.compare import (
     Nearness,

@@ -21,7 +21,7 @@ from paceline.engines.coreml.engine import CoreMlEngine
 from paceline.engines.coreml.inputs import Rows
 from paceline.engines.coreml.packages import Package, open_package
 from paceline.models import Progress
-from paceline.storage.manifest import EMBEDDINGS
+from paceline.storage.coreml import EMBEDDINGS
 from paceline.tools.coreml.golden.texts import Text
 
 Floats = npt.NDArray[np.float32]

@@ -24,7 +24,8 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models.hf_config import read_facts
 from paceline.models.manifest import TOKENIZER
 from paceline.models.tokenizer import Tokenizer
-from paceline.storage.manifest import MANIFEST, read_json
+from paceline.storage.files import read_json
+from paceline.storage.manifest import MANIFEST
 
 Floats = npt.NDArray[np.float32]
 

@@ -1,0 +1,69 @@
+"""Reads and writes single files: JSON, atomic replacement, SHA-256."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidRequest, ModelError
+
+CHUNK_BYTES = 1 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`. Raises ModelError for a missing or invalid file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} should hold a JSON object, found {type(value).__name__}")
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON as `write_bytes` does. Raises OSError."""
+    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a temporary file in the same folder, then rename it to `path`. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError of the body into InvalidRequest: "cannot write `path`: reason"."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
+
+
+def sha256_of(path: Path, reach: Callable[[int], object] | None = None, done: int = 0) -> str:
+    """SHA-256 of a file, as hex. Calls `reach` with the bytes read so far plus `done`."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            done += len(chunk)
+            if reach is not None:
+                reach(done)
+    return digest.hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """First 16 hex digits of the SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
