@@ -63,7 +63,7 @@ def _prefill(model: paceline.Model, prompt: list[int], size: int) -> float:
     began = perf_counter()
     for at in range(0, len(prompt), size):
         part = prompt[at : at + size]
-        model.engine.step([(sequence, Block(part, int(at + size >= len(prompt)), prompt=True))])
+        model.engine.step([(sequence, Block(part, int(at + size >= len(prompt)), prefill=True))])
         sequence.commit(len(part))
     seconds = perf_counter() - began
     sequence.close()

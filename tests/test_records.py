@@ -110,4 +110,4 @@ def test_the_first_token_is_compared_with_reading_a_prompt(
     assert script("first_token")._prefill(model, list(range(3, 43)), 16) > 0
     assert [len(block.tokens) for block in blocks] == [16, 16, 8]
     assert [block.rows for block in blocks] == [0, 0, 1]
-    assert all(block.prompt for block in blocks)
+    assert all(block.prefill for block in blocks)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.decoding.types import Drafter, Proposal, Verified
-from paceline.drafters import Corpus, Shared, create
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal
+from paceline.drafters import AnswerHistory, Shared, create
 from support.drafters import MATCHERS, SPECS
 
 VOCABULARY = 6
@@ -48,7 +48,7 @@ def spec(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def shared(toy_table: Path) -> Shared:
-    corpus = Corpus()
+    corpus = AnswerHistory()
     corpus.add([0, 1, 2, 3, 4, 5, 0, 0, 1])
     corpus.add([5, 5, 4])
     return Shared(vocab_size=VOCABULARY, corpus=corpus, shipped={"table": toy_table})
@@ -63,10 +63,10 @@ def contexts(drafters: list[Drafter], grown: list[Growth]) -> Iterator[list[int]
         rows = 0 if in_prompt else len(block)
         logits = np.random.default_rng(seed).normal(size=(rows, VOCABULARY)).astype(np.float32)
         kept = min(len(tokens), len(block))
-        verified = Verified(block, max(len(context) - (not in_prompt), 0), kept, logits)
+        computed = ComputedBlock(block, max(len(context) - (not in_prompt), 0), kept, logits)
         context += tokens
         for drafter in drafters:
-            drafter.observe(verified)
+            drafter.observe(computed)
         yield context
 
 

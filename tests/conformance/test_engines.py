@@ -36,7 +36,7 @@ def random_text(engine: Engine, length: int, seed: int = 0) -> list[int]:
 def run(engine: Engine, *work: Work, prompts: Sequence[Work] = ()) -> list[Rows]:
     """The logits of one call with blocks of answers, then of prompts, kept beyond the next call."""
     blocks = [(sequence, Block(tokens, rows)) for sequence, tokens, rows in work]
-    blocks += [(sequence, Block(tokens, rows, prompt=True)) for sequence, tokens, rows in prompts]
+    blocks += [(sequence, Block(tokens, rows, prefill=True)) for sequence, tokens, rows in prompts]
     return [logits.copy() for logits in engine.step(blocks).logits]
 
 
@@ -175,7 +175,7 @@ def test_sequences_of_one_call_do_not_see_each_other(
             prompt = data.draw(st.booleans(), label="prompt")
             sequence = stack.enter_context(closing(engine.open()))
             feed(engine, sequence, text[:start])
-            work.append((sequence, Block(text[start:end], rows, prompt=prompt)))
+            work.append((sequence, Block(text[start:end], rows, prefill=prompt)))
             expected.append(plain(text[:end], end if prompt else start)[end - rows :])
         for logits, rows_alone in zip(engine.step(work).logits, expected, strict=True):
             assert same(logits, rows_alone)
@@ -560,7 +560,7 @@ class AnyUse(RuleBasedStateMachine):
                 tokens = random_text(self.engine, min(length, LONGEST - len(one.tokens)), seed)
                 prompt = reading and one.read == len(one.tokens)  # no prompt behind an answer
                 if tokens:
-                    block = Block(tokens, len(tokens), prompt=prompt)
+                    block = Block(tokens, len(tokens), prefill=prompt)
                     work.append((one, block, min(kept, len(tokens))))
         if not work:
             return
@@ -568,11 +568,11 @@ class AnyUse(RuleBasedStateMachine):
         found = [logits.copy() for logits in result.logits]
         for logits, (one, block, kept) in zip(found, work, strict=True):
             before, text = len(one.tokens), one.tokens + list(block.tokens)
-            prompt = len(text) if block.prompt else one.read
+            prompt = len(text) if block.prefill else one.read
             assert same(logits, self.fresh(text, prompt)[before:])
             one.sequence.commit(kept)
             one.tokens = text[: before + kept]
-            one.read += kept * block.prompt
+            one.read += kept * block.prefill
             assert one.sequence.length == len(one.tokens)
             assert one.read <= one.sequence.reusable <= len(one.tokens)
 

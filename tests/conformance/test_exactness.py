@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
-from paceline.decoding.repetition import Repetition, RepetitionStop
+from paceline.decoding.repetition import Repetition, RepetitionDetector
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Block, FinishReason
-from paceline.drafters import Corpus, Shared, Small, create
+from paceline.drafters import AnswerHistory, DraftModel, Shared, create
 from paceline.drafters.ahead import AheadDrafter
 from paceline.drafters.dflash import DFlashDrafter
 from paceline.engines import EngineSettings, open_engine
@@ -107,7 +107,7 @@ def plainly(engine: Engine) -> Plainly:
 def shared(engine: Engine, plainly: Plainly, tmp_path_factory: pytest.TempPathFactory) -> Shared:
     """Answers to some of the prompts, as a process would have them from before, and a table."""
     answers = [plainly(prompt, 0).tokens for prompt in range(4)]
-    corpus = Corpus()
+    corpus = AnswerHistory()
     for tokens in answers:
         corpus.add(tokens)
     table = write_toy_table(tmp_path_factory.mktemp("table"), answers, engine.vocab_size)
@@ -116,7 +116,7 @@ def shared(engine: Engine, plainly: Plainly, tmp_path_factory: pytest.TempPathFa
         corpus=corpus,
         shipped={"table": table},
         # The engine drafts for itself: right where it is greedy, often wrong where it is sampled.
-        open_model=lambda _: Small(engine, CostTable({1: 0.01}), worth=0.3),
+        open_model=lambda _: DraftModel(engine, CostTable({1: 0.01}), min_probability=0.3),
     )
 
 
@@ -356,7 +356,7 @@ def test_a_repetition_stop_inside_an_accepted_block_drops_the_rest_of_the_block(
     sampling = Sampling(temperature=1.0, logit_bias=FEW, seed=seed)
     whole = answer(engine, prompt, sampling=sampling, stopping=Stopping(max_tokens=60)).tokens
     rule = Repetition(max_pattern_size=4, min_count=2)
-    stop = RepetitionStop(rule)
+    stop = RepetitionDetector(rule)
     expected = whole[: next(n for n, token in enumerate(whole, start=1) if stop.push(token))]
     for block in (2, 7, 16):
         told = answer(
@@ -398,7 +398,7 @@ def test_a_prompt_that_is_partly_cached_gives_the_same_answer(engine: Engine, kn
     prompt = rng.integers(0, engine.vocab_size, 70).tolist()
     expected = answer(engine, prompt, stopping=Stopping(max_tokens=TOKENS))
     with closing(engine.open()) as first:
-        engine.step([(first, Block(prompt, 0, prompt=True))])
+        engine.step([(first, Block(prompt, 0, prefill=True))])
         first.commit(70)
         # The last prompt token is always run, so it need not be shared.
         with closing(first.fork(min(known, 69))) as sequence:
@@ -508,7 +508,7 @@ def features_of(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> n
     """What the taps show of a prompt and of the rest of a text, an answer to it."""
     seen = []
     with closing(engine.open()) as sequence:
-        for block in (Block(prompt, 0, prompt=True), Block(text[len(prompt) :], 0)):
+        for block in (Block(prompt, 0, prefill=True), Block(text[len(prompt) :], 0)):
             taps = engine.step([(sequence, block)]).taps[0]
             seen.append(np.concatenate([*taps.values()], axis=1))
             sequence.commit(len(block.tokens))

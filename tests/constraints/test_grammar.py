@@ -103,7 +103,7 @@ class Unforced:
     def forced(self, limit: int) -> Sequence[int]:
         return ()
 
-    def possible(self, tokens: Sequence[int]) -> int:
+    def allowed_length(self, tokens: Sequence[int]) -> int:
         return len(tokens)
 
 

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.auto import Acceptance, Auto, prior_chance
+from paceline.decoding.auto import Acceptance, Auto, prior_probability
 from paceline.decoding.costs import CostTable, expected_tokens
 from paceline.decoding.generation import Stopping
-from paceline.decoding.types import NOTHING, Drafter, Outcome, Proposal
+from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
 from paceline.drafters import create
 from support.drafters import Oracle, Says, drafted
 from support.driver import generation, run
@@ -35,7 +35,7 @@ def steps(policy: Auto, drafter: Drafter, accepted: int, count: int) -> Proposal
     for _ in range(count):
         proposal = policy.draft([drafter], [], 99)
         stood = min(accepted, len(proposal.tokens))
-        policy.observe(Outcome(proposal, stood, 0.0, came(guess(99), accepted)))
+        policy.observe(DecodeOutcome(proposal, stood, 0.0, came(guess(99), accepted)))
     return proposal
 
 
@@ -46,8 +46,8 @@ def taught(length: int, accepted: int, times: int = 40, match: int = 4) -> Accep
     return acceptance
 
 
-def chance(acceptance: Acceptance, match: int, source: str = "suffix") -> float:
-    return acceptance.chances(guess(1, match, source))[0]
+def probability(acceptance: Acceptance, match: int, source: str = "suffix") -> float:
+    return acceptance.probabilities(guess(1, match, source))[0]
 
 
 def chosen(cost: CostTable, acceptance: Acceptance, *proposals: Proposal, block: int = 16) -> int:
@@ -59,42 +59,42 @@ def chosen(cost: CostTable, acceptance: Acceptance, *proposals: Proposal, block:
 
 
 def test_a_longer_match_is_believed_more_before_anything_was_seen():
-    chances = [prior_chance(match) for match in range(30)]
-    assert chances == sorted(chances)
-    assert 0 < chances[0] < chances[-1] < 1
-    assert chance(Acceptance(), 3) == prior_chance(3)
+    probabilities = [prior_probability(match) for match in range(30)]
+    assert probabilities == sorted(probabilities)
+    assert 0 < probabilities[0] < probabilities[-1] < 1
+    assert probability(Acceptance(), 3) == prior_probability(3)
 
 
 def test_every_place_of_a_draft_counts_as_a_match_longer_by_one():
-    chances = Acceptance().chances(guess(3, match=2))
-    assert chances == [prior_chance(2), prior_chance(3), prior_chance(4)]
+    probabilities = Acceptance().probabilities(guess(3, match=2))
+    assert probabilities == [prior_probability(2), prior_probability(3), prior_probability(4)]
 
 
 def test_what_stood_is_believed_more_and_what_fell_less():
     acceptance = Acceptance()
     learn(acceptance, guess(5, match=2), 2)
     # Matches 2 and 3 stood, 4 fell, and nobody knows about 5.
-    assert chance(acceptance, 2) > prior_chance(2)
-    assert chance(acceptance, 3) > prior_chance(3)
-    assert chance(acceptance, 4) < prior_chance(4)
-    assert chance(acceptance, 5) == prior_chance(5)
+    assert probability(acceptance, 2) > prior_probability(2)
+    assert probability(acceptance, 3) > prior_probability(3)
+    assert probability(acceptance, 4) < prior_probability(4)
+    assert probability(acceptance, 5) == prior_probability(5)
 
 
 def test_a_draft_that_stood_whole_says_nothing_beyond_its_end():
     acceptance = Acceptance()
     learn(acceptance, guess(2, match=2), 2)
-    assert chance(acceptance, 4) == prior_chance(4)
+    assert probability(acceptance, 4) == prior_probability(4)
 
 
 def test_drafters_are_believed_each_for_itself():
     acceptance = taught(3, 0)
-    assert chance(acceptance, 4) < 0.1
-    assert chance(acceptance, 4, "ngram") == prior_chance(4)
+    assert probability(acceptance, 4) < 0.1
+    assert probability(acceptance, 4, "ngram") == prior_probability(4)
 
 
 def test_very_long_matches_are_all_one():
     acceptance = taught(1, 0, match=24)
-    assert chance(acceptance, 500) == chance(acceptance, 24) < 0.1
+    assert probability(acceptance, 500) == probability(acceptance, 24) < 0.1
 
 
 @given(seen=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=60))
@@ -102,41 +102,41 @@ def test_a_chance_is_always_a_probability(seen: list[tuple[int, int]]):
     acceptance = Acceptance()
     for length, accepted in seen:
         learn(acceptance, guess(length), min(accepted, length))
-    for learned in (acceptance, acceptance.carried()):
-        assert all(0 < chance < 1 for chance in learned.chances(guess(16)))
+    for learned in (acceptance, acceptance.discounted()):
+        assert all(0 < probability < 1 for probability in learned.probabilities(guess(16)))
 
 
 def test_the_estimate_comes_to_the_share_that_stands():
     acceptance = Acceptance()
     for i in range(400):
         learn(acceptance, guess(1), int(i % 4 != 0))
-    assert chance(acceptance, 4) == pytest.approx(0.75, abs=0.05)
+    assert probability(acceptance, 4) == pytest.approx(0.75, abs=0.05)
 
 
 def test_old_evidence_fades():
     acceptance = taught(1, 1, times=300)
     for _ in range(100):
         learn(acceptance, guess(1), 0)
-    assert chance(acceptance, 4) < 0.3
+    assert probability(acceptance, 4) < 0.3
 
 
 def test_the_next_request_takes_belief_over_but_learns_faster():
     acceptance = taught(1, 1, times=300)
-    carried = acceptance.carried()
-    believed = chance(carried, 4)
-    assert prior_chance(4) < believed <= chance(acceptance, 4)
+    carried = acceptance.discounted()
+    believed = probability(carried, 4)
+    assert prior_probability(4) < believed <= probability(acceptance, 4)
     for learning in (acceptance, carried):
         for _ in range(10):
             learn(learning, guess(1), 0)
-    assert chance(carried, 4) < chance(acceptance, 4)
+    assert probability(carried, 4) < probability(acceptance, 4)
 
 
 def test_carried_belief_is_a_copy():
     acceptance = taught(1, 1, times=3)
-    before = chance(acceptance, 4)
-    learn(acceptance.carried(), guess(1), 0)
-    assert chance(acceptance, 4) == before
-    assert chance(acceptance.carried(), 4) == pytest.approx(before)
+    before = probability(acceptance, 4)
+    learn(acceptance.discounted(), guess(1), 0)
+    assert probability(acceptance, 4) == before
+    assert probability(acceptance.discounted(), 4) == pytest.approx(before)
 
 
 # --- how much is drafted
@@ -147,7 +147,7 @@ def test_nothing_is_drafted_where_a_row_costs_as_much_as_a_call():
 
 
 def test_nothing_proposed_is_nothing_drafted():
-    assert drafted(Auto(16, FLAT, Acceptance())) == NOTHING
+    assert drafted(Auto(16, FLAT, Acceptance())) == NO_PROPOSAL
 
 
 def test_a_sure_thing_is_drafted_to_its_end():
@@ -188,9 +188,9 @@ learned = st.builds(taught, st.integers(1, 15), st.integers(0, 15), st.integers(
 @given(slope=slopes, acceptance=learned, length=st.integers(1, 15))
 def test_no_other_length_would_gain_more(slope: float, acceptance: Acceptance, length: int):
     cost = CostTable({1: 1.0, 16: 1.0 + 15 * slope})
-    chances = acceptance.chances(guess(length))
+    probabilities = acceptance.probabilities(guess(length))
     # At its beginning a request runs at a token a call.
-    gains = [expected_tokens(chances[:n]) - cost(n + 1) / cost(1) for n in range(length + 1)]
+    gains = [expected_tokens(probabilities[:n]) - cost(n + 1) / cost(1) for n in range(length + 1)]
     taken = chosen(cost, acceptance, guess(length))
     assert gains[taken] == pytest.approx(max(gains), abs=1e-9)
 
@@ -243,7 +243,7 @@ def test_a_request_that_runs_fast_spends_less_on_a_doubtful_guess():
         auto = Auto(16, CostTable({1: 1.0, 16: 4.0}), Acceptance())
         for _ in range(30):
             other = guess(length, source="other")
-            auto.observe(Outcome(other, length, 0.0, came(other, length)))
+            auto.observe(DecodeOutcome(other, length, 0.0, came(other, length)))
         lengths.append(len(drafted(auto, guess(15, match=12)).tokens))
     slow, fast = lengths
     assert 0 < fast < slow
@@ -261,13 +261,13 @@ def test_it_learns_from_what_was_offered_and_not_taken():
     for _ in range(40):
         proposal = auto.draft([Says(guess(8)), Says(guess(2, 1, "other"))], [], 8)
         assert proposal.source == "suffix"
-        auto.observe(Outcome(proposal, 8, 0.0, came(guess(8), 8)))
-    assert chance(known, 1, "other") > 0.9 > prior_chance(1)
+        auto.observe(DecodeOutcome(proposal, 8, 0.0, came(guess(8), 8)))
+    assert probability(known, 1, "other") > 0.9 > prior_probability(1)
 
 
 def test_a_step_without_drafts_teaches_nothing_about_drafters():
     acceptance = Acceptance()
-    Auto(16, CHEAP, acceptance).observe(Outcome(NOTHING, 0, 0.0))
+    Auto(16, CHEAP, acceptance).observe(DecodeOutcome(NO_PROPOSAL, 0, 0.0))
     assert acceptance.counts == {}
 
 
@@ -312,8 +312,8 @@ def test_a_drafter_that_takes_time_is_asked_after_those_that_do_not():
     assert (len(slow.asked), len(free.asked)) == (1, 1)
 
 
-def sure(length: int, source: str, chance: float = 0.99) -> Proposal:
-    return Proposal(list(range(length)), source, chances=[chance] * length)
+def sure(length: int, source: str, probability: float = 0.99) -> Proposal:
+    return Proposal(list(range(length)), source, probabilities=[probability] * length)
 
 
 def times_asked(slow: Says, *others: Says, steps: int = 200, cost: CostTable = CHEAP) -> int:
@@ -321,7 +321,7 @@ def times_asked(slow: Says, *others: Says, steps: int = 200, cost: CostTable = C
     auto = Auto(16, cost, Acceptance())
     for _ in range(steps):
         proposal = auto.draft([slow, *others], [], 15)
-        auto.observe(Outcome(proposal, len(proposal.tokens), 0.0, [*proposal.tokens, 999]))
+        auto.observe(DecodeOutcome(proposal, len(proposal.tokens), 0.0, [*proposal.tokens, 999]))
     return len(slow.asked)
 
 
@@ -353,11 +353,13 @@ def test_a_drafter_is_not_asked_where_a_free_one_knows_as_much():
 
 def test_a_drafter_that_has_got_better_is_asked_again():
     auto = Auto(16, CHEAP, Acceptance())
-    poor, good = (Says(sure(4, "slow", chance), seconds=0.2) for chance in (0.05, 0.99))
+    poor, good = (Says(sure(4, "slow", probability), seconds=0.2) for probability in (0.05, 0.99))
     for drafter, steps in ((poor, 100), (good, 200)):
         for _ in range(steps):
             proposal = auto.draft([drafter], [], 15)
-            auto.observe(Outcome(proposal, len(proposal.tokens), 0.0, [*proposal.tokens, 999]))
+            auto.observe(
+                DecodeOutcome(proposal, len(proposal.tokens), 0.0, [*proposal.tokens, 999])
+            )
     assert len(poor.asked) < 10
     assert len(good.asked) > 130
 
@@ -366,8 +368,8 @@ def test_a_drafter_that_has_got_better_is_asked_again():
 
 
 def test_a_drafters_own_estimate_counts_three_quarters_before_anything_was_seen():
-    proposal = Proposal([1, 2, 3], "table", chances=[0.9, 0.5, 0.1])
-    assert Acceptance().chances(proposal) == pytest.approx([0.675, 0.375, 0.075])
+    proposal = Proposal([1, 2, 3], "table", probabilities=[0.9, 0.5, 0.1])
+    assert Acceptance().probabilities(proposal) == pytest.approx([0.675, 0.375, 0.075])
 
 
 def test_an_estimate_that_promises_too_much_is_corrected():
@@ -375,12 +377,12 @@ def test_an_estimate_that_promises_too_much_is_corrected():
     boasting, modest = sure(1, "table", 0.9), sure(1, "table", 0.4)
     for i in range(200):
         learn(acceptance, boasting, int(i % 2))
-    assert acceptance.chances(boasting) == pytest.approx([0.5], abs=0.07)
-    assert acceptance.chances(modest) == pytest.approx([0.3])
+    assert acceptance.probabilities(boasting) == pytest.approx([0.5], abs=0.07)
+    assert acceptance.probabilities(modest) == pytest.approx([0.3])
 
 
 MATCH = Proposal([1, 2, 3, 4], "suffix", match=3)
-ESTIMATE = Proposal([7, 8, 9, 6], "table", chances=[0.8, 0.95, 0.95, 0.95])
+ESTIMATE = Proposal([7, 8, 9, 6], "table", probabilities=[0.8, 0.95, 0.95, 0.95])
 """Expects more than the match, as long as nothing speaks against it."""
 
 
@@ -393,7 +395,7 @@ def test_an_estimate_is_believed_less_where_a_match_proposes_another_token(order
     assert source(MATCH) == "suffix"
     agreeing = Proposal([7, 2, 3, 4], "suffix", match=3)
     assert source(agreeing) == "table"
-    assert source(NOTHING) == "table"
+    assert source(NO_PROPOSAL) == "table"
 
 
 def test_an_estimate_that_a_match_contradicts_is_judged_for_itself():
@@ -402,10 +404,10 @@ def test_an_estimate_that_a_match_contradicts_is_judged_for_itself():
         for _ in range(30):
             taken = policy.draft([Says(MATCH), Says(ESTIMATE)], [], 99)
             stood = came_true if taken.source == "table" else 0
-            policy.observe(Outcome(taken, stood, 0.0, came(ESTIMATE, came_true)))
+            policy.observe(DecodeOutcome(taken, stood, 0.0, came(ESTIMATE, came_true)))
         assert taken.source in (expected, "none")
         # What contradicted estimates did says nothing of those that no match contradicts.
-        assert acceptance.chances(ESTIMATE)[0] == pytest.approx(0.6)
+        assert acceptance.probabilities(ESTIMATE)[0] == pytest.approx(0.6)
 
 
 def test_a_drafter_that_takes_time_is_not_doubted_for_a_match():
@@ -415,8 +417,10 @@ def test_a_drafter_that_takes_time_is_not_doubted_for_a_match():
 
 
 def test_a_cut_proposal_keeps_the_estimates_of_its_tokens():
-    taken = drafted(Auto(16, CHEAP, Acceptance()), Proposal([7, 8], "table", chances=[0.95, 0.01]))
-    assert taken == Proposal([7], "table", chances=[0.95])
+    taken = drafted(
+        Auto(16, CHEAP, Acceptance()), Proposal([7, 8], "table", probabilities=[0.95, 0.01])
+    )
+    assert taken == Proposal([7], "table", probabilities=[0.95])
 
 
 def test_with_others_in_the_call_a_row_must_bring_more():
@@ -426,7 +430,7 @@ def test_with_others_in_the_call_a_row_must_bring_more():
     for others in (0, 1, 3, 7):
         policy = Auto(16, cost, Acceptance())
         if others:
-            policy.share(1 + 0.5 * others, 0.1, others * policy.rate / 2)
+            policy.set_batch_load(1 + 0.5 * others, 0.1, others * policy.rate / 2)
         lengths.append(len(drafted(policy, offered).tokens))
     assert lengths[0] > 6
     assert lengths == sorted(lengths, reverse=True)
@@ -453,9 +457,9 @@ def test_alone_again_it_drafts_as_before():
     cost = CostTable({1: 1.0, 16: 1.3, 32: 5.0})
     offered = Proposal(list(range(15)), "guess", 0, [0.99] * 15)
     alone, shared = Auto(16, cost, Acceptance()), Auto(16, cost, Acceptance())
-    shared.share(2.0, 0.5, 9.0)
+    shared.set_batch_load(2.0, 0.5, 9.0)
     assert drafted(shared, offered) != drafted(alone, offered)
-    shared.alone()
+    shared.clear_batch_load()
     assert drafted(shared, offered) == drafted(alone, offered)
 
 
@@ -465,9 +469,9 @@ def test_in_a_shared_call_too_a_row_must_bring_more_behind_a_long_text():
     lengths = []
     for context in (256, 1024, 8192):
         policy = Auto(16, cost, Acceptance(), context)
-        policy.share(1.5, 0.05, 0.5)
+        policy.set_batch_load(1.5, 0.05, 0.5)
         lengths.append(len(policy.draft([Says(offered)], [1] * context, 99).tokens))
-        policy.share(1.5, 10.0, 0.5)  # and goes on to count when the text has grown
+        policy.set_batch_load(1.5, 10.0, 0.5)  # and goes on to count when the text has grown
         assert not policy.draft([Says(offered)], [1] * (context + 600), 99).tokens
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[-1] < lengths[0]

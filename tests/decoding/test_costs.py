@@ -30,18 +30,18 @@ def test_between_and_beyond_measurements_costs_lie_on_straight_lines():
 
 def test_a_longer_context_costs_what_its_tokens_add():
     cost = CostTable({1: 1.0, 4: 2.0}, context=100, per_token={1: 0.01, 4: 0.02})
-    assert [cost.behind(100)(rows) for rows in (1, 4)] == [1.0, 2.0]
-    assert [cost.behind(200)(rows) for rows in (1, 2, 4)] == pytest.approx([2.0, 8 / 3, 4.0])
-    assert cost.behind(50)(4) == pytest.approx(1.0)
+    assert [cost.at_context(100)(rows) for rows in (1, 4)] == [1.0, 2.0]
+    assert [cost.at_context(200)(rows) for rows in (1, 2, 4)] == pytest.approx([2.0, 8 / 3, 4.0])
+    assert cost.at_context(50)(4) == pytest.approx(1.0)
     # However far a straight line is followed back, a call takes time.
-    assert cost.behind(0)(4) > 0
-    assert CostTable({1: 1.0}, context=100).behind(9000)(1) == 1.0
+    assert cost.at_context(0)(4) > 0
+    assert CostTable({1: 1.0}, context=100).at_context(9000)(1) == 1.0
 
 
 @given(tables, st.integers(0, 100_000), st.floats(0, 1e-3))
 def test_behind_any_context_costs_are_costs(cost: CostTable, context: int, more: float):
     known = CostTable(cost.seconds, 256, {rows: more * rows for rows in cost.seconds})
-    behind = known.behind(context)
+    behind = known.at_context(context)
     assert behind.context == context
     assert all(behind(rows) > 0 for rows in range(1, 40))
 

@@ -7,10 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.decoding.generation import FORCED, Generation, Step, Stopping
-from paceline.decoding.logprobs import likely
+from paceline.decoding.logprobs import token_logprob
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.types import NOTHING, Best, Block, Drafter, FinishReason, Outcome, Proposal
+from paceline.decoding.types import (
+    NO_PROPOSAL,
+    Best,
+    Block,
+    DecodeOutcome,
+    Drafter,
+    FinishReason,
+    Proposal,
+)
 from paceline.drafters import Probe, create
 from support.drafters import Oracle
 
@@ -33,13 +41,13 @@ class Listening(Fixed):
     def __init__(self, max_block: int) -> None:
         super().__init__(max_block)
         self.rooms: list[int] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[DecodeOutcome] = []
 
     def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
         self.rooms.append(room)
         return super().draft(drafters, context, room)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: DecodeOutcome) -> None:
         self.outcomes.append(outcome)
 
 
@@ -118,7 +126,7 @@ def test_chunks_inside_the_prompt_bring_no_tokens(chunk: int):
 def test_cached_prompt_tokens_are_not_run_again_but_for_the_last(cached: int):
     generation = made(cached=cached)
     assert generation.length == min(cached, 4)
-    assert generation.next_block() == Block(PROMPT[min(cached, 4) :], 1, best=True, prompt=True)
+    assert generation.next_block() == Block(PROMPT[min(cached, 4) :], 1, best=True, prefill=True)
     finished(generation)
     assert generation.answer == ANSWER
     assert generation.tokens == TEXT
@@ -468,7 +476,7 @@ def test_the_policy_learns_how_each_step_of_the_answer_went_and_how_long_it_took
     (first, second, third) = policy.outcomes
     assert (list(first.proposal.tokens), first.accepted, first.seconds) == ([104, 100, 32], 1, 0.5)
     assert (list(second.proposal.tokens), second.accepted) == ([ord(" ")], 1)
-    assert third == Outcome(NOTHING, 0, 0.25, [ord("i")])
+    assert third == DecodeOutcome(NO_PROPOSAL, 0, 0.25, [ord("i")])
     assert first.tokens == list(b"he")
 
 
@@ -530,7 +538,7 @@ class Reader(Drafter):
     reads_logits = True
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        return NOTHING
+        return NO_PROPOSAL
 
 
 @pytest.mark.parametrize(
@@ -602,7 +610,7 @@ def test_every_token_of_the_answer_has_its_logprob(drafters: str):
     assert len(generation.logprobs) == len(ANSWER)
     for at, found in enumerate(generation.logprobs):
         row = graded(Block(TEXT[: len(PROMPT) + at], 1), 0)[0]
-        assert found == likely(row, ANSWER[at], 3)
+        assert found == token_logprob(row, ANSWER[at], 3)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 99])
@@ -614,7 +622,7 @@ def test_every_token_of_the_prompt_has_its_logprob(chunk: int):
     assert first is None
     assert len(rest) == len(PROMPT) - 1
     for at, found in enumerate(rest, start=1):
-        assert found == likely(graded(Block(PROMPT[:at], 1), 0)[0], PROMPT[at], 2)
+        assert found == token_logprob(graded(Block(PROMPT[:at], 1), 0)[0], PROMPT[at], 2)
     assert len(generation.logprobs) == len(ANSWER)
 
 
@@ -679,7 +687,7 @@ class Only:
     def forced(self, limit: int) -> Sequence[int]:
         return self.text[self.at : self.at + limit] if self.forces else ()
 
-    def possible(self, tokens: Sequence[int]) -> int:
+    def allowed_length(self, tokens: Sequence[int]) -> int:
         same = [a == b for a, b in zip(tokens, self.text[self.at :], strict=False)]
         return same.index(False) if False in same else len(same)
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.logprobs import likely
+from paceline.decoding.logprobs import token_logprob
 
 ROWS = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40)
 
@@ -19,7 +19,7 @@ def test_they_are_logarithms_of_the_softmax(values: list[float], data: st.DataOb
     row = np.array(values, np.float32)
     token = data.draw(st.integers(0, len(row) - 1))
     top = data.draw(st.integers(0, len(row) + 2))
-    found = likely(row, token, top)
+    found = token_logprob(row, token, top)
     expected = reference(row)
     assert found.token == token
     assert found.logprob == pytest.approx(expected[token], abs=1e-9)
@@ -29,6 +29,6 @@ def test_they_are_logarithms_of_the_softmax(values: list[float], data: st.DataOb
 
 
 def test_a_forbidden_token_has_no_chance():
-    found = likely(np.array([0, -np.inf, 0], np.float32), 1, 3)
+    found = token_logprob(np.array([0, -np.inf, 0], np.float32), 1, 3)
     assert found.logprob == -np.inf
     assert found.top[2] == (1, -np.inf)

@@ -32,7 +32,7 @@ def test_how_many_there_are_is_known():
     assert len(pending) == 3
     assert len(pending[:2]) == 2
     assert len(pending[:9]) == 3
-    assert len(pending.behind(1)) == 4
+    assert len(pending.after(1)) == 4
     assert len(pending[:0]) == 0
     assert bool(pending)
     assert not pending[:0]
@@ -52,7 +52,7 @@ def test_who_looks_waits_for_all():
 
 def test_the_beginning_is_pending_and_what_stands_before_is_not():
     device = Device([4, 5, 6])
-    block = Pending(device.read, 3, "array").behind(9)
+    block = Pending(device.read, 3, "array").after(9)
     assert block[:1] == [9]
     assert block[:0] == []
     beginning = block[:3]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
-from paceline.decoding.types import NOTHING, Outcome, Policy, Proposal
+from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Policy, Proposal
 from support.drafters import Says, drafted
 
 POLICIES = [Fixed, Adaptive, Kelly]
@@ -18,11 +18,11 @@ outcomes = st.lists(
 )
 
 
-def outcome(drafted: int, accepted: int, seconds: float = 0.0) -> Outcome:
-    return Outcome(Proposal([1] * drafted, "ngram"), accepted, seconds)
+def outcome(drafted: int, accepted: int, seconds: float = 0.0) -> DecodeOutcome:
+    return DecodeOutcome(Proposal([1] * drafted, "ngram"), accepted, seconds)
 
 
-def after(policy: Policy, seen: Sequence[Outcome]) -> Policy:
+def after(policy: Policy, seen: Sequence[DecodeOutcome]) -> Policy:
     for one in seen:
         policy.observe(one)
     return policy
@@ -31,7 +31,7 @@ def after(policy: Policy, seen: Sequence[Outcome]) -> Policy:
 @pytest.mark.parametrize("kind", POLICIES)
 @given(max_block=st.integers(1, 16), seen=outcomes)
 def test_no_policy_asks_for_more_than_its_longest_block_holds(
-    kind: type, max_block: int, seen: list[Outcome]
+    kind: type, max_block: int, seen: list[DecodeOutcome]
 ):
     assert 0 <= after(kind(max_block), seen).limit() <= max_block - 1
 
@@ -41,7 +41,7 @@ def test_the_first_drafter_with_a_guess_is_taken_whole(kind: type):
     first, second = Proposal([1], "ngram"), Proposal([2], "suffix", 9)
     assert drafted(kind(8), first, second) == first
     assert drafted(kind(8), Proposal((), "ngram"), second) == second
-    assert drafted(kind(8)) == NOTHING
+    assert drafted(kind(8)) == NO_PROPOSAL
 
 
 @pytest.mark.parametrize("kind", POLICIES)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.repetition import DEFAULT, MOST_PATTERN, Repetition, RepetitionStop
+from paceline.decoding.repetition import DEFAULT, MAX_PATTERN_SIZE, Repetition, RepetitionDetector
 
 
 def first_stop(rule: Repetition, tokens: Sequence[int]) -> int | None:
     """How many tokens the answer has when the rule ends it; None: it goes on."""
-    stop = RepetitionStop(rule)
+    stop = RepetitionDetector(rule)
     return next((n for n, token in enumerate(tokens, start=1) if stop.push(token)), None)
 
 
@@ -52,7 +52,7 @@ def test_the_repetition_stop_ends_an_answer_at_the_first_token_that_completes_a_
 def test_a_repetition_stays_detected_as_long_as_the_loop_goes_on(
     tokens: list[int], rule: Repetition
 ):
-    stop = RepetitionStop(rule)
+    stop = RepetitionDetector(rule)
     assert [stop.push(token) for token in tokens] == [
         is_loop(rule, tokens[:n]) for n in range(1, len(tokens) + 1)
     ]
@@ -94,7 +94,7 @@ def test_repetition_as_text_has_it_does_not_end_an_answer(tokens: list[int]):
     ("values", "name"),
     [
         ((0, 0, 2, 0), "max_pattern_size"),
-        ((MOST_PATTERN + 1, 1, 2, 0), "max_pattern_size"),
+        ((MAX_PATTERN_SIZE + 1, 1, 2, 0), "max_pattern_size"),
         ((3, 4, 2, 0), "min_pattern_size"),
         ((3, -1, 2, 0), "min_pattern_size"),
         ((3, 1, 1, 0), "min_count"),

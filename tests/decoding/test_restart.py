@@ -31,7 +31,7 @@ class RoleEngine(ToyEngine):
     def _write(self, table, tokens) -> None:  # type: ignore[no-untyped-def]
         before = table.length
         super()._write(table, tokens)
-        if not self.blocks[-1].prompt:
+        if not self.blocks[-1].prefill:
             blocks, offsets = self._slots(table, before + len(tokens))
             self._keys[blocks[before:], offsets[before:]] ^= 0x5555
 
@@ -81,7 +81,7 @@ def test_preempted_decode_goes_on_to_the_same_tokens(
             sequence.close()
             sequence = engine.open()
             if cached:
-                engine.step([(sequence, Block(PROMPT[:cached], 0, prompt=True))])
+                engine.step([(sequence, Block(PROMPT[:cached], 0, prefill=True))])
                 sequence.commit(cached)
             one.restart(sequence.length)
             assert one.recomputing == (cached < one.count - 1)
@@ -114,8 +114,8 @@ def test_rows_are_computed_again_in_the_role_they_had_many_to_a_call():
             step = one.accept(engine.step([(sequence, one.next_block())]).logits[0])
             sequence.commit(step.kept)
     prefill, decode = engine.blocks
-    assert (list(prefill.tokens), prefill.rows, prefill.prompt) == (PROMPT, 0, True)
-    assert (list(decode.tokens), decode.rows, decode.prompt) == (one.answer[:-1], 0, False)
+    assert (list(prefill.tokens), prefill.rows, prefill.prefill) == (PROMPT, 0, True)
+    assert (list(decode.tokens), decode.rows, decode.prefill) == (one.answer[:-1], 0, False)
 
 
 def test_only_an_answer_that_has_begun_can_be_restarted():

@@ -15,7 +15,7 @@ from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Block, Policy, Proposal
-from paceline.drafters import RecycleDrafter, Shared, Small, check, create
+from paceline.drafters import DraftModel, RecycleDrafter, Shared, check, create
 from paceline.drafters.ahead import AheadDrafter
 from paceline.engines.base import StepResult
 from paceline.errors import InvalidRequest
@@ -155,9 +155,9 @@ def test_it_is_asked_for_by_name():
     engine = ToyEngine()
     opened: list[str] = []
 
-    def small(name: str) -> Small:
+    def small(name: str) -> DraftModel:
         opened.append(name)
-        return Small(engine, CostTable({1: 0.01}), worth=0.0)
+        return DraftModel(engine, CostTable({1: 0.01}), min_probability=0.0)
 
     shared = Shared(open_model=small)
     (drafter,) = create("ahead:model:toy", shared)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from paceline.drafters import (
-    Corpus,
+    AnswerHistory,
     NgramDrafter,
     RecycleDrafter,
     Shared,
@@ -70,7 +70,7 @@ def test_the_options_of_ngram_are_obeyed():
 
 
 def test_suffix_looks_in_earlier_answers_only_when_told_to():
-    corpus = Corpus()
+    corpus = AnswerHistory()
     corpus.add([1, 2, 3])
     assert list(create("suffix:earlier", Shared(corpus=corpus))[0].propose([1, 2], 1).tokens) == [3]
     assert list(create("suffix", Shared(corpus=corpus))[0].propose([1, 2], 1).tokens) == []

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from paceline.decoding.types import Proposal, Verified
+from paceline.decoding.types import ComputedBlock, Proposal
 from paceline.drafters import Memory, Own, Shared, check, create, taps
 from paceline.drafters.dflash import Config, Context, DFlash, DFlashDrafter, HostRows, read_config
 from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_weights
@@ -229,7 +229,7 @@ def drafter_of(case: Case) -> DFlashDrafter:
 
 
 def assert_says(proposal: Proposal, expected: Drafted) -> None:
-    assert_same([(proposal.tokens, proposal.chances)], [expected])
+    assert_same([(proposal.tokens, proposal.probabilities)], [expected])
     assert (proposal.source, proposal.match) == ("dflash", 0)
 
 
@@ -237,7 +237,7 @@ def test_it_says_nothing_before_the_target_was_seen(case: Case):
     drafter = drafter_of(case)
     assert drafter.propose([1, 2, 3], 7) == Proposal((), "dflash")
     nothing = np.zeros((0, 320), np.float32)
-    drafter.observe(Verified([1, 2, 3], 0, 3, nothing))
+    drafter.observe(ComputedBlock([1, 2, 3], 0, 3, nothing))
     assert not drafter.propose([1, 2, 3], 7).tokens, "an engine without taps"
     drafter.observe(seen(case.features(3), 0, kept=0))
     assert not drafter.propose([1, 2, 3], 7).tokens, "nothing was kept"
@@ -263,7 +263,11 @@ def test_the_limit_is_obeyed(case: Case, limit: int):
     drafter = drafter_of(case)
     drafter.observe(seen(case.features(12), 0))
     proposal = drafter.propose([1] * 13, limit)
-    assert len(proposal.tokens) == len(proposal.chances) == min(limit, case.config.block_size - 1)
+    assert (
+        len(proposal.tokens)
+        == len(proposal.probabilities)
+        == min(limit, case.config.block_size - 1)
+    )
 
 
 def test_only_rows_that_were_kept_become_context(case: Case):

@@ -19,7 +19,7 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
-from paceline.drafters import Small
+from paceline.drafters import DraftModel
 from paceline.drafters.ahead import AheadDrafter
 from paceline.drafters.model import ModelDrafter
 from paceline.engines import EngineSettings
@@ -83,7 +83,7 @@ def test_a_slow_drafter_works_while_the_target_does(
         "sampling": Sampling(temperature=temperature, seed=3),
     }
     plain = run(engines[0], [generation(engines[0], PROMPT, **settings)])[0].tokens
-    ahead = AheadDrafter(ModelDrafter(Small(small, CostTable({1: 0.004}), 0.0)), worker)
+    ahead = AheadDrafter(ModelDrafter(DraftModel(small, CostTable({1: 0.004}), 0.0)), worker)
     made = generation(target, PROMPT, drafters=[ahead], policy=Fixed(4), **settings)
     assert run(target, [made])[0].tokens == plain
     assert small.threads == {"beside_0"}

@@ -14,7 +14,7 @@ import paceline
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.types import Block, Pending, Verified
+from paceline.decoding.types import Block, ComputedBlock, Pending
 from paceline.drafters import Own, Shared, create
 from paceline.drafters.dflash import (
     Config,
@@ -223,7 +223,7 @@ def test_drafts_are_those_of_the_network_in_openvino(form: Case, window: int | N
         proposals = [drafter.propose([1] * at + [compared % 320], 15) for drafter in drafters]
         ours, theirs = proposals
         assert list(ours.tokens) == list(theirs.tokens)
-        np.testing.assert_allclose(list(ours.chances), list(theirs.chances), rtol=1e-4)
+        np.testing.assert_allclose(list(ours.probabilities), list(theirs.probabilities), rtol=1e-4)
         compared += len(ours.tokens)
 
     def show(count: int, kept: int) -> None:
@@ -238,7 +238,7 @@ def test_drafts_are_those_of_the_network_in_openvino(form: Case, window: int | N
         )
         nothing = np.zeros((0, 320), np.float32)
         for drafter in drafters:
-            drafter.observe(Verified([1] * count, at, kept, nothing, taps))
+            drafter.observe(ComputedBlock([1] * count, at, kept, nothing, taps))
         at += kept
 
     show(30, 30)
@@ -278,7 +278,7 @@ def test_what_an_engine_shows_may_change_after_it_was_shown(case: Case):
     for array in shown.taps.values():
         array[:] = np.nan
     found = drafter.propose([1] * 12 + [8], 7)
-    assert_same([(found.tokens, found.chances)], [case.expected(rows, 8)])
+    assert_same([(found.tokens, found.probabilities)], [case.expected(rows, 8)])
 
 
 @pytest.mark.parametrize("cut", [900, 512, 20])
@@ -292,7 +292,7 @@ def test_a_long_prompt_is_read_as_it_comes(case: Case, cut: int):
     assert len(context) >= 750
     context.cut(cut)
     found = drafter.propose([1] * cut + [8], 7)
-    assert_same([(found.tokens, found.chances)], [case.expected(rows[:cut], 8)])
+    assert_same([(found.tokens, found.probabilities)], [case.expected(rows[:cut], 8)])
 
 
 def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case):
@@ -306,7 +306,7 @@ def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case):
     context.cut(17)
     (second,) = create(f"dflash:{case.folder}", shared, own)
     found = second.propose([1] * 17 + [8], 7)
-    assert_same([(found.tokens, found.chances)], [case.expected(rows[:17], 8)])
+    assert_same([(found.tokens, found.probabilities)], [case.expected(rows[:17], 8)])
     assert len(shared.networks) == 1
 
 
@@ -456,7 +456,7 @@ class Even:
     def forced(self, limit: int) -> Sequence[int]:
         return [8][:limit] if self._count % 8 == 7 else []
 
-    def possible(self, tokens: Sequence[int]) -> int:
+    def allowed_length(self, tokens: Sequence[int]) -> int:
         odd = [token % 2 for token in tokens]
         return odd.index(1) if 1 in odd else len(odd)
 

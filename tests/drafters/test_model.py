@@ -6,7 +6,7 @@ import pytest
 from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
-from paceline.drafters import ModelDrafter, Small
+from paceline.drafters import DraftModel, ModelDrafter
 from support.driver import generation, run
 from support.toy import ToyEngine
 
@@ -19,7 +19,9 @@ def engine() -> ToyEngine:
 
 
 def drafter(engine: ToyEngine, worth: float = 0.0) -> ModelDrafter:
-    return ModelDrafter(Small(engine, CostTable({1: 0.01}, 0, {1: 1e-6}), worth=worth))
+    return ModelDrafter(
+        DraftModel(engine, CostTable({1: 0.01}, 0, {1: 1e-6}), min_probability=worth)
+    )
 
 
 def greedy(engine: ToyEngine, count: int) -> list[int]:
@@ -30,8 +32,8 @@ def greedy(engine: ToyEngine, count: int) -> list[int]:
 def test_it_drafts_what_the_model_would_say(engine: ToyEngine):
     proposal = drafter(engine).propose(PROMPT, 5)
     assert proposal.tokens == greedy(engine, 5)
-    assert len(proposal.chances) == 5
-    assert all(0 < chance < 1 for chance in proposal.chances)
+    assert len(proposal.probabilities) == 5
+    assert all(0 < probability < 1 for probability in proposal.probabilities)
 
 
 @pytest.mark.parametrize("kept", range(6))
@@ -55,7 +57,7 @@ def test_only_what_is_new_is_run(engine: ToyEngine):
 
 def test_it_stops_where_its_guess_is_not_worth_a_call(engine: ToyEngine):
     whole = drafter(engine).propose(PROMPT, 8)
-    stands = np.cumprod(whole.chances)
+    stands = np.cumprod(whole.probabilities)
     worth = float(stands[2] + stands[1]) / 2  # the third token falls below it
     short = drafter(engine, worth).propose(PROMPT, 8)
     assert short.tokens == whole.tokens[:3]

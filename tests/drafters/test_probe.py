@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
-from paceline.decoding.types import Drafter, Proposal, Verified
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 from paceline.drafters import NgramDrafter, create
 from paceline.drafters.probe import Probe
 from support.driver import generation, run
@@ -19,14 +19,14 @@ class Saying(Drafter):
     def __init__(self, *guesses: list[int]) -> None:
         self.guesses = list(guesses)
         self.limits: list[int] = []
-        self.observed: list[Verified] = []
+        self.observed: list[ComputedBlock] = []
 
     def propose(self, context: list[int], limit: int) -> Proposal:
         self.limits.append(limit)
         return Proposal(self.guesses.pop(0) if self.guesses else (), self.name, 3)
 
-    def observe(self, verified: Verified) -> None:
-        self.observed.append(verified)
+    def observe(self, computed: ComputedBlock) -> None:
+        self.observed.append(computed)
 
 
 def counts(probe: Probe) -> tuple[int, int, int]:
@@ -76,9 +76,9 @@ def test_a_drafter_that_abstains_makes_a_step_of_every_token():
 
 def test_what_the_engine_brought_is_passed_on():
     saying = Saying()
-    verified = Verified([1], 0, 1, None)
-    Probe(saying, length=4).observe(verified)
-    assert saying.observed == [verified]
+    computed = ComputedBlock([1], 0, 1, None)
+    Probe(saying, length=4).observe(computed)
+    assert saying.observed == [computed]
 
 
 @given(text=st.lists(st.integers(0, 2), min_size=2, max_size=60), length=st.integers(1, 6))

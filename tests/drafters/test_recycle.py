@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from paceline.decoding.types import Verified
+from paceline.decoding.types import ComputedBlock
 from paceline.drafters import RecycleDrafter
 
 
@@ -21,34 +21,34 @@ def test_it_says_what_last_followed_the_last_token(drafter: RecycleDrafter):
 
 def test_it_recycles_what_the_target_said_after_a_rejected_draft(drafter: RecycleDrafter):
     # Row 1 belongs to the draft 7, which fell: after a 7 the target would have said 8.
-    drafter.observe(Verified([1, 7, 5], 0, 1, rows(4, 8, 9)))
+    drafter.observe(ComputedBlock([1, 7, 5], 0, 1, rows(4, 8, 9)))
     proposal = drafter.propose([1, 4, 7], 4)
     assert (proposal.tokens, proposal.match) == ((8,), 0)
 
 
 def test_only_the_first_rejected_draft_is_trusted(drafter: RecycleDrafter):
     # The 5 was run behind a token that is not part of the text.
-    drafter.observe(Verified([1, 7, 5], 0, 1, rows(4, 8, 9)))
+    drafter.observe(ComputedBlock([1, 7, 5], 0, 1, rows(4, 8, 9)))
     assert not drafter.propose([1, 4, 5], 4).tokens
 
 
 def test_the_text_is_believed_before_the_logits(drafter: RecycleDrafter):
-    drafter.observe(Verified([1, 7], 0, 1, rows(4, 8)))
+    drafter.observe(ComputedBlock([1, 7], 0, 1, rows(4, 8)))
     assert drafter.propose([7, 6, 7], 4).tokens == (6,)
 
 
 @pytest.mark.parametrize(
-    "verified",
+    "computed",
     [
-        Verified([1, 7], 0, 2, rows(7, 8)),
-        Verified([1, 7, 5], 0, 3, rows(5)),
-        Verified([1, 7, 5], 0, 3, rows()),
+        ComputedBlock([1, 7], 0, 2, rows(7, 8)),
+        ComputedBlock([1, 7, 5], 0, 3, rows(5)),
+        ComputedBlock([1, 7, 5], 0, 3, rows()),
     ],
     ids=["all stood", "the prompt's end", "inside the prompt"],
 )
 def test_without_a_rejected_draft_there_is_nothing_to_recycle(
-    drafter: RecycleDrafter, verified: Verified
+    drafter: RecycleDrafter, computed: ComputedBlock
 ):
-    drafter.observe(verified)
+    drafter.observe(computed)
     for last in (1, 5, 7):
         assert not drafter.propose([last], 4).tokens

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters import Table, TableDrafter
-from paceline.drafters.table import CHANCES, KEYS, MAX_ORDER, TOKENS, keys_at, keys_of
+from paceline.drafters.table import KEYS, MAX_ORDER, PROBABILITIES, TOKENS, keys_at, keys_of
 from paceline.errors import ModelError
 from paceline.storage.manifest import MANIFEST
 from support.drafters import write_toy_table
@@ -32,7 +32,7 @@ def test_what_always_followed_is_said_with_a_high_chance(tmp_path: Path):
     found = table.after([2, 3])
     assert found is not None
     assert found.token == 4
-    assert found.chance > 0.8
+    assert found.probability > 0.8
 
 
 def test_more_context_decides_where_less_would_say_something_else(tmp_path: Path):
@@ -51,7 +51,7 @@ def test_a_draft_goes_on_as_long_as_there_is_hope(tmp_path: Path):
     drafter = TableDrafter(Table(write_toy_table(tmp_path, [TEXT], 6), 6))
     proposal = drafter.propose([3], 10)
     assert proposal.tokens == [4, 5, 0, 1, 2, 3, 4, 5, 0, 1]
-    assert len(proposal.chances) == 10
+    assert len(proposal.probabilities) == 10
     assert proposal.source == "table"
 
 
@@ -60,7 +60,7 @@ def test_a_draft_ends_where_it_hardly_ever_stands(tmp_path: Path):
     drafter = TableDrafter(Table(write_toy_table(tmp_path, [rng.integers(0, 6, 900)], 6), 6))
     proposal = drafter.propose([3], 100)
     assert len(proposal.tokens) < 10
-    assert np.prod(proposal.chances) >= 0.05
+    assert np.prod(proposal.probabilities) >= 0.05
 
 
 def test_there_is_no_guess_after_what_was_never_seen(tmp_path: Path):
@@ -107,8 +107,8 @@ def test_a_column_of_another_length_or_type_is_refused(folder: Path):
 
 
 def test_a_column_that_is_no_array_is_refused(folder: Path):
-    (folder / CHANCES).write_bytes(b"no numbers")
-    set_bytes(folder, CHANCES)
+    (folder / PROBABILITIES).write_bytes(b"no numbers")
+    set_bytes(folder, PROBABILITIES)
     with pytest.raises(ModelError, match=r"chances\.npy cannot be read"):
         Table(folder, 6)
 

@@ -54,14 +54,14 @@ class Cut(Marked):
     """Keys of a prompt depend on the rows of the call that reads them."""
 
     def mark(self, block: Block) -> int:
-        return len(block.tokens) if block.prompt else 0
+        return len(block.tokens) if block.prefill else 0
 
 
 class Answering(Marked):
     """Keys of an answer are not those of a prompt with the same tokens, and are shared anyway."""
 
     def mark(self, block: Block) -> int:
-        return 0 if block.prompt else 1
+        return 0 if block.prefill else 1
 
 
 @pytest.mark.parametrize("min_rows", [1, 2])
@@ -99,7 +99,7 @@ def test_a_small_cache_is_never_overfilled(kind: type[ToyEngine], cache_blocks: 
 def test_slots_that_others_hold_are_left_to_them():
     engine = ToyEngine(cache_blocks=8, block_size=8)
     with_others = engine.open()
-    engine.step([(with_others, Block(list(range(40)), 1, prompt=True))])
+    engine.step([(with_others, Block(list(range(40)), 1, prefill=True))])
     with_others.commit(40)
     row = engine.step([(with_others, Block([1], 1))]).logits[0].copy()
     measure_invariance(engine)

@@ -92,13 +92,13 @@ def test_what_a_longer_context_costs_is_measured():
     for context in (256, 4096, 8000):
         for rows in (1, 4, 16):
             expected = 1e-3 + 1e-4 * rows + 1e-6 * rows * context
-            assert found.cost.behind(context)(rows) == pytest.approx(expected)
+            assert found.cost.at_context(context)(rows) == pytest.approx(expected)
 
 
 def test_without_room_for_a_longer_context_costs_are_the_same_everywhere(engine: ToyEngine):
     found = measure(engine)
     assert (found.deep_context, found.deep_seconds) == (0, {})
-    assert found.cost.behind(8000)(4) == found.cost(4)
+    assert found.cost.at_context(8000)(4) == found.cost(4)
 
 
 def test_rows_that_depend_on_the_block_behind_a_long_context_are_found_out():

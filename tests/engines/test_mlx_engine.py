@@ -268,7 +268,7 @@ def test_a_recurrence_goes_back_further_by_running_tokens_again(
     engine = opened(family, reads=8, rows=Rows(1, 8))
     expected = rows_of(engine, TEXT, [40])
     with closing(engine.open()) as sequence:
-        engine.step([(sequence, Block(TEXT[:30], 1, prompt=True))])
+        engine.step([(sequence, Block(TEXT[:30], 1, prefill=True))])
         sequence.commit(30)
         sequence.rewind(18)
         calls.update(model=0)
@@ -285,7 +285,7 @@ def test_a_recurrence_goes_back_further_by_running_tokens_again(
 def test_few_states_of_recurrences_are_kept(opened: Callable[..., MlxEngine]):
     engine = opened("lfm2", reads=2, rows=Rows(1, 8))
     with closing(engine.open()) as sequence:
-        engine.step([(sequence, Block(TEXT, 1, prompt=True))])
+        engine.step([(sequence, Block(TEXT, 1, prefill=True))])
         sequence.commit(40)
         with closing(sequence.fork(10)) as other:
             assert other.length == 0  # only what is near the end is kept
@@ -426,11 +426,11 @@ def test_the_engine_may_be_driven_by_another_thread(opened: Callable[..., MlxEng
     expected = rows_of(engine, TEXT, [40])
     found: list[Any] = []
     with closing(engine.open()) as sequence:
-        engine.step([(sequence, Block(TEXT[:10], 0, prompt=True))])
+        engine.step([(sequence, Block(TEXT[:10], 0, prefill=True))])
         sequence.commit(10)
 
         def drive() -> None:
-            result = engine.step([(sequence, Block(TEXT[10:20], 10, prompt=True))])
+            result = engine.step([(sequence, Block(TEXT[10:20], 10, prefill=True))])
             found.extend([result.logits[0], result.taps[0]["tap.0"]])
 
         for kept in (4, 10):
@@ -473,7 +473,7 @@ def test_a_call_that_fails_leaves_its_sequences_as_they_were(
 def test_a_fork_that_finds_no_room_shares_nothing(made: Callable[..., Path]):
     engine = MlxEngine(made("llama"), mlx.CONTEXT, EngineSettings(cache_tokens=64))
     with closing(engine.open()) as sequence:
-        engine.step([(sequence, Block(TEXT, 1, prompt=True))])
+        engine.step([(sequence, Block(TEXT, 1, prefill=True))])
         sequence.commit(40)
         with closing(sequence.fork(40)) as other:
             assert other.length == 0

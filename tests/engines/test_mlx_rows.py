@@ -165,7 +165,7 @@ def two_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MlxEngine:
 
 
 def read(engine: MlxEngine, sequence: Any, prompt: Sequence[int]) -> None:
-    engine.step([(sequence, Block(prompt, 0, prompt=True))])
+    engine.step([(sequence, Block(prompt, 0, prefill=True))])
     sequence.commit(len(prompt))
 
 

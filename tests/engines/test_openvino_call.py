@@ -32,7 +32,7 @@ def test_each_row_of_an_answer_is_a_sequence_and_a_prompt_is_one(pool: BlockPool
     answer, prompt = holding(pool, 6, 3), holding(pool, 0, 5)
     call = Call(2, threads=2, spare=SPARE)
     call.add(answer, Block([7, 8, 9], 3))
-    call.add(prompt, Block([1, 2, 3, 4, 5], 1, prompt=True))
+    call.add(prompt, Block([1, 2, 3, 4, 5], 1, prefill=True))
     assert call.places == [0, 3]
     assert call.inputs() == {
         "input_ids": [7, 8, 9, 1, 2, 3, 4, 5],
@@ -48,7 +48,7 @@ def test_each_row_of_an_answer_is_a_sequence_and_a_prompt_is_one(pool: BlockPool
 
 def test_a_row_of_a_prompt_is_never_alone(pool: BlockPool):
     call = Call(2, threads=2, spare=SPARE)
-    call.add(holding(pool, 4, 1), Block([7], 1, prompt=True))
+    call.add(holding(pool, 4, 1), Block([7], 1, prefill=True))
     inputs = call.inputs()
     assert inputs["subsequence_begins"] == [0, 2]
     assert inputs["position_ids"] == [4, 5]
@@ -98,7 +98,7 @@ def test_what_fits_is_as_many_sequences_as_threads_or_one_of_several_rows():
 def test_only_what_was_read_as_a_prompt_is_reused(pool: BlockPool):
     slots = PagedSlots(pool, 32)
     for tokens, prompt, reusable in ((6, True, 6), (2, True, 8), (3, False, 8), (2, True, 8)):
-        slots.run(Block([1] * tokens, 0, prompt=prompt))
+        slots.run(Block([1] * tokens, 0, prefill=prompt))
         slots.reserve(tokens)
         slots.commit(tokens)
         assert slots.reusable == reusable

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import paceline.server
-from paceline.decoding.types import Drafter, Proposal, Verified
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 from paceline.engines.profile import Measurement
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
@@ -170,7 +170,7 @@ def test_the_scenario_preempts_evicts_and_shares(tiny_files: ModelFiles, expecte
         "Stream.restart",
         "PromptCache.keep",
         "PromptCache.evict",
-        "Auto.share",
+        "Auto.set_batch_load",
         "SharedCost.learn",
     } <= called
 
@@ -223,10 +223,10 @@ class FaultyDrafter(Drafter):
         self._raise("propose")
         return Proposal(list(context[-min(limit, 4) :]), self.name, 4)
 
-    def sent(self, context: Any, draft: Any) -> None:
+    def before_verify(self, context: Any, draft: Any) -> None:
         self._raise("sent")
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, computed: ComputedBlock) -> None:
         self._raise("observe")
 
     def cost(self, limit: int) -> float:

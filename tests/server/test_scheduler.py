@@ -289,7 +289,7 @@ class Stuck:
             raise InvalidRequest("stuck")
         return []
 
-    def possible(self, tokens: Sequence[int]) -> int:
+    def allowed_length(self, tokens: Sequence[int]) -> int:
         return len(tokens)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from paceline.decoding.types import Verified
+from paceline.decoding.types import ComputedBlock
 from paceline.drafters.dflash import Config, Network
 from paceline.models import ModelFiles
 from support.dflash import (
@@ -135,10 +135,10 @@ def assert_close(found: Sequence[tuple[Sequence[int], Sequence[float]]], expecte
     assert np.mean(np.abs(chances) < 0.1) > 0.98
 
 
-def seen(rows: np.ndarray, start: int, kept: int | None = None) -> Verified:
+def seen(rows: np.ndarray, start: int, kept: int | None = None) -> ComputedBlock:
     """A step whose taps are the two halves of `rows`."""
     first, second = np.split(rows, 2, axis=1)
-    return Verified(
+    return ComputedBlock(
         [1] * len(rows),
         start,
         len(rows) if kept is None else kept,

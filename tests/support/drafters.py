@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.decoding.types import Drafter, Policy, Proposal, Verified
+from paceline.decoding.types import ComputedBlock, Drafter, Policy, Proposal
 from paceline.tools.train.answers import Answer
 from paceline.tools.train.table import count_table, write_table
 
@@ -57,7 +57,7 @@ class Oracle(Drafter):
     name = "oracle"
 
     def __init__(self, text: Sequence[int], wrong_at: Sequence[int] = (), match: int = 24) -> None:
-        self.seen: list[Verified] = []
+        self.seen: list[ComputedBlock] = []
         self.asked: list[int] = []
         self._text = text
         self._wrong_at = set(wrong_at)
@@ -69,5 +69,5 @@ class Oracle(Drafter):
         tokens = [self._text[at] ^ (at in self._wrong_at) for at in ends]
         return Proposal(tokens, self.name, self._match)
 
-    def observe(self, verified: Verified) -> None:
-        self.seen.append(verified)
+    def observe(self, computed: ComputedBlock) -> None:
+        self.seen.append(computed)

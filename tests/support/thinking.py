@@ -106,7 +106,7 @@ class Scripted:
         logits = []
         for slots, block in work:
             ended = slots.length + len(block.tokens)
-            if block.prompt:
+            if block.prefill:
                 self._starts[id(slots)] = ended
             start = self._starts.get(id(slots), ended)
             rows = np.zeros((block.rows, self._engine.vocab_size), np.float32)

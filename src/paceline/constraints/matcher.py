@@ -85,7 +85,7 @@ class Matched:
         """What must come, at most `limit` tokens: those that the tokenizer would make of it."""
         return self._ahead()[self._at : self._at + limit]
 
-    def possible(self, tokens: Sequence[int]) -> int:
+    def allowed_length(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` may come, from the first on."""
         if self._matcher.is_stopped():
             return 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.decoding.costs import CostTable
-from paceline.decoding.types import NOTHING, Drafter, Outcome, Proposal
+from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
 
 _LONGEST_MATCH = 24
 """Matches longer than this are all as good."""
@@ -52,7 +52,7 @@ _ASKING_RATE = 0.25
 """Weight of the newest answer in what a drafter that takes time is expected to bring."""
 
 
-def prior_chance(match: int) -> float:
+def prior_probability(match: int) -> float:
     """How likely a draft token is to stand, before anything was seen, by length of match.
 
     Between what greedy and sampled answers showed on the suite (docs/decisions/auto-policy.md).
@@ -74,8 +74,8 @@ class Acceptance:
     """(source, match or step of the estimate) -> (weight seen, weight that stood), both decaying.
     """
 
-    def chances(self, proposal: Proposal, *, contradicted: bool = False) -> list[float]:
-        """For every token of a proposal, its chance given that those before it stood.
+    def probabilities(self, proposal: Proposal, *, contradicted: bool = False) -> list[float]:
+        """For every token of a proposal, its probability given that those before it stood.
 
         `contradicted`: whether a match proposes another first token.
         """
@@ -103,7 +103,7 @@ class Acceptance:
             if not stands:
                 break
 
-    def carried(self) -> "Acceptance":
+    def discounted(self) -> "Acceptance":
         """A copy for the next request that new evidence soon outweighs."""
         scaled = {}
         for key, (seen, stood) in self.counts.items():
@@ -117,18 +117,22 @@ def _evidence(
 ) -> Iterator[tuple[tuple[str, int], float, float]]:
     """For each of the first `length` tokens: its key, and the weight and value of the prior."""
     source = proposal.source
-    if proposal.chances:
-        for at, chance in enumerate(proposal.chances[:length]):
-            step = round(chance * _ESTIMATE_STEPS)
+    if proposal.probabilities:
+        for at, probability in enumerate(proposal.probabilities[:length]):
+            step = round(probability * _ESTIMATE_STEPS)
             if at == 0 and contradicted:
                 # A matter of its own: the text at hand knows better, or it does not.
-                yield (f"{source}, contradicted", step), _ESTIMATE_BELIEF, chance * _CONTRADICTED
+                yield (
+                    (f"{source}, contradicted", step),
+                    _ESTIMATE_BELIEF,
+                    probability * _CONTRADICTED,
+                )
             else:
-                yield (source, step), _ESTIMATE_BELIEF, chance * _UNSEEN_TEXT
+                yield (source, step), _ESTIMATE_BELIEF, probability * _UNSEEN_TEXT
     else:
         for at in range(length):
             match = min(proposal.match + at, _LONGEST_MATCH)
-            yield (source, match), _MATCH_BELIEF, prior_chance(match)
+            yield (source, match), _MATCH_BELIEF, prior_probability(match)
 
 
 @dataclass(slots=True)
@@ -188,7 +192,7 @@ class Auto:
         """
         self._measured, self._most = cost, max_block
         self._depth = context // _DEPTHS
-        self._table = cost.behind(context)
+        self._table = cost.at_context(context)
         self._cost = self._costs()
         self._others: float | None = None  # tokens per second of those in the same call
         self._acceptance = acceptance
@@ -203,7 +207,7 @@ class Auto:
         """Tokens per second that this request has lately been running at."""
         return self._tokens / self._seconds
 
-    def share(self, seconds: float, row: float, rate: float) -> None:
+    def set_batch_load(self, seconds: float, row: float, rate: float) -> None:
         """Other requests are in the next call, and make `rate` tokens per second.
 
         A row is then paid for with everybody's time: what that is worth is what all make of it.
@@ -213,11 +217,11 @@ class Auto:
             row: what each further row adds behind the context that was measured.
             rate: of the others together.
         """
-        row += self._table.row - self._measured.row
+        row += self._table.per_row - self._measured.per_row
         self._cost = [0.0, *(seconds + row * further for further in range(self._most))]
         self._others = rate
 
-    def alone(self) -> None:
+    def clear_batch_load(self) -> None:
         """Nobody else is in the next call."""
         if self._others is not None:
             self._others = None
@@ -228,7 +232,7 @@ class Auto:
         self._go_to(len(context))
         room = min(room, len(self._cost) - 2)
         rate = self.rate + (self._others or 0.0)
-        best, most = NOTHING, 1 - rate * self._cost[1]
+        best, most = NO_PROPOSAL, 1 - rate * self._cost[1]
         if room < 1:
             return best
         # Those that cost nothing first: what they find decides whether others are asked at all.
@@ -236,7 +240,7 @@ class Auto:
             ((drafter.cost(room), drafter) for drafter in drafters), key=lambda pair: pair[0]
         )
         free = [drafter.propose(context, room) for seconds, drafter in costs if not seconds]
-        matched = {each.tokens[0] for each in free if each.tokens and not each.chances}
+        matched = {each.tokens[0] for each in free if each.tokens and not each.probabilities}
         for at, (seconds, drafter) in enumerate(costs):
             price = rate * seconds
             asking = self._asking.setdefault(drafter.name, _Asking())
@@ -245,7 +249,7 @@ class Auto:
             offered = free[at] if not price else drafter.propose(context, room)
             # One that takes time has seen more than the last few tokens: it is not doubted.
             contradicted = bool(
-                not price and matched and offered.chances and offered.tokens[0] not in matched
+                not price and matched and offered.probabilities and offered.tokens[0] not in matched
             )
             self._offered.append((offered, contradicted))
             proposal, tokens = self._cut(offered, rate, contradicted=contradicted)
@@ -258,7 +262,7 @@ class Auto:
                 best, most = proposal, gain
         return best
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: DecodeOutcome) -> None:
         """Learn how the guesses did, and how fast the request is going."""
         for offered, contradicted in self._offered:
             self._acceptance.observe(offered, outcome.tokens, contradicted=contradicted)
@@ -273,7 +277,7 @@ class Auto:
         """Weigh by what calls cost behind so many tokens."""
         if context // _DEPTHS != self._depth:
             self._depth = context // _DEPTHS
-            self._table = self._measured.behind(context)
+            self._table = self._measured.at_context(context)
             if self._others is None:
                 self._cost = self._costs()
 
@@ -287,9 +291,9 @@ class Auto:
         """The beginning of a proposal with the greatest gain, and the tokens to expect of it."""
         stands = expected = tokens = 1.0
         length, most = 0, 1 - rate * self._cost[1]
-        chances = self._acceptance.one_by_one(proposal, contradicted=contradicted)
-        for at, chance in enumerate(chances, start=1):
-            stands *= chance
+        probabilities = self._acceptance.one_by_one(proposal, contradicted=contradicted)
+        for at, probability in enumerate(probabilities, start=1):
+            stands *= probability
             expected += stands
             gain = expected - rate * self._cost[at + 1]
             if gain > most:

@@ -1,8 +1,8 @@
 """What pays: the cost of a call by its rows, and the arithmetic of speculation.
 
 Terms: c(T) seconds for a call of T rows of one sequence, more the longer its context; tau, tokens
-kept per call; p, the chance that a draft token stands given that those before it did. Seed figures
-and formulas: the ZAYA experiment (112 ms a call at T = 1, 499 ms at T = 4).
+kept per call; p, the probability that a draft token is accepted after those before it were. Seed
+figures and formulas: the ZAYA experiment (112 ms a call at T = 1, 499 ms at T = 4).
 """
 
 from bisect import bisect_left
@@ -55,12 +55,12 @@ class CostTable:
         return self.seconds[left] + slope * (rows - left)
 
     @property
-    def row(self) -> float:
+    def per_row(self) -> float:
         """Seconds that one more row adds, on the whole."""
         rows, seconds = list(self.seconds), list(self.seconds.values())
         return (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
 
-    def behind(self, context: int) -> "CostTable":
+    def at_context(self, context: int) -> "CostTable":
         """The costs behind so many tokens."""
         further = context - self.context
         return CostTable(
@@ -72,15 +72,15 @@ class CostTable:
         )
 
 
-def expected_tokens(chances: Iterable[float]) -> float:
-    """E[tau] for drafts whose tokens stand with these chances, each given those before it."""
-    return 1.0 + float(sum(accumulate(chances, mul)))
+def expected_tokens(probabilities: Iterable[float]) -> float:
+    """E[tau] for drafts whose tokens stand with these probabilities, each given those before it."""
+    return 1.0 + float(sum(accumulate(probabilities, mul)))
 
 
-def speed_up(cost: CostTable, chances: list[float], draft_seconds: float = 0.0) -> float:
+def speed_up(cost: CostTable, probabilities: list[float], draft_seconds: float = 0.0) -> float:
     """Expected tokens per second over plain decoding's: E[tau] c(1) / (c(T) + draft cost)."""
-    seconds = cost(len(chances) + 1) + draft_seconds
-    return expected_tokens(chances) * cost(1) / seconds
+    seconds = cost(len(probabilities) + 1) + draft_seconds
+    return expected_tokens(probabilities) * cost(1) / seconds
 
 
 def break_even(cost: CostTable, rows: int, draft_seconds: float = 0.0) -> float | None:

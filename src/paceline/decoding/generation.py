@@ -17,24 +17,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.decoding.logprobs import Likely, likely
-from paceline.decoding.repetition import Repetition, RepetitionStop
+from paceline.decoding.logprobs import TokenLogprob, token_logprob
+from paceline.decoding.repetition import Repetition, RepetitionDetector
 from paceline.decoding.sampling import Sampler, Sampling
 from paceline.decoding.text import Decode, TextStream
 from paceline.decoding.types import (
-    NOTHING,
+    NO_PROPOSAL,
     Best,
     Block,
+    ComputedBlock,
     Constraint,
+    DecodeOutcome,
     Drafter,
     FinishReason,
     Logits,
-    Outcome,
     Pending,
     Policy,
     Proposal,
     Taps,
-    Verified,
 )
 
 _RECOMPUTE_ROWS = 128
@@ -78,7 +78,7 @@ class Step(NamedTuple):
     """New tokens of the answer (empty inside the prompt)."""
     text: str
     """New text that will not change any more."""
-    proposal: Proposal = NOTHING
+    proposal: Proposal = NO_PROPOSAL
     """What the block tried behind the last token."""
     stood: int = 0
     """How many of its tokens the target picked too."""
@@ -210,18 +210,18 @@ class Generation:
         self._end = len(prompt) + min(stopping.max_tokens or room, room)
         self._stop_token_ids = stopping.stop_token_ids
         self._may_stop = len(prompt) + stopping.min_tokens
-        self._repetition = RepetitionStop(stopping.repetition) if stopping.repetition else None
+        self._repetition = RepetitionDetector(stopping.repetition) if stopping.repetition else None
         self._text = text or TextStream(decode, stopping.stop)
         self._sampler = Sampler(sampling, prompt, vocab_size, constraint)
         self._constraint = constraint
         self._drafters = drafters
-        self.logprobs: list[Likely] = []
+        self.logprobs: list[TokenLogprob] = []
         """For each token of the answer how likely it was, if that is kept."""
-        self.prompt_logprobs: list[Likely | None] = [None] if prompt_logprobs else []
+        self.prompt_logprobs: list[TokenLogprob | None] = [None] if prompt_logprobs else []
         """The same for the prompt's tokens; None for the first, which nothing stands before."""
         self._top = logprobs
         self._best = (
-            self._sampler.takes_best
+            self._sampler.picks_argmax
             and logprobs is None
             and not prompt_logprobs
             and not stopping.min_tokens
@@ -231,7 +231,7 @@ class Generation:
         self._prefill_chunk = prefill_chunk
         self._block: Block | None = None
         self._recomputed: Block | None = None
-        self._proposal = NOTHING
+        self._proposal = NO_PROPOSAL
 
     @property
     def finished(self) -> bool:
@@ -357,15 +357,15 @@ class Generation:
         while stood < min(len(draft), len(tokens)) and draft[stood] == tokens[stood]:
             stood += 1
         step = Step(kept, tokens, text, self._proposal, stood, self._text.thought())
-        verified = Verified(block.tokens, start, kept, logits, taps or {})
+        computed = ComputedBlock(block.tokens, start, kept, logits, taps or {})
         for drafter in self._drafters:
-            drafter.observe(verified)
+            drafter.observe(computed)
         if not prefilling:
             self.counters.count(step)
             # An answer's end leaves the rest of the draft unjudged; what is forced says nothing.
             if not self.finished and self._proposal.source != FORCED:
-                self.policy.observe(Outcome(self._proposal, step.accepted, seconds, tokens))
-        self._proposal = NOTHING
+                self.policy.observe(DecodeOutcome(self._proposal, step.accepted, seconds, tokens))
+        self._proposal = NO_PROPOSAL
         return step
 
     def thought(self) -> str:
@@ -399,7 +399,7 @@ class Generation:
             row, position, self._stop_token_ids if position < self._may_stop else ()
         )
         if self._top is not None:
-            self.logprobs.append(likely(row, token, self._top))
+            self.logprobs.append(token_logprob(row, token, self._top))
         return token
 
     def _keep_prompt_logprobs(self, block: Block, logits: Logits) -> range:
@@ -408,7 +408,7 @@ class Generation:
             return range(len(logits))
         known = min(len(block.tokens), self.prompt_length - 1 - self._length)
         for row, token in enumerate(self._tokens[self._length + 1 : self._length + 1 + known]):
-            self.prompt_logprobs.append(likely(logits[row], token, self._top or 0))
+            self.prompt_logprobs.append(token_logprob(logits[row], token, self._top or 0))
         return range(known, len(logits))
 
     def _rows_again(self, most: int | None) -> Block:
@@ -417,7 +417,7 @@ class Generation:
         end = self.prompt_length if prompt else len(self._tokens) - 1
         chunk = self._prefill_chunk if prompt else _RECOMPUTE_ROWS
         end = min(end, self._length + min(chunk, most or chunk))
-        return Block(self._tokens[self._length : end], 0, self._best, prompt=prompt)
+        return Block(self._tokens[self._length : end], 0, self._best, prefill=prompt)
 
     def _accept_again(self, block: Block) -> Step:
         """Keep rows that were computed again; drafters and policy have seen them before."""
@@ -430,7 +430,7 @@ class Generation:
         end = min(self._length + chunk, self.prompt_length)
         tokens = self._tokens[self._length : end]
         rows = len(tokens) if self.prompt_logprobs else int(end == self.prompt_length)
-        return Block(tokens, rows, self._best, prompt=True)
+        return Block(tokens, rows, self._best, prefill=True)
 
     def _draft_block(self, most: int | None) -> Block:
         # A block of T rows can bring T tokens: more drafts than that could not be kept.
@@ -442,13 +442,13 @@ class Generation:
         elif room > 0:
             self._proposal = self.policy.draft(self._drafters, self._tokens, room)
             if self._constraint and self._proposal.tokens:
-                possible = self._constraint.possible(self._proposal.tokens)
+                possible = self._constraint.allowed_length(self._proposal.tokens)
                 self._proposal = self._proposal.cut(possible)
         last, draft = self._tokens[-1], self._proposal.tokens
         for drafter in self._drafters:
-            drafter.sent(self._tokens, draft)
+            drafter.before_verify(self._tokens, draft)
         # What is still being computed is not waited for here.
-        tokens = draft.behind(last) if isinstance(draft, Pending) else [last, *draft]
+        tokens = draft.after(last) if isinstance(draft, Pending) else [last, *draft]
         return Block(tokens, len(tokens), self._best)
 
     def _append(self, token: int) -> str:

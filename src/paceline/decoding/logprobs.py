@@ -8,7 +8,7 @@ import numpy as np
 from paceline.decoding.types import Logits
 
 
-class Likely(NamedTuple):
+class TokenLogprob(NamedTuple):
     """A token, and how likely it and others were where it stands."""
 
     token: int
@@ -18,12 +18,12 @@ class Likely(NamedTuple):
     """The most likely tokens with theirs, best first; of equals the lower id."""
 
 
-def likely(row: Logits, token: int, top: int) -> Likely:
+def token_logprob(row: Logits, token: int, top: int) -> TokenLogprob:
     """What a row of logits [vocab] says of `token`, and its `top` most likely tokens."""
     wide = row.astype(np.float64)
     highest = wide.max()
     total = float(highest + np.log(np.exp(wide - highest).sum()))
-    return Likely(token, float(wide[token]) - total, _most(wide, top, total))
+    return TokenLogprob(token, float(wide[token]) - total, _most(wide, top, total))
 
 
 def _most(row: np.ndarray, count: int, total: float) -> tuple[tuple[int, float], ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.decoding.types import NOTHING, Drafter, Outcome, Proposal
+from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
 
 
 class Fixed:
@@ -33,9 +33,9 @@ class Fixed:
                 proposal = drafter.propose(context, limit)
                 if proposal.tokens:
                     return proposal
-        return NOTHING
+        return NO_PROPOSAL
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: DecodeOutcome) -> None:
         """Nothing to learn."""
 
 
@@ -61,7 +61,7 @@ class Adaptive(Fixed):
         block = 2 if mean < 1 else 3 if mean < 2 else self._max_block
         return min(block, self._max_block) - 1
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: DecodeOutcome) -> None:
         """Note what was accepted."""
         if outcome.proposal.tokens:
             self._accepted.append(outcome.accepted)
@@ -100,7 +100,7 @@ class Kelly(Fixed):
 
         return max(range(min(2, self._max_block), self._max_block + 1), key=rate) - 1
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: DecodeOutcome) -> None:
         """Note the acceptance and the time of the step."""
         drafted = len(outcome.proposal.tokens)
         if drafted:

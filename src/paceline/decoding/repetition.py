@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MOST_PATTERN = 1024
+MAX_PATTERN_SIZE = 1024
 """The longest pattern that may be looked for, in tokens."""
 
-MOST_COUNT = 1_000_000
+MAX_COUNT = 1_000_000
 """The most repetitions that may be asked for."""
 
 
@@ -42,17 +42,17 @@ class Repetition:
     """Tokens that the repetitions have together at least: a rule of 40 dashes is no loop."""
 
     def __post_init__(self) -> None:
-        _require("max_pattern_size", self.max_pattern_size, 1, MOST_PATTERN)
+        _require("max_pattern_size", self.max_pattern_size, 1, MAX_PATTERN_SIZE)
         _require("min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
-        _require("min_count", self.min_count, 2, MOST_COUNT)
-        _require("min_tokens", self.min_tokens, 0, MOST_COUNT)
+        _require("min_count", self.min_count, 2, MAX_COUNT)
+        _require("min_tokens", self.min_tokens, 0, MAX_COUNT)
 
 
 DEFAULT = Repetition(max_pattern_size=128, min_count=4, min_tokens=256)
 """For an interactive answer; docs/decisions/first-answer.md says how it was chosen."""
 
 
-class RepetitionStop:
+class RepetitionDetector:
     """Sees the tokens of one answer, one by one."""
 
     def __init__(self, rule: Repetition) -> None:

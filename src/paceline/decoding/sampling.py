@@ -110,7 +110,7 @@ class Sampler:
         self._seen: dict[int, None] = dict.fromkeys(prompt) if self._repetition else {}
 
     @property
-    def takes_best(self) -> bool:
+    def picks_argmax(self) -> bool:
         """Whether every pick is a row's highest logit as it comes."""
         changes = self._penalised or self._repetition or self._bias.size or self._constraint
         return self._how.greedy and not changes

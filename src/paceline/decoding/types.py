@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Pending(Sequence[T]):
-    """Tokens, or their chances, that are still being computed: how many there are is known.
+    """Tokens, or their probabilities, that are still being computed: how many there are is known.
 
     Whoever looks at one waits for all. Those at its beginning are as pending as the whole. An
     engine on the same device takes `array` without looking, and computes draft and verification
@@ -55,7 +55,7 @@ class Pending(Sequence[T]):
         self._values: list[T] | None = None
         self.array, self.before = array, before
 
-    def behind(self, first: T) -> "Pending[T]":
+    def after(self, first: T) -> "Pending[T]":
         """The same behind something that is known."""
         return Pending(self._read, self._length, self.array, [first, *self.before])
 
@@ -90,7 +90,7 @@ class Block(NamedTuple):
     """How many trailing rows need logits: 0 inside a prompt, 1 at its end, T when drafting."""
     best: bool = False
     """Whether a row's most likely token is all that is asked for: an engine may return `Best`."""
-    prompt: bool = False
+    prefill: bool = False
     """Whether this is a part of a prompt. An engine may compute it in another way than an answer,
     but not in a way that depends on where prompts are cut."""
 
@@ -114,21 +114,21 @@ class Proposal(NamedTuple):
     match: int = 0
     """How much evidence stands behind the first token, in the drafter's own measure (for matchers:
     how many tokens of context matched). Acceptance is estimated per (source, match)."""
-    chances: Sequence[float] = ()
+    probabilities: Sequence[float] = ()
     """For each token the drafter's own estimate that it stands, given that those before it did;
     empty where a drafter has none and `match` speaks for it."""
 
     def cut(self, length: int) -> "Proposal":
         """Its first `length` tokens."""
-        return self._replace(tokens=self.tokens[:length], chances=self.chances[:length])
+        return self._replace(tokens=self.tokens[:length], probabilities=self.probabilities[:length])
 
 
-NOTHING = Proposal((), "none")
+NO_PROPOSAL = Proposal((), "none")
 """The proposal of a drafter that abstains."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class ComputedBlock:
     """One step's evidence beyond the tokens themselves, for drafters that learn from it."""
 
     tokens: Sequence[int]
@@ -158,14 +158,14 @@ class Drafter(Protocol):
         """
         ...
 
-    def sent(self, context: Sequence[int], draft: Sequence[int]) -> None:
+    def before_verify(self, context: Sequence[int], draft: Sequence[int]) -> None:
         """Note that a block is on its way to the target: `context` and, behind it, `draft`.
 
         Called for every block of the answer. What may be done meanwhile is done in another thread.
         """
         return
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, computed: ComputedBlock) -> None:
         """Learn from a finished step. Called after every step, prompt chunks included."""
         return
 
@@ -178,11 +178,11 @@ class Drafter(Protocol):
         return
 
 
-class Outcome(NamedTuple):
+class DecodeOutcome(NamedTuple):
     """How a decode step went, as a policy sees it."""
 
     proposal: Proposal
-    """What was verified."""
+    """What was computed."""
     accepted: int
     """How many draft tokens stood."""
     seconds: float
@@ -199,12 +199,12 @@ class Policy(Protocol):
     def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
         """Ask those drafters that are worth asking; the proposal to verify.
 
-        It is cut to what is worth verifying, and to `room` tokens (>= 1); `NOTHING` to decode
+        It is cut to what is worth verifying, and to `room` tokens (>= 1); `NO_PROPOSAL` to decode
         plainly.
         """
         ...
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: DecodeOutcome) -> None:
         """Learn from a finished decode step."""
         ...
 
@@ -227,7 +227,7 @@ class Constraint(Protocol):
         """The tokens that must come next, at most `limit`, as far as there is no choice."""
         ...
 
-    def possible(self, tokens: Sequence[int]) -> int:
+    def allowed_length(self, tokens: Sequence[int]) -> int:
         """How many of `tokens`, from the first on, may come: more would be guessed in vain."""
         ...
 

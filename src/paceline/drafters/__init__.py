@@ -4,7 +4,7 @@
 """
 
 from paceline.drafters.guarded import Fault, GuardedDrafter
-from paceline.drafters.model import ModelDrafter, Small
+from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.probe import Probe
@@ -21,11 +21,12 @@ from paceline.drafters.spec import (
     slots,
     taps,
 )
-from paceline.drafters.suffix import Corpus, SuffixDrafter
+from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
 
 __all__ = [
-    "Corpus",
+    "AnswerHistory",
+    "DraftModel",
     "Fault",
     "GuardedDrafter",
     "Memory",
@@ -36,7 +37,6 @@ __all__ = [
     "Probe",
     "RecycleDrafter",
     "Shared",
-    "Small",
     "SuffixDrafter",
     "Table",
     "TableDrafter",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
-from paceline.decoding.types import Drafter, Proposal, Verified
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _Job:
             return None
         return proposal._replace(
             tokens=proposal.tokens[len(came) :],
-            chances=proposal.chances[len(came) :],
+            probabilities=proposal.probabilities[len(came) :],
             match=proposal.match + len(came),
         )
 
@@ -70,7 +70,7 @@ class AheadDrafter(Drafter):
             return ready.cut(limit)
         return self._worker.submit(self._inner.propose, list(context), limit).result()
 
-    def sent(self, context: Sequence[int], draft: Sequence[int]) -> None:
+    def before_verify(self, context: Sequence[int], draft: Sequence[int]) -> None:
         """Begin with what may follow, unless the last such draft is still being made."""
         if self._job is not None and not self._job.next.done():
             return
@@ -80,10 +80,10 @@ class AheadDrafter(Drafter):
         self._job = _Job(len(context), tuple(draft), following)
         self._came = False
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, computed: ComputedBlock) -> None:
         """Pass it on, in its turn."""
-        self._came = verified.kept == len(verified.tokens)
-        self._worker.submit(self._inner.observe, verified)
+        self._came = computed.kept == len(computed.tokens)
+        self._worker.submit(self._inner.observe, computed)
 
     def cost(self, limit: int) -> float:
         """Nothing where a draft is likely to be there."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TypeVar
 
-from paceline.decoding.types import Drafter, Proposal, Verified
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 
 Fault = Callable[[str, Exception], None]
 """Called with a drafter's name and what it raised when it is silenced."""
@@ -45,13 +45,13 @@ class GuardedDrafter(Drafter):
         """The inner drafter's proposal; nothing once it has failed."""
         return self._guard(lambda: self._inner.propose(context, limit), Proposal((), self.name))
 
-    def sent(self, context: Sequence[int], draft: Sequence[int]) -> None:
-        """See `Drafter.sent`."""
-        self._guard(lambda: self._inner.sent(context, draft), None)
+    def before_verify(self, context: Sequence[int], draft: Sequence[int]) -> None:
+        """See `Drafter.before_verify`."""
+        self._guard(lambda: self._inner.before_verify(context, draft), None)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, computed: ComputedBlock) -> None:
         """See `Drafter.observe`."""
-        self._guard(lambda: self._inner.observe(verified), None)
+        self._guard(lambda: self._inner.observe(computed), None)
 
     def cost(self, limit: int) -> float:
         """See `Drafter.cost`."""

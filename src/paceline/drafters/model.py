@@ -25,7 +25,7 @@ _FEW = 8
 """Tokens that are run as those of an answer are: faster, when they are not many."""
 
 
-class Slots(Protocol):
+class DraftSequence(Protocol):
     """One sequence in the small model's engine."""
 
     def commit(self, rows: int) -> None:
@@ -46,7 +46,7 @@ class Slots(Protocol):
         ...
 
 
-class Runs(Protocol):
+class DraftEngine(Protocol):
     """What is needed of an engine."""
 
     @property
@@ -55,7 +55,7 @@ class Runs(Protocol):
         ...
 
     def open(self) -> Any:
-        """A new, empty sequence: `Slots`."""
+        """A new, empty sequence: `DraftSequence`."""
         ...
 
     def step(self, work: Sequence[tuple[Any, Block]]) -> Any:
@@ -64,14 +64,14 @@ class Runs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Small:
+class DraftModel:
     """An opened model to draft with; one serves all requests."""
 
-    engine: Runs
+    engine: DraftEngine
     cost: CostTable
     """Seconds of its calls, measured."""
-    worth: float
-    """A token is drafted while the draft stands with at least this chance: the price of a call
+    min_probability: float
+    """A token is drafted while the draft stands with at least this probability: the price of a call
     against one of the target's."""
     slots: int = 0
     """Slots of its cache, for the sequences of all requests together."""
@@ -82,31 +82,31 @@ class ModelDrafter(Drafter):
 
     name = "model"
 
-    def __init__(self, small: Small) -> None:
+    def __init__(self, small: DraftModel) -> None:
         """Draft with `small`; `close` gives its slots back."""
         self._small = small
-        self._slots: Slots = small.engine.open()
+        self._slots: DraftSequence = small.engine.open()
         self._held: list[int] = []  # tokens whose keys and values are in the slots
         self._length = 1.0  # tokens of a draft, lately
         self._reading = False  # whether its cache has yet to reach the end of the text
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The small model's own greedy way on, each token with its chance."""
+        """The small model's own greedy way on, each token with its probability."""
         # A token that is drafted is run to get the next, but for the last.
         limit = min(limit, self._small.engine.context_length - len(context))
         if not context or limit < 1:
             return Proposal((), self.name)
         tokens: list[int] = []
-        chances: list[float] = []
+        probabilities: list[float] = []
         stands = 1.0
         try:
             logits = self._catch_up(context)
             while logits is not None:
-                token, chance = _best(logits)
-                stands *= chance
+                token, probability = _best(logits)
+                stands *= probability
                 tokens.append(token)
-                chances.append(chance)
-                if len(tokens) == limit or stands < self._small.worth:
+                probabilities.append(probability)
+                if len(tokens) == limit or stands < self._small.min_probability:
                     break
                 logits = self._run([token])
         except CacheFull:
@@ -116,7 +116,7 @@ class ModelDrafter(Drafter):
         if not tokens:
             return Proposal((), self.name)
         self._length += _MEMORY * (len(tokens) - self._length)
-        return Proposal(tokens, self.name, 0, chances)
+        return Proposal(tokens, self.name, 0, probabilities)
 
     def cost(self, limit: int) -> float:
         """A call for each token of a draft that is as long as the last ones were.
@@ -125,7 +125,7 @@ class ModelDrafter(Drafter):
         """
         if self._reading:
             return 0.0
-        return self._small.cost.behind(len(self._held))(1) * min(limit, self._length)
+        return self._small.cost.at_context(len(self._held))(1) * min(limit, self._length)
 
     def close(self) -> None:
         """Give the slots back."""
@@ -148,7 +148,7 @@ class ModelDrafter(Drafter):
         return None if self._reading else row
 
     def _run(self, tokens: Sequence[int]) -> Logits:
-        block = Block(tokens, 1, prompt=len(tokens) > _FEW)
+        block = Block(tokens, 1, prefill=len(tokens) > _FEW)
         result = self._small.engine.step([(self._slots, block)])
         self._slots.commit(len(tokens))
         self._held += tokens

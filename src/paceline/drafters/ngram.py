@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from paceline.decoding.types import Drafter, Proposal
 
-MOST_MATCH = 16
+MAX_MATCH = 16
 """The longest n-gram that may be asked for: memory grows by it for every token of the context."""
 
-MOST_LENGTH = 64
+MAX_LENGTH = 64
 """The longest draft that may be asked for; no block is longer."""
 
 
@@ -19,7 +19,7 @@ class NgramDrafter(Drafter):
     """Longest n-gram first, latest occurrence.
 
     Raises:
-        ValueError: not 1 <= min <= max <= MOST_MATCH, or length out of 1 to MOST_LENGTH.
+        ValueError: not 1 <= min <= max <= MAX_MATCH, or length out of 1 to MAX_LENGTH.
     """
 
     name = "ngram"
@@ -32,13 +32,13 @@ class NgramDrafter(Drafter):
             max_match: longest n-gram that is indexed.
             length: the most tokens proposed.
         """
-        if not 1 <= min_match <= max_match <= MOST_MATCH:
+        if not 1 <= min_match <= max_match <= MAX_MATCH:
             raise ValueError(
                 f"ngram has min={min_match}, max={max_match}; expected 1 <= min <= max <= "
-                f"{MOST_MATCH}"
+                f"{MAX_MATCH}"
             )
-        if not 1 <= length <= MOST_LENGTH:
-            raise ValueError(f"ngram has length={length}; expected 1 to {MOST_LENGTH}")
+        if not 1 <= length <= MAX_LENGTH:
+            raise ValueError(f"ngram has length={length}; expected 1 to {MAX_LENGTH}")
         self._sizes = range(max_match, min_match - 1, -1)
         self._length = length
         self._after: dict[tuple[int, ...], int] = {}

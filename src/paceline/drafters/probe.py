@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paceline.decoding.types import Drafter, Proposal, Verified
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 
 
 class Probe(Drafter):
@@ -33,9 +33,9 @@ class Probe(Drafter):
             self._start = len(context)
         return Proposal((), self.name)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, computed: ComputedBlock) -> None:
         """Pass it on."""
-        self._drafter.observe(verified)
+        self._drafter.observe(computed)
 
     def close(self) -> None:
         """Pass it on."""

@@ -7,7 +7,7 @@ a draft was rejected: its row of logits says what would have followed (token rec
 
 from collections.abc import Sequence
 
-from paceline.decoding.types import Drafter, Proposal, Verified
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 
 _SEEN_IN_TEXT = 1
 _SEEN_IN_LOGITS = 0
@@ -39,8 +39,8 @@ class RecycleDrafter(Drafter):
             return Proposal((self._in_logits[last],), self.name, _SEEN_IN_LOGITS)
         return Proposal((), self.name)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, computed: ComputedBlock) -> None:
         """Keep what the target would have said after the first token that did not stand."""
-        if verified.kept < len(verified.tokens) == len(verified.logits):
-            rejected = verified.tokens[verified.kept]
-            self._in_logits[rejected] = int(verified.logits[verified.kept].argmax())
+        if computed.kept < len(computed.tokens) == len(computed.logits):
+            rejected = computed.tokens[computed.kept]
+            self._in_logits[rejected] = int(computed.logits[computed.kept].argmax())

@@ -17,11 +17,11 @@ from paceline.drafters.dflash import (
     Network,
     read_config,
 )
-from paceline.drafters.model import ModelDrafter, Small
+from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recycle import RecycleDrafter
-from paceline.drafters.suffix import Corpus, SuffixDrafter
+from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
 from paceline.errors import InvalidRequest
 
@@ -33,7 +33,7 @@ class Shared:
     target: str = "this model"
     """The target's name, for people."""
     vocab_size: int = 0
-    corpus: Corpus = field(default_factory=Corpus)
+    corpus: AnswerHistory = field(default_factory=AnswerHistory)
     """Earlier answers, for `suffix:earlier`."""
     shipped: Mapping[str, Path] = field(default_factory=dict)
     """Kind of drafter -> its folder, of those that come with the target."""
@@ -46,9 +46,9 @@ class Shared:
     tables: dict[str, Table] = field(default_factory=dict)
     networks: dict[str, Network] = field(default_factory=dict)
     """Those that are open, by what they were asked for as."""
-    open_model: Callable[[str], Small] | None = None
+    open_model: Callable[[str], DraftModel] | None = None
     """Opens a smaller model to draft with, once it was found to have the target's vocabulary."""
-    models: dict[str, Small] = field(default_factory=dict)
+    models: dict[str, DraftModel] = field(default_factory=dict)
     beside: "Shared | None" = None
     """What those who draft ahead have for themselves: they run in another thread."""
     worker: ThreadPoolExecutor | None = None

@@ -1,7 +1,7 @@
 """Longest-suffix lookup: what followed the longest ending of the context that stood before.
 
 Like n-gram lookup without a longest n. It looks in this request's own prompt and answer and, when
-given a `Corpus`, in earlier answers of the process (the idea of SuffixDecoding, arXiv 2411.04975).
+given an `AnswerHistory`, in earlier answers of the process (SuffixDecoding, arXiv 2411.04975).
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from paceline.decoding.types import Drafter, Proposal
 from paceline.drafters.automaton import START, Match, SuffixAutomaton
 
 
-class Corpus:
+class AnswerHistory:
     """Earlier answers of this process, newest kept when it is full."""
 
     def __init__(self, max_tokens: int = 200_000) -> None:
@@ -43,7 +43,7 @@ class SuffixDrafter(Drafter):
 
     name = "suffix"
 
-    def __init__(self, corpus: Corpus | None = None) -> None:
+    def __init__(self, corpus: AnswerHistory | None = None) -> None:
         """Look in the request's own text and, when given, in `corpus`."""
         self._own = SuffixAutomaton()
         self._corpus = corpus

@@ -20,8 +20,8 @@ from paceline.errors import ModelError
 from paceline.storage.manifest import read_manifest
 
 KIND = "paceline table"
-KEYS, TOKENS, CHANCES = "keys.npy", "tokens.npy", "chances.npy"
-CHANCE_UNITS = 255
+KEYS, TOKENS, PROBABILITIES = "keys.npy", "tokens.npy", "chances.npy"
+PROBABILITY_UNITS = 255
 """Chances are kept as whole numbers of this many parts."""
 
 MAX_ORDER = 5
@@ -45,7 +45,7 @@ class Successor(NamedTuple):
     """What follows a context."""
 
     token: int
-    chance: float
+    probability: float
     """How likely it is to be this one."""
 
 
@@ -71,7 +71,7 @@ class Table:
         entries = facts["entries"]
         self._keys = _column(folder / KEYS, np.uint32, entries)
         self._tokens = _column(folder / TOKENS, token_type(vocab_size), entries)
-        self._chances = _column(folder / CHANCES, np.uint8, entries)
+        self._probabilities = _column(folder / PROBABILITIES, np.uint8, entries)
         last = int(np.frombuffer(self._tokens, token_type(vocab_size)).max(initial=0))
         if last >= vocab_size:
             raise ModelError(f"{folder / TOKENS} has token {last}; this target has {vocab_size}")
@@ -81,7 +81,7 @@ class Table:
         for key in reversed(keys_of(context)):
             at = bisect_left(self._keys, key)
             if at < len(self._keys) and self._keys[at] == key:
-                return Successor(self._tokens[at], self._chances[at] / CHANCE_UNITS)
+                return Successor(self._tokens[at], self._probabilities[at] / PROBABILITY_UNITS)
         return None
 
 
@@ -95,22 +95,22 @@ class TableDrafter(Drafter):
         self._table = table
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The most usual way on, each token with its chance."""
+        """The most usual way on, each token with its probability."""
         ending = list(context[-MAX_ORDER:])
         tokens: list[int] = []
-        chances: list[float] = []
+        probabilities: list[float] = []
         stands = 1.0
         while len(tokens) < limit:
             found = self._table.after(ending)
             if found is None:
                 break
-            stands *= found.chance
+            stands *= found.probability
             if stands < _HOPELESS:
                 break
             tokens.append(found.token)
-            chances.append(found.chance)
+            probabilities.append(found.probability)
             ending = [*ending[1 - MAX_ORDER :], found.token]
-        return Proposal(tokens, self.name, 0, chances)
+        return Proposal(tokens, self.name, 0, probabilities)
 
 
 def keys_of(context: Sequence[int]) -> list[int]:
@@ -146,7 +146,7 @@ def token_type(vocab_size: int) -> type[np.unsignedinteger]:
 
 
 def entry_bytes(vocab_size: int) -> int:
-    """What an entry takes on disk: key, token and chance."""
+    """What an entry takes on disk: key, token and probability."""
     return 4 + np.dtype(token_type(vocab_size)).itemsize + 1
 
 

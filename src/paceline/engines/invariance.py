@@ -165,7 +165,7 @@ class _Texts:
         self._begin_answer()
         with closing(self._engine.open()) as other:
             half = len(self._prompt) // 2
-            reading = Block(self._other[:half], 1, prompt=True)
+            reading = Block(self._other[:half], 1, prefill=True)
             alone = self._engine.step([(other, reading)]).logits[0].copy()
             drafted = Block(self._answer, len(self._answer))
             both = self._engine.step([(mine, drafted), (other, reading)]).logits
@@ -224,7 +224,7 @@ class _Texts:
     def _read(self, sequence: Sequence, tokens: Ordered[int], chunk: int) -> Logits:
         """Read a prompt in parts; the last row, [1, vocab]."""
         for at in range(0, len(tokens), chunk):
-            part = Block(tokens[at : at + chunk], 1, prompt=True)
+            part = Block(tokens[at : at + chunk], 1, prefill=True)
             row = self._engine.step([(sequence, part)]).logits[0].copy()
             sequence.commit(len(part.tokens))
         return row

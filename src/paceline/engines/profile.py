@@ -148,7 +148,7 @@ def _measurement(
 
 
 def _read(engine: Engine, sequence: Sequence, tokens: list[int]) -> None:
-    engine.step([(sequence, Block(tokens, 0, prompt=True))])
+    engine.step([(sequence, Block(tokens, 0, prefill=True))])
     sequence.commit(len(tokens))
 
 

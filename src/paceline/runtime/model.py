@@ -15,14 +15,14 @@ from paceline.decoding.auto import Acceptance
 from paceline.decoding.generation import Generation
 from paceline.decoding.reasoning import answer_text
 from paceline.drafters import (
-    Corpus,
+    AnswerHistory,
+    DraftModel,
     Fault,
     GuardedDrafter,
     Memory,
     Own,
     Probe,
     Shared,
-    Small,
 )
 from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
 from paceline.engines.base import Engine
@@ -201,7 +201,7 @@ class Model:
     def fresh(self) -> "Model":
         """Another on the same engine and with the same drafters open, that has learnt nothing."""
         other = Model(self.files, self.engine, defaults=self.defaults, progress=self._progress)
-        other._shared = replace(self._shared, corpus=Corpus())
+        other._shared = replace(self._shared, corpus=AnswerHistory())
         return other
 
     @cached_property
@@ -386,7 +386,7 @@ class Model:
             engine: Any = self.engine
             self._shared.mlx, self._shared.networks = engine.model, {}
 
-    def _open_small(self, name: str) -> Small:
+    def _open_small(self, name: str) -> DraftModel:
         """Another model to draft with.
 
         Raises:
@@ -406,7 +406,7 @@ class Model:
         engine = open_engine(files.engine, files.path, files.context_length, settings)
         cost = self._measured(engine, files).cost
         worth = min(cost(1) / self.measurement.cost(1), 1.0)
-        return Small(engine, cost, worth, slots=engine.free_slots)
+        return DraftModel(engine, cost, worth, slots=engine.free_slots)
 
     def _open(self) -> Slots:
         self._opened += 1
@@ -447,7 +447,7 @@ class Model:
             InvalidRequest: the prompt or an option cannot be served.
             ModelError: a drafter cannot be read or does not fit the model.
         """
-        acceptance = self._acceptance.carried()
+        acceptance = self._acceptance.discounted()
         spec = drafting.resolved(request.drafter, self._shared, expected=bool(request.prediction))
         prediction = request.prediction[: self.engine.context_length]
         own = Own(Memory() if memory is None else memory, prediction, len(tokens))

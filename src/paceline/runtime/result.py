@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.decoding.logprobs import Likely
+from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.types import FinishReason
 from paceline.engines.invariance import Compared
 from paceline.runtime.defaults import Setting
@@ -132,9 +132,9 @@ class Result:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     """How it was sampled, and how long it might get: name -> value and where that came from, which
     is `request`, `registry`, `model` (its own files) or `fallback`."""
-    logprobs: list[Likely] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     """How likely each token of the answer was, where that was asked for."""
-    prompt_logprobs: list[Likely | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     """The same for the prompt; None for its first token."""
     reasoning: str = ""
     """The model's thoughts, without their marks."""

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from paceline.decoding.generation import Generation, Step
-from paceline.decoding.logprobs import Likely
+from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.reasoning import Thoughts
 from paceline.decoding.types import Block, FinishReason, Policy
 from paceline.drafters import Probe
@@ -116,7 +116,7 @@ class Stream:
         return self._stats
 
     @property
-    def logprobs(self) -> list[Likely]:
+    def logprobs(self) -> list[TokenLogprob]:
         """How likely the answer's tokens so far were, where that was asked for."""
         return self._generation.logprobs
 

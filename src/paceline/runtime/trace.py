@@ -121,7 +121,7 @@ class Trace:
                 "rows": len(proposal.tokens) + 1,
                 "source": proposal.source,
                 "match": proposal.match,
-                "chances": [round(chance, 4) for chance in proposal.chances],
+                "chances": [round(chance, 4) for chance in proposal.probabilities],
                 "proposed": [*proposal.tokens],
                 "guess": self._decode(proposal.tokens),
                 "stood": step.stood,

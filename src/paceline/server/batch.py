@@ -75,9 +75,9 @@ class Batcher:
     def _weigh(self, policy: Auto, decodes: int, rows: int, rate: float, *, shared: bool) -> None:
         """Tell a policy what its rows cost in a call with `rows` rows so far."""
         if shared:
-            policy.share(self.cost(decodes, rows), self.cost.row, rate - policy.rate)
+            policy.set_batch_load(self.cost(decodes, rows), self.cost.row, rate - policy.rate)
         else:
-            policy.alone()
+            policy.clear_batch_load()
 
 
 def _reads(ticket: Ticket) -> bool:

@@ -20,7 +20,7 @@ class SharedCost:
 
     def __init__(self, alone: CostTable) -> None:
         """Begin with what a sequence alone costs."""
-        self.row = max(alone.row, alone(1) * _LEAST_ROW)
+        self.row = max(alone.per_row, alone(1) * _LEAST_ROW)
         """Seconds that a row adds."""
         self._call = max(alone(1) - self.row, 0.0)
         self._sequence: float | None = None

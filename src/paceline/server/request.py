@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
 from paceline.decoding.generation import Step
-from paceline.decoding.logprobs import Likely
+from paceline.decoding.logprobs import TokenLogprob
 from paceline.drafters import Memory
 from paceline.errors import PacelineError
 from paceline.runtime.options import Request
@@ -33,7 +33,7 @@ class Progress:
     """New tokens of an answer."""
 
     step: Step
-    logprobs: Ordered[Likely] = ()
+    logprobs: Ordered[TokenLogprob] = ()
     """Of the new tokens, where that was asked for."""
 
 

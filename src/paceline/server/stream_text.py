@@ -12,7 +12,7 @@ from itertools import zip_longest
 from time import perf_counter
 from typing import NamedTuple
 
-from paceline.decoding.logprobs import Likely
+from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.reasoning import Thoughts, answer_text
 from paceline.decoding.text import Decode, TextStream
 from paceline.decoding.types import FinishReason
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
     text: str
     start: int
     """Where in the answer the text begins, in characters."""
-    likely: Likely | None = None
+    likely: TokenLogprob | None = None
     source: str | None = None
     """Who named it before the model picked it: a drafter, or `forced`; None: nobody."""
     reasoning: str = ""

@@ -90,7 +90,7 @@ def test_a_conversation_in_a_full_cache_claims_nothing_and_goes_on(model: Model)
     engine = open_engine("openvino", model.files.path, model.files.context_length, settings)
     small = Model(model.files, FaultyEngine(engine, nothing))  # described as no other
     held = engine.open()
-    engine.step([(held, Block([5] * 90, 0, prompt=True))])
+    engine.step([(held, Block([5] * 90, 0, prefill=True))])
     held.commit(90)
     assert small.exactness("none", cached=True) is None
     held.close()

@@ -39,7 +39,7 @@ def test_recorded_ones_are_those_that_were_measured(model: Model, tmp_path: Path
     found, measured = costs_of(str(path), never).table, model.measurement.cost
     for context in (1, 256, 400):
         for rows in (1, 2, 7, 16, 32):
-            there, here = found.behind(context)(rows), measured.behind(context)(rows)
+            there, here = found.at_context(context)(rows), measured.at_context(context)(rows)
             assert there == pytest.approx(here)
 
 
@@ -49,9 +49,9 @@ def test_recorded_ones_know_the_longer_context(tmp_path: Path):
     deep = {"context": 600, "plain_milliseconds": 15.0, "rows": [{"rows": 4, "milliseconds": 22}]}
     path.write_text(json.dumps({**near, "deep": deep}))
     found = costs_of(str(path), never).table
-    assert found.behind(100)(4) == pytest.approx(0.012)
-    assert found.behind(1100)(1) == pytest.approx(0.020)
-    assert found.behind(1100)(4) == pytest.approx(0.032)
+    assert found.at_context(100)(4) == pytest.approx(0.012)
+    assert found.at_context(1100)(1) == pytest.approx(0.020)
+    assert found.at_context(1100)(4) == pytest.approx(0.032)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_slots_of_an_answer_that_are_shared_as_a_prompts_are_found():
         def step(self, work: list[tuple[Sequence, Block]]) -> StepResult:
             result = super().step(work)
             for table, block in work:
-                if not block.prompt:
+                if not block.prefill:
                     slots = self._slots(table, table.length + len(block.tokens))  # type: ignore[arg-type]
                     self._keys[slots] |= np.uint64(1) << np.uint64(40)
             return result

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 import paceline
 from paceline.drafters import Table
-from paceline.drafters.table import CHANCE_UNITS, CHANCES, KEYS, KIND, MAX_ORDER, TOKENS, keys_of
+from paceline.drafters.table import (
+    KEYS,
+    KIND,
+    MAX_ORDER,
+    PROBABILITIES,
+    PROBABILITY_UNITS,
+    TOKENS,
+    keys_of,
+)
 from paceline.storage.manifest import MANIFEST
 from paceline.tools.train.answers import Answer
 from paceline.tools.train.table import Entries, accuracy, count_table, write_table
@@ -177,11 +185,11 @@ def test_accuracy_is_what_asking_the_written_table_gives(
         for place in range(len(each.prompt), len(each.tokens))
     ]
     right = [found is not None and found.token == token for token, found in asked]
-    chances = [0.0 if found is None else found.chance for _, found in asked]
+    chances = [0.0 if found is None else found.probability for _, found in asked]
     found = accuracy(entries, others)
     assert found["tokens"] == len(asked)
     assert found["right"] == pytest.approx(np.mean(right))
-    assert found["promised"] == pytest.approx(np.mean(chances), abs=0.5 / CHANCE_UNITS)
+    assert found["promised"] == pytest.approx(np.mean(chances), abs=0.5 / PROBABILITY_UNITS)
 
 
 def test_a_table_promises_about_what_it_holds():
@@ -219,21 +227,21 @@ def test_the_folder_says_what_it_was_made_from(entries: Entries, tmp_path: Path)
     assert (manifest["target"], manifest["vocab_size"]) == ("toy", VOCAB)
     assert manifest["entries"] == len(entries.keys)
     assert (manifest["answers"], manifest["held_out"]) == (2, {"right": 0.5})
-    assert manifest["files"].keys() == {KEYS, TOKENS, CHANCES}
-    assert {path.name for path in folder.iterdir()} == {KEYS, TOKENS, CHANCES, MANIFEST}
+    assert manifest["files"].keys() == {KEYS, TOKENS, PROBABILITIES}
+    assert {path.name for path in folder.iterdir()} == {KEYS, TOKENS, PROBABILITIES, MANIFEST}
 
 
 def test_chances_come_back_as_near_as_a_byte_holds_them(entries: Entries, tmp_path: Path):
     write_table(entries, tmp_path, target="toy", vocab_size=VOCAB, facts={})
-    kept = np.load(tmp_path / CHANCES) / CHANCE_UNITS
-    assert np.abs(kept - entries.chances).max() <= 0.5 / CHANCE_UNITS
+    kept = np.load(tmp_path / PROBABILITIES) / PROBABILITY_UNITS
+    assert np.abs(kept - entries.chances).max() <= 0.5 / PROBABILITY_UNITS
 
 
 def test_a_table_written_anew_leaves_the_files_of_the_open_one_alone(
     entries: Entries, tmp_path: Path
 ):
     write_table(entries, tmp_path, target="toy", vocab_size=VOCAB, facts={})
-    before = {name: (tmp_path / name).stat().st_ino for name in (KEYS, TOKENS, CHANCES)}
+    before = {name: (tmp_path / name).stat().st_ino for name in (KEYS, TOKENS, PROBABILITIES)}
     open_files = [(tmp_path / name).open("rb") for name in before]  # so that no inode is used anew
     write_table(entries.best(3), tmp_path, target="toy", vocab_size=VOCAB, facts={})
     for file in open_files:

@@ -318,7 +318,7 @@ def test_the_state_of_a_run_on_as_many_others_is_refused(
 def test_features_are_what_the_engine_shows(engine: Engine, features: Features):
     for place, answer in enumerate(easy_answers()[:3]):
         with closing(engine.open()) as sequence:
-            taps = engine.step([(sequence, Block(answer.tokens, 0, prompt=True))]).taps[0]
+            taps = engine.step([(sequence, Block(answer.tokens, 0, prefill=True))]).taps[0]
             expected = np.concatenate([taps["tap.0"], taps["tap.1"]], axis=1)
         assert features.of(place).dtype == np.float16
         assert np.array_equal(features.of(place), expected.astype(np.float16))

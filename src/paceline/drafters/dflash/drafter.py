@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.decoding.types import Drafter, Proposal, Verified
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 from paceline.drafters.dflash.network import LONG, Context, Network
 
 
@@ -34,19 +34,19 @@ class DFlashDrafter(Drafter):
             self._asked_at = len(context)
         return self._last.cut(limit)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, computed: ComputedBlock) -> None:
         """Keep the features of the rows that are part of the sequence now."""
-        if not verified.taps or not verified.kept:
+        if not computed.taps or not computed.kept:
             return
         known = self._context
         count = known.wait
         # A long prompt is read as it comes; and so is what stands before a gap.
-        if count > LONG or (count and known.waits_from + count != verified.start):
+        if count > LONG or (count and known.waits_from + count != computed.start):
             self._network.read(known, self._network.joined(known.waiting), known.waits_from)
             known.waiting = []
         if not known.waiting:
-            known.waits_from = verified.start
-        known.waiting.append(self._network.features(verified.taps, verified.kept))
+            known.waits_from = computed.start
+        known.waiting.append(self._network.features(computed.taps, computed.kept))
 
     def cost(self, limit: int) -> float:
         """What a block takes, however little of it is wanted."""

@@ -179,7 +179,7 @@ class MlxEngine:
         # What is short is one call, even where only the last row is wanted.
         short = block.rows > 0 and count <= self.rows.most
         # An answer's rows keep their role where no logits are wanted: when they are computed again.
-        unread = count - block.rows if block.prompt and not short else 0
+        unread = count - block.rows if block.prefill and not short else 0
         taps = self._read(sequence, block.tokens[:unread])
         rest = on_device(block.tokens[unread:])
         logits = []

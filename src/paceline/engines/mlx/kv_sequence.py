@@ -48,7 +48,7 @@ class MlxSequence(BlockTable):
     def ran(self, block: Block) -> None:
         """Note the block that was run last."""
         self._block = block.tokens
-        self._reading = block.prompt
+        self._reading = block.prefill
 
     def forget(self) -> None:
         """Hold nothing: what a call that failed has left behind is unknown."""

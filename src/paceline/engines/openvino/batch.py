@@ -45,7 +45,7 @@ class Call:
         self._ids += (*block.tokens, *[_PADDING] * (rows - own))
         self._positions += range(slots.length, slots.length + rows)
         self._wanted += range(at + own - block.rows, at + own)
-        if block.prompt:
+        if block.prefill:
             self._attend(slots.length, rows, slots.blocks(rows))
         else:
             for row in range(own):
@@ -85,7 +85,7 @@ class Call:
 
 def attended(block: Block, least: int) -> int:
     """Rows that a block takes: a prompt's row alone would get the kernel of an answer's."""
-    return max(len(block.tokens), min(least, 2)) if block.prompt else len(block.tokens)
+    return max(len(block.tokens), min(least, 2)) if block.prefill else len(block.tokens)
 
 
 def fits(rows: int, missing: int, threads: int) -> bool:

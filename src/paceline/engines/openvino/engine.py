@@ -149,7 +149,7 @@ class OpenVinoEngine:
                 for size in lane.sizes:
                     # A block that needs more rows only for its kernel takes the next size.
                     if rows <= size and (
-                        block.prompt or size == 1 or fits(rows, size - rows, self._threads)
+                        block.prefill or size == 1 or fits(rows, size - rows, self._threads)
                     ):
                         return lane, size
         elif self._lanes[-1].sizes:

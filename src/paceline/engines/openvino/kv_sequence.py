@@ -26,7 +26,7 @@ class PagedSlots(BlockTable):
 
     def run(self, block: Block) -> None:
         """Note what is run behind the slots that there are."""
-        self._reading = block.prompt
+        self._reading = block.prefill
 
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the last block."""

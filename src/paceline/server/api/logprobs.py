@@ -6,7 +6,7 @@ Knows pieces and words. The rule: put together, the tokens' texts are the answer
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.decoding.logprobs import Likely
+from paceline.decoding.logprobs import TokenLogprob
 from paceline.models.token_bytes import Words
 from paceline.server.stream_text import Piece
 
@@ -70,7 +70,7 @@ def _tops(words: Words, piece: Piece) -> dict[str, float] | None:
     return found
 
 
-def _likely(piece: Piece) -> Likely:
+def _likely(piece: Piece) -> TokenLogprob:
     assert piece.likely is not None
     return piece.likely
 

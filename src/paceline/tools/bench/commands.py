@@ -114,7 +114,7 @@ def plan(model: Model, *, again: bool) -> Report:
     }
     tables = [_plan_table(f"{model.files.name} on this machine", here)]
     if measurement.deep_context:
-        deep = here.behind(measurement.deep_context)
+        deep = here.at_context(measurement.deep_context)
         value["deep"] = {
             "context": deep.context,
             "plain_milliseconds": deep(1) * 1e3,

@@ -183,16 +183,16 @@ def check_rows(engine: Engine, verdict: Verdict) -> None:
             for count in (1, *BLOCKS):  # 1: plain decoding
                 verdict.add(BLOCK_LENGTH, _rows(engine, reference, block[:count]), expected[:count])
             # The first token of an answer is picked from the last row of a whole prompt.
-            first = Block(tokens[: context + 1], 1, prompt=True)
+            first = Block(tokens[: context + 1], 1, prefill=True)
             whole = engine.step([(other, first)]).logits[0].copy()
             for chunk in _CHUNKS:
                 other.rewind(0)
                 _fill(engine, other, tokens[:context], chunk)
                 verdict.add(CHUNKED_PREFILL, _rows(engine, other, block), expected)
-                last = Block(block[:1], 1, prompt=True)
+                last = Block(block[:1], 1, prefill=True)
                 verdict.add(CHUNKED_PREFILL, engine.step([(other, last)]).logits[0], whole)
             other.rewind(context // 2)
-            half = Block(tokens[context // 2 : context], 0, prompt=True)
+            half = Block(tokens[context // 2 : context], 0, prefill=True)
             both = engine.step([(other, half), (reference, Block(block, longest))])
             verdict.add(BATCH, both.logits[1], expected)
             other.commit(len(half.tokens))
@@ -290,7 +290,7 @@ def _chunks(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 def _fill(engine: Engine, sequence: Any, tokens: Sequence[int], chunk: int) -> None:
     for part in _chunks(tokens, chunk):
-        engine.step([(sequence, Block(part, 0, prompt=True))])
+        engine.step([(sequence, Block(part, 0, prefill=True))])
         sequence.commit(len(part))
 
 

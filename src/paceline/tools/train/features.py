@@ -105,7 +105,7 @@ def _features(engine: Engine, tokens: Sequence[int]) -> npt.NDArray[np.float16]:
     try:
         for at in range(0, len(tokens), _CHUNK):
             part = tokens[at : at + _CHUNK]
-            taps = engine.step([(sequence, Block(part, 0, prompt=True))]).taps[0]
+            taps = engine.step([(sequence, Block(part, 0, prefill=True))]).taps[0]
             rows = [taps[tap_name(layer)] for layer in engine.taps]
             parts.append(np.concatenate(rows, axis=1).astype(np.float16))
             sequence.commit(len(part))

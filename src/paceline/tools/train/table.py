@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 import paceline
 from paceline.drafters.table import (
-    CHANCE_UNITS,
-    CHANCES,
     KEYS,
     KIND,
     MAX_ORDER,
+    PROBABILITIES,
+    PROBABILITY_UNITS,
     TOKENS,
     keys_at,
     token_type,
@@ -129,7 +129,7 @@ def write_table(
 ) -> None:
     """Write a table's folder; `facts` say what it was made from."""
     begin_artifact(folder, KIND)
-    chances = np.clip(np.round(entries.chances * CHANCE_UNITS), 0, CHANCE_UNITS)
+    chances = np.clip(np.round(entries.chances * PROBABILITY_UNITS), 0, PROBABILITY_UNITS)
     about = {
         "made_by": f"paceline {paceline.__version__}",
         "target": target,
@@ -140,7 +140,7 @@ def write_table(
     columns = {
         KEYS: entries.keys,
         TOKENS: entries.tokens.astype(token_type(vocab_size)),
-        CHANCES: chances.astype(np.uint8),
+        PROBABILITIES: chances.astype(np.uint8),
     }
     with writing(folder):
         # A running process may have the old ones mapped: they are replaced, never written into.

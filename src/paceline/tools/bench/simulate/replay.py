@@ -20,7 +20,7 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Counters, Generation, Step, Stopping
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Best, Drafter, Policy, Proposal
-from paceline.drafters import Corpus, Own, Shared
+from paceline.drafters import AnswerHistory, Own, Shared
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import Request
@@ -94,8 +94,8 @@ class Judged:
         """Count a draft of which `stood` tokens stood, where `came` tokens came."""
         source, match = proposal.source, proposal.match
         for at in range(min(len(proposal.tokens), came, stood + 1)):
-            if proposal.chances:
-                key = source, int(proposal.chances[at] * CHANCE_STEPS)
+            if proposal.probabilities:
+                key = source, int(proposal.probabilities[at] * CHANCE_STEPS)
                 found = self.by_chance.setdefault(key, [0, 0])
             else:
                 # When i tokens of a draft stood, i more match.
@@ -172,14 +172,14 @@ def simulate(
     """
     check(request.drafter, shared)
     acceptance = Acceptance()
-    shared.corpus = Corpus()
+    shared.corpus = AnswerHistory()
     prices = _Prices(cost)
     done = 0
     for recording in recordings:
         expected = bool(recording.prediction)
         spec = drafting.resolved(request.drafter, shared, expected=expected)
         own = Own(prediction=recording.prediction, prompt_length=len(recording.prompt))
-        acceptance = acceptance.carried() if carry else Acceptance()
+        acceptance = acceptance.discounted() if carry else Acceptance()
         policy = request.policy_for(lambda: cost, acceptance, len(recording.prompt))
         yield _one(recording, drafting.create(spec, shared, own), policy, prices)
         if carry and drafting.remembers(spec):
@@ -224,7 +224,7 @@ class _Prices:
         """Seconds of a call by its rows, of which there is at least one."""
         depth = context // _DEPTHS
         if depth not in self._known:
-            cost = self._cost.behind(depth * _DEPTHS + _DEPTHS // 2)
+            cost = self._cost.at_context(depth * _DEPTHS + _DEPTHS // 2)
             self._known[depth] = [0.0, *(cost(rows) for rows in range(1, MAX_ROWS + 1))]
         return self._known[depth]
 
