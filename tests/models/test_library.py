@@ -234,5 +234,5 @@ def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Pat
     said = str(caught.value)
     assert f"{first.name}: {WEIGHTS}: SHA-256 is" in said
     assert f"{GRAPH} has 10 bytes" in said
-    assert "context_length is 'many'" in said
+    assert "context_length: " in said
     assert caught.value.exit_code == 1

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ def fault_of(folder: Path) -> str:
     with pytest.raises(ModelError) as caught:
         read_manifest(folder)
     assert str(folder / MANIFEST) in str(caught.value)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -67,37 +67,39 @@ def test_the_fingerprint_is_that_of_graph_and_weights_alone(folder: Path):
 @pytest.mark.parametrize(
     ("values", "fault"),
     [
-        ({"format": "other"}, "format is 'other', expected 'paceline-model'"),
-        ({"version": 2}, "version is 2, expected 1"),
-        ({"name": 5}, "name is 5, expected a string"),
-        ({"source": {"kind": 1}}, "source is"),
-        ({"made_by": ...}, "made_by is missing"),
-        ({"context_length": 0}, "context_length is 0, expected tokens, 1 or more"),
-        ({"context_length": True}, "context_length is True"),
-        ({"stop_token_ids": [1, -1]}, "stop_token_ids is [1, -1]"),
-        ({"stop_token_ids": 3}, "stop_token_ids is 3"),
-        ({"bos_token_id": "x"}, "bos_token_id is 'x'"),
+        ({"format": "other"}, r"format: .*'paceline-model', not 'other'"),
+        ({"format": ...}, "format: "),
+        ({"version": 2}, "version: .*1, not 2"),
+        ({"name": 5}, "name: .*string, not 5"),
+        ({"source": {"kind": 1}}, r"source\.kind: .*not 1"),
+        ({"made_by": ...}, "made_by: "),
+        ({"context_length": 0}, "context_length: .*1, not 0"),
+        ({"context_length": True}, "context_length: .*not True"),
+        ({"stop_token_ids": [1, -1]}, r"stop_token_ids\.1: .*not -1"),
+        ({"stop_token_ids": 3}, "stop_token_ids: .*not 3"),
+        ({"bos_token_id": "x"}, "bos_token_id: .*not 'x'"),
         ({"bos_token_id": None}, "add_bos is true but there is no bos_token_id"),
-        ({"add_bos": 1}, "add_bos is 1, expected true or false"),
-        ({"bos_token": 1}, "bos_token is 1"),
-        ({"eos_token": ...}, "eos_token is missing"),
-        ({"license": []}, "license is []"),
-        ({"files": []}, "files is [], expected an object"),
-        ({"files": {}}, f"files does not list {WEIGHTS}"),
+        ({"add_bos": 1}, "add_bos: .*not 1"),
+        ({"bos_token": 1}, "bos_token: .*not 1"),
+        ({"eos_token": ...}, "eos_token: "),
+        ({"license": []}, r"license: .*not \[\]"),
+        ({"files": []}, r"files: .*not \[\]"),
+        ({"files": {}}, f"files does not list .*{WEIGHTS}"),
     ],
 )
 def test_a_wrong_value_is_named(values: dict[str, Any], fault: str, folder: Path):
     change(folder, **values)
-    assert fault in fault_of(folder)
+    assert re.search(fault, fault_of(folder))
 
 
 @pytest.mark.parametrize(
     ("record", "fault"),
     [
-        (None, "no size for extra"),
-        ({"sha256": "0" * 64}, "no size for extra"),
-        ({"bytes": 3}, "no SHA-256 for extra"),
-        ({"bytes": 3, "sha256": "12"}, "no SHA-256 for extra"),
+        (None, "files.extra: "),
+        ({"sha256": "0" * 64}, "files.extra.bytes: "),
+        ({"bytes": -1, "sha256": "0" * 64}, "files.extra.bytes: "),
+        ({"bytes": 3}, "files.extra.sha256: "),
+        ({"bytes": 3, "sha256": "12"}, "files.extra.sha256: "),
     ],
 )
 def test_a_wrong_entry_of_a_file_is_named(record: Any, fault: str, folder: Path):
@@ -116,7 +118,7 @@ def test_a_file_outside_the_folder_is_refused(name: str, folder: Path):
 def test_every_fault_of_a_manifest_is_named_at_once(folder: Path):
     change(folder, name=5, version=..., context_length=-1, files={GRAPH: {"bytes": 1}})
     said = fault_of(folder)
-    for fault in ("name is 5", "version is missing", "context_length is -1", WEIGHTS, "SHA-256"):
+    for fault in ("name: ", "version: ", "context_length: ", f"files.{GRAPH}.sha256: "):
         assert fault in said
 
 

@@ -8,6 +8,7 @@ that is what it has over the matchers, and the other way round.
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +50,15 @@ class Successor(NamedTuple):
     """How likely it is to be this one."""
 
 
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """Facts in a table's manifest."""
+
+    vocab_size: int
+    entries: int
+    target: str
+
+
 class Table:
     """An open table; one serves all requests of a process.
 
@@ -62,13 +72,13 @@ class Table:
         Raises:
             ModelError: it is no table, or not one for a vocabulary of `vocab_size` tokens.
         """
-        facts = read_manifest(folder, KIND, {"vocab_size": int, "entries": int, "target": str})
-        if facts["vocab_size"] != vocab_size:
+        facts = read_manifest(folder, KIND, TableFacts)
+        if facts.vocab_size != vocab_size:
             raise ModelError(
-                f"{folder} is a table for {facts['target']} with {facts['vocab_size']} tokens; "
+                f"{folder} is a table for {facts.target} with {facts.vocab_size} tokens; "
                 f"this target has {vocab_size}"
             )
-        entries = facts["entries"]
+        entries = facts.entries
         self._keys = _column(folder / KEYS, np.uint32, entries)
         self._tokens = _column(folder / TOKENS, token_type(vocab_size), entries)
         self._probabilities = _column(folder / PROBABILITIES, np.uint8, entries)

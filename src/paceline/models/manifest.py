@@ -8,19 +8,19 @@ named at once.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal
 
 import paceline
 from paceline.errors import ModelError
 from paceline.models.progress import QUIET, Progress
 from paceline.storage.coreml import CORE_ML
 from paceline.storage.files import read_json, sha256_of
-from paceline.storage.manifest import MANIFEST
+from paceline.storage.manifest import MANIFEST, FileRecord, check_files
+from paceline.storage.validation import Count, Positive, validated
 
-FORMAT = "paceline-model"
-VERSION = 1
+FORMAT, VERSION = "paceline-model", 1
 GRAPH = "openvino_model.xml"
 WEIGHTS = "openvino_model.bin"
 TOKENIZER = "tokenizer.json"
@@ -30,22 +30,33 @@ REQUIRED = (GRAPH, WEIGHTS, TOKENIZER)
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What has to be known about a model besides its files."""
+    """Properties of a model that its engine and tokenizer need."""
 
-    context_length: int  # tokens
-    stop_token_ids: tuple[int, ...]
-    bos_token_id: int | None
+    context_length: Positive
+    """In tokens."""
+    stop_token_ids: tuple[Count, ...]
+    bos_token_id: Count | None
     add_bos: bool
     bos_token: str | None
     eos_token: str | None
     license: str | None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where there is no token to add."""
+        if self.add_bos and self.bos_token_id is None:
+            raise ValueError("add_bos is true but there is no bos_token_id")
 
-class FileRecord(NamedTuple):
-    """One file as it was when the manifest was written."""
 
-    bytes: int
-    sha256: str
+@dataclasses.dataclass(frozen=True)
+class _Stored(Facts):
+    """The JSON of `manifest.json`."""
+
+    format: Literal["paceline-model"]
+    version: Literal[1]
+    name: str
+    source: dict[str, str]
+    made_by: str
+    files: dict[str, FileRecord]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,29 +106,26 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of `folder`, validated, with every file present and of the recorded size.
+    """Manifest of `folder`; every file is present with its recorded size.
 
-    Of a Core ML model only what all models have is looked at; its engine looks at the rest.
-    Contents are not hashed: that is `changed_files`. Raises ModelError that names every fault.
+    Of a Core ML model, only the fields that all models have are checked; its engine checks the
+    rest. Contents are not hashed: see `changed_files`. Raises ModelError that names every fault.
     """
-    value = read_json(folder / MANIFEST)
+    path = folder / MANIFEST
+    value = read_json(path)
     core_ml = value.get("kind") == CORE_ML
     if core_ml:
         facts = value.get("facts")
-        value = {**(facts if isinstance(facts, dict) else {}), **value}
-    faults = _shape_faults(value, core_ml=core_ml)
-    if not faults:
-        faults = _file_faults(folder, value["files"])
-    if faults:
-        raise ModelError(f"{folder / MANIFEST} cannot be used: {'; '.join(faults)}")
-    facts = {field.name: value[field.name] for field in dataclasses.fields(Facts)}
-    facts["stop_token_ids"] = tuple(facts["stop_token_ids"])
+        value = {**(facts if isinstance(facts, dict) else {}), **value, "format": FORMAT}
+    stored = validated(_Stored, value, str(path), error=ModelError)
+    check_files(folder, stored.files, required=(TOKENIZER,) if core_ml else REQUIRED)
+    facts = {field.name: getattr(stored, field.name) for field in dataclasses.fields(Facts)}
     return Manifest(
-        name=value["name"],
-        source=value["source"],
-        made_by=value["made_by"],
+        name=stored.name,
+        source=stored.source,
+        made_by=stored.made_by,
         facts=Facts(**facts),
-        files={n: FileRecord(f["bytes"], f["sha256"]) for n, f in value["files"].items()},
+        files=stored.files,
         engine="coreml" if core_ml else "openvino",
     )
 
@@ -132,77 +140,4 @@ def changed_files(folder: Path, manifest: Manifest, progress: Progress = QUIET) 
             done += record.bytes
             if found != record.sha256:
                 faults.append(f"{name}: SHA-256 is {found}, expected {record.sha256}")
-    return faults
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_text_or_none(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_text_map(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-
-
-class _Rule(NamedTuple):
-    expected: str
-    holds: Callable[[Any], bool]
-
-
-_RULES: Mapping[str, _Rule] = {
-    "format": _Rule(repr(FORMAT), lambda value: value == FORMAT),
-    "version": _Rule(str(VERSION), lambda value: value == VERSION),
-    "name": _Rule("a string", lambda value: isinstance(value, str)),
-    "source": _Rule("an object of strings", _is_text_map),
-    "made_by": _Rule("a string", lambda value: isinstance(value, str)),
-    "context_length": _Rule("tokens, 1 or more", lambda value: _is_count(value) and value > 0),
-    "stop_token_ids": _Rule(
-        "a list of token ids", lambda value: isinstance(value, list) and all(map(_is_count, value))
-    ),
-    "bos_token_id": _Rule("a token id or null", lambda value: value is None or _is_count(value)),
-    "add_bos": _Rule("true or false", lambda value: isinstance(value, bool)),
-    "bos_token": _Rule("a string or null", _is_text_or_none),
-    "eos_token": _Rule("a string or null", _is_text_or_none),
-    "license": _Rule("a string or null", _is_text_or_none),
-    "files": _Rule("an object", lambda value: isinstance(value, dict)),
-}
-
-
-def _shape_faults(value: Mapping[str, Any], *, core_ml: bool) -> list[str]:
-    faults = [
-        f"{key} is missing" if key not in value else f"{key} is {value[key]!r}, expected {expected}"
-        for key, (expected, holds) in _RULES.items()
-        if not (core_ml and key == "format") and (key not in value or not holds(value[key]))
-    ]
-    files = value.get("files")
-    if isinstance(files, dict):
-        required = (TOKENIZER,) if core_ml else REQUIRED
-        faults += [f"files does not list {name}" for name in required if name not in files]
-        faults += [fault for name, record in files.items() for fault in _entry_faults(name, record)]
-    if value.get("add_bos") is True and value.get("bos_token_id") is None:
-        faults.append("add_bos is true but there is no bos_token_id")
-    return faults
-
-
-def _entry_faults(name: str, record: object) -> Sequence[str]:
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        return [f"files names {name!r}, expected a file in this folder"]
-    if not isinstance(record, dict) or not _is_count(record.get("bytes")):
-        return [f"files has no size for {name}"]
-    if not isinstance(record.get("sha256"), str) or len(record["sha256"]) != 64:
-        return [f"files has no SHA-256 for {name}"]
-    return []
-
-
-def _file_faults(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    faults: list[str] = []
-    for name, record in files.items():
-        path = folder / name
-        if not path.is_file():
-            faults.append(f"{name} is missing")
-        elif (size := path.stat().st_size) != record["bytes"]:
-            faults.append(f"{name} has {size} bytes, expected {record['bytes']}")
     return faults

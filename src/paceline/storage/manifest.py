@@ -5,14 +5,31 @@ Independent of what the files contain.
 
 import errno
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import read_json, sha256_of, write_json, writing
+from paceline.storage.validation import Count, Limit, listed, validated
 
 MANIFEST = "manifest.json"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file when the manifest was written."""
+
+    bytes: Count
+    sha256: Annotated[str, Limit(min_length=64, max_length=64)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    files: Annotated[dict[str, FileRecord], Limit(min_length=1)]
 
 
 def begin_artifact(folder: Path, kind: str) -> None:
@@ -40,16 +57,16 @@ def write_manifest(folder: Path, kind: str, facts: Mapping[str, Any], files: Ite
     write_json(folder / MANIFEST, {"kind": kind, "version": 1, **facts, "files": recorded})
 
 
-def read_manifest(folder: Path, kind: str, facts: Mapping[str, type]) -> dict[str, Any]:
-    """The manifest of an artifact, validated, with every file present and of its recorded size.
+def read_manifest(folder: Path, kind: str, facts: type[_T]) -> _T:
+    """Facts in the manifest of an artifact; every file is present with its recorded size.
 
     Args:
         folder: the artifact.
-        kind: what it must be.
-        facts: what the manifest must say beside that, and the type of each.
+        kind: the kind that it must be.
+        facts: a dataclass of the other values that the manifest must have.
 
     Raises:
-        ModelError: it is no such artifact; the message names every fault.
+        ModelError: it is another kind of folder, or damaged; the message names every fault.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -60,27 +77,29 @@ def read_manifest(folder: Path, kind: str, facts: Mapping[str, type]) -> dict[st
             f"{folder} is a {value.get('kind')} of version {value.get('version')}; expected a "
             f"{kind} of version 1"
         )
-    faults = [
-        f"{name} is {value.get(name)!r}, expected a {expected.__name__}"
-        for name, expected in facts.items()
-        if not isinstance(value.get(name), expected) or isinstance(value.get(name), bool)
-    ]
-    files = value.get("files")
-    if not isinstance(files, dict) or not files:
-        faults.append("it lists no files")
-    else:
-        faults += [fault for name in files for fault in _file_faults(folder, name, files[name])]
+    found = validated(facts, value, str(path), error=ModelError)
+    check_files(folder, validated(_Files, value, str(path), error=ModelError).files)
+    return found
+
+
+def check_files(
+    folder: Path, files: Mapping[str, FileRecord], required: Collection[str] = ()
+) -> None:
+    """Raise ModelError unless every file is in `folder` with its recorded size.
+
+    Contents are not hashed. The message names every fault, and every `required` file not listed.
+    """
+    faults = [f"files does not list {name}" for name in required if name not in files]
+    faults += [fault for name, record in files.items() for fault in _faults(folder, name, record)]
     if faults:
-        raise ModelError(f"{path} cannot be used: {'; '.join(faults)}")
-    return value
+        raise ModelError(listed(str(folder / MANIFEST), faults))
 
 
-def _file_faults(folder: Path, name: str, record: Any) -> list[str]:
-    if Path(name).name != name or not isinstance(record, dict):
-        return [f"{name!r} is no file of this folder"]
-    if not (folder / name).is_file():
-        return [f"{name} is missing"]
-    found = (folder / name).stat().st_size
-    if found != record.get("bytes"):
-        return [f"{name} has {found} bytes, expected {record.get('bytes')}"]
-    return []
+def _faults(folder: Path, name: str, record: FileRecord) -> Iterator[str]:
+    path = folder / name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        yield f"files names {name!r}, expected a file in this folder"
+    elif not path.is_file():
+        yield f"{name} is missing"
+    elif (size := path.stat().st_size) != record.bytes:
+        yield f"{name} has {size} bytes, expected {record.bytes}"

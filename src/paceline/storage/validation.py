@@ -4,8 +4,9 @@ pydantic does the work; it is imported with the first validation, because it tak
 second that `paceline --help` need not wait for.
 """
 
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from paceline.errors import InvalidRequest, PacelineError
 
@@ -18,21 +19,41 @@ _SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
 
+class Limit:
+    """Metadata of `Annotated`: limits of pydantic's core schema, such as `ge` or `min_length`.
+
+    Unlike `pydantic.Field`, it needs no import of pydantic.
+    """
+
+    def __init__(self, **limits: int) -> None:
+        self._limits = limits
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """Schema of the annotated type with the limits added."""
+        return {**handler(source), **self._limits}
+
+
+Count = Annotated[int, Limit(ge=0)]
+"""0 or more."""
+Positive = Annotated[int, Limit(ge=1)]
+"""1 or more."""
+
+
 def validated(
     kind: type[_T], value: object, name: str, *, error: type[PacelineError] = InvalidRequest
 ) -> _T:
     """Return `value`, parsed JSON, as a `kind`: a dataclass, or any type that pydantic validates.
 
-    Types are strict: a string is no number. Fields that `kind` lacks are ignored.
+    Types are strict: "1" is not accepted as a number. Fields that `kind` lacks are ignored.
 
     Args:
-        kind: what to make of it.
-        value: numbers, strings, lists and dictionaries.
+        kind: the type to return.
+        value: parsed JSON.
         name: the file or option, for the message.
         error: the type of error to raise.
 
     Raises:
-        PacelineError: of the type `error`; its message has a line for each fault.
+        PacelineError: of the type `error`; its message has one line per fault.
     """
     from pydantic import ValidationError
     from pydantic_core import to_json
@@ -42,9 +63,14 @@ def validated(
         return adapter.validate_json(to_json(value), strict=True)
     except ValidationError as found:
         faults = [_fault(each) for each in found.errors(include_url=False)]
+    raise error(listed(name, faults))
+
+
+def listed(name: str, faults: Sequence[str]) -> str:
+    """One message for all faults of `name`, one line each."""
     if len(faults) == 1:
-        raise error(f"{name}: {faults[0]}")
-    raise error("\n".join([f"{name} has {len(faults)} faults:", *(f"  {each}" for each in faults)]))
+        return f"{name}: {faults[0]}"
+    return "\n".join([f"{name} has {len(faults)} faults:", *(f"  {each}" for each in faults)])
 
 
 @cache
@@ -55,7 +81,7 @@ def _adapter(kind: Any) -> "TypeAdapter[Any]":
 
 
 def _fault(found: Any) -> str:
-    """One fault as `a.b.0: Input should be a valid integer, not 'x'`."""
+    """Return one fault as `a.b.0: Input should be a valid integer, not 'x'`."""
     place = ".".join(str(part) for part in found["loc"])
     message = found["msg"].removeprefix("Value error, ")
     if found["type"] not in ("missing", "value_error"):

@@ -11,6 +11,7 @@ from paceline import drafters as drafting
 from paceline.drafters import Shared
 from paceline.drafters import Table as Successors
 from paceline.drafters.table import KIND as TABLE
+from paceline.drafters.table import TableFacts
 from paceline.models import ModelFiles, Progress, resolve_drafter
 from paceline.runtime.model import Model
 from paceline.runtime.options import Options
@@ -125,7 +126,7 @@ def shared_for(model: str, options: Mapping[str, Options], progress: Progress) -
                 continue
             folder = shared.find(argument) if argument else shared.shipped.get(name)
             if folder is not None:
-                size = read_manifest(folder, TABLE, {"vocab_size": int})["vocab_size"]
+                size = read_manifest(folder, TABLE, TableFacts).vocab_size
                 shared.tables[argument] = Successors(folder, size)
     return shared
 
