@@ -19,7 +19,7 @@ from clients.server import Server, served
 
 import paceline
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
-from paceline.tools.bench.load import Sample, Target, closed_loop
+from paceline.tools.bench.serve.load import Sample, Target, closed_loop
 from paceline.tools.suite import SuitePrompt, load_suite
 
 TOKENS = 1000

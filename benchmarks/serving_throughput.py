@@ -2,8 +2,8 @@
 
     python benchmarks/serving_throughput.py --output benchmarks/results/serving-throughput.json
 
-The same prompts, greedy, nothing kept in a prompt cache, but for the contenders that are called
-`known`: they find all prompts there. In every round each contender answers all of them, in turns,
+The same prompts, greedy, nothing kept in a prompt cache, but for the variants that are called
+`known`: they find all prompts there. In every round each variant answers all of them, in turns,
 and ratios are taken within the round. paceline is asked over HTTP, by clients in
 this process; GenAI through its own `add_request` and `step`, without HTTP, on the same graph, at
 the same precision (f16 cache, float32), with a cache of the same size.
@@ -26,7 +26,7 @@ from clients.server import Server, served
 
 import paceline
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
-from paceline.tools.bench.load import Target, closed_loop
+from paceline.tools.bench.serve.load import Target, closed_loop
 from paceline.tools.suite import SuitePrompt, load_suite
 
 MANY = 8
@@ -40,7 +40,7 @@ COUNTED = ("engine_calls", "engine_rows", "engine_seconds", "steps", "step_token
 
 @dataclass(frozen=True)
 class Answered:
-    """What a contender did with all the prompts."""
+    """What a variant did with all the prompts."""
 
     seconds: float
     tokens: int
@@ -54,11 +54,11 @@ class Answered:
         return self.tokens / self.seconds
 
 
-Contender = Callable[[Sequence[SuitePrompt], int], Answered]
+Variant = Callable[[Sequence[SuitePrompt], int], Answered]
 """Answers prompts, so many tokens at most."""
 
 
-def ours(server: Server, drafter: str, clients: int, *, known: bool = False) -> Contender:
+def ours(server: Server, drafter: str, clients: int, *, known: bool = False) -> Variant:
     """Clients of our server, over HTTP; with `known` prompts come from its prompt cache."""
     extra = json.dumps(
         {
@@ -106,7 +106,7 @@ class GenAi:
             self._config.max_ngram_size = 3
         self._asked = 0
 
-    def contender(self, at_once: int) -> Contender:
+    def variant(self, at_once: int) -> Variant:
         """So many requests at a time, the next as soon as one has ended."""
 
         def answer(prompts: Sequence[SuitePrompt], max_tokens: int) -> Answered:
@@ -155,19 +155,19 @@ def main() -> None:
     files = resolve(DEFAULT_MODEL)
     peers = {"plain": GenAi(files, lookup=False), "lookup": GenAi(files, lookup=True)}
     with served(["--cache-tokens", str(SLOTS)]) as server:
-        contenders: dict[str, Contender] = {}
+        variants: dict[str, Variant] = {}
         for clients in (1, MANY):
             for drafter in ("auto", "none"):
-                contenders[f"paceline {drafter}, {clients}"] = ours(server, drafter, clients)
-            contenders[f"paceline known, {clients}"] = ours(server, "auto", clients, known=True)
+                variants[f"paceline {drafter}, {clients}"] = ours(server, drafter, clients)
+            variants[f"paceline known, {clients}"] = ours(server, "auto", clients, known=True)
             for name, peer in peers.items():
-                contenders[f"genai {name}, {clients}"] = peer.contender(clients)
-        contenders["paceline known, 1"](suite.prompts, 1)  # now they are
-        for answer in contenders.values():
+                variants[f"genai {name}, {clients}"] = peer.variant(clients)
+        variants["paceline known, 1"](suite.prompts, 1)  # now they are
+        for answer in variants.values():
             answer(suite.prompts[:2], 8)  # what is made at the first use is made now
         rounds = []
         for turn in range(options.rounds):
-            rounds.append(_round(contenders, turn, suite.prompts, options.max_tokens))
+            rounds.append(_round(variants, turn, suite.prompts, options.max_tokens))
             print(json.dumps({name: round(each.rate, 1) for name, each in rounds[-1].items()}))
     result = {
         "command": "python benchmarks/serving_throughput.py",
@@ -186,11 +186,11 @@ def main() -> None:
 
 
 def _round(
-    contenders: Mapping[str, Contender], turn: int, prompts: Sequence[SuitePrompt], most: int
+    variants: Mapping[str, Variant], turn: int, prompts: Sequence[SuitePrompt], most: int
 ) -> dict[str, Answered]:
-    names = list(contenders)
+    names = list(variants)
     shift = turn * 3 % len(names)
-    return {name: contenders[name](prompts, most) for name in names[shift:] + names[:shift]}
+    return {name: variants[name](prompts, most) for name in names[shift:] + names[:shift]}
 
 
 def _summary(rounds: Sequence[Mapping[str, Answered]]) -> dict[str, Any]:

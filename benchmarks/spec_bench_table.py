@@ -2,7 +2,7 @@
 
     python benchmarks/spec_bench_table.py benchmarks/results/spec-bench.json [--drafter auto]
 
-Prints the short table of README.md, then a table for each contender for benchmarks/README.md.
+Prints the short table of README.md, then a table for each variant for benchmarks/README.md.
 """
 
 import argparse
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.tools.bench.groups import figures, group_tables, in_words
 from paceline.tools.bench.record import Record, read_record
+from paceline.tools.bench.run.groups import group_summary, group_tables, notes
 
 
 def main() -> None:
@@ -25,14 +25,14 @@ def main() -> None:
     for title, head, rows in group_tables(record.rows):
         print(f"\n{title}\n")
         print(markdown(head, rows))
-    print("", *in_words(record.rows), sep="\n")
+    print("", *notes(record.rows), sep="\n")
 
 
 def short_table(record: Record, drafter: str) -> str:
     """Kinds as columns; raises SystemExit where the record has no such drafter."""
     if drafter not in record.contenders:
         raise SystemExit(f"the record has no {drafter}; it has {', '.join(record.contenders)}")
-    groups = figures(record.rows)["groups"]
+    groups = group_summary(record.rows)["groups"]
     rows = [
         [what, *(_cell(group[which].get(drafter, {}), name) for group in groups.values())]
         for what, which, name in (

@@ -30,8 +30,8 @@ from paceline.engines.coreml.parts import EXPERTS
 from paceline.models import QUIET
 from paceline.models.manifest import Facts
 from paceline.storage.files import read_json, write_json
-from paceline.tools.bench.flops import as_dict, tables
-from paceline.tools.bench.plan import ZAYA
+from paceline.tools.bench.plan.flops import as_dict, tables
+from paceline.tools.bench.plan.table import ZAYA
 from paceline.tools.coreml.convert import convert
 from paceline.tools.coreml.recipe import Recipe
 from paceline.tools.coreml.source import Source

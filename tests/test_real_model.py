@@ -13,8 +13,8 @@ import pytest
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import run_together
-from paceline.tools.bench import verify
-from paceline.tools.bench.verify import Verdict, check_rows
+from paceline.tools.bench.verify import checks
+from paceline.tools.bench.verify.checks import Verdict, check_rows
 from paceline.tools.suite import load_suite
 from support.waiting import PATIENCE
 
@@ -66,7 +66,7 @@ def test_whatever_drafts_the_tokens_are_plain_decodings(
 def test_rows_do_not_depend_on_how_they_are_computed(
     real_model: Model, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(verify, "_CONTEXTS", (64, 300))  # 1000 takes long here
+    monkeypatch.setattr(checks, "_CONTEXTS", (64, 300))  # 1000 takes long here
     verdict = Verdict()
     check_rows(real_model.engine, verdict)
     assert verdict.rows.rows > 400

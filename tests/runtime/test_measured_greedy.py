@@ -11,12 +11,12 @@ from paceline.models import QUIET
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.model import Model
 from paceline.runtime.options import Request, check
-from paceline.tools.bench.ab_test import Case, Contender
-from paceline.tools.bench.cases import by_length
+from paceline.tools.bench.ab_test import Case, Variant
 from paceline.tools.bench.peers.base import Question
-from paceline.tools.bench.peers.ours import Ours
-from paceline.tools.bench.verify import SAMPLED, Verdict, check_tokens
-from paceline.tools.bench.verify import Case as Verified
+from paceline.tools.bench.peers.paceline_peer import Ours
+from paceline.tools.bench.sweep.cases import length_cases
+from paceline.tools.bench.verify.checks import SAMPLED, Verdict, check_tokens
+from paceline.tools.bench.verify.checks import Case as Verified
 from paceline.tools.suite import load_suite
 from paceline.tools.train.answers import Settings, make_answers
 from paceline.tools.train.prompts import write_prompts
@@ -35,12 +35,12 @@ def suite(tmp_path: Path) -> Path:
 
 
 def _run(model: Model, _: Path, __: Path) -> None:
-    Contender("x", model, {"drafter": "none"}).answer(Case("a", "a", "Hi", {"max_tokens": 4}))
+    Variant("x", model, {"drafter": "none"}).answer(Case("a", "a", "Hi", {"max_tokens": 4}))
 
 
 def _swept(model: Model, _: Path, __: Path) -> None:
-    (case,) = by_length(model, "this is the one", [12], [{}], 4)
-    Contender("x", model, {"drafter": "suffix"}).answer(case)
+    (case,) = length_cases(model, "this is the one", [12], [{}], 4)
+    Variant("x", model, {"drafter": "suffix"}).answer(case)
 
 
 def _peers(model: Model, _: Path, __: Path) -> None:

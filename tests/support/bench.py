@@ -6,7 +6,7 @@ from typing import Any
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline.tools.bench.run import bench_run
+from paceline.tools.bench.run.command import bench_run
 
 
 def bench(model: Model, suite: Path, **options: Any) -> Report:

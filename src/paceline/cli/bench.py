@@ -58,7 +58,7 @@ def exact_in_words(measured: Sequence[Mapping[str, Any]]) -> str:
 
 def bench_run(options: argparse.Namespace) -> int:
     """`bench run`."""
-    from paceline.tools.bench.run import bench_run as run
+    from paceline.tools.bench.run.command import bench_run as run
 
     check_writable(options.output)
     report = run(
@@ -79,7 +79,7 @@ def bench_run(options: argparse.Namespace) -> int:
 
 def bench_sweep(options: argparse.Namespace) -> int:
     """`bench sweep`."""
-    from paceline.tools.bench.sweep import bench_sweep as sweep
+    from paceline.tools.bench.sweep.command import bench_sweep as sweep
 
     check_writable(options.output)
     report = sweep(
@@ -179,7 +179,7 @@ def bench_peers(options: argparse.Namespace) -> int:
 
 def bench_serve(options: argparse.Namespace) -> int:
     """`bench serve`."""
-    from paceline.tools.bench.serve import bench_serve as serve
+    from paceline.tools.bench.serve.command import bench_serve as serve
 
     check_writable(options.output)
     report = serve(
@@ -195,10 +195,10 @@ def bench_serve(options: argparse.Namespace) -> int:
 
 def verify(options: argparse.Namespace) -> int:
     """`verify`."""
-    from paceline.tools.bench import commands
+    from paceline.tools.bench.verify.command import verify as run
 
     check_writable(options.output)
-    report = commands.verify(
+    report = run(
         lambda: load_model(options),
         suite=options.suite,
         max_tokens=options.max_tokens,
@@ -212,7 +212,7 @@ def verify(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """`plan`."""
-    from paceline.tools.bench import commands
+    from paceline.tools.bench.plan.command import plan as run
 
     check_writable(options.output)
-    return print_report(commands.plan(load_model(options), again=options.again), options)
+    return print_report(run(load_model(options), again=options.again), options)

@@ -6,7 +6,13 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
-from paceline.tools.bench.cases import by_depth, by_length, dense_text, lengths_for, longest
+from paceline.tools.bench.sweep.cases import (
+    dense_text,
+    depth_cases,
+    length_cases,
+    lengths_for,
+    longest,
+)
 from paceline.tools.suite import load_suite
 
 TEXT = "this is one and the user\n"
@@ -29,7 +35,7 @@ def test_lengths_are_the_experiments_then_doubled_up_to_the_most(limit: int, exp
 
 def test_a_prompt_has_just_so_many_tokens_of_the_text_again_and_again(model: Model):
     once = model.tokens(TEXT, raw=True)
-    cases = by_length(model, TEXT, [3, 100], [{}], 8)
+    cases = length_cases(model, TEXT, [3, 100], [{}], 8)
     assert [len(case.prompt) for case in cases] == [3, 100]
     assert cases[0].prompt == once[:3]
     assert cases[1].prompt == (once * 100)[:100]
@@ -38,7 +44,7 @@ def test_a_prompt_has_just_so_many_tokens_of_the_text_again_and_again(model: Mod
 
 
 def test_max_is_what_leaves_room_for_the_answer(model: Model):
-    (case,) = by_length(model, TEXT, ["max"], [{}], 8)
+    (case,) = length_cases(model, TEXT, ["max"], [{}], 8)
     assert len(case.prompt) == longest(model) - 8
     result = model.generate(case.prompt, **case.options, drafter="suffix", policy="fixed")
     assert result.completion_tokens == 8
@@ -47,14 +53,14 @@ def test_max_is_what_leaves_room_for_the_answer(model: Model):
 def test_a_prompt_that_does_not_fit_is_named(model: Model):
     most = longest(model) - 8
     with pytest.raises(InvalidRequest, match=f"a prompt of {most + 1} tokens does not fit"):
-        by_length(model, TEXT, [most + 1], [{}], 8)
+        length_cases(model, TEXT, [most + 1], [{}], 8)
     with pytest.raises(InvalidRequest, match="no prompt is left beside an answer of 9999"):
-        by_length(model, TEXT, [], [{}], 9999)
+        length_cases(model, TEXT, [], [{}], 9999)
 
 
 def test_each_temperature_is_a_case_of_its_own(model: Model):
     sampled = [{"temperature": 0.0, "seed": 3}, {"temperature": 0.5, "seed": 3}]
-    cases = by_length(model, TEXT, [5], sampled, 8)  # type: ignore[arg-type]
+    cases = length_cases(model, TEXT, [5], sampled, 8)  # type: ignore[arg-type]
     assert [case.id for case in cases] == [
         "code, 5 tokens, temperature 0",
         "code, 5 tokens, temperature 0.5",
@@ -65,7 +71,7 @@ def test_each_temperature_is_a_case_of_its_own(model: Model):
 
 def test_questions_stand_behind_other_text(model: Model, suite_file: Path):
     suite = load_suite(suite_file)
-    cases = by_depth(model, suite, [0, 100], [{}], 8)
+    cases = depth_cases(model, suite, [0, 100], [{}], 8)
     assert [case.id for case in cases[:3]] == [
         f"{prompt.id} behind 0 tokens" for prompt in suite.prompts
     ]
@@ -79,10 +85,10 @@ def test_questions_stand_behind_other_text(model: Model, suite_file: Path):
 
 def test_the_greatest_depth_leaves_room_for_question_and_answer(model: Model, suite_file: Path):
     suite = load_suite(suite_file)
-    for case in by_depth(model, suite, ["max"], [{}], 8):
+    for case in depth_cases(model, suite, ["max"], [{}], 8):
         assert longest(model) - 150 < len(model.tokens(case.prompt)) < longest(model) - 8
     with pytest.raises(InvalidRequest, match="a depth of 99999 tokens does not fit"):
-        by_depth(model, suite, [99999], [{}], 8)
+        depth_cases(model, suite, [99999], [{}], 8)
 
 
 def test_our_own_text_is_there_and_has_a_hash():

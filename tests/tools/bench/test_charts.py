@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest
-from paceline.tools.bench.plan import is_plan, plan_record
+from paceline.tools.bench.plan.table import is_plan, plan_record
 from paceline.tools.bench.record import Record, Row, Spread, parse_record
-from paceline.tools.bench.report.charts import charts_of
+from paceline.tools.bench.report.charts import record_charts
 from paceline.tools.bench.report.shapes import Chart, Curves, Dots, Stacks
 from support.results import BLOCKS, HEAD, PLAN, RUN, SERVE, SIMULATED, SWEEP, row
 
@@ -20,7 +20,7 @@ _Kind = TypeVar("_Kind", Dots, Curves, Stacks)
 
 
 def charts(record: Record) -> dict[str, Chart]:
-    found = charts_of(record)
+    found = record_charts(record)
     by_slug = {chart.slug: chart for chart in found}
     assert len(by_slug) == len(found), "every chart has a name of its own"
     for chart in found:
@@ -121,8 +121,8 @@ def test_two_numbers_that_run_have_a_curve_each_over_the_mean_of_the_other():
         for heat in (0, 1)
     ]
     found = charts(Record("sweep", rows, **HEAD))
-    by_depth, by_heat = (the(Curves, found[f"ratio-by-{name}"]) for name in ("depth", "heat"))
-    assert close(dict(by_depth.found["x"])[0], 1.25 * math.sqrt(8), 2.5, 5.0)
+    depth_cases, by_heat = (the(Curves, found[f"ratio-by-{name}"]) for name in ("depth", "heat"))
+    assert close(dict(depth_cases.found["x"])[0], 1.25 * math.sqrt(8), 2.5, 5.0)
     assert close(dict(by_heat.found["x"])[1], 5.0, 5.0, 5.0)
 
 
@@ -202,7 +202,7 @@ def test_a_plan_has_costs_and_what_drafting_must_bring():
         name: [(at, each.median) for at, each in points] for name, points in costs.found.items()
     } == {
         "m, here": [(1, 1.0), (2, 1.0), (4, 1.2)],
-        "the same behind 4096 tokens": [(1, 1.0), (2, 1.1)],
+        "the same at a context of 4096 tokens": [(1, 1.0), (2, 1.1)],
         "ZAYA, Neural Engine": [(1, 1.0), (4, 4.46)],
     }
     assert costs.bound is not None

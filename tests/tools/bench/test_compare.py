@@ -18,9 +18,9 @@ from paceline.tools.bench.record import Record, Row, write_record
 Write = Callable[..., Path]
 
 
-def row(case: str, kind: str, contender: str, *ratio: float) -> Row:
-    measures = {"ratio": [*ratio], "acceptance_rate": [0.0 if contender == PLAIN else 0.5]}
-    return Row(case, kind, contender, measures)
+def row(case: str, kind: str, variant: str, *ratio: float) -> Row:
+    measures = {"ratio": [*ratio], "acceptance_rate": [0.0 if variant == PLAIN else 0.5]}
+    return Row(case, kind, variant, measures)
 
 
 ROWS = [
@@ -115,7 +115,7 @@ def test_what_is_not_alike_is_refused_unless_told(other: dict[str, Any], reason:
 @pytest.mark.parametrize("anyway", [False, True])
 def test_where_nothing_is_in_common_there_is_nothing_to_compare(anyway: bool, write: Write):
     paths = write("old", RECORD), write("new", replace(RECORD, rows=FASTER[2:]))
-    with pytest.raises(InvalidRequest, match="no case has ratio by the same contender"):
+    with pytest.raises(InvalidRequest, match="no case has ratio by the same variant"):
         compare(*paths, anyway=anyway)
     with pytest.raises(InvalidRequest, match="no case has beauty"):
         compare(paths[0], paths[0], measure="beauty", anyway=anyway)

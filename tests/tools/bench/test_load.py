@@ -12,9 +12,16 @@ from paceline.models import QUIET
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY
-from paceline.tools.bench.load import Sample, Target, closed_loop, model_of, open_loop, percentiles
 from paceline.tools.bench.record import parse_record
-from paceline.tools.bench.serve import bench_serve
+from paceline.tools.bench.serve.command import bench_serve
+from paceline.tools.bench.serve.load import (
+    Sample,
+    Target,
+    closed_loop,
+    model_of,
+    open_loop,
+    percentiles,
+)
 from paceline.tools.suite import SuitePrompt
 from support.server import Running, running
 

@@ -18,12 +18,12 @@ from paceline.cli.app import main
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.models import QUIET, ModelFiles
 from paceline.runtime.model import Model
-from paceline.tools.bench import load
-from paceline.tools.bench.peers.base import Answered, NotComparable, Peer, Question
-from paceline.tools.bench.peers.known import KNOWN
+from paceline.tools.bench.peers.base import Answer, NotComparable, Peer, Question
+from paceline.tools.bench.peers.registry import KNOWN
 from paceline.tools.bench.peers.server import AS_SERVED, Access, open_server
 from paceline.tools.bench.peers.target import Target
 from paceline.tools.bench.record import read_record
+from paceline.tools.bench.serve import load
 from support.server import running
 from support.tiny import reference_logits
 
@@ -99,7 +99,7 @@ def test_an_answer_is_the_same_whatever_was_asked_before(
             assert peer.answer(question, 12, way).same(first)
 
 
-def _check_greedy(gguf: Path, question: Question, found: Answered) -> None:
+def _check_greedy(gguf: Path, question: Question, found: Answer) -> None:
     assert found.tokens is not None
     logits = reference_logits(gguf, [*question.tokens, *found.tokens])[
         len(question.tokens) - 1 : -1

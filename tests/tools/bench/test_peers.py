@@ -13,29 +13,29 @@ from paceline.errors import InvalidRequest, MissingExtra, ModelError, PacelineEr
 from paceline.models import QUIET, Progress
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline.tools.bench.peers import command, known
-from paceline.tools.bench.peers.base import Answered, Peer, Question
-from paceline.tools.bench.peers.known import KNOWN, Known, check_names, open_all
-from paceline.tools.bench.peers.measure import OWN, Contender, contenders_of, measure
-from paceline.tools.bench.peers.ours import Ours
+from paceline.tools.bench.journal import journal_path
+from paceline.tools.bench.peers import command, registry
+from paceline.tools.bench.peers.base import Answer, Peer, Question
+from paceline.tools.bench.peers.measure import OWN, Variant, measure, variants_of
+from paceline.tools.bench.peers.paceline_peer import Ours
+from paceline.tools.bench.peers.registry import KNOWN, Known, check_names, open_all
 from paceline.tools.bench.peers.server import Access
 from paceline.tools.bench.peers.summary import Rows, kept, summary, tables
 from paceline.tools.bench.record import Row, parse_record
-from paceline.tools.bench.resume import journal_of
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
 QUESTION = Question("one", "chat", [{"role": "user", "content": "Hello"}], [1, 2, 3])
 
 
-def answered(*tokens: int, seconds: float = 1.0, **more: Any) -> Answered:
-    return Answered(" ".join(map(str, tokens)), tokens, len(tokens), 0.1, seconds, **more)
+def answered(*tokens: int, seconds: float = 1.0, **more: Any) -> Answer:
+    return Answer(" ".join(map(str, tokens)), tokens, len(tokens), 0.1, seconds, **more)
 
 
 @dataclass
 class Fake:
     """Gives the answers it has for a way, one after the other and then again."""
 
-    answers: Mapping[str, Sequence[Answered]]
+    answers: Mapping[str, Sequence[Answer]]
     name: str = "fake"
     packages: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Fake:
     def ways(self) -> Sequence[str]:
         return tuple(self.answers)
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
         given = self.answers[way]
         turn = self.asked.count((question.id, way))
         self.asked.append((question.id, way))
@@ -56,8 +56,8 @@ PACELINE = Fake({"plain": [answered(7, 8, 9)], "auto": [answered(7, 8, 9, second
 
 
 def rows_of(peer: Peer, rounds: int = 1) -> dict[str, Row]:
-    ours = [Contender(way, "plain", PACELINE, way) for way in PACELINE.ways]
-    theirs = contenders_of(PACELINE, [peer])[2:]  # type: ignore[arg-type]
+    ours = [Variant(way, "plain", PACELINE, way) for way in PACELINE.ways]
+    theirs = variants_of(PACELINE, [peer])[2:]  # type: ignore[arg-type]
     return {
         row.contender: row
         for row in measure(QUESTION, [*ours, *theirs], rounds=rounds, max_tokens=9)
@@ -173,7 +173,7 @@ def tables_of(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
 
 def test_a_peer_that_fails_is_named_with_the_question():
     class Broken(Fake):
-        def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+        def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
             raise RuntimeError("out of\nmemory")
 
     with pytest.raises(ModelError, match="fake, plain fails at one: out of memory"):
@@ -217,9 +217,9 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, Any]], None
             name: Known(name, ["json" if what else "no_such_module"], f"the-{name}")
             for name, what in found.items()
         }
-        monkeypatch.setattr(known, "KNOWN", here)
+        monkeypatch.setattr(registry, "KNOWN", here)
         monkeypatch.setattr(
-            known, "import_module", lambda name: Opens(found[name.rpartition(".")[2]])
+            registry, "import_module", lambda name: Opens(found[name.rpartition(".")[2]])
         )
 
     return peers
@@ -302,7 +302,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     model: Model, suite_file: Path, peers: Callable[..., None], tmp_path: Path
 ):
     class Stops(Fake):
-        def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+        def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
             if question.id == "two":
                 raise KeyboardInterrupt
             return super().answer(question, max_tokens, way)
@@ -314,7 +314,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     again, said = Fake({"plain": [answered(7, 8)]}), StringIO()
     peers({"fake": again})
     report = bench(model, suite_file, output=output, progress=Progress(said))
-    assert report.journal == journal_of(output)
+    assert report.journal == journal_path(output)
     assert [id for id, _ in again.asked] == ["one", "two"], "one: to warm up"
     assert said.getvalue().count("(measured before)") == 2
     assert len(report.value["rows"]) == 9

@@ -19,7 +19,7 @@ import pytest
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.tools.bench.record import Row, write_record
-from paceline.tools.bench.report.charts import charts_of
+from paceline.tools.bench.report.charts import record_charts
 from paceline.tools.bench.report.command import bench_report
 from paceline.tools.bench.report.drawing import picture
 from support.results import BLOCKS, PLAN, RUN, SERVE, SIMULATED, SWEEP
@@ -145,7 +145,7 @@ def test_results_of_one_name_are_told_apart(tmp_path: Path):
 
 
 def test_a_picture_is_a_png_or_an_svg():
-    chart = charts_of(RUN)[0]
+    chart = record_charts(RUN)[0]
     assert picture(chart, "png").startswith(b"\x89PNG")
     assert b"</svg>" in picture(chart, "svg")
     assert picture(chart, "png") != picture(chart, "png", ["y", "x"]), "y looks as the first does"

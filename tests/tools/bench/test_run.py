@@ -10,9 +10,9 @@ from paceline.errors import InvalidRequest
 from paceline.models import QUIET, Progress
 from paceline.runtime.model import Model
 from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW
+from paceline.tools.bench.journal import journal_path
 from paceline.tools.bench.record import parse_record
-from paceline.tools.bench.resume import journal_of
-from paceline.tools.bench.run import bench_run
+from paceline.tools.bench.run.command import bench_run
 from support.bench import bench
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
@@ -116,7 +116,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     output = tmp_path / "result.json"
     with pytest.raises(KeyboardInterrupt):
         bench(model, suite_file, output=output, progress=Stopped(2))
-    journal = journal_of(output)
+    journal = journal_path(output)
     assert journal is not None
     kept = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
     assert [entry["key"] for entry in kept] == ["one", "three"]

@@ -20,7 +20,7 @@ from paceline.runtime.options import check as check_options
 from paceline.runtime.trace import Trace
 from paceline.tools.bench.simulate.replay import (
     Recording,
-    Simulated,
+    SimulatedStep,
     Simulation,
     check,
     simulate,
@@ -46,7 +46,7 @@ def text(prompt: Sequence[int], answer: Sequence[int], most: int | None = None) 
     return Recording("one", "any", prompt, answer, most)
 
 
-def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[Simulated]:
+def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[SimulatedStep]:
     """The steps of a real generation, as a simulation has them."""
     machine = generation(engine, prompt, **settings)  # type: ignore[arg-type]
     with closing(engine.open()) as sequence:
@@ -57,7 +57,7 @@ def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[S
             step = machine.accept(result.logits[0], taps={}, seconds=CHEAP(len(block.tokens)))
             sequence.commit(step.kept)
             if not prefilling:
-                yield Simulated(len(block.tokens), context, step._replace(text=""))
+                yield SimulatedStep(len(block.tokens), context, step._replace(text=""))
     machine.close()
 
 
@@ -144,23 +144,23 @@ def test_figures_of_a_text_that_repeats():
 def test_what_stands_is_counted_by_length_of_match():
     # After 1, 2 comes 3 the first time, and 4 then: a match of two that does not stand.
     recording = text([1, 2, 3, 9, 1, 2], [4, 7])
-    judged = one(recording, "suffix").judged
-    assert judged.by_match == {}, "the first token comes with the prompt"
+    evidence = one(recording, "suffix").evidence
+    assert evidence.by_match == {}, "the first token comes with the prompt"
     recording = text([1, 2, 3, 4, 9, 1], [2, 3, 5, 8])
-    judged = one(recording, "suffix").judged
-    assert judged.by_match == {("suffix", 2): [1, 1], ("suffix", 3): [1, 0]}
+    evidence = one(recording, "suffix").evidence
+    assert evidence.by_match == {("suffix", 2): [1, 1], ("suffix", 3): [1, 0]}
 
 
 def test_what_stands_is_counted_by_the_drafters_own_chance(toy_table: Path):
     recording = text([0, 1], [2, 3, 4, 5, 0, 1, 2, 3, 3, 1, 2, 0, 2])
     request = check_options({"drafter": f"table:{toy_table}", "policy": "fixed"})
     (found,) = simulate([recording], request, EVEN, Shared(vocab_size=6))
-    judged = found.judged
-    assert not judged.by_match
-    assert {source for source, _ in judged.by_chance} == {"table"}
-    assert all(0 <= tenth <= 10 for _, tenth in judged.by_chance)
-    assert sum(stood for _, stood in judged.by_chance.values()) == found.counters.accepted > 0
-    assert any(stood < compared for compared, stood in judged.by_chance.values())
+    evidence = found.evidence
+    assert not evidence.by_match
+    assert {source for source, _ in evidence.by_chance} == {"table"}
+    assert all(0 <= tenth <= 10 for _, tenth in evidence.by_chance)
+    assert sum(stood for _, stood in evidence.by_chance.values()) == found.counters.accepted > 0
+    assert any(stood < compared for compared, stood in evidence.by_chance.values())
 
 
 def test_a_longer_context_costs_more():
@@ -181,7 +181,7 @@ def test_nothing_is_learnt_from_other_texts_unless_it_is_asked():
     assert passes(carry=False) == [7, 7]
     assert passes(carry=True) == [7, 1]
     shared = Shared()
-    for _ in range(2):  # nor from the same texts by another contender
+    for _ in range(2):  # nor from the same texts by another variant
         assert [s.counters.steps for s in simulate(texts, request, EVEN, shared, carry=True)] == [
             7,
             1,

@@ -6,8 +6,8 @@ import pytest
 from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
-from paceline.tools.bench import commands
-from paceline.tools.bench.simulate.costs import PRESETS, costs_of
+from paceline.tools.bench.plan.command import plan
+from paceline.tools.bench.simulate.costs import PRESETS, parse_costs
 
 
 def here() -> CostTable:
@@ -19,24 +19,24 @@ def never() -> CostTable:
 
 
 def test_those_of_this_machine():
-    assert costs_of("here", here).table(1) == 0.5
+    assert parse_costs("here", here).table(1) == 0.5
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_an_experiments(name: str):
-    found = costs_of(name, never)
+    found = parse_costs(name, never)
     assert (found.name, dict(found.table.seconds)) == (name, PRESETS[name])
 
 
 def test_given_ones():
-    found = costs_of("1=12,4=13.5", never).table
+    found = parse_costs("1=12,4=13.5", never).table
     assert (found(1), found(4)) == (0.012, 0.0135)
 
 
 def test_recorded_ones_are_those_that_were_measured(model: Model, tmp_path: Path):
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(commands.plan(model, again=False).value))
-    found, measured = costs_of(str(path), never).table, model.measurement.cost
+    path.write_text(json.dumps(plan(model, again=False).value))
+    found, measured = parse_costs(str(path), never).table, model.measurement.cost
     for context in (1, 256, 400):
         for rows in (1, 2, 7, 16, 32):
             there, here = found.at_context(context)(rows), measured.at_context(context)(rows)
@@ -48,7 +48,7 @@ def test_recorded_ones_know_the_longer_context(tmp_path: Path):
     near = {"context": 100, "plain_milliseconds": 10.0, "rows": [{"rows": 4, "milliseconds": 12}]}
     deep = {"context": 600, "plain_milliseconds": 15.0, "rows": [{"rows": 4, "milliseconds": 22}]}
     path.write_text(json.dumps({**near, "deep": deep}))
-    found = costs_of(str(path), never).table
+    found = parse_costs(str(path), never).table
     assert found.at_context(100)(4) == pytest.approx(0.012)
     assert found.at_context(1100)(1) == pytest.approx(0.020)
     assert found.at_context(1100)(4) == pytest.approx(0.032)
@@ -66,7 +66,7 @@ def test_recorded_ones_know_the_longer_context(tmp_path: Path):
 )
 def test_anything_else_is_refused_in_one_line(said: str, message: str):
     with pytest.raises(InvalidRequest, match=message) as raised:
-        costs_of(said, never)
+        parse_costs(said, never)
     assert "\n" not in str(raised.value)
 
 
@@ -86,5 +86,5 @@ def test_a_file_that_is_no_plan_is_refused_in_one_line(content: str, tmp_path: P
     path = tmp_path / "plan.json"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(InvalidRequest, match=r"plan\.json is n") as raised:
-        costs_of(str(path), never)
+        parse_costs(str(path), never)
     assert "\n" not in str(raised.value)

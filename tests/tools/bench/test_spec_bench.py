@@ -16,13 +16,12 @@ from paceline.runtime.model import Model
 from paceline.storage.report import Report, json_file
 from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline.tools.bench.compare import bench_compare
-from paceline.tools.bench.groups import ALL, figures
-from paceline.tools.bench.loops import is_loop, repeated_share
-from paceline.tools.bench.questions import Skipped
+from paceline.tools.bench.journal import journal_path
 from paceline.tools.bench.record import parse_record, read_record
 from paceline.tools.bench.report.command import bench_report
-from paceline.tools.bench.resume import journal_of
-from paceline.tools.bench.run import bench_run
+from paceline.tools.bench.run.command import bench_run
+from paceline.tools.bench.run.groups import ALL, group_summary, is_loop, repeated_share
+from paceline.tools.bench.run.turns import Skipped
 from paceline.tools.suite import CONVERSATION, Suite, load_suite
 from support.bench import bench
 from support.faulty import FaultyEngine
@@ -117,8 +116,8 @@ def test_a_second_turn_is_asked_after_plain_decodings_answer_to_the_first(
     )
     assert rows["81", PLAIN].facts["token_ids"] == first.token_ids
     assert rows["81, turn 2", PLAIN].facts["token_ids"] == second.token_ids
-    for contender in (PLAIN, SINGLE_ROW, "suffix"):
-        row = rows["81, turn 2", contender]
+    for variant in (PLAIN, SINGLE_ROW, "suffix"):
+        row = rows["81, turn 2", variant]
         assert row.facts["prompt_tokens"] == second.prompt_tokens
         assert (row.facts["category"], row.facts["turn"]) == ("writing", 2)
     assert record.summary["same_tokens"] is True
@@ -162,7 +161,7 @@ def test_a_stopped_run_resumes_between_the_turns_of_a_question(
     output = tmp_path / "result.json"
     with pytest.raises(KeyboardInterrupt):
         bench(model, questions, output=output, progress=Stopped(quiet=True))
-    journal = journal_of(output)
+    journal = journal_path(output)
     assert journal is not None
     kept = [json.loads(line)["key"] for line in journal.read_text().splitlines()[1:]]
     assert kept == ["81", "81, turn 2", "91"]
@@ -241,7 +240,7 @@ def test_a_run_reports_each_group_with_the_loops_and_without(model: Model, quest
     assert [groups[name]["answers"] for name in groups] == [4, 2, 1, 7]
     assert groups[ALL]["loops"] == len(circling)
     straight = [row for row in record.rows if row.case not in circling]
-    assert groups[ALL]["without_loops"] == figures(straight)["groups"][ALL]["with_loops"]
+    assert groups[ALL]["without_loops"] == group_summary(straight)["groups"][ALL]["with_loops"]
     rows = [row for row in record.rows if row.contender == "suffix"]
     found = groups[ALL]["with_loops"]["suffix"]
     decoded = sum(row.facts["tokens"] - 1 for row in rows)

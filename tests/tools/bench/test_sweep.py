@@ -1,4 +1,4 @@
-"""`bench sweep`: contenders, cold and warm, and going on after a stop."""
+"""`bench sweep`: variants, cold and warm, and going on after a stop."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from paceline.runtime.model import Model
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import PLAIN
 from paceline.tools.bench.record import Record, parse_record, read_record
-from paceline.tools.bench.sweep import bench_sweep, ways
+from paceline.tools.bench.sweep.command import bench_sweep, ways
 
 
 class Loading:

@@ -10,7 +10,7 @@ from paceline.engines.base import Sequence, StepResult
 from paceline.engines.invariance import CONDITIONS, Compared
 from paceline.runtime.model import Model
 from paceline.runtime.options import POLICIES, Options
-from paceline.tools.bench.verify import (
+from paceline.tools.bench.verify.checks import (
     BLOCKS,
     DRAFTERS,
     Case,

@@ -1,6 +1,6 @@
 """Contenders against plain decoding: the same cases, in turns, as rows of a record.
 
-In every round a case is answered by all contenders (`turns.py`), each as a first request has it,
+In every round a case is answered by all variants (`turns.py`), each as a first request has it,
 and a ratio is taken within the round. Every answer is also compared with plain decoding's, token
 for token. Prefill and decode are measured apart.
 """
@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.models import Progress
 from paceline.runtime.model import Model, Prompt
 from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.result import Result
-from paceline.tools.bench.interleave import in_turns
+from paceline.tools.bench.journal import Journal
 from paceline.tools.bench.record import Row
-from paceline.tools.bench.resume import Kept
+
+_T = TypeVar("_T")
 
 PLAIN = "plain"
 SINGLE_ROW = "plain, 1 row"
@@ -43,7 +44,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Variant:
     """A way to decode: a model (its engine's settings count too) and options."""
 
     name: str
@@ -76,60 +77,80 @@ def called(drafter: str) -> str:
     return "+".join(f"{kind}{colon}{Path(rest).name}" for kind, colon, rest in parts)
 
 
-def warm_up(contenders: Sequence[Contender], case: Case) -> None:
+def warm_up(variants: Sequence[Variant], case: Case) -> None:
     """Let each answer once: whatever is done at the first request has then been done."""
-    for each in contenders:
+    for each in variants:
         each.answer(case)
 
 
 def measure_all(
     cases: Sequence[Case],
-    contenders: Sequence[Contender],
+    variants: Sequence[Variant],
     *,
     rounds: int,
-    kept: Kept,
+    kept: Journal,
     progress: Progress,
 ) -> list[Row]:
     """The rows of all cases; what an interrupted run has kept is not measured again."""
     rows: list[Row] = []
     for number, case in enumerate(cases, start=1):
         known = kept.get(case.id)
-        fresh = known or kept.add(case.id, measure(case, contenders, rounds=rounds, start=number))
+        fresh = known or kept.add(case.id, measure(case, variants, rounds=rounds, start=number))
         rows += fresh
-        progress.say(measured_line(fresh, f"{number}/{len(cases)}", before=known is not None))
+        progress.say(progress_line(fresh, f"{number}/{len(cases)}", before=known is not None))
     return rows
 
 
-def measured_line(rows: Sequence[Row], place: str, *, before: bool) -> str:
+def progress_line(rows: Sequence[Row], place: str, *, before: bool) -> str:
     """A case's ratios in one line; `place` is how far the run is."""
     ratios = (f"{row.contender} {median(row.measures['ratio']):.2f}" for row in rows[1:])
     note = " (measured before)" if before else ""
     return f"{place} {rows[0].case}: {', '.join(ratios)}{note}"
 
 
-def measure(
-    case: Case, contenders: Sequence[Contender], *, rounds: int, start: int = 0
-) -> list[Row]:
-    """Let all contenders answer a case, in turns.
+def measure(case: Case, variants: Sequence[Variant], *, rounds: int, start: int = 0) -> list[Row]:
+    """Let all variants answer a case, in turns.
 
     Args:
         case: what is asked.
-        contenders: the first one is plain decoding, what the others are compared with. One called
+        variants: the first one is plain decoding, what the others are compared with. One called
             `SINGLE_ROW` is what a second ratio is taken against.
         rounds: how often each answers.
         start: who begins; pass another number for each case.
 
     Returns:
-        A row for each contender; the first one's facts have the answer's tokens, and the prompt's.
+        A row for each variant; the first one's facts have the answer's tokens, and the prompt's.
     """
-    ways = {each.name: _answering(each, case) for each in contenders}
-    answers = in_turns(ways, rounds, start)
-    first, *others = (_row(case, each, answers, contenders[0].name) for each in contenders)
+    ways = {each.name: _answering(each, case) for each in variants}
+    answers = interleaved(ways, rounds, start)
+    first, *others = (_row(case, each, answers, variants[0].name) for each in variants)
     # With its tokens a case can be simulated.
     tokens = {"token_ids": answers[first.contender][0].token_ids}
     if case.keep_prompt:
-        tokens = {"prompt_token_ids": contenders[0].model.tokens(case.prompt), **tokens}
+        tokens = {"prompt_token_ids": variants[0].model.tokens(case.prompt), **tokens}
     return [replace(first, facts={**first.facts, **tokens}), *others]
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], _T]], rounds: int, start: int = 0
+) -> dict[str, list[_T]]:
+    """Run every call once a round, in an order that rotates, so that load on the machine hits all.
+
+    Args:
+        calls: what to run, by name.
+        rounds: how often each runs.
+        start: index of the call that begins round 0; the first call moves on by one a round.
+
+    Returns:
+        Name -> its results, one a round, in the order of `calls`.
+    """
+    found: dict[str, list[_T]] = {name: [] for name in calls}
+    names = [*calls]
+    for turn in range(start, start + rounds):
+        shift = turn % len(names)
+        for name in [*names[shift:], *names[:shift]]:
+            found[name].append(calls[name]())
+    return found
 
 
 def about(model: Model) -> dict[str, Any]:
@@ -140,8 +161,8 @@ def about(model: Model) -> dict[str, Any]:
     }
 
 
-def _answering(contender: Contender, case: Case) -> Callable[[], Result]:
-    return lambda: contender.answer(case)
+def _answering(variant: Variant, case: Case) -> Callable[[], Result]:
+    return lambda: variant.answer(case)
 
 
 def _rate(result: Result) -> float:
@@ -154,10 +175,8 @@ def _whole_rate(result: Result) -> float:
     return result.completion_tokens / (result.stats.prefill_seconds + result.stats.decode_seconds)
 
 
-def _row(
-    case: Case, contender: Contender, answers: Mapping[str, Sequence[Result]], plain: str
-) -> Row:
-    results = answers[contender.name]
+def _row(case: Case, variant: Variant, answers: Mapping[str, Sequence[Result]], plain: str) -> Row:
+    results = answers[variant.name]
 
     def ratios(base: str, rate: Callable[[Result], float] = _rate) -> list[float]:
         pairs = zip(results, answers[base], strict=True)
@@ -173,16 +192,16 @@ def _row(
     return Row(
         case=case.id,
         kind=case.kind,
-        contender=contender.name,
+        contender=variant.name,
         measures=measures,
-        at={**case.at, **contender.block},
+        at={**case.at, **variant.block},
         counts=_counts(results),
         facts={
             **case.facts,
             "tokens": results[0].completion_tokens,
             "prompt_tokens": results[0].prompt_tokens,
             "same_tokens": all(result.token_ids == expected for result in results),
-            **({"way": contender.way} if contender.block else {}),
+            **({"way": variant.way} if variant.block else {}),
         },
     )
 

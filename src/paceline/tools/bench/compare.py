@@ -18,11 +18,11 @@ from paceline.tools.bench.record import Record, Row, Spread, read_record
 
 
 class Line(NamedTuple):
-    """A case by a contender in every result."""
+    """A case by a variant in every result."""
 
     case: str
     kind: str
-    contender: str
+    variant: str
     found: Sequence[Spread]
     """One for each result."""
 
@@ -52,7 +52,7 @@ def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Repor
     lines = list(_lines(records, measure))
     if not lines:
         raise InvalidRequest(
-            f"no case has {measure} by the same contender in all of "
+            f"no case has {measure} by the same variant in all of "
             f"{', '.join(map(str, paths))}; {measure} is in "
             f"{sum(measure in row.measures for record in records for row in record.rows)} rows"
         )
@@ -102,8 +102,8 @@ def _means(lines: Sequence[Line], results: int) -> Iterator[tuple[str, str, list
 
     Of those the geometric mean, the least and the most.
     """
-    for contender in dict.fromkeys(line.contender for line in lines):
-        mine = [line for line in lines if line.contender == contender]
+    for variant in dict.fromkeys(line.variant for line in lines):
+        mine = [line for line in lines if line.variant == variant]
         kinds = dict.fromkeys(line.kind for line in mine)
         for kind in [*(kinds if len(kinds) > 1 else ()), "all"]:
             chosen = [line for line in mine if kind in (line.kind, "all")]
@@ -111,7 +111,7 @@ def _means(lines: Sequence[Line], results: int) -> Iterator[tuple[str, str, list
                 [line.over_first(place).median for line in chosen] for place in range(1, results)
             ]
             yield (
-                contender,
+                variant,
                 kind,
                 [Spread(geometric_mean(each), min(each), max(each)) for each in quotients],
             )
@@ -123,16 +123,16 @@ def _about(path: Path, record: Record) -> dict[str, Any]:
     return {"file": str(path), **{name: head[name] for name in names}}
 
 
-def _mean(contender: str, kind: str, over: Sequence[Spread]) -> dict[str, Any]:
+def _mean(variant: str, kind: str, over: Sequence[Spread]) -> dict[str, Any]:
     found = [each._asdict() for each in over]
-    return {"contender": contender, "kind": kind, "over_first": found}
+    return {"contender": variant, "kind": kind, "over_first": found}
 
 
 def _row(line: Line) -> dict[str, Any]:
     return {
         "case": line.case,
         "kind": line.kind,
-        "contender": line.contender,
+        "contender": line.variant,
         "found": [each._asdict() for each in line.found],
         "over_first": [line.over_first(n)._asdict() for n in range(1, len(line.found))],
     }
@@ -141,9 +141,7 @@ def _row(line: Line) -> dict[str, Any]:
 def _mean_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
     letters = [name[0] for name in names]
     head = ["contender", "kind", *(f"{letter} / A, of cases" for letter in letters[1:])]
-    rows = [
-        [contender, kind, *map(str, over)] for contender, kind, over in _means(lines, len(names))
-    ]
+    rows = [[variant, kind, *map(str, over)] for variant, kind, over in _means(lines, len(names))]
     return f"{measure}: geometric mean of the cases (least to most of a case)", head, rows
 
 
@@ -153,7 +151,7 @@ def _case_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Ta
     rows = [
         [
             line.case,
-            line.contender,
+            line.variant,
             *map(str, line.found),
             *(str(line.over_first(place)) for place in range(1, len(names))),
         ]

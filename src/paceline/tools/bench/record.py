@@ -1,7 +1,7 @@
 """The one form of a recorded result, whatever was measured: written, read, and never half believed.
 
 A record is a head (when, by which command and versions, on which machine, with which model, engine,
-prompts and settings) and rows. A row is one measurement: one case by one contender, with the values
+prompts and settings) and rows. A row is one measurement: one case by one variant, with the values
 of every round, so that medians, spreads, ratios of ratios and charts need nothing else. Knows the
 form; knows nothing of how things are measured or drawn. The rule: what is read is validated whole,
 and a file that is no such result is refused in one line.
@@ -46,7 +46,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement: a case by a contender. No two rows of a record have both in common."""
+    """One measurement: a case by a variant. No two rows of a record have both in common."""
 
     case: str
     """What was asked: a prompt's id, or what else tells cases apart, such as `code, 372 tokens`."""
@@ -55,7 +55,7 @@ class Row:
     contender: str
     """Who answered. What others are compared with is called `plain`."""
     measures: Mapping[str, Sequence[float]]
-    """Name -> its value in each round, in the rounds' order. All contenders of a case took part in
+    """Name -> its value in each round, in the rounds' order. All variants of a case took part in
     the same rounds, so that values at one place belong together. Usual names: `ratio` (decode speed
     over plain's, in the same round), `ratio_single_row` (over single-row plain's),
     `ratio_with_prefill` (over plain's, the prompt included), `decode_tokens_per_second`,
@@ -71,12 +71,12 @@ class Row:
     `accepted_at`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The rest, as JSON. Usual names: `tokens` and `prompt_tokens`; `same_tokens`, whether the
-    answer of every round equals the contender's own plain answer; `way`, what contenders have in
+    answer of every round equals the variant's own plain answer; `way`, what variants have in
     common that differ only in a number of `at`, such as the block: a curve over it joins them."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Case and contender."""
+        """Case and variant."""
         return self.case, self.contender
 
     def spread(self, measure: str) -> Spread | None:

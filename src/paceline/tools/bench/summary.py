@@ -23,12 +23,12 @@ def means(
     return {name: geometric_mean(values) for name, values in found.items()}
 
 
-def worst(rows: Sequence[Row], contender: str) -> float:
-    """The least median ratio that a contender had in any case."""
+def worst(rows: Sequence[Row], variant: str) -> float:
+    """The least median ratio that a variant had in any case."""
     return min(
         median(row.measures["ratio"])
         for row in rows
-        if row.contender == contender and "ratio" in row.measures
+        if row.contender == variant and "ratio" in row.measures
     )
 
 
@@ -75,7 +75,7 @@ def by_case(rows: Sequence[Row]) -> Table:
     return "prompts", head, [_line(row, two=two) for row in rows]
 
 
-def when_cold(rows: Sequence[Row]) -> Table:
+def cold_table(rows: Sequence[Row]) -> Table:
     """The first requests after loading, for people."""
     head = ["contender", "load", "first token", "prefill tok/s", "tok/s"]
     lines = []

@@ -27,7 +27,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answer:
     """An answer, and how long it took."""
 
     text: str
@@ -48,7 +48,7 @@ class Answered:
         after = self.count - self.at_first
         return after / self.decode_seconds if after > 0 and self.decode_seconds > 0 else None
 
-    def same(self, other: "Answered") -> bool:
+    def same(self, other: "Answer") -> bool:
         """Whether both say the same: by tokens where both have them, else by text."""
         if self.tokens is None or other.tokens is None:
             return self.text == other.text
@@ -78,6 +78,6 @@ class Peer(Protocol):
         """How it can answer; the first is its own plain decoding, where a request can choose it."""
         ...
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
         """Answer greedily, in one of the ways. Raises whatever the runtime raises."""
         ...

@@ -9,15 +9,15 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import about
+from paceline.tools.bench.journal import journal_path, open_journal
 from paceline.tools.bench.peers.base import Question
-from paceline.tools.bench.peers.known import KNOWN, check_names, open_all
-from paceline.tools.bench.peers.measure import contenders_of, measure_all
-from paceline.tools.bench.peers.ours import Ours
+from paceline.tools.bench.peers.measure import measure_all, variants_of
+from paceline.tools.bench.peers.paceline_peer import Ours
+from paceline.tools.bench.peers.registry import KNOWN, check_names, open_all
 from paceline.tools.bench.peers.server import Access
 from paceline.tools.bench.peers.summary import Rows, kept, summary, tables
 from paceline.tools.bench.peers.target import Target
 from paceline.tools.bench.record import PACKAGES, Record, here
-from paceline.tools.bench.resume import journal_of, resuming
 from paceline.tools.suite import Suite, load_suite
 
 
@@ -70,13 +70,13 @@ def bench_peers(
         opened = open_all(peers, target, access, progress)
         if not opened:
             raise MissingExtra(f"no peer is here; install one of {', '.join(KNOWN)} with pip")
-        contenders = contenders_of(Ours(model), opened)
+        variants = variants_of(Ours(model), opened)
         head = Record(
             "peers",
             rows=[],
             settings={
                 "peers": {peer.name: peer.settings for peer in opened},
-                "contenders": [each.name for each in contenders],
+                "contenders": [each.name for each in variants],
                 "rounds": rounds,
                 "max_tokens": max_tokens,
                 "prompts": len(questions),
@@ -86,12 +86,12 @@ def bench_peers(
             **about(model),
             **here([*PACKAGES, *dict.fromkeys(name for peer in opened for name in peer.packages)]),
         )
-        with resuming(output, head) as known:
-            for each in contenders:  # whatever is done at the first request has then been done
+        with open_journal(output, head) as known:
+            for each in variants:  # whatever is done at the first request has then been done
                 each.answer(questions[0], max_tokens)
             rows = measure_all(
                 questions,
-                contenders,
+                variants,
                 rounds=rounds,
                 max_tokens=max_tokens,
                 kept=known,
@@ -100,7 +100,7 @@ def bench_peers(
     found = Rows(rows)
     record = replace(head, rows=rows, summary=summary(found))
     return Report(
-        record.as_dict(), kept(found), tables=[*tables(found)], journal=journal_of(output)
+        record.as_dict(), kept(found), tables=[*tables(found)], journal=journal_path(output)
     )
 
 

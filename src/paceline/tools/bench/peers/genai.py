@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.tools.bench.peers.base import Answered, NotComparable, Peer, Question
+from paceline.tools.bench.peers.base import Answer, NotComparable, Peer, Question
 from paceline.tools.bench.peers.target import Target
 
 _OURS = {"KV_CACHE_PRECISION": "f16", "INFERENCE_PRECISION_HINT": "f32"}
@@ -63,7 +63,7 @@ class GenAi:
             LOOKUP: genai.LLMPipeline(folder, "CPU", prompt_lookup=True, **options),
         }
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
         """See `Peer`. The times are GenAI's own."""
         import openvino as ov
         import openvino_genai as genai

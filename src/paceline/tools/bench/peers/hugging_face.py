@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from paceline.tools.bench.peers.base import Answered, Peer, Question
+from paceline.tools.bench.peers.base import Answer, Peer, Question
 from paceline.tools.bench.peers.target import Target
 
 PLAIN, LOOKUP = "plain", "lookup"
@@ -49,7 +49,7 @@ class Transformers:
             "threads": torch.get_num_threads(),
         }
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
         """See `Peer`."""
         import torch
         from transformers import GenerationConfig

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from paceline.tools.bench.peers.base import Answered, Peer, Question
+from paceline.tools.bench.peers.base import Answer, Peer, Question
 from paceline.tools.bench.peers.target import Target
 
 PLAIN = "plain"
@@ -56,7 +56,7 @@ class LlamaCpp:
             "threads": target.cores,
         }
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
         """See `Peer`."""
         context = self._contexts[way]
         context.reset()  # or it would find the prompt in its cache

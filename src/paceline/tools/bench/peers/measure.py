@@ -1,6 +1,6 @@
 """The questions answered by all, in turns, as rows of a record.
 
-A ratio is taken within a round. What is compared of the answers: with the contender's own first way
+A ratio is taken within a round. What is compared of the answers: with the variant's own first way
 (`same_tokens`), and with paceline's (`same_as_paceline`); by tokens where both have them.
 """
 
@@ -10,19 +10,18 @@ from typing import NamedTuple
 
 from paceline.errors import ModelError
 from paceline.models import Progress
-from paceline.tools.bench.ab_test import PLAIN
-from paceline.tools.bench.interleave import in_turns
-from paceline.tools.bench.peers.base import Answered, Peer, Question
-from paceline.tools.bench.peers.known import reason
-from paceline.tools.bench.peers.ours import Ours
+from paceline.tools.bench.ab_test import PLAIN, interleaved
+from paceline.tools.bench.journal import Journal
+from paceline.tools.bench.peers.base import Answer, Peer, Question
+from paceline.tools.bench.peers.paceline_peer import Ours
+from paceline.tools.bench.peers.registry import reason
 from paceline.tools.bench.record import Row
-from paceline.tools.bench.resume import Kept
 
 OWN = "ratio_own_plain"
 """Of `Row.measures`: decode speed over that of the peer's own first way, in the same round."""
 
 
-class Contender(NamedTuple):
+class Variant(NamedTuple):
     """A peer answering in one way."""
 
     name: str
@@ -31,7 +30,7 @@ class Contender(NamedTuple):
     peer: Peer
     way: str
 
-    def answer(self, question: Question, max_tokens: int) -> Answered:
+    def answer(self, question: Question, max_tokens: int) -> Answer:
         """The answer.
 
         Raises:
@@ -45,22 +44,22 @@ class Contender(NamedTuple):
             raise ModelError(f"{self.name} fails at {question.id}: {reason(error)}") from error
 
 
-def contenders_of(ours: Ours, peers: Sequence[Peer]) -> list[Contender]:
+def variants_of(ours: Ours, peers: Sequence[Peer]) -> list[Variant]:
     """The ways of paceline, then each peer's."""
-    found = [Contender(way, PLAIN, ours, way) for way in ours.ways]
+    found = [Variant(way, PLAIN, ours, way) for way in ours.ways]
     for peer in peers:
         own = f"{peer.name}, {peer.ways[0]}"
-        found += [Contender(f"{peer.name}, {way}", own, peer, way) for way in peer.ways]
+        found += [Variant(f"{peer.name}, {way}", own, peer, way) for way in peer.ways]
     return found
 
 
 def measure_all(
     questions: Sequence[Question],
-    contenders: Sequence[Contender],
+    variants: Sequence[Variant],
     *,
     rounds: int,
     max_tokens: int,
-    kept: Kept,
+    kept: Journal,
     progress: Progress,
 ) -> list[Row]:
     """The rows of all questions; what an interrupted run has kept is not measured again."""
@@ -68,9 +67,7 @@ def measure_all(
     for number, question in enumerate(questions, start=1):
         known = kept.get(question.id)
         if known is None:
-            fresh = measure(
-                question, contenders, rounds=rounds, max_tokens=max_tokens, start=number
-            )
+            fresh = measure(question, variants, rounds=rounds, max_tokens=max_tokens, start=number)
             known, note = kept.add(question.id, fresh), ""
         else:
             note = " (measured before)"
@@ -86,7 +83,7 @@ def measure_all(
 
 def measure(
     question: Question,
-    contenders: Sequence[Contender],
+    variants: Sequence[Variant],
     *,
     rounds: int,
     max_tokens: int,
@@ -96,7 +93,7 @@ def measure(
 
     Args:
         question: what is asked.
-        contenders: the first is paceline's plain decoding.
+        variants: the first is paceline's plain decoding.
         rounds: how often each answers.
         max_tokens: of each answer.
         start: who begins; pass another number for each question.
@@ -105,22 +102,22 @@ def measure(
         ModelError: one of them cannot answer.
     """
 
-    def answering(contender: Contender) -> Callable[[], Answered]:
-        return lambda: contender.answer(question, max_tokens)
+    def answering(variant: Variant) -> Callable[[], Answer]:
+        return lambda: variant.answer(question, max_tokens)
 
-    ways = {each.name: answering(each) for each in contenders}
-    answers = in_turns(ways, rounds, start)
-    return [_row(question, each, answers, contenders[0].name) for each in contenders]
+    ways = {each.name: answering(each) for each in variants}
+    answers = interleaved(ways, rounds, start)
+    return [_row(question, each, answers, variants[0].name) for each in variants]
 
 
 def _row(
     question: Question,
-    contender: Contender,
-    answers: Mapping[str, Sequence[Answered]],
+    variant: Variant,
+    answers: Mapping[str, Sequence[Answer]],
     plain: str,
 ) -> Row:
-    mine = answers[contender.name]
-    own, ours = answers[contender.own][0], answers[plain][0]
+    mine = answers[variant.name]
+    own, ours = answers[variant.own][0], answers[plain][0]
     rates = [each.rate for each in mine]
     measures: dict[str, Sequence[float | None]] = {
         "decode_tokens_per_second": rates,
@@ -128,15 +125,15 @@ def _row(
         "decode_seconds": [each.decode_seconds for each in mine],
         "ratio": _ratios(rates, answers[plain]),
     }
-    if contender.name != contender.own:
-        measures[OWN] = _ratios(rates, answers[contender.own])
+    if variant.name != variant.own:
+        measures[OWN] = _ratios(rates, answers[variant.own])
     return Row(
         question.id,
         question.kind,
-        contender.name,
+        variant.name,
         {name: found for name, each in measures.items() if (found := _whole(each))},
         facts={
-            "peer": contender.peer.name,
+            "peer": variant.peer.name,
             "tokens": mine[0].count,
             "prompt_tokens": len(question.tokens),
             "same_tokens": all(each.same(own) for each in mine),
@@ -145,7 +142,7 @@ def _row(
     )
 
 
-def _ratios(rates: Sequence[float | None], others: Sequence[Answered]) -> list[float | None]:
+def _ratios(rates: Sequence[float | None], others: Sequence[Answer]) -> list[float | None]:
     """Over the others' rates, round by round; None where one of the two has none."""
     pairs = zip(rates, [each.rate for each in others], strict=True)
     return [mine / other if mine and other else None for mine, other in pairs]

@@ -5,7 +5,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from paceline.tools.bench.peers.base import Answered, Peer, Question
+from paceline.tools.bench.peers.base import Answer, Peer, Question
 from paceline.tools.bench.peers.target import Target
 
 PLAIN, DRAFT = "plain", "draft model"
@@ -51,7 +51,7 @@ class MlxLm:
             **({} if smaller is None else drafting),
         }
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
         """See `Peer`."""
         answer: list[int] = []
         drafted: list[bool] = []

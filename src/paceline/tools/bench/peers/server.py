@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
-from paceline.tools.bench.load import Target, closed_loop, model_of
-from paceline.tools.bench.peers.base import Answered, Peer, Question
+from paceline.tools.bench.peers.base import Answer, Peer, Question
+from paceline.tools.bench.serve.load import Target, closed_loop, model_of
 from paceline.tools.suite import SuitePrompt
 
 PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
@@ -84,7 +84,7 @@ class Server:
         self._fields = {way: json.dumps(each) for way, each in fields.items()}
         self.settings: Mapping[str, Any] = {"model": self._model, "fields": fields}
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
         """See `Peer`. Raises ModelError where it answers with an error, or counts no tokens."""
         asked = Target(self._url, self._model, max_tokens, self._key, self._fields[way])
         prompt = SuitePrompt(question.id, question.kind, question.messages)
@@ -95,7 +95,7 @@ class Server:
             raise ModelError("it does not say how many tokens an answer has (usage)")
         whole = found.ended - found.started
         first = whole if found.first is None else found.first
-        return Answered(found.text, None, found.tokens, first, whole - first)
+        return Answer(found.text, None, found.tokens, first, whole - first)
 
 
 def _parsed(text: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.storage.report import Table
 from paceline.tools.bench.ab_test import PLAIN
 from paceline.tools.bench.peers.measure import OWN
-from paceline.tools.bench.peers.ours import AUTO
+from paceline.tools.bench.peers.paceline_peer import AUTO
 from paceline.tools.bench.record import Row
 
 _RATE, _FIRST = "decode_tokens_per_second", "first_token_seconds"
@@ -22,7 +22,7 @@ Means = Mapping[str, float]
 
 
 class Rows:
-    """The rows of a run, by question and contender."""
+    """The rows of a run, by question and variant."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         """Of `measure_all`."""
@@ -31,13 +31,13 @@ class Rows:
         self.contenders = [*dict.fromkeys(row.contender for row in rows)]
         self.kinds = [*dict.fromkeys(row.kind for row in rows)]
 
-    def of(self, contender: str) -> list[Row]:
-        """The rows of a contender."""
-        return [row for row in self.rows if row.contender == contender]
+    def of(self, variant: str) -> list[Row]:
+        """The rows of a variant."""
+        return [row for row in self.rows if row.contender == variant]
 
-    def count(self, contender: str, fact: str) -> int:
+    def count(self, variant: str, fact: str) -> int:
         """In how many questions something is true of its answers."""
-        return sum(bool(row.facts[fact]) for row in self.of(contender))
+        return sum(bool(row.facts[fact]) for row in self.of(variant))
 
     def over_own_plain(self) -> Means:
         """Speed over the peer's own plain decoding."""

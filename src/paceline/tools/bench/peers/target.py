@@ -15,7 +15,7 @@ from typing import Self
 
 from paceline.errors import MissingExtra
 from paceline.models import ModelFiles, Origin, Progress, open_origin
-from paceline.tools.bench.peers.base import Answered, NotComparable
+from paceline.tools.bench.peers.base import Answer, NotComparable
 
 _MAKES_CHECKPOINTS = ("torch", "transformers", "accelerate", "gguf")
 
@@ -94,13 +94,13 @@ class Target(contextlib.ExitStack):
 
     def answered(
         self, tokens: Sequence[int], first: float, decode: float, *, at_first: int = 1
-    ) -> Answered:
+    ) -> Answer:
         """An answer from the tokens that a runtime gave; `first` and `decode` are seconds."""
         kept = list(tokens)
         while kept and kept[-1] in self.stops:
             kept.pop()
         text = self.files.tokenizer().decode(kept)
-        return Answered(text, kept, len(tokens), first, decode, at_first)
+        return Answer(text, kept, len(tokens), first, decode, at_first)
 
     @cached_property
     def _origin(self) -> Origin:

@@ -42,7 +42,7 @@ _LEAST_DRAFTS = 5
 """A share of fewer drafts says nothing."""
 
 
-def charts_of(record: Record) -> list[Chart]:
+def record_charts(record: Record) -> list[Chart]:
     """The charts of a record, the most telling first."""
     warm = [row for row in record.rows if row.at.get("state") != "cold"]
     cold = [row for row in record.rows if row.at.get("state") == "cold"]

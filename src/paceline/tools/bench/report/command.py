@@ -11,12 +11,12 @@ from pathlib import Path
 from paceline.errors import InvalidRequest
 from paceline.storage.files import write_bytes, writing
 from paceline.storage.report import Table
-from paceline.tools.bench.groups import group_tables, in_words
-from paceline.tools.bench.plan import is_plan, plan_record
+from paceline.tools.bench.plan.table import is_plan, plan_record
 from paceline.tools.bench.record import Record, Row, parse_record, read_value
-from paceline.tools.bench.report.charts import charts_of
+from paceline.tools.bench.report.charts import record_charts
 from paceline.tools.bench.report.drawing import picture
 from paceline.tools.bench.report.page import Section, page
+from paceline.tools.bench.run.groups import group_tables, notes
 
 _PAGE = "index.html"
 
@@ -62,7 +62,7 @@ def bench_report(paths: Sequence[Path], output: Path) -> list[Path]:
     sections, pictures = [], {}
     alone = output.suffix == ".html"
     for name, record in records.items():
-        charts = charts_of(record)
+        charts = record_charts(record)
         drawn = [(chart, picture(chart, "svg", record.contenders)) for chart in charts]
         about = _ABOUT.get(record.kind, f"a result of the kind {record.kind}")
         tables = group_tables(record.rows) if record.kind == "run" else []
@@ -131,17 +131,17 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     if record.suite_sha256:
         yield "prompts (SHA-256)", record.suite_sha256[:12]
     if any("same_tokens" in row.facts for row in record.rows):
-        whose = "the contender's own plain ones" if record.kind == "peers" else "plain decoding's"
+        whose = "the variant's own plain ones" if record.kind == "peers" else "plain decoding's"
         yield f"answers equal to {whose}", "; ".join(_same(record))
     if record.kind == "run" and record.rows:
-        yield "answers", next(in_words(record.rows))
+        yield "answers", next(notes(record.rows))
     if skipped := record.summary.get("skipped"):
         names = [str(each.get("case")) for each in skipped if isinstance(each, dict)]
         yield "skipped, as they did not fit the context", ", ".join(names)
 
 
 def _same(record: Record) -> Iterator[str]:
-    """How many cases of each contender kept plain decoding's tokens."""
+    """How many cases of each variant kept plain decoding's tokens."""
     for name in record.contenders:
         mine = [
             row.facts["same_tokens"]

@@ -15,12 +15,12 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.options import check
 from paceline.storage.report import Report, Table
-from paceline.tools.bench.ab_test import PLAIN, Case, Contender, about, called, measure, warm_up
+from paceline.tools.bench.ab_test import PLAIN, Case, Variant, about, called, measure, warm_up
+from paceline.tools.bench.journal import journal_path, open_journal
 from paceline.tools.bench.record import Record, Row, here
-from paceline.tools.bench.resume import journal_of, resuming
-from paceline.tools.bench.simulate.command import shared_for
+from paceline.tools.bench.simulate.command import drafter_resources
 from paceline.tools.bench.simulate.replay import Recording, Simulation, simulate
-from paceline.tools.bench.sweep import ways
+from paceline.tools.bench.sweep.command import ways
 from paceline.tools.suite import load_suite
 
 TOLERATED = 0.1
@@ -54,10 +54,12 @@ def bench_simulate_check(
     """
     prompts = load_suite(suite).only(kinds, per_kind)
     options = ways(drafters, policies, blocks)
-    shared = shared_for(model, {n: each for n, each in options.items() if n != PLAIN}, progress)
+    shared = drafter_resources(
+        model, {n: each for n, each in options.items() if n != PLAIN}, progress
+    )
     opened = load()
     cost = opened.measurement.cost
-    contenders = [Contender(name, opened, each) for name, each in options.items()]
+    variants = [Variant(name, opened, each) for name, each in options.items()]
     cases = [
         Case(prompt.id, prompt.kind, prompt.messages, {"max_tokens": max_tokens})
         for prompt in prompts.prompts
@@ -78,12 +80,12 @@ def bench_simulate_check(
         **here(),
     )
     rows: list[Row] = []
-    with resuming(output, head) as kept:
-        warm_up(contenders, cases[0])
+    with open_journal(output, head) as kept:
+        warm_up(variants, cases[0])
         for number, case in enumerate(cases, start=1):
             known = kept.get(case.id)
             if known is None:
-                plain, *others = measure(case, contenders, rounds=rounds, start=number)
+                plain, *others = measure(case, variants, rounds=rounds, start=number)
                 recording = Recording(
                     case.id,
                     case.kind,
@@ -92,7 +94,7 @@ def bench_simulate_check(
                     max_tokens,
                 )
                 known = [plain]
-                for row, each in zip(others, contenders[1:], strict=True):
+                for row, each in zip(others, variants[1:], strict=True):
                     request = check(each.options)
                     (found,) = simulate([recording], request, cost, shared)
                     exact = request.policy != _READS_THE_CLOCK
@@ -117,7 +119,7 @@ def bench_simulate_check(
         f"steps {'are' if found_same else 'are NOT'} the same; expected over measured speed-up: "
         + ", ".join(f"{name} {1 + error:.3f}" for name, error in errors.items())
     )
-    return Report(record.as_dict(), passed, text, [_table(rows)], journal_of(output))
+    return Report(record.as_dict(), passed, text, [_table(rows)], journal_path(output))
 
 
 def _laid_beside(row: Row, found: Simulation, rounds: int, *, exact: bool) -> Row:
@@ -130,22 +132,22 @@ def _laid_beside(row: Row, found: Simulation, rounds: int, *, exact: bool) -> Ro
     return replace(row, measures={**row.measures, "expected_ratio": [found.speed_up]}, facts=facts)
 
 
-def _pairs(rows: Sequence[Row], contender: str) -> list[tuple[float, float]]:
+def _pairs(rows: Sequence[Row], variant: str) -> list[tuple[float, float]]:
     """(expected, measured), case by case."""
     return [
         (row.measures["expected_ratio"][0], median(row.measures["ratio"]))
         for row in rows
-        if row.contender == contender
+        if row.contender == variant
     ]
 
 
-def _error_of_mean(rows: Sequence[Row], contender: str) -> float:
-    expected, measured = zip(*_pairs(rows, contender), strict=True)
+def _error_of_mean(rows: Sequence[Row], variant: str) -> float:
+    expected, measured = zip(*_pairs(rows, variant), strict=True)
     return geometric_mean(expected) / geometric_mean(measured) - 1
 
 
-def _largest_error(rows: Sequence[Row], contender: str) -> float:
-    return max((found / base - 1 for found, base in _pairs(rows, contender)), key=abs)
+def _largest_error(rows: Sequence[Row], variant: str) -> float:
+    return max((found / base - 1 for found, base in _pairs(rows, variant)), key=abs)
 
 
 def _table(rows: Sequence[Row]) -> Table:

@@ -20,11 +20,11 @@ from paceline.storage.manifest import read_manifest
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import PLAIN, called
 from paceline.tools.bench.record import Record, here
-from paceline.tools.bench.simulate.costs import Costs, costs_of
+from paceline.tools.bench.simulate.costs import Costs, parse_costs
 from paceline.tools.bench.simulate.replay import Recording, check, simulate
 from paceline.tools.bench.simulate.report import Total, rows_of, summary, tables
 from paceline.tools.bench.simulate.texts import Texts
-from paceline.tools.bench.sweep import ways
+from paceline.tools.bench.sweep.command import ways
 
 
 def bench_simulate(
@@ -54,7 +54,7 @@ def bench_simulate(
         drafters: who drafts; none: auto.
         policies: as in `bench sweep`.
         blocks: as in `bench sweep`.
-        cost: see `costs_of`.
+        cost: see `parse_costs`.
         carry: the texts are requests of one process, one after the other.
         progress: told how far it is.
 
@@ -65,9 +65,9 @@ def bench_simulate(
     options = {
         name: each for name, each in ways(drafters, policies, blocks).items() if name != PLAIN
     }
-    shared = shared_for(model, options, progress)
+    shared = drafter_resources(model, options, progress)
     recordings = Texts(files, raw=raw, prompt_tokens=prompt_tokens).read(texts)
-    costs = costs_of(cost, lambda: load().measurement.cost)
+    costs = parse_costs(cost, lambda: load().measurement.cost)
     tokens = sum(len(each.answer) for each in recordings)
     began = perf_counter()
     totals = {}
@@ -103,7 +103,7 @@ def bench_simulate(
     return Report(record.as_dict(), text=text, tables=[*tables(totals)])
 
 
-def shared_for(model: str, options: Mapping[str, Options], progress: Progress) -> Shared:
+def drafter_resources(model: str, options: Mapping[str, Options], progress: Progress) -> Shared:
     """What the drafters need of a model, once it was found that they can do without the rest.
 
     A table is opened whatever vocabulary it is for: of the model only its name is known.

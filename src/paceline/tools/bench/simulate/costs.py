@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
-from paceline.tools.bench.plan import ZAYA
+from paceline.tools.bench.plan.table import ZAYA
 
 HERE = "here"
 
@@ -31,7 +31,7 @@ class Costs:
     table: CostTable
 
 
-def costs_of(said: str, here: Callable[[], CostTable]) -> Costs:
+def parse_costs(said: str, here: Callable[[], CostTable]) -> Costs:
     """The costs that somebody means.
 
     Args:

@@ -71,7 +71,7 @@ class Recording:
         return self.answer[-1]
 
 
-class Simulated(NamedTuple):
+class SimulatedStep(NamedTuple):
     """A step after the prompt."""
 
     rows: int
@@ -82,7 +82,7 @@ class Simulated(NamedTuple):
 
 
 @dataclass(slots=True)
-class Judged:
+class EvidenceCounts:
     """How often tokens of drafts were compared with what came, and how often they stood."""
 
     by_match: dict[tuple[str, int], list[int]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Judged:
             found[0] += 1
             found[1] += at < stood
 
-    def add(self, other: "Judged") -> None:
+    def add(self, other: "EvidenceCounts") -> None:
         """Add what another has counted."""
         for mine, theirs in (
             (self.by_match, other.by_match),
@@ -121,7 +121,7 @@ class Simulation:
 
     recording: Recording
     counters: Counters
-    judged: Judged
+    evidence: EvidenceCounts
     seconds: float
     """What its calls after the prompt cost, by the table."""
     plain_seconds: float
@@ -190,7 +190,7 @@ def simulate(
 
 def steps(
     recording: Recording, drafters: Sequence[Drafter], policy: Policy, cost: CostTable
-) -> Iterator[Simulated]:
+) -> Iterator[SimulatedStep]:
     """The steps after the prompt. They depend on `cost` only where the policy looks at a clock."""
     generation = _generation(recording, drafters, policy)
     for _, each in _steps(generation, recording, _Prices(cost)):
@@ -220,7 +220,7 @@ class _Prices:
         self._cost = cost
         self._known: dict[int, list[float]] = {}
 
-    def behind(self, context: int) -> list[float]:
+    def at_context(self, context: int) -> list[float]:
         """Seconds of a call by its rows, of which there is at least one."""
         depth = context // _DEPTHS
         if depth not in self._known:
@@ -233,16 +233,16 @@ def _one(
     recording: Recording, drafters: Sequence[Drafter], policy: Policy, prices: _Prices
 ) -> Simulation:
     generation = _generation(recording, drafters, policy)
-    judged = Judged()
+    evidence = EvidenceCounts()
     seconds = plain = drafting_took = 0.0
     for took, (rows, context, step) in _steps(generation, recording, prices):
-        price = prices.behind(context)
+        price = prices.at_context(context)
         seconds += price[rows]
         plain += price[1] * len(step.tokens)
         drafting_took += took
         if step.drafted:
-            judged.count(step.proposal, step.stood, len(step.tokens))
-    return Simulation(recording, generation.counters, judged, seconds, plain, drafting_took)
+            evidence.count(step.proposal, step.stood, len(step.tokens))
+    return Simulation(recording, generation.counters, evidence, seconds, plain, drafting_took)
 
 
 def _generation(recording: Recording, drafters: Sequence[Drafter], policy: Policy) -> Generation:
@@ -264,7 +264,7 @@ def _generation(recording: Recording, drafters: Sequence[Drafter], policy: Polic
 
 def _steps(
     generation: Generation, recording: Recording, prices: _Prices
-) -> Iterator[tuple[float, Simulated]]:
+) -> Iterator[tuple[float, SimulatedStep]]:
     """The steps after the prompt, each with the seconds that drafting it took."""
     # Behind the end stands anything: no pick there is ever looked at.
     text = np.array([*recording.prompt, *recording.answer, *[0] * MAX_ROWS])
@@ -277,8 +277,8 @@ def _steps(
         context = generation.length
         first = context + rows - block.rows + 1
         best = Best(text[first : first + block.rows], _NO_SCORES)
-        seconds = 0.0 if prefilling else prices.behind(context)[rows]
+        seconds = 0.0 if prefilling else prices.at_context(context)[rows]
         step = generation.accept(_NO_ROWS, best=best, seconds=seconds)
         if not prefilling:
-            yield took, Simulated(rows, context, step)
+            yield took, SimulatedStep(rows, context, step)
     generation.close()

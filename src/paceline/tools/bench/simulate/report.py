@@ -9,9 +9,14 @@ from typing import Any
 from paceline.storage.report import Table
 from paceline.tools.bench.ab_test import PLAIN
 from paceline.tools.bench.record import Row
-from paceline.tools.bench.simulate.replay import CHANCE_STEPS, LONGEST_MATCH, Judged, Simulation
+from paceline.tools.bench.simulate.replay import (
+    CHANCE_STEPS,
+    LONGEST_MATCH,
+    EvidenceCounts,
+    Simulation,
+)
 
-PLACES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31)
+POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31)
 """Positions in a draft that are printed."""
 
 _EACH = 200
@@ -26,14 +31,14 @@ class Total:
     """All texts by one drafter and policy."""
 
     simulations: list[Simulation] = field(default_factory=list)
-    judged: Judged = field(default_factory=Judged)
+    evidence: EvidenceCounts = field(default_factory=EvidenceCounts)
     drafted_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
 
     def add(self, one: Simulation) -> None:
         """Count one more."""
         self.simulations.append(one)
-        self.judged.add(one.judged)
+        self.evidence.add(one.evidence)
         self.drafted_at.update(dict(enumerate(one.counters.drafted_at)))
         self.accepted_at.update(dict(enumerate(one.counters.accepted_at)))
 
@@ -65,7 +70,7 @@ class Total:
         """Those of a kind."""
         return total_of(one for one in self.simulations if one.recording.kind == kind)
 
-    def row(self, case: str, kind: str, contender: str) -> Row:
+    def row(self, case: str, kind: str, variant: str) -> Row:
         """As a row of a record."""
         seconds = self.sum(lambda one: one.seconds)
         drafted = int(self.sum(lambda one: one.counters.drafted))
@@ -79,7 +84,7 @@ class Total:
         return Row(
             case,
             kind,
-            contender,
+            variant,
             {name: [value] for name, value in measures.items()},
             counts={
                 "steps": self.passes,
@@ -164,7 +169,7 @@ def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
         yield "expected speed-up, geometric means by kind", ["kind", *totals], lines
     yield _by_place(totals)
     yield _by_match(totals)
-    if any(total.judged.by_chance for total in totals.values()):
+    if any(total.evidence.by_chance for total in totals.values()):
         yield _by_chance(totals)
 
 
@@ -181,11 +186,11 @@ def summary(total: Total) -> dict[str, Any]:
         "accepted_by_place": [stood[place] / compared[place] for place in sorted(compared)],
         "by_match": [
             {"source": source, "match": match, "compared": seen, "stood": stands}
-            for (source, match), (seen, stands) in sorted(total.judged.by_match.items())
+            for (source, match), (seen, stands) in sorted(total.evidence.by_match.items())
         ],
         "by_chance": [
             {"source": source, "from": step / CHANCE_STEPS, "compared": seen, "stood": stands}
-            for (source, step), (seen, stands) in sorted(total.judged.by_chance.items())
+            for (source, step), (seen, stands) in sorted(total.evidence.by_chance.items())
         ],
     }
 
@@ -216,16 +221,16 @@ def _overall(totals: Mapping[str, Total]) -> Table:
 def _by_place(totals: Mapping[str, Total]) -> Table:
     lines = []
     for name, total in totals.items():
-        shares = (_share(total.accepted_at[at - 1], total.drafted_at[at - 1]) for at in PLACES)
+        shares = (_share(total.accepted_at[at - 1], total.drafted_at[at - 1]) for at in POSITIONS)
         lines.append([name, *shares])
-    return "drafts that stood, by position", ["contender", *map(str, PLACES)], lines
+    return "drafts that stood, by position", ["contender", *map(str, POSITIONS)], lines
 
 
 def _by_match(totals: Mapping[str, Total]) -> Table:
     names = [_span(*span) for span in MATCHES]
     lines = []
     for name, total in totals.items():
-        found = total.judged.by_match
+        found = total.evidence.by_match
         for source in dict.fromkeys(source for source, _ in sorted(found)):
             cells = []
             for first, last in MATCHES:
@@ -244,7 +249,7 @@ def _by_chance(totals: Mapping[str, Total]) -> Table:
     steps = range(CHANCE_STEPS + 1)
     lines = []
     for name, total in totals.items():
-        found = total.judged.by_chance
+        found = total.evidence.by_chance
         for source in dict.fromkeys(source for source, _ in sorted(found)):
             pairs = (found.get((source, step), [0, 0]) for step in steps)
             lines.append([name, source, *(_share(stood, seen) for seen, stood in pairs)])

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.errors import InvalidRequest
 from paceline.runtime.highlight import GUESSED
 from paceline.tools.bench.trace.reader import Recorded, read_trace
-from paceline.tools.bench.trace.totals import headline, plain, totals, who
+from paceline.tools.bench.trace.summary import headline, plain, totals, who
 
 STOOD, REFUSED, OWN = "█", "░", "▌"
 """In a step's bar: guesses that stood, guesses that did not, and the model's own token."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.storage.files import write_bytes, writing
 from paceline.tools.bench.trace.picture import picture, sources
 from paceline.tools.bench.trace.reader import Recorded, TracedStep
-from paceline.tools.bench.trace.totals import headline, plain, who
+from paceline.tools.bench.trace.summary import headline, plain, who
 
 _HUES = (210, 20, 160, 320, 45, 190)
 

@@ -31,7 +31,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY as NEUTRAL
 from paceline.runtime.options import POLICIES, Options
 from paceline.runtime.stream import run_together
-from paceline.tools.bench.verify_kept import CaseFound, Kept
+from paceline.tools.bench.verify.journal import CaseFound, VerifyJournal
 from paceline.tools.suite import Suite
 
 DRAFTERS = (
@@ -232,14 +232,14 @@ def check_tokens(
     max_tokens: int,
     together: Sequence[int] = (),
     watch: Callable[[int], None] = lambda _: None,
-    kept: Kept | None = None,
+    kept: VerifyJournal | None = None,
 ) -> None:
     """Answer with each case, on the suite's prompts in turn, and compare with plain decoding.
 
     `together`: how many sequences to put in one call, for each case in turn (1: alone). What is
     `kept` of an earlier try is not checked again.
     """
-    kept = kept or Kept(lambda _: None)
+    kept = kept or VerifyJournal(lambda _: None)
     prompts = [model.tokens(prompt.messages) for prompt in suite.prompts]
 
     def expected(at: int, sampling: Options) -> list[int]:

@@ -18,10 +18,10 @@ _NOT_ASKED = ("made", "command", "summary", "rows")
 """What two processes of one run need not have in common."""
 
 
-class Kept:
+class Journal:
     """What has been measured so far, piece by piece.
 
-    A piece is what belongs together: mostly a case, with all its contenders and rounds.
+    A piece is what belongs together: mostly a case, with all its variants and rounds.
     """
 
     def __init__(self, done: Mapping[str, list[Row]], append: Append) -> None:
@@ -39,13 +39,13 @@ class Kept:
         return self._done[key]
 
 
-def journal_of(output: Path | None) -> Path | None:
+def journal_path(output: Path | None) -> Path | None:
     """Where the journal of a result is; None without an output: then nothing is kept."""
     return None if output is None else output.with_name(f"{output.name}.journal")
 
 
 @contextlib.contextmanager
-def resuming(output: Path | None, head: Record) -> Iterator[Kept]:
+def open_journal(output: Path | None, head: Record) -> Iterator[Journal]:
     """What an interrupted run for `output` has measured already, and a place for more.
 
     Args:
@@ -55,9 +55,9 @@ def resuming(output: Path | None, head: Record) -> Iterator[Kept]:
     Raises:
         InvalidRequest: the journal cannot be read or written, or is that of another run.
     """
-    path = journal_of(output)
+    path = journal_path(output)
     if path is None:
-        yield Kept({}, lambda _: None)
+        yield Journal({}, lambda _: None)
         return
     about = {name: each for name, each in head.as_dict().items() if name not in _NOT_ASKED}
     entries = read_journal(path, {})
@@ -66,7 +66,7 @@ def resuming(output: Path | None, head: Record) -> Iterator[Kept]:
             check_same(path, entries[0].get("about"), about)
         else:
             append({"about": about})
-        yield Kept(dict(_done(path, entries[1:])), append)
+        yield Journal(dict(_done(path, entries[1:])), append)
 
 
 def check_same(path: Path, here: Any, about: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """A suite's prompts as cases, turn by turn, and those that do not fit the context.
 
 The prompt of a later turn holds the questions before it and plain decoding's answers to them, so
-that all contenders read the same tokens. A turn fits when its prompt and `max_tokens` do; one that
+that all variants read the same tokens. A turn fits when its prompt and `max_tokens` do; one that
 does not is skipped and named, and so is what would follow it.
 """
 
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
-from paceline.tools.bench.ab_test import Case, Contender, measure, measured_line, warm_up
-from paceline.tools.bench.cases import longest
+from paceline.tools.bench.ab_test import Case, Variant, measure, progress_line, warm_up
+from paceline.tools.bench.journal import Journal
 from paceline.tools.bench.record import Row
-from paceline.tools.bench.resume import Kept
+from paceline.tools.bench.sweep.cases import longest
 from paceline.tools.suite import SuitePrompt
 
 
@@ -51,20 +51,20 @@ def check_names(prompts: Sequence[SuitePrompt]) -> None:
 
 def ask(
     prompts: Sequence[SuitePrompt],
-    contenders: Sequence[Contender],
+    variants: Sequence[Variant],
     *,
     max_tokens: int,
     rounds: int,
-    kept: Kept,
+    kept: Journal,
     progress: Progress,
 ) -> Asked:
-    """Let all contenders answer each turn, the first of them being plain decoding.
+    """Let all variants answer each turn, the first of them being plain decoding.
 
     Raises:
         InvalidRequest: not one prompt fits the context.
     """
-    room = min(longest(each.model) for each in contenders)
-    plain = contenders[0]
+    room = min(longest(each.model) for each in variants)
+    plain = variants[0]
     first = next(
         (case for prompt in prompts if _size(case := _first(prompt, max_tokens), plain) <= room),
         None,
@@ -74,7 +74,7 @@ def ask(
             f"not one prompt fits: prompt and answer may have {room} tokens together; ask for "
             "shorter answers, or load the model with more cache tokens"
         )
-    warm_up(contenders, first)
+    warm_up(variants, first)
     total = sum(1 + len(prompt.turns) for prompt in prompts)
     found = Asked([], [])
     for prompt in prompts:
@@ -85,13 +85,11 @@ def ask(
                     found.skipped.append(Skipped(name, size, room))
                     progress.say(str(found.skipped[-1]))
                 break
-            number = len(found.rows) // len(contenders) + len(found.skipped) + 1
+            number = len(found.rows) // len(variants) + len(found.skipped) + 1
             known = kept.get(case.id)
-            rows = known or kept.add(
-                case.id, measure(case, contenders, rounds=rounds, start=number)
-            )
+            rows = known or kept.add(case.id, measure(case, variants, rounds=rounds, start=number))
             found.rows.extend(rows)
-            progress.say(measured_line(rows, f"{number}/{total}", before=known is not None))
+            progress.say(progress_line(rows, f"{number}/{total}", before=known is not None))
             if following is not None:
                 case = _next(case, prompt, turn, _answer(plain, rows), following)
     return found
@@ -128,12 +126,12 @@ def _names(prompt: SuitePrompt, turn: int) -> Iterator[str]:
         yield prompt.id if number == 1 else f"{prompt.id}, turn {number}"
 
 
-def _size(case: Case, contender: Contender) -> int:
+def _size(case: Case, variant: Variant) -> int:
     """Tokens of prompt and longest answer."""
-    return len(contender.model.tokens(case.prompt)) + (case.options["max_tokens"] or 0)
+    return len(variant.model.tokens(case.prompt)) + (case.options["max_tokens"] or 0)
 
 
-def _answer(plain: Contender, rows: Sequence[Row]) -> str:
+def _answer(plain: Variant, rows: Sequence[Row]) -> str:
     """The text of plain decoding's answer, an ending stop token left out."""
     tokens: list[int] = rows[0].facts["token_ids"]
     files = plain.model.files

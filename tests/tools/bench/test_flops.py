@@ -9,8 +9,8 @@ import pytest
 from paceline.decoding.costs import CostTable, speed_up
 from paceline.engines.coreml.flops import PartWork, Work
 from paceline.runtime.model import Model
-from paceline.tools.bench import commands
-from paceline.tools.bench.flops import CHOSEN, WHOLE, Counted, as_dict, ends, tables
+from paceline.tools.bench.plan.command import plan
+from paceline.tools.bench.plan.flops import CHOSEN, WHOLE, CountsWork, as_dict, ends, tables
 from support.faulty import FaultyEngine
 
 # 8 experts of 10 bytes, of which a row has one, and four rows three; 20 bytes of all others.
@@ -96,14 +96,14 @@ def test_a_plan_has_the_work_of_an_engine_that_counts_it(model: Model):
             return WORK
 
     engine = Counting(model.engine, lambda *_: None)
-    report = commands.plan(Model(model.files, engine), again=False)
+    report = plan(Model(model.files, engine), again=False)
     assert json.loads(json.dumps(report.value))["work"] == as_dict(WORK)
     assert [title for title, _, _ in report.tables][1:-2] == [title for title, _, _ in tables(WORK)]
 
 
 def test_a_plan_of_another_engine_has_none(model: Model):
-    assert not isinstance(model.engine, Counted)
-    assert "work" not in commands.plan(model, again=False).value
+    assert not isinstance(model.engine, CountsWork)
+    assert "work" not in plan(model, again=False).value
 
 
 @pytest.mark.coreml
@@ -114,7 +114,7 @@ def test_a_plan_says_what_an_artifact_does(model: Model, tmp_path: Path):
     from support.zaya import zaya_artifact
 
     engine = CoreMlEngine(zaya_artifact(tmp_path), EngineSettings(min_rows=1))
-    report = commands.plan(Model(model.files, engine), again=True)
+    report = plan(Model(model.files, engine), again=True)
     calls = report.value["work"]["calls"]
     assert [*calls] == [WHOLE, CHOSEN]
     assert [*calls[WHOLE]] == ["1", "4"]

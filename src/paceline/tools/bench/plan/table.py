@@ -1,6 +1,6 @@
-"""What speculation can bring on this machine, before anything is drafted.
+"""Speed-up of drafting by rows of a call and acceptance rate, computed from a cost table.
 
-The arithmetic is `decoding/costs.py`; here it is laid out for people.
+The formulas are in `decoding/costs.py`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,18 +11,17 @@ from paceline.errors import InvalidRequest
 from paceline.tools.bench.record import FORM, VERSION, Record, parse_record
 
 ZAYA = {1: 0.112, 4: 0.499}
-"""Seconds a call of the 8B soft-routed MoE model on the Apple Neural Engine, by rows, as its
-authors measured them (the ZAYA experiment): four rows cost more than four calls."""
+"""Rows -> seconds of a call of the 8B soft-routed MoE model on the Apple Neural Engine, measured by
+its authors (the ZAYA experiment): a call of four rows costs more than four calls of one."""
 
 _CHANCES = (0.3, 0.5, 0.7, 0.9)
 
 
-def plan(cost: CostTable) -> list[dict[str, Any]]:
-    """For every measured T: cost, ratio to plain, break-even, and speed-up at some acceptances.
+def plan_rows(cost: CostTable) -> list[dict[str, Any]]:
+    """For every measured T > 1: cost, ratio to plain decoding, break-even and speed-ups.
 
-    `break_even` is the chance per draft token at which a block of T is as fast as plain decoding;
-    None when even certainty does not pay. `speed_up` maps chances to tokens per second over
-    plain's.
+    `break_even` is the acceptance chance per draft token at which a block of T is as fast as plain
+    decoding; None if a chance of 1 is slower. `speed_up` maps chances to speed over plain decoding.
     """
     return [
         {
@@ -40,32 +39,32 @@ def plan(cost: CostTable) -> list[dict[str, Any]]:
 
 
 def best(cost: CostTable, chance: float) -> tuple[int, float]:
-    """The T (1: do not draft) with the best speed-up at this chance per draft token, and that."""
+    """(T, speed-up) with the largest speed-up at this chance per draft token; T = 1: no draft."""
     options = {rows: speed_up(cost, [chance] * (rows - 1)) for rows in (1, *cost.seconds)}
     rows = max(options, key=lambda each: options[each])
     return rows, options[rows]
 
 
 def best_by_chance(cost: CostTable) -> Mapping[float, tuple[int, float]]:
-    """`best` for chances from poor to sure."""
+    """`best` for several chances up to 1."""
     return {chance: best(cost, chance) for chance in (0.1, *_CHANCES, 1.0)}
 
 
 def is_plan(value: Any) -> bool:
-    """Whether this looks like what `paceline plan` writes."""
+    """True if parsed JSON looks like the output of `paceline plan`."""
     return isinstance(value, dict) and {"plain_milliseconds", "rows", "zaya"} <= value.keys()
 
 
 def plan_record(value: Mapping[str, Any], name: str) -> Record:
-    """What `paceline plan --json` prints as a record: a row for each T, here and in the experiment.
+    """Convert the JSON of `paceline plan` to a record with a row for each T and cost table.
 
     Raises:
-        InvalidRequest: it is not what `plan` writes; `name` is what the message calls it.
+        InvalidRequest: the JSON is not a plan; `name` names it in the message.
     """
     try:
         rows = [*_record_rows(f"{value['model']}, here", value)]
         if deep := value.get("deep"):
-            rows += _record_rows(f"the same behind {deep['context']} tokens", deep)
+            rows += _record_rows(f"the same at a context of {deep['context']} tokens", deep)
         rows += _record_rows("ZAYA, Neural Engine", value["zaya"])
         engine = value["engine"]
     except (KeyError, TypeError, AttributeError) as error:
@@ -76,7 +75,7 @@ def plan_record(value: Mapping[str, Any], name: str) -> Record:
     return parse_record({**about, "rows": rows}, name)
 
 
-def _record_rows(contender: str, value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _record_rows(variant: str, value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     plain = {"rows": 1, "milliseconds": value["plain_milliseconds"], "ratio": 1.0}
     for row in (plain, *value["rows"]):
         even = row.get("break_even")
@@ -84,7 +83,7 @@ def _record_rows(contender: str, value: Mapping[str, Any]) -> Iterator[dict[str,
         yield {
             "case": f"T = {row['rows']}",
             "kind": "any",
-            "contender": contender,
+            "contender": variant,
             "measures": measures if even is None else {**measures, "break_even": [even]},
             "at": {"rows": row["rows"]},
         }

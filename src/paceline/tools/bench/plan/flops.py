@@ -20,7 +20,7 @@ _UNITS = {"macs": "MACs", "weight_bytes": "bytes"}
 
 
 @runtime_checkable
-class Counted(Protocol):
+class CountsWork(Protocol):
     """An engine that can say what its calls do."""
 
     def work(self) -> Work:

@@ -15,8 +15,9 @@ from paceline.errors import InvalidRequest
 from paceline.models import QUIET, Progress, list_models
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline.tools.bench import commands, verify
-from paceline.tools.bench.resume import journal_of
+from paceline.tools.bench.journal import journal_path
+from paceline.tools.bench.plan.command import plan
+from paceline.tools.bench.verify import checks, command
 from paceline.tools.suite import load_suite
 from support.faulty import (
     FaultyEngine,
@@ -28,13 +29,13 @@ from support.faulty import (
 
 @pytest.fixture
 def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = [case for case in verify.cases(whole=False) if case.policy == "fixed"][:8]
-    monkeypatch.setattr(commands, "cases", lambda **_: chosen)
+    chosen = [case for case in checks.cases(whole=False) if case.policy == "fixed"][:8]
+    monkeypatch.setattr(command, "cases", lambda **_: chosen)
 
 
 @pytest.mark.usefixtures("few_cases")
 def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path):
-    report = commands.verify(
+    report = command.verify(
         lambda: model, suite=suite_file, max_tokens=20, whole=False, drafters=[], progress=QUIET
     )
     assert report.passed
@@ -49,7 +50,7 @@ def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path)
 @pytest.mark.parametrize("change", [by_block_length, other_picks_when_drafting])
 def test_verify_fails_where_the_promise_is_broken(change: Any, model: Model, suite_file: Path):
     broken = Model(model.files, FaultyEngine(model.engine, change))
-    report = commands.verify(
+    report = command.verify(
         lambda: broken, suite=suite_file, max_tokens=60, whole=False, drafters=[], progress=QUIET
     )
     assert not report.passed
@@ -124,7 +125,7 @@ def test_a_stopped_verification_resumes_and_checks_nothing_twice(
 
     def verified(after: int = -1, **changes: Any) -> Report:
         settings: dict[str, Any] = {"max_tokens": 20, "whole": False, "drafters": []}
-        return commands.verify(
+        return command.verify(
             lambda: model,
             suite=suite_file,
             output=output,
@@ -136,7 +137,7 @@ def test_a_stopped_verification_resumes_and_checks_nothing_twice(
         verified(after=3)
     with pytest.raises(InvalidRequest, match="another max_tokens"):
         verified(max_tokens=21)
-    journal = journal_of(output)
+    journal = journal_path(output)
     assert journal is not None
     before = len(journal.read_text().splitlines())
 
@@ -144,7 +145,7 @@ def test_a_stopped_verification_resumes_and_checks_nothing_twice(
         pytest.fail("rows were compared again")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(commands, "check_rows", once)
+        patched.setattr(command, "check_rows", once)
         report = verified()
     assert len(journal.read_text().splitlines()) > before
     assert report.journal == journal
@@ -166,7 +167,7 @@ def test_a_difference_found_before_a_stop_still_fails_the_verification(
     broken = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
 
     def verified(now: Model) -> Report:
-        return commands.verify(
+        return command.verify(
             lambda: now,
             suite=suite_file,
             max_tokens=60,
@@ -193,17 +194,17 @@ def test_verify_sets_greedy_decoding_explicitly(model: Model, suite_file: Path):
             asked.append(options)
             return super().stream(prompt, **options)
 
-    case = verify.Case("suffix", "fixed", 4, {"temperature": 0.0})
+    case = checks.Case("suffix", "fixed", 4, {"temperature": 0.0})
     watched = Watched(model.files, model.engine)
-    verdict = verify.Verdict()
-    verify.check_tokens(watched, load_suite(suite_file), [case], verdict, max_tokens=3)
+    verdict = checks.Verdict()
+    checks.check_tokens(watched, load_suite(suite_file), [case], verdict, max_tokens=3)
     assert len(asked) == 2
     for options in asked:
         assert (options["temperature"], options["generation_config"]) == (0.0, "none")
 
 
 def test_a_plan_has_this_machine_and_the_experiment(model: Model):
-    report = commands.plan(model, again=False)
+    report = plan(model, again=False)
     value = json.loads(json.dumps(report.value))
     assert [row["rows"] for row in value["rows"]] == [*ROWS[1:]]
     assert value["row_invariant"] is True

@@ -24,7 +24,7 @@ LENGTHS = (100, 200, 372, 800)
 """Tokens of the experiment's prompts."""
 
 _IN_PACKAGE = "dense_code.txt"
-_IN_CHECKOUT = Path(__file__).parents[4] / "benchmarks" / "dense_code.txt"
+_IN_CHECKOUT = Path(__file__).parents[5] / "benchmarks" / "dense_code.txt"
 
 _SPARE = 64
 """Tokens that a text may have more when it has been cut, decoded and encoded with a question."""
@@ -62,7 +62,7 @@ def lengths_for(limit: int) -> list[Place]:
     return [*lengths, "max"]
 
 
-def by_length(
+def length_cases(
     model: Model, text: str, lengths: Sequence[Place], temperatures: Sequence[Options], tokens: int
 ) -> list[Case]:
     """The text, tiled and cut, for each length and temperature; answers of just so many tokens.
@@ -90,7 +90,7 @@ def by_length(
     return cases
 
 
-def by_depth(
+def depth_cases(
     model: Model,
     suite: Suite,
     depths: Sequence[Place],

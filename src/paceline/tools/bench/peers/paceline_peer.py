@@ -6,7 +6,7 @@ from typing import Any
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
 from paceline.tools.bench.ab_test import PLAIN
-from paceline.tools.bench.peers.base import Answered, Question
+from paceline.tools.bench.peers.base import Answer, Question
 
 AUTO = "auto"
 _DRAFTERS = {PLAIN: "none", AUTO: "auto"}
@@ -24,13 +24,13 @@ class Ours:
         """Of a model that has been measured."""
         self._model = model
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answered:
+    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
         """See `Peer`."""
         options: Options = {**GREEDY, "max_tokens": max_tokens, "drafter": _DRAFTERS[way]}
         found = self._model.fresh().generate(question.tokens, **options)
         stops = self._model.files.stop_token_ids
         ended = found.token_ids[-1] in stops
-        return Answered(
+        return Answer(
             found.text,
             found.token_ids[: -1 if ended else None],
             found.completion_tokens,

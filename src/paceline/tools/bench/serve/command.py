@@ -10,8 +10,8 @@ from typing import Any
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.report import Report
-from paceline.tools.bench.load import Run, Target, closed_loop, model_of, open_loop
 from paceline.tools.bench.record import Record, Row, here
+from paceline.tools.bench.serve.load import Run, Target, closed_loop, model_of, open_loop
 from paceline.tools.suite import load_suite
 
 

@@ -8,11 +8,11 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.options import check
 from paceline.storage.report import Report
-from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW, Contender, about, called
-from paceline.tools.bench.groups import figures, group_tables, in_words
-from paceline.tools.bench.questions import ask, check_names
+from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW, Variant, about, called
+from paceline.tools.bench.journal import journal_path, open_journal
 from paceline.tools.bench.record import Record, here
-from paceline.tools.bench.resume import journal_of, resuming
+from paceline.tools.bench.run.groups import group_summary, group_tables, notes
+from paceline.tools.bench.run.turns import ask, check_names
 from paceline.tools.bench.summary import by_case, by_kind, same, summary
 from paceline.tools.suite import load_suite
 
@@ -48,16 +48,16 @@ def bench_run(
         check({"drafter": name, "policy": policy})
     model = load(2)
     model.measure()
-    contenders = [
-        Contender(PLAIN, model, {"drafter": "none"}),
-        Contender(SINGLE_ROW, load(1), {"drafter": "none"}),
-        *(Contender(called(name), model, {"drafter": name, "policy": policy}) for name in drafters),
+    variants = [
+        Variant(PLAIN, model, {"drafter": "none"}),
+        Variant(SINGLE_ROW, load(1), {"drafter": "none"}),
+        *(Variant(called(name), model, {"drafter": name, "policy": policy}) for name in drafters),
     ]
     head = Record(
         "run",
         rows=[],
         settings={
-            "drafters": [each.name for each in contenders[2:]],
+            "drafters": [each.name for each in variants[2:]],
             "policy": policy,
             "rounds": rounds,
             "max_tokens": max_tokens,
@@ -69,19 +69,23 @@ def bench_run(
         **about(model),
         **here(),
     )
-    with resuming(output, head) as kept:
+    with open_journal(output, head) as kept:
         rows, skipped = ask(
             prompts.prompts,
-            contenders,
+            variants,
             max_tokens=max_tokens,
             rounds=rounds,
             kept=kept,
             progress=progress,
         )
-    found = {**summary(rows), **figures(rows), "skipped": [each._asdict() for each in skipped]}
+    found = {
+        **summary(rows),
+        **group_summary(rows),
+        "skipped": [each._asdict() for each in skipped],
+    }
     record = replace(head, rows=rows, summary=found)
     tables = [by_kind(rows), *group_tables(rows)]
     if len(record.cases) <= _SHOWN:
         tables.append(by_case(rows))
-    text = "\n".join([*map(str, skipped), *in_words(rows)])
-    return Report(record.as_dict(), same(rows), text, tables, journal_of(output))
+    text = "\n".join([*map(str, skipped), *notes(rows)])
+    return Report(record.as_dict(), same(rows), text, tables, journal_path(output))

@@ -11,7 +11,6 @@ from typing import Any
 
 from paceline.storage.report import Table
 from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW
-from paceline.tools.bench.loops import is_loop
 from paceline.tools.bench.record import Row
 from paceline.tools.bench.summary import means, same
 
@@ -27,18 +26,33 @@ _COLUMNS = (
 )
 
 
-def loops(rows: Sequence[Row]) -> set[str]:
+_GRAM = 8
+_MOST_REPEATED = 0.3
+
+
+def repeated_share(tokens: Sequence[int]) -> float:
+    """Share of an answer's 8-grams that equal an earlier one of it, 0 to 1."""
+    grams = [tuple(tokens[at : at + _GRAM]) for at in range(len(tokens) - _GRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def is_loop(tokens: Sequence[int]) -> bool:
+    """True if over 30 % of an answer's 8-grams repeat an earlier one."""
+    return repeated_share(tokens) > _MOST_REPEATED
+
+
+def loop_cases(rows: Sequence[Row]) -> set[str]:
     """The cases whose plain answer is a loop."""
     return {row.case for row in rows if row.contender == PLAIN and is_loop(_tokens(row))}
 
 
-def figures(rows: Sequence[Row]) -> dict[str, Any]:
+def group_summary(rows: Sequence[Row]) -> dict[str, Any]:
     """For a record's summary: `loop_cases`, `single_row_texts_differing`, `groups`.
 
     A group is a kind of prompt, or all; it has the number of its `answers` and `loops`, and by
-    contender what `_COLUMNS` names, `with_loops` and `without_loops`.
+    variant what `_COLUMNS` names, `with_loops` and `without_loops`.
     """
-    circling = loops(rows)
+    circling = loop_cases(rows)
     kinds = dict.fromkeys(row.kind for row in rows)
     found = {kind: _group([row for row in rows if row.kind == kind], circling) for kind in kinds}
     return {
@@ -52,7 +66,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
 
 def group_tables(rows: Sequence[Row]) -> list[Table]:
     """For people: a table for each drafter; what holds without the loops is in brackets."""
-    groups = figures(rows)["groups"]
+    groups = group_summary(rows)["groups"]
     names = [name for name in dict.fromkeys(row.contender for row in rows) if name != PLAIN]
     head = ["kind", "answers", *(title for _, title in _COLUMNS)]
     return [
@@ -65,9 +79,9 @@ def group_tables(rows: Sequence[Row]) -> list[Table]:
     ]
 
 
-def in_words(rows: Sequence[Row]) -> Iterator[str]:
+def notes(rows: Sequence[Row]) -> Iterator[str]:
     """What a table of speeds does not say, in lines."""
-    found = figures(rows)
+    found = group_summary(rows)
     answers, circling = found["groups"][ALL]["answers"], found["groups"][ALL]["loops"]
     yield f"{answers} answers, of which {circling} are loops ({100 * circling / answers:.0f} %)"
     equal = "equal" if same(rows) else "do NOT all equal"
@@ -91,19 +105,19 @@ def _group(rows: Sequence[Row], circling: set[str]) -> dict[str, Any]:
 def _by_contender(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     ratios = {name: means(rows, name) for name in _RATIOS}
     found: dict[str, dict[str, float]] = {}
-    for contender in dict.fromkeys(row.contender for row in rows):
-        mine = [row for row in rows if row.contender == contender]
+    for variant in dict.fromkeys(row.contender for row in rows):
+        mine = [row for row in rows if row.contender == variant]
         steps = sum(_steps(row) for row in mine)
-        found[contender] = {
+        found[variant] = {
             **({"tokens_per_step": sum(map(_decoded, mine)) / steps} if steps else {}),
-            **{name: each[contender] for name, each in ratios.items() if contender in each},
+            **{name: each[variant] for name, each in ratios.items() if variant in each},
             **({"least_ratio": min(least)} if (least := _ratios(mine)) else {}),
         }
     return found
 
 
-def _line(kind: str, group: dict[str, Any], contender: str) -> list[str]:
-    every, straight = (group[name].get(contender, {}) for name in ("with_loops", "without_loops"))
+def _line(kind: str, group: dict[str, Any], variant: str) -> list[str]:
+    every, straight = (group[name].get(variant, {}) for name in ("with_loops", "without_loops"))
     count = group["answers"]
     cells = [f"{_number(every, name)} ({_number(straight, name)})" for name, _ in _COLUMNS]
     return [kind, f"{count} ({count - group['loops']})", *cells]

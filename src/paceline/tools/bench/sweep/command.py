@@ -15,21 +15,20 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.options import Options, check
 from paceline.storage.report import Report
-from paceline.tools.bench import cases as asked
 from paceline.tools.bench.ab_test import (
     PLAIN,
     Case,
-    Contender,
+    Variant,
     about,
     called,
     measure_all,
     measures_of,
     warm_up,
 )
-from paceline.tools.bench.cases import Place
+from paceline.tools.bench.journal import journal_path, open_journal
 from paceline.tools.bench.record import Record, Row, here
-from paceline.tools.bench.resume import journal_of, resuming
-from paceline.tools.bench.summary import by_case, same, summary, when_cold
+from paceline.tools.bench.summary import by_case, cold_table, same, summary
+from paceline.tools.bench.sweep.cases import Place, dense_text, depth_cases, length_cases
 from paceline.tools.suite import load_suite
 
 COLD = "cold"
@@ -89,13 +88,13 @@ def bench_sweep(
     if depths:
         prompts = load_suite(suite).only(kinds, per_kind or 1)
     else:
-        content, digest = asked.dense_text(text)
+        content, digest = dense_text(text)
     model = load()
     model.measure()
     cases = (
-        asked.by_depth(model, prompts, depths, sampled or [{}], max_tokens)
+        depth_cases(model, prompts, depths, sampled or [{}], max_tokens)
         if prompts
-        else asked.by_length(model, content, lengths, sampled or [{}], max_tokens)
+        else length_cases(model, content, lengths, sampled or [{}], max_tokens)
     )
     head = Record(
         "sweep",
@@ -113,18 +112,18 @@ def bench_sweep(
         **about(model),
         **here(),
     )
-    with resuming(output, head) as kept:
+    with open_journal(output, head) as kept:
         if kept.get(COLD) is None:
             del model
             first, model = _cold(load, options, cases[0], progress)
             kept.add(COLD, first)
-        contenders = [Contender(name, model, each) for name, each in options.items()]
-        warm_up(contenders, cases[0])
-        warm = measure_all(cases, contenders, rounds=rounds, kept=kept, progress=progress)
+        variants = [Variant(name, model, each) for name, each in options.items()]
+        warm_up(variants, cases[0])
+        warm = measure_all(cases, variants, rounds=rounds, kept=kept, progress=progress)
         cold = kept.get(COLD) or []
     record = replace(head, rows=[*cold, *warm], summary=summary(warm))
-    tables = [by_case(warm), when_cold(cold)]
-    return Report(record.as_dict(), same(warm), tables=tables, journal=journal_of(output))
+    tables = [by_case(warm), cold_table(cold)]
+    return Report(record.as_dict(), same(warm), tables=tables, journal=journal_path(output))
 
 
 def ways(
@@ -164,7 +163,7 @@ def _cold(
             model = None  # not two of them in memory
             gc.collect()
             model = load()
-            result = Contender(name, model, each).answer(case)
+            result = Variant(name, model, each).answer(case)
             found = {"load_seconds": model.load_seconds, **measures_of(result)}
             rows.append(
                 Row(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequest
+from paceline.tools.bench.journal import journal_path, open_journal
 from paceline.tools.bench.record import Record, Row, here
-from paceline.tools.bench.resume import journal_of, resuming
 
 HEAD = Record("run", [], {"rounds": 2, "drafters": ["auto"]}, {"name": "m"}, **here())
 ROWS = [Row("one", "chat", name, {"ratio": [1.0, 2.5]}, {"depth": 3}) for name in ("plain", "auto")]
@@ -20,51 +20,51 @@ def output(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def journal(output: Path) -> Path:
-    path = journal_of(output)
+    path = journal_path(output)
     assert path is not None
     return path
 
 
 def test_what_was_measured_is_there_the_next_time(output: Path):
-    with resuming(output, HEAD) as kept:
+    with open_journal(output, HEAD) as kept:
         assert kept.get("one") is None
         assert kept.add("one", ROWS) == ROWS
     # Another process, at another time: of its head that alone may be different.
     later = replace(HEAD, made="later", command="another", summary={"x": 1})
-    with resuming(output, later) as kept:
+    with open_journal(output, later) as kept:
         assert kept.get("one") == ROWS
         assert kept.get("two") is None
         kept.add("two", ROWS[:1])
-    with resuming(output, HEAD) as kept:
+    with open_journal(output, HEAD) as kept:
         assert (kept.get("one"), kept.get("two")) == (ROWS, ROWS[:1])
 
 
 def test_what_was_measured_stays_when_the_work_is_stopped(output: Path):
     def work() -> None:
-        with resuming(output, HEAD) as kept:
+        with open_journal(output, HEAD) as kept:
             kept.add("one", ROWS)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    with resuming(output, HEAD) as kept:
+    with open_journal(output, HEAD) as kept:
         assert kept.get("one") == ROWS
 
 
 def test_without_an_output_nothing_is_kept_on_disk(tmp_path: Path):
-    with resuming(None, HEAD) as kept:
+    with open_journal(None, HEAD) as kept:
         assert kept.add("one", ROWS) == ROWS
         assert kept.get("one") == ROWS
     assert [*tmp_path.iterdir()] == []
-    assert journal_of(None) is None
+    assert journal_path(None) is None
 
 
 def test_a_torn_line_is_measured_again(output: Path, journal: Path):
-    with resuming(output, HEAD) as kept:
+    with open_journal(output, HEAD) as kept:
         kept.add("one", ROWS)
         kept.add("two", ROWS)
     journal.write_bytes(journal.read_bytes()[:-10])
-    with resuming(output, HEAD) as kept:
+    with open_journal(output, HEAD) as kept:
         assert kept.get("one") == ROWS
         assert kept.get("two") is None
         kept.add("two", ROWS)
@@ -84,12 +84,12 @@ def test_a_torn_line_is_measured_again(output: Path, journal: Path):
 def test_a_run_of_other_settings_is_not_gone_on_with(
     other: dict[str, Any], said: str, output: Path, journal: Path
 ):
-    with resuming(output, HEAD) as kept:
+    with open_journal(output, HEAD) as kept:
         kept.add("one", ROWS)
     before = journal.read_bytes()
     with (
         pytest.raises(InvalidRequest, match="has an interrupted run with another") as caught,
-        resuming(output, replace(HEAD, **other)),
+        open_journal(output, replace(HEAD, **other)),
     ):
         pass
     assert said in str(caught.value)
@@ -109,7 +109,7 @@ def test_a_file_of_something_else_is_left_alone(
     lines: list[str], reason: str, output: Path, journal: Path
 ):
     journal.write_text("".join(f"{line}\n" for line in lines))
-    with pytest.raises(InvalidRequest, match=reason), resuming(output, HEAD):
+    with pytest.raises(InvalidRequest, match=reason), open_journal(output, HEAD):
         pass
     assert journal.read_text().splitlines() == lines
 
@@ -118,17 +118,17 @@ def test_a_file_of_something_else_is_left_alone(
     "entry", [{}, {"key": "a"}, {"key": 1, "rows": []}, {"key": "a", "rows": [5]}]
 )
 def test_an_entry_that_is_no_measurement_is_named(entry: Any, output: Path, journal: Path):
-    with resuming(output, HEAD):
+    with open_journal(output, HEAD):
         pass
     with journal.open("a") as file:
         file.write(json.dumps(entry) + "\n")
     with (
         pytest.raises(InvalidRequest, match=r"line 2 of .* is no measurement"),
-        resuming(output, HEAD),
+        open_journal(output, HEAD),
     ):
         pass
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
-    with pytest.raises(InvalidRequest, match="cannot write"), resuming(tmp_path / "a/b", HEAD):
+    with pytest.raises(InvalidRequest, match="cannot write"), open_journal(tmp_path / "a/b", HEAD):
         pass

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from paceline.errors import InvalidRequest
 from paceline.storage.json_lines import Append, appending, read_journal
-from paceline.tools.bench.resume import check_same, journal_of
+from paceline.tools.bench.journal import check_same, journal_path
 
 
 class CaseFound(NamedTuple):
@@ -22,7 +22,7 @@ class CaseFound(NamedTuple):
     differing: list[str]
 
 
-class Kept:
+class VerifyJournal:
     """What is done; and more, as it gets done."""
 
     def __init__(self, append: Append) -> None:
@@ -77,7 +77,7 @@ class Kept:
 
 
 @contextlib.contextmanager
-def verifying(output: Path | None, about: Mapping[str, Any]) -> Iterator[Kept]:
+def verifying(output: Path | None, about: Mapping[str, Any]) -> Iterator[VerifyJournal]:
     """What an interrupted verification for `output` has found, and a place for more.
 
     Args:
@@ -87,13 +87,13 @@ def verifying(output: Path | None, about: Mapping[str, Any]) -> Iterator[Kept]:
     Raises:
         InvalidRequest: the journal cannot be read or written, or is that of another verification.
     """
-    path = journal_of(output)
+    path = journal_path(output)
     if path is None:
-        yield Kept(lambda _: None)
+        yield VerifyJournal(lambda _: None)
         return
     entries = read_journal(path, {})
     with appending(path) as append:
-        kept = Kept(append)
+        kept = VerifyJournal(append)
         if entries:
             check_same(path, entries[0].get("about"), about)
         else:

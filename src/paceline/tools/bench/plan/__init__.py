@@ -1,0 +1,1 @@
+"""`plan`: costs of calls, and the speed-up that drafting can give."""

@@ -1,0 +1,1 @@
+"""`bench run`: drafters against plain decoding on a suite of prompts."""

@@ -1,0 +1,1 @@
+"""`bench serve`: a server under load."""

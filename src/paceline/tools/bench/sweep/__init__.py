@@ -1,0 +1,1 @@
+"""`bench sweep`: prompt lengths, context depths and temperatures."""

@@ -1,0 +1,1 @@
+"""`verify`: row invariance and token parity on this machine."""
