@@ -15,54 +15,54 @@ ZAYA = CostTable({1: 0.112, 4: 0.499})
 """The seed experiment's measurements."""
 
 
-def test_measured_costs_are_given_back():
+def test_measured_costs_are_returned_unchanged():
     cost = CostTable({4: 0.3, 1: 0.1, 8: 0.4})
     assert [cost(1), cost(4), cost(8)] == [0.1, 0.3, 0.4]
 
 
-def test_between_and_beyond_measurements_costs_lie_on_straight_lines():
+def test_costs_between_and_beyond_measurements_are_linear():
     cost = CostTable({2: 1.0, 4: 2.0, 8: 3.0})
     assert cost(3) == 1.5
     assert cost(6) == 2.5
     assert cost(12) == 4.0  # as from 4 to 8
-    assert cost(1) == 1.0  # no measurement says that fewer rows are cheaper
+    assert cost(1) == 1.0  # fewer rows were not measured to be cheaper
 
 
-def test_a_longer_context_costs_what_its_tokens_add():
+def test_costs_grow_by_per_token_seconds_with_the_context():
     cost = CostTable({1: 1.0, 4: 2.0}, context=100, per_token={1: 0.01, 4: 0.02})
     assert [cost.at_context(100)(rows) for rows in (1, 4)] == [1.0, 2.0]
     assert [cost.at_context(200)(rows) for rows in (1, 2, 4)] == pytest.approx([2.0, 8 / 3, 4.0])
     assert cost.at_context(50)(4) == pytest.approx(1.0)
-    # However far a straight line is followed back, a call takes time.
+    # A call takes time even where the line would be at 0.
     assert cost.at_context(0)(4) > 0
     assert CostTable({1: 1.0}, context=100).at_context(9000)(1) == 1.0
 
 
 @given(tables, st.integers(0, 100_000), st.floats(0, 1e-3))
-def test_behind_any_context_costs_are_costs(cost: CostTable, context: int, more: float):
+def test_costs_at_any_context_are_positive(cost: CostTable, context: int, more: float):
     known = CostTable(cost.seconds, 256, {rows: more * rows for rows in cost.seconds})
-    behind = known.at_context(context)
-    assert behind.context == context
-    assert all(behind(rows) > 0 for rows in range(1, 40))
+    moved = known.at_context(context)
+    assert moved.context == context
+    assert all(moved(rows) > 0 for rows in range(1, 40))
 
 
-def test_what_context_costs_is_known_for_all_rows_or_none():
-    with pytest.raises(ValueError, match="what a token of context costs"):
+def test_context_costs_must_be_given_for_all_rows_or_none():
+    with pytest.raises(ValueError, match="per_token"):
         CostTable({1: 1.0, 4: 2.0}, 100, {1: 0.01})
 
 
-def test_a_single_measurement_stands_for_every_block():
+def test_a_single_measured_cost_holds_for_every_block_size():
     cost = CostTable({3: 0.2})
     assert [cost(rows) for rows in (1, 3, 30)] == [0.2, 0.2, 0.2]
 
 
-def test_a_block_that_measured_cheaper_than_a_shorter_one_was_noise():
+def test_a_longer_block_that_measured_cheaper_gets_the_cost_of_the_shorter():
     cost = CostTable({1: 0.2, 2: 0.15, 4: 0.3})
     assert [cost(1), cost(2), cost(4)] == [0.2, 0.2, 0.3]
 
 
 @given(cost=tables)
-def test_a_row_more_is_never_cheaper(cost: CostTable):
+def test_one_more_row_never_lowers_the_cost(cost: CostTable):
     costs = [cost(rows) for rows in range(1, 60)]
     assert all(b >= a - 1e-9 for a, b in pairwise(costs))
     assert min(costs) > 0
@@ -78,12 +78,12 @@ def test_a_row_more_is_never_cheaper(cost: CostTable):
         ({1: math.nan}, "cost of 1 rows is nan"),
     ],
 )
-def test_a_table_that_cannot_be_true_is_refused(seconds: dict[int, float], message: str):
+def test_an_impossible_cost_table_is_rejected(seconds: dict[int, float], message: str):
     with pytest.raises(ValueError, match=message):
         CostTable(seconds)
 
 
-def test_expected_tokens_are_one_and_what_stands():
+def test_expected_tokens_are_the_bonus_token_and_the_accepted_ones():
     assert expected_tokens([]) == 1
     assert expected_tokens([0.5]) == 1.5
     assert expected_tokens([0.5, 0.5, 1.0]) == 1 + 0.5 + 0.25 + 0.25
@@ -91,30 +91,30 @@ def test_expected_tokens_are_one_and_what_stands():
     assert expected_tokens([0.0, 1.0]) == 1
 
 
-def test_without_drafts_speculation_is_plain_decoding():
+def test_speedup_without_drafts_is_one():
     assert speed_up(ZAYA, []) == 1
 
 
-def test_a_drafters_own_time_counts():
+def test_speedup_includes_the_drafters_time():
     cost = CostTable({1: 0.1, 2: 0.1})
     assert speed_up(cost, [1.0]) == pytest.approx(2.0)
     assert speed_up(cost, [1.0], draft_seconds=0.1) == pytest.approx(1.0)
 
 
-def test_on_zaya_no_acceptance_pays_for_four_rows():
+def test_no_acceptance_rate_breaks_even_on_zaya_at_four_rows():
     # Four tokens one by one take 4 * 112 = 448 ms, and the block that might hold them 499 ms.
     assert break_even(ZAYA, 4) is None
     assert speed_up(ZAYA, [1.0] * 3) == pytest.approx(448 / 499)
 
 
-def test_break_even_has_the_values_that_can_be_worked_out_by_hand():
+def test_break_even_matches_values_worked_out_by_hand():
     # c(2) = 1.5 c(1): 1 + p = 1.5.
     assert break_even(CostTable({1: 1.0, 2: 1.5}), 2) == pytest.approx(0.5)
     # c(3) = 1.75 c(1): 1 + p + p^2 = 1.75.
     assert break_even(CostTable({1: 1.0, 3: 1.75}), 3) == pytest.approx(0.5)
-    # Free rows pay however rarely a draft stands.
+    # Free rows pay at any acceptance rate.
     assert break_even(CostTable({1: 1.0, 8: 1.0}), 8) == pytest.approx(0, abs=1e-9)
-    # Rows that cost all they could bring pay only when every draft stands.
+    # Rows as expensive as their tokens pay only if every draft token is accepted.
     assert break_even(CostTable({1: 1.0, 4: 4.0}), 4) == pytest.approx(1.0)
 
 
@@ -122,7 +122,7 @@ def test_a_block_without_drafts_has_no_break_even():
     assert break_even(ZAYA, 1) is None
 
 
-def test_a_drafters_own_time_can_make_a_block_never_pay():
+def test_break_even_includes_the_drafters_time():
     cost = CostTable({1: 1.0, 2: 1.5})
     assert break_even(cost, 2, draft_seconds=0.25) == pytest.approx(0.75)
     assert break_even(cost, 2, draft_seconds=0.6) is None

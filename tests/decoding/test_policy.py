@@ -30,14 +30,14 @@ def after(policy: Policy, seen: Sequence[DecodeOutcome]) -> Policy:
 
 @pytest.mark.parametrize("kind", POLICIES)
 @given(max_block=st.integers(1, 16), seen=outcomes)
-def test_no_policy_asks_for_more_than_its_longest_block_holds(
+def test_draft_length_is_within_the_largest_block(
     kind: type, max_block: int, seen: list[DecodeOutcome]
 ):
-    assert 0 <= after(kind(max_block), seen).limit() <= max_block - 1
+    assert 0 <= after(kind(max_block), seen).draft_length() <= max_block - 1
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_the_first_drafter_with_a_guess_is_taken_whole(kind: type):
+def test_the_first_proposal_with_tokens_is_taken_whole(kind: type):
     first, second = Proposal([1], "ngram"), Proposal([2], "suffix", 9)
     assert drafted(kind(8), first, second) == first
     assert drafted(kind(8), Proposal((), "ngram"), second) == second
@@ -45,14 +45,14 @@ def test_the_first_drafter_with_a_guess_is_taken_whole(kind: type):
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_nobody_is_asked_for_more_than_there_is_room_for(kind: type):
+def test_drafters_are_asked_for_at_most_the_limit(kind: type):
     drafter = Says(Proposal([1] * 20, "ngram"))
     assert len(kind(8).draft([drafter], [], 1).tokens) == 1
     assert drafter.asked == [1]
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_who_stands_behind_one_with_a_guess_is_not_asked(kind: type):
+def test_drafters_after_the_first_with_a_proposal_are_not_asked(kind: type):
     second = Says(Proposal([1, 2], "suffix"))
     kind(8).draft([Says(Proposal([1], "ngram")), second], [], 8)
     assert second.asked == []
@@ -63,9 +63,9 @@ def test_a_policy_is_known_by_its_name(kind: type):
     assert kind(4).name == kind.__name__.lower()
 
 
-def test_fixed_never_changes_its_block():
+def test_fixed_keeps_its_block_size():
     fixed = after(Fixed(6), [outcome(5, 0)] * 20)
-    assert fixed.limit() == 5
+    assert fixed.draft_length() == 5
 
 
 @pytest.mark.parametrize(
@@ -82,20 +82,20 @@ def test_fixed_never_changes_its_block():
         ([7, 7, 7, 0, 0, 0], 1),
     ],
 )
-def test_adaptive_shortens_its_block_after_poor_steps(accepted: list[int], limit: int):
-    assert after(Adaptive(8), [outcome(7, count) for count in accepted]).limit() == limit
+def test_adaptive_shortens_its_block_after_low_acceptance(accepted: list[int], limit: int):
+    assert after(Adaptive(8), [outcome(7, count) for count in accepted]).draft_length() == limit
 
 
 def test_adaptive_does_not_count_steps_without_drafts():
-    assert after(Adaptive(8), [outcome(7, 2), outcome(0, 0), outcome(0, 0)]).limit() == 7
+    assert after(Adaptive(8), [outcome(7, 2), outcome(0, 0), outcome(0, 0)]).draft_length() == 7
 
 
-def test_adaptive_keeps_to_a_longest_block_that_is_shorter_than_its_rule():
-    assert after(Adaptive(2), [outcome(1, 1)] * 3).limit() == 1
+def test_adaptive_never_exceeds_a_small_maximum_block():
+    assert after(Adaptive(2), [outcome(1, 1)] * 3).draft_length() == 1
 
 
 def best_block(alpha: float, a: float, b: float, longest: int) -> int:
-    """The definition: (ea + 1) / (a + b g), ea summed draft by draft."""
+    """The definition: (ea + 1) / (a + b g), ea summed token by token."""
     rates = {
         g: (sum(alpha**i for i in range(1, g)) + 1) / (a + b * g) for g in range(2, longest + 1)
     }
@@ -106,32 +106,32 @@ def best_block(alpha: float, a: float, b: float, longest: int) -> int:
 def test_kelly_takes_the_block_with_the_best_expected_rate(accepted: int):
     # Times on a line of 10 ms and 2 ms a row.
     seen = [outcome(10, accepted, 0.010 + 0.002 * 11), outcome(0, 0, 0.010 + 0.002)]
-    assert after(Kelly(16), seen).limit() == best_block(accepted / 10, 0.010, 0.002, 16) - 1
+    assert after(Kelly(16), seen).draft_length() == best_block(accepted / 10, 0.010, 0.002, 16) - 1
 
 
 def test_kelly_starts_from_the_constants_of_its_source():
-    assert Kelly(16).limit() == best_block(0.5, 0.0470, 0.0087, 16) - 1
-    # One block size says nothing about a line.
-    assert after(Kelly(16), [outcome(4, 2, 5.0)] * 3).limit() == Kelly(16).limit()
+    assert Kelly(16).draft_length() == best_block(0.5, 0.0470, 0.0087, 16) - 1
+    # One block size does not determine a line.
+    assert after(Kelly(16), [outcome(4, 2, 5.0)] * 3).draft_length() == Kelly(16).draft_length()
 
 
-def test_kelly_drafts_to_the_end_when_all_stands_and_rows_cost_little():
+def test_kelly_drafts_full_blocks_if_all_is_accepted_and_rows_are_cheap():
     seen = [outcome(7, 7, 0.1), outcome(3, 3, 0.1)]
-    assert after(Kelly(16), seen).limit() == 15
+    assert after(Kelly(16), seen).draft_length() == 15
 
 
-def test_kelly_drafts_as_little_as_it_can_when_nothing_stands():
+def test_kelly_drafts_one_token_if_nothing_is_accepted():
     seen = [outcome(7, 0, 0.8), outcome(3, 0, 0.4)]
-    assert after(Kelly(16), seen).limit() == 1
+    assert after(Kelly(16), seen).draft_length() == 1
 
 
-def test_kelly_forgets_what_was_long_ago():
+def test_kelly_forgets_old_steps():
     poor, good = [outcome(4, 0)] * 20, [outcome(4, 4)] * 8
-    assert after(Kelly(16), poor + good).limit() == after(Kelly(16), good).limit()
-    assert after(Kelly(16), poor + good).limit() > after(Kelly(16), poor).limit()
+    assert after(Kelly(16), poor + good).draft_length() == after(Kelly(16), good).draft_length()
+    assert after(Kelly(16), poor + good).draft_length() > after(Kelly(16), poor).draft_length()
 
 
-def test_kelly_learns_no_times_where_nobody_measured():
+def test_kelly_ignores_steps_that_were_not_timed():
     seen = [outcome(7, 3, 0.0), outcome(3, 1, 0.0)]
     alpha = (3 / 7 + 1 / 3) / 2
-    assert after(Kelly(16), seen).limit() == best_block(alpha, 0.0470, 0.0087, 16) - 1
+    assert after(Kelly(16), seen).draft_length() == best_block(alpha, 0.0470, 0.0087, 16) - 1

@@ -1,4 +1,4 @@
-"""The drafters that must pass the conformance tests, and one that knows what is coming."""
+"""The drafters that must pass the conformance tests, and scripted ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,21 +16,21 @@ MATCHERS = [
     "suffix+recycle",
     "ngram+suffix+recycle",
 ]
-"""Drafters that know nothing but the text before them."""
+"""Drafters that need the context alone."""
 
 SPECS = [*MATCHERS, "table", "suffix+table"]
-"""Those, and the ones that were taught; a `shared` has what they need."""
+"""Those, and the trained ones; `shared` has what they need."""
 
 
 def write_toy_table(folder: Path, texts: Sequence[Sequence[int]], vocab_size: int) -> Path:
-    """A table of what follows what in some texts."""
+    """A table counted from some texts."""
     counted = count_table([Answer(i, text[:1], text[1:]) for i, text in enumerate(texts)])
     write_table(counted, folder, target="toy", vocab_size=vocab_size, facts={})
     return folder
 
 
 class Says(Drafter):
-    """Proposes one thing whatever the context, cut to the limit; counts how often it is asked."""
+    """Makes one proposal for every context, cut to the limit; records the limits."""
 
     def __init__(self, proposal: Proposal, seconds: float = 0.0) -> None:
         self.name = proposal.source
@@ -46,9 +46,9 @@ class Says(Drafter):
         return self._seconds
 
 
-def drafted(policy: Policy, *proposals: Proposal, room: int = 99) -> Proposal:
-    """What a policy takes of these proposals, offered in this order."""
-    return policy.draft([Says(proposal) for proposal in proposals], [], room)
+def drafted(policy: Policy, *proposals: Proposal, limit: int = 99) -> Proposal:
+    """The proposal that a policy takes of these, offered in this order."""
+    return policy.draft([Says(proposal) for proposal in proposals], [], limit)
 
 
 class Oracle(Drafter):

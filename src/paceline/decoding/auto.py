@@ -1,8 +1,8 @@
-"""The default policy: draft as much as pays, on this machine, for this text, and no more.
+"""The default policy: drafts as many tokens as raise this request's throughput.
 
-Three things decide: what a call of T rows costs here (measured), how likely each draft token is to
-stand (a running estimate per drafter and match length), and what a second is worth (the rate of
-tokens this request has been running at). A policy changes speed, never a token.
+Three inputs decide: the measured cost of a call of T rows, the acceptance probability of each draft
+token (a running estimate per drafter and match length), and the request's recent tokens per second.
+Invariant: a policy changes speed, never a token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,49 +11,49 @@ from dataclasses import dataclass, field
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
 
-_LONGEST_MATCH = 24
-"""Matches longer than this are all as good."""
+_MAX_MATCH = 24
+"""Longer matches share one estimate."""
 
-_MEMORY = 48.0
-"""Draft tokens after which an observation counts half."""
+_HALF_LIFE = 48.0
+"""Draft tokens after which an observation has half its weight."""
 
-_CARRIED = 12.0
-"""How many draft tokens' worth of belief a request takes over from those before it."""
+_INHERITED_WEIGHT = 12.0
+"""Weight, in draft tokens, of an estimate that a request inherits from earlier ones."""
 
-_RATE_MEMORY = 24.0
-"""Steps over which the rate of tokens is averaged."""
+_RATE_HALF_LIFE = 24.0
+"""Steps after which a step has half its weight in the tokens per second."""
 
-_MATCH_BELIEF = 2.0
-"""How many draft tokens' worth of evidence the prior of a match is."""
+_MATCH_WEIGHT = 2.0
+"""Weight of a match's prior, in draft tokens."""
 
-_ESTIMATE_BELIEF = 4.0
-"""The same for a drafter's own estimate, which was fitted to much text."""
+_ESTIMATE_WEIGHT = 4.0
+"""Weight of a drafter's own estimate, in draft tokens: it was fitted to much text."""
 
 _UNSEEN_TEXT = 0.75
-"""What a drafter's own estimate is multiplied by, before anything was seen: it was fitted to the
-text that the drafter learned from, and is too high elsewhere (docs/decisions/auto-policy.md)."""
+"""Factor on a drafter's own estimate as a prior: it was fitted to the drafter's training text and
+is too high elsewhere (docs/decisions/auto-policy.md)."""
 
 _CONTRADICTED = 0.4
-"""The same for its first token, where a match proposes another one."""
+"""Factor on the estimate of its first token if a match proposes another one."""
 
-_ESTIMATE_STEPS = 8
-"""A drafter's own estimates are corrected in so many steps."""
+_ESTIMATE_BINS = 8
+"""A drafter's own estimates are rounded to multiples of 1 / 8, and corrected per bin."""
 
-_DEPTHS = 256
-"""Tokens of context over which costs are taken to be the same."""
+_CONTEXT_STEP = 256
+"""Costs are updated whenever the context grows by this many tokens."""
 
-_PATIENCE = (4, 64)
-"""Least and most steps after which a drafter that did not pay is asked again."""
+_RETRY_STEPS = (4, 64)
+"""Minimum and maximum steps until a costly drafter that did not pay is asked again."""
 
-_IN_VAIN = 0.02
-"""Part of the tokens that asking again may cost at most, where it goes on not to pay."""
+_RETRY_SHARE = 0.02
+"""Maximum share of the tokens that retries of a drafter may cost."""
 
-_ASKING_RATE = 0.25
-"""Weight of the newest answer in what a drafter that takes time is expected to bring."""
+_GAIN_WEIGHT = 0.25
+"""Weight of the newest proposal in the expected gain of a costly drafter."""
 
 
 def prior_probability(match: int) -> float:
-    """How likely a draft token is to stand, before anything was seen, by length of match.
+    """Acceptance probability of a draft token by match length, before any observation.
 
     Between what greedy and sampled answers showed on the suite (docs/decisions/auto-policy.md).
     """
@@ -63,118 +63,112 @@ def prior_probability(match: int) -> float:
 
 @dataclass(slots=True)
 class Acceptance:
-    """Running estimate of P(draft token stands | source, evidence).
+    """Running estimate of P(draft token accepted | source, evidence).
 
-    Evidence is what the drafter said: its own estimate, or the length of a match. When i drafts of
-    a match stood, i more tokens match: so one table by length serves every place, and a long draft
-    teaches it several times.
+    Evidence is the drafter's own estimate or the length of a match. After i accepted tokens of a
+    matched draft, i more tokens match; so one table by match length covers every position, and a
+    long draft updates it several times.
     """
 
     counts: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
-    """(source, match or step of the estimate) -> (weight seen, weight that stood), both decaying.
-    """
+    """(source, match length or estimate bin) -> (weight seen, weight accepted), both decaying."""
 
-    def probabilities(self, proposal: Proposal, *, contradicted: bool = False) -> list[float]:
-        """For every token of a proposal, its probability given that those before it stood.
+    def probabilities(self, proposal: Proposal, *, contradicted: bool = False) -> Iterator[float]:
+        """For each token of a proposal: P(accepted | the tokens before it were).
 
-        `contradicted`: whether a match proposes another first token.
+        `contradicted`: a match proposes another first token.
         """
-        return [*self.one_by_one(proposal, contradicted=contradicted)]
-
-    def one_by_one(self, proposal: Proposal, *, contradicted: bool = False) -> Iterator[float]:
-        """The same, for who may not want them all."""
-        for key, belief, prior in _evidence(proposal, len(proposal.tokens), contradicted):
-            seen, stood = self.counts.get(key, (0.0, 0.0))
-            yield (stood + belief * prior) / (seen + belief)
+        for key, weight, prior in _evidence(proposal, len(proposal.tokens), contradicted):
+            seen, accepted = self.counts.get(key, (0.0, 0.0))
+            yield (accepted + weight * prior) / (seen + weight)
 
     def observe(
         self, proposal: Proposal, tokens: Sequence[int], *, contradicted: bool = False
     ) -> None:
-        """Learn how a proposal did, verified or not, where `tokens` are what came instead.
+        """Compare a proposal, verified or not, with the `tokens` that the target picked.
 
-        What is learnt of are the tokens that stood and the first that did not.
+        Its accepted tokens and the first rejected one count.
         """
-        keep = 0.5 ** (1 / _MEMORY)
-        judged = min(len(proposal.tokens), len(tokens))
-        for i, (key, _, _) in enumerate(_evidence(proposal, judged, contradicted)):
-            stands = proposal.tokens[i] == tokens[i]
-            seen, stood = self.counts.get(key, (0.0, 0.0))
-            self.counts[key] = (seen * keep + 1, stood * keep + stands)
-            if not stands:
+        keep = 0.5 ** (1 / _HALF_LIFE)
+        compared = min(len(proposal.tokens), len(tokens))
+        for i, (key, _, _) in enumerate(_evidence(proposal, compared, contradicted)):
+            accept = proposal.tokens[i] == tokens[i]
+            seen, accepted = self.counts.get(key, (0.0, 0.0))
+            self.counts[key] = (seen * keep + 1, accepted * keep + accept)
+            if not accept:
                 break
 
     def discounted(self) -> "Acceptance":
-        """A copy for the next request that new evidence soon outweighs."""
+        """A copy for the next request, with its weights limited to `_INHERITED_WEIGHT`."""
         scaled = {}
-        for key, (seen, stood) in self.counts.items():
-            scale = min(1.0, _CARRIED / seen)
-            scaled[key] = (seen * scale, stood * scale)
+        for key, (seen, accepted) in self.counts.items():
+            scale = min(1.0, _INHERITED_WEIGHT / seen)
+            scaled[key] = (seen * scale, accepted * scale)
         return Acceptance(scaled)
 
 
 def _evidence(
     proposal: Proposal, length: int, contradicted: bool
 ) -> Iterator[tuple[tuple[str, int], float, float]]:
-    """For each of the first `length` tokens: its key, and the weight and value of the prior."""
+    """For each of the first `length` tokens: its key, and the weight and value of its prior."""
     source = proposal.source
     if proposal.probabilities:
-        for at, probability in enumerate(proposal.probabilities[:length]):
-            step = round(probability * _ESTIMATE_STEPS)
+        for at, estimate in enumerate(proposal.probabilities[:length]):
+            bin_ = round(estimate * _ESTIMATE_BINS)
             if at == 0 and contradicted:
-                # A matter of its own: the text at hand knows better, or it does not.
-                yield (
-                    (f"{source}, contradicted", step),
-                    _ESTIMATE_BELIEF,
-                    probability * _CONTRADICTED,
-                )
+                # Counted apart: here the match in this text may be the better predictor.
+                key = f"{source}, contradicted", bin_
+                yield key, _ESTIMATE_WEIGHT, estimate * _CONTRADICTED
             else:
-                yield (source, step), _ESTIMATE_BELIEF, probability * _UNSEEN_TEXT
+                yield (source, bin_), _ESTIMATE_WEIGHT, estimate * _UNSEEN_TEXT
     else:
         for at in range(length):
-            match = min(proposal.match + at, _LONGEST_MATCH)
-            yield (source, match), _MATCH_BELIEF, prior_probability(match)
+            match = min(proposal.match + at, _MAX_MATCH)
+            yield (source, match), _MATCH_WEIGHT, prior_probability(match)
 
 
 @dataclass(slots=True)
-class _Asking:
-    """Whether a drafter that takes time is worth its time."""
+class _CostlyDrafter:
+    """Expected gain of a drafter whose proposals take time, and when to ask it again."""
 
     tokens: float = 0.0
-    """What its proposals lately let expect: tokens of a step, and the seconds to verify them."""
+    """Running mean of the tokens per step that its proposals promise, verified in `seconds`."""
     seconds: float = 0.0
     asked: bool = False
-    """Whether it ever was."""
-    since: int = 0
+    steps: int = 0
     """Steps since it was last asked."""
-    patience: int = _PATIENCE[0]
-    """Steps after which it is asked again although it did not pay; more where it is dear."""
+    retry: int = _RETRY_STEPS[0]
+    """Steps after which it is asked again although it did not pay; more if it is expensive."""
 
-    def worth(self, rate: float, price: float, otherwise: float) -> bool:
-        """Whether to ask now: at a price in tokens, where `otherwise` is to be had without."""
-        self.since += 1
+    def should_ask(self, rate: float, price: float, otherwise: float) -> bool:
+        """True if its expected gain at `price` beats `otherwise`, or if it is due for a retry.
+
+        `price` and `otherwise`, the best gain without it, are in tokens.
+        """
+        self.steps += 1
         gain = self.tokens - rate * self.seconds - price
-        patience = max(self.patience, price / _IN_VAIN)
-        return not self.asked or gain > otherwise or self.since >= patience
+        retry = max(self.retry, price / _RETRY_SHARE)
+        return not self.asked or gain > otherwise or self.steps >= retry
 
     def learn(self, tokens: float, seconds: float, *, paid: bool) -> None:
-        """Note what it brought."""
-        least, most = _PATIENCE
-        self.patience = least if paid else min(2 * self.patience, most)
-        weight = _ASKING_RATE if self.asked else 1.0
+        """Update with the expected tokens and the verification time of its newest proposal."""
+        least, most = _RETRY_STEPS
+        self.retry = least if paid else min(2 * self.retry, most)
+        weight = _GAIN_WEIGHT if self.asked else 1.0
         self.tokens += weight * (tokens - self.tokens)
         self.seconds += weight * (seconds - self.seconds)
         self.asked = True
-        self.since = 0
+        self.steps = 0
 
 
 class Auto:
     """Picks the proposal and length with the greatest gain: E[tau] - rate * seconds.
 
-    `rate` is tokens per second so far. Maximising tokens minus what their time would have brought
-    otherwise is what maximises tokens per second in the long run (renewal-reward; Dinkelbach 1967
-    for the ratio): on a sure thing it drafts further than the best ratio of that step alone would,
-    and on a poor one it stops sooner. Not drafting is the choice of length 0, and a drafter that
-    takes time is asked only when it is likely to bring more than its time is worth.
+    `rate` is the recent tokens per second. Maximising tokens minus the tokens that plain progress
+    would bring in the same time maximises tokens per second in the long run (renewal-reward;
+    Dinkelbach 1967 for the ratio): a likely draft is longer than the best ratio of its own step
+    would make it, an unlikely one shorter. Plain decoding is the choice of length 0. A costly
+    drafter is asked only if its expected gain exceeds the price of its time.
     """
 
     name = "auto"
@@ -182,72 +176,72 @@ class Auto:
     def __init__(
         self, max_block: int, cost: CostTable, acceptance: Acceptance, context: int = 0
     ) -> None:
-        """Decide for one request.
+        """Prepare for one request.
 
         Args:
-            max_block: the most rows in a block.
+            max_block: maximum rows of a block.
             cost: seconds per call by rows.
-            acceptance: this request's estimate; it learns as the request runs.
+            acceptance: this request's estimate; updated as the request runs.
             context: tokens of its prompt.
         """
-        self._measured, self._most = cost, max_block
-        self._depth = context // _DEPTHS
+        self._measured, self._max_block = cost, max_block
+        self._context_step = context // _CONTEXT_STEP
         self._table = cost.at_context(context)
         self._cost = self._costs()
-        self._others: float | None = None  # tokens per second of those in the same call
+        self._batch_rate: float | None = None  # tokens per second of the others in the batch
         self._acceptance = acceptance
-        self._asking: dict[str, _Asking] = {}
+        self._costly: dict[str, _CostlyDrafter] = {}
         self._tokens = 1.0
         self._seconds = self._cost[1]
-        self._offered: list[tuple[Proposal, bool]] = []  # of the step under way; contradicted
-        self._drafting = 0.0  # seconds of drafters asked since the last step
+        self._offered: list[tuple[Proposal, bool]] = []  # of this step; contradicted
+        self._draft_seconds = 0.0  # of drafters asked since the last step
 
     @property
     def rate(self) -> float:
-        """Tokens per second that this request has lately been running at."""
+        """Recent tokens per second of this request."""
         return self._tokens / self._seconds
 
     def set_batch_load(self, seconds: float, row: float, rate: float) -> None:
-        """Other requests are in the next call, and make `rate` tokens per second.
+        """The next call is shared with requests that make `rate` tokens per second together.
 
-        A row is then paid for with everybody's time: what that is worth is what all make of it.
+        A row then delays all of them, so its time is valued at the rate of the whole batch.
 
         Args:
-            seconds: what the call takes with one row of this request.
-            row: what each further row adds behind the context that was measured.
-            rate: of the others together.
+            seconds: of the call with one row of this request.
+            row: seconds per further row, at the context of the measurement.
+            rate: tokens per second of the other requests.
         """
         row += self._table.per_row - self._measured.per_row
-        self._cost = [0.0, *(seconds + row * further for further in range(self._most))]
-        self._others = rate
+        self._cost = [0.0, *(seconds + row * further for further in range(self._max_block))]
+        self._batch_rate = rate
 
     def clear_batch_load(self) -> None:
-        """Nobody else is in the next call."""
-        if self._others is not None:
-            self._others = None
+        """The next call runs this request alone."""
+        if self._batch_rate is not None:
+            self._batch_rate = None
             self._cost = self._costs()
 
-    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
-        """The proposal with the greatest gain, cut where more drafts would lower it."""
-        self._go_to(len(context))
-        room = min(room, len(self._cost) - 2)
-        rate = self.rate + (self._others or 0.0)
+    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], limit: int) -> Proposal:
+        """The proposal with the greatest gain, cut where more tokens would lower it."""
+        self._update_costs(len(context))
+        limit = min(limit, len(self._cost) - 2)
+        rate = self.rate + (self._batch_rate or 0.0)
         best, most = NO_PROPOSAL, 1 - rate * self._cost[1]
-        if room < 1:
+        if limit < 1:
             return best
-        # Those that cost nothing first: what they find decides whether others are asked at all.
+        # Free drafters first: their proposals decide whether costly ones are asked at all.
         costs = sorted(
-            ((drafter.cost(room), drafter) for drafter in drafters), key=lambda pair: pair[0]
+            ((drafter.cost(limit), drafter) for drafter in drafters), key=lambda pair: pair[0]
         )
-        free = [drafter.propose(context, room) for seconds, drafter in costs if not seconds]
+        free = [drafter.propose(context, limit) for seconds, drafter in costs if not seconds]
         matched = {each.tokens[0] for each in free if each.tokens and not each.probabilities}
         for at, (seconds, drafter) in enumerate(costs):
             price = rate * seconds
-            asking = self._asking.setdefault(drafter.name, _Asking())
-            if price and not asking.worth(rate, price, most):
+            costly = self._costly.setdefault(drafter.name, _CostlyDrafter())
+            if price and not costly.should_ask(rate, price, most):
                 continue
-            offered = free[at] if not price else drafter.propose(context, room)
-            # One that takes time has seen more than the last few tokens: it is not doubted.
+            offered = free[at] if not price else drafter.propose(context, limit)
+            # A costly drafter reads more than the last few tokens: a match does not contradict it.
             contradicted = bool(
                 not price and matched and offered.probabilities and offered.tokens[0] not in matched
             )
@@ -256,49 +250,48 @@ class Auto:
             takes = self._cost[len(proposal.tokens) + 1]
             gain = tokens - rate * takes
             if price:
-                asking.learn(tokens, takes, paid=gain - price > most)
-            self._drafting += seconds
+                costly.learn(tokens, takes, paid=gain - price > most)
+            self._draft_seconds += seconds
             if gain > most:
                 best, most = proposal, gain
         return best
 
     def observe(self, outcome: DecodeOutcome) -> None:
-        """Learn how the guesses did, and how fast the request is going."""
+        """Update the acceptance estimates and the request's rate."""
         for offered, contradicted in self._offered:
             self._acceptance.observe(offered, outcome.tokens, contradicted=contradicted)
         self._offered = []
-        keep = 0.5 ** (1 / _RATE_MEMORY)
-        seconds = self._cost[len(outcome.proposal.tokens) + 1] + self._drafting
+        keep = 0.5 ** (1 / _RATE_HALF_LIFE)
+        seconds = self._cost[len(outcome.proposal.tokens) + 1] + self._draft_seconds
         self._tokens = self._tokens * keep + outcome.accepted + 1
         self._seconds = self._seconds * keep + seconds
-        self._drafting = 0.0
+        self._draft_seconds = 0.0
 
-    def _go_to(self, context: int) -> None:
-        """Weigh by what calls cost behind so many tokens."""
-        if context // _DEPTHS != self._depth:
-            self._depth = context // _DEPTHS
+    def _update_costs(self, context: int) -> None:
+        if context // _CONTEXT_STEP != self._context_step:
+            self._context_step = context // _CONTEXT_STEP
             self._table = self._measured.at_context(context)
-            if self._others is None:
+            if self._batch_rate is None:
                 self._cost = self._costs()
 
     def _costs(self) -> list[float]:
         """Seconds of a call for this request alone, by its rows."""
-        return [0.0, *(self._table(rows) for rows in range(1, self._most + 1))]
+        return [0.0, *(self._table(rows) for rows in range(1, self._max_block + 1))]
 
     def _cut(
         self, proposal: Proposal, rate: float, *, contradicted: bool = False
     ) -> tuple[Proposal, float]:
-        """The beginning of a proposal with the greatest gain, and the tokens to expect of it."""
-        stands = expected = tokens = 1.0
+        """The prefix of a proposal with the greatest gain, and its expected tokens."""
+        all_accepted = expected = tokens = 1.0
         length, most = 0, 1 - rate * self._cost[1]
-        probabilities = self._acceptance.one_by_one(proposal, contradicted=contradicted)
+        probabilities = self._acceptance.probabilities(proposal, contradicted=contradicted)
         for at, probability in enumerate(probabilities, start=1):
-            stands *= probability
-            expected += stands
+            all_accepted *= probability
+            expected += all_accepted
             gain = expected - rate * self._cost[at + 1]
             if gain > most:
                 length, most, tokens = at, gain, expected
-            # Each of those left brings less than the last, and no row makes a call cheaper.
-            elif gain + stands * (len(proposal.tokens) - at) <= most:
+            # Each token left brings at most `all_accepted`, and a row never makes a call cheaper.
+            elif gain + all_accepted * (len(proposal.tokens) - at) <= most:
                 break
         return proposal.cut(length), tokens

@@ -1,6 +1,6 @@
-"""What pays: the cost of a call by its rows, and the arithmetic of speculation.
+"""Cost of a call by its rows, and the expected speedup of speculative decoding.
 
-Terms: c(T) seconds for a call of T rows of one sequence, more the longer its context; tau, tokens
+Terms: c(T), seconds of a call of T rows of one sequence, which grows with its context; tau, tokens
 kept per call; p, the probability that a draft token is accepted after those before it were. Seed
 figures and formulas: the ZAYA experiment (112 ms a call at T = 1, 499 ms at T = 4).
 """
@@ -14,21 +14,21 @@ from operator import mul
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Seconds per call for some T, and between and beyond them by straight lines.
+    """Seconds per call, measured for some T and interpolated linearly between and beyond them.
 
     Raises:
-        ValueError: no entry, or one that is not T >= 1 -> seconds > 0; or not all of them say what
-            a longer context costs.
+        ValueError: there is no entry, an entry is not T >= 1 -> seconds > 0, or `per_token` has
+            other T than `seconds`.
     """
 
     seconds: Mapping[int, float]
-    """T -> seconds, measured. Made non-decreasing: a call never gets cheaper by one more row, so
-    where a measurement says so it was noise."""
+    """T -> seconds, measured. Made non-decreasing: one more row never makes a call cheaper, so a
+    lower measurement was noise."""
     context: int = 0
-    """Tokens that stood before the blocks."""
+    """Tokens of context before the measured blocks."""
     per_token: Mapping[int, float] = field(default_factory=dict)
-    """T -> seconds that every further token of context adds, as attention reads it for each row.
-    Empty: not measured."""
+    """T -> seconds per further token of context, which attention reads for each row. Empty: not
+    measured."""
 
     def __post_init__(self) -> None:
         if not self.seconds:
@@ -37,13 +37,13 @@ class CostTable:
             if rows < 1 or not cost > 0:
                 raise ValueError(f"cost of {rows} rows is {cost}; expected rows >= 1, seconds > 0")
         if self.per_token and self.per_token.keys() != self.seconds.keys():
-            raise ValueError("what a token of context costs has to be known for all T, or for none")
+            raise ValueError("per_token has other rows than seconds; expected the same, or none")
         order = sorted(self.seconds)
         rising = accumulate((self.seconds[t] for t in order), max)
         object.__setattr__(self, "seconds", dict(zip(order, rising, strict=True)))
 
     def __call__(self, rows: int) -> float:
-        """Seconds for a call of `rows` rows."""
+        """Seconds of a call of `rows` rows."""
         known = list(self.seconds)
         if rows in self.seconds or len(known) == 1:
             return self.seconds.get(rows, self.seconds[known[0]])
@@ -56,12 +56,12 @@ class CostTable:
 
     @property
     def per_row(self) -> float:
-        """Seconds that one more row adds, on the whole."""
+        """Mean seconds per further row, over the measured range."""
         rows, seconds = list(self.seconds), list(self.seconds.values())
         return (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
 
     def at_context(self, context: int) -> "CostTable":
-        """The costs behind so many tokens."""
+        """The costs at a context of `context` tokens; at least half of the measured ones."""
         further = context - self.context
         return CostTable(
             {
@@ -73,12 +73,12 @@ class CostTable:
 
 
 def expected_tokens(probabilities: Iterable[float]) -> float:
-    """E[tau] for drafts whose tokens stand with these probabilities, each given those before it."""
+    """E[tau] of a draft; each probability is that of acceptance after the tokens before."""
     return 1.0 + float(sum(accumulate(probabilities, mul)))
 
 
 def speed_up(cost: CostTable, probabilities: list[float], draft_seconds: float = 0.0) -> float:
-    """Expected tokens per second over plain decoding's: E[tau] c(1) / (c(T) + draft cost)."""
+    """Expected tokens per second over those of plain decoding: E[tau] c(1) / (c(T) + draft)."""
     seconds = cost(len(probabilities) + 1) + draft_seconds
     return expected_tokens(probabilities) * cost(1) / seconds
 
@@ -86,8 +86,8 @@ def speed_up(cost: CostTable, probabilities: list[float], draft_seconds: float =
 def break_even(cost: CostTable, rows: int, draft_seconds: float = 0.0) -> float | None:
     """The p at which a block of `rows` rows is exactly as fast as plain decoding.
 
-    Solves (1 + p + ... + p^(T-1)) c(1) = c(T) + draft cost for p by bisection. None when even
-    p = 1 does not pay.
+    Solves (1 + p + ... + p^(T-1)) c(1) = c(T) + draft cost for p by bisection. None: slower even
+    at p = 1.
     """
     if rows < 2 or speed_up(cost, [1.0] * (rows - 1), draft_seconds) < 1:
         return None

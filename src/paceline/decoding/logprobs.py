@@ -1,4 +1,4 @@
-"""How likely a token was in the model's own distribution: before penalties, bias, temperature."""
+"""Log probabilities in the model's own distribution: before penalties, bias, temperature."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,24 +9,24 @@ from paceline.decoding.types import Logits
 
 
 class TokenLogprob(NamedTuple):
-    """A token, and how likely it and others were where it stands."""
+    """Log probability of a token, and of the most likely tokens at its position."""
 
     token: int
     logprob: float
     """Natural logarithm of its probability."""
     top: Sequence[tuple[int, float]] = ()
-    """The most likely tokens with theirs, best first; of equals the lower id."""
+    """(token, logprob) of the most likely tokens, best first; of equals the lower id first."""
 
 
 def token_logprob(row: Logits, token: int, top: int) -> TokenLogprob:
-    """What a row of logits [vocab] says of `token`, and its `top` most likely tokens."""
+    """Log probabilities of `token` and of the `top` most likely tokens; row: [vocab] logits."""
     wide = row.astype(np.float64)
     highest = wide.max()
     total = float(highest + np.log(np.exp(wide - highest).sum()))
-    return TokenLogprob(token, float(wide[token]) - total, _most(wide, top, total))
+    return TokenLogprob(token, float(wide[token]) - total, _top(wide, top, total))
 
 
-def _most(row: np.ndarray, count: int, total: float) -> tuple[tuple[int, float], ...]:
+def _top(row: np.ndarray, count: int, total: float) -> tuple[tuple[int, float], ...]:
     if count == 0:
         return ()
     count = min(count, len(row))

@@ -1,7 +1,7 @@
-"""How many tokens to draft, decided by rule: fixed, adaptive and Kelly-optimal.
+"""Baseline policies: fixed, adaptive and Kelly-optimal draft lengths.
 
-These are the rules that others use; `auto.py` holds ours. They are kept so that the comparison can
-be run again. A policy changes speed, never a token.
+Other runtimes use these rules; `auto.py` has the default. They are kept so that the comparison can
+be run again. Invariant: a policy changes speed, never a token.
 """
 
 from collections import deque
@@ -13,21 +13,21 @@ from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposa
 
 
 class Fixed:
-    """Always the same block; drafters are asked in their order until one has a guess."""
+    """A constant block size; drafters are asked in order until one proposes tokens."""
 
     name = "fixed"
 
     def __init__(self, max_block: int) -> None:
-        """Blocks of `max_block` rows: the last token and max_block - 1 drafts."""
+        """Blocks of `max_block` rows: the last token and max_block - 1 draft tokens."""
         self._max_block = max_block
 
-    def limit(self) -> int:
-        """Drafts for the current block."""
+    def draft_length(self) -> int:
+        """Maximum draft tokens in the next block."""
         return self._max_block - 1
 
-    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
-        """The guess of the first drafter that has one."""
-        limit = min(self.limit(), room)
+    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], limit: int) -> Proposal:
+        """The first proposal that has tokens."""
+        limit = min(self.draft_length(), limit)
         if limit > 0:
             for drafter in drafters:
                 proposal = drafter.propose(context, limit)
@@ -36,11 +36,11 @@ class Fixed:
         return NO_PROPOSAL
 
     def observe(self, outcome: DecodeOutcome) -> None:
-        """Nothing to learn."""
+        """Does nothing: the block size is constant."""
 
 
 class Adaptive(Fixed):
-    """Short blocks after poor steps (mirror-sd's adaptive rule, `mirror_sd/generate.py`).
+    """Short blocks after low acceptance (mirror-sd's adaptive rule, `mirror_sd/generate.py`).
 
     Over the last 3 steps that drafted: mean accepted under 1 gives block 2, under 2 gives 3, else
     the full block.
@@ -53,8 +53,8 @@ class Adaptive(Fixed):
         super().__init__(max_block)
         self._accepted: deque[int] = deque(maxlen=3)
 
-    def limit(self) -> int:
-        """Drafts for the block that recent acceptance earns."""
+    def draft_length(self) -> int:
+        """See `Fixed.draft_length`."""
         if not self._accepted:
             return self._max_block - 1
         mean = sum(self._accepted) / len(self._accepted)
@@ -62,13 +62,13 @@ class Adaptive(Fixed):
         return min(block, self._max_block) - 1
 
     def observe(self, outcome: DecodeOutcome) -> None:
-        """Note what was accepted."""
+        """Record the accepted tokens of a step that drafted."""
         if outcome.proposal.tokens:
             self._accepted.append(outcome.accepted)
 
 
 class Kelly(Fixed):
-    """Kelly-optimal drafting (KOD) as mirror-sd's public code has it.
+    """Kelly-optimal drafting (KOD) as in mirror-sd's public code.
 
     Takes the block g in 2..max_block that maximises (ea + 1) / (a + b g), with
     ea = alpha (1 - alpha^(g-1)) / (1 - alpha), alpha the mean acceptance of the last 8 steps, and
@@ -77,7 +77,7 @@ class Kelly(Fixed):
 
     name = "kelly"
     _START = (0.0470, 0.0087)
-    """a and b in seconds, mirror-sd's, until two block sizes were seen."""
+    """a and b in seconds, from mirror-sd, until two block sizes were timed."""
 
     def __init__(self, max_block: int) -> None:
         """Blocks of up to `max_block` rows."""
@@ -85,8 +85,8 @@ class Kelly(Fixed):
         self._rates: deque[float] = deque(maxlen=8)
         self._times: deque[tuple[int, float]] = deque(maxlen=16)
 
-    def limit(self) -> int:
-        """Drafts for the block with the best expected rate."""
+    def draft_length(self) -> int:
+        """See `Fixed.draft_length`."""
         alpha = sum(self._rates) / len(self._rates) if self._rates else 0.5
         a, b = self._line()
 
@@ -101,7 +101,7 @@ class Kelly(Fixed):
         return max(range(min(2, self._max_block), self._max_block + 1), key=rate) - 1
 
     def observe(self, outcome: DecodeOutcome) -> None:
-        """Note the acceptance and the time of the step."""
+        """Record the acceptance and the time of the step."""
         drafted = len(outcome.proposal.tokens)
         if drafted:
             self._rates.append(outcome.accepted / drafted)

@@ -1,8 +1,8 @@
-"""When an answer goes round in circles: its last tokens are one pattern, again and again.
+"""Detects that an answer repeats itself: its last tokens are one pattern several times.
 
-A state machine over the answer's tokens alone. It knows nothing of drafts, blocks or policies, so
-where an answer ends does not depend on how its tokens were computed. A token costs a comparison for
-each size a pattern may have, however long the answer is.
+A state machine over the answer's tokens alone, independent of drafts, blocks and policies: where an
+answer ends does not depend on how its tokens were computed. A token costs one comparison per
+pattern size, however long the answer is.
 
 The patterns are those of vLLM's `repetition_detection`: the same size, count and order of checks.
 """
@@ -12,21 +12,21 @@ from dataclasses import dataclass
 import numpy as np
 
 MAX_PATTERN_SIZE = 1024
-"""The longest pattern that may be looked for, in tokens."""
+"""Upper bound of `max_pattern_size`, in tokens."""
 
 MAX_COUNT = 1_000_000
-"""The most repetitions that may be asked for."""
+"""Upper bound of `min_count` and `min_tokens`."""
 
 
 def _require(name: str, value: object, least: int, most: int) -> None:
-    known = isinstance(value, int) and not isinstance(value, bool)
-    if not known or not least <= value <= most:  # type: ignore[operator]
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or not least <= value <= most:  # type: ignore[operator]
         raise ValueError(f"{name} is {value!r}; expected {least} to {most}")
 
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """What counts as a loop: a pattern of some size, repeated so often and over so many tokens.
+    """The smallest repetition that counts as a loop.
 
     Raises:
         ValueError: a value is out of its range; the message names it.
@@ -35,11 +35,11 @@ class Repetition:
     max_pattern_size: int
     """Tokens of the longest pattern."""
     min_pattern_size: int = 1
-    """Tokens of the shortest pattern; 0 is as good as 1."""
+    """Tokens of the shortest pattern; 0 is equal to 1."""
     min_count: int = 2
-    """How often the pattern comes, the first time included."""
+    """Occurrences of the pattern, the first one included."""
     min_tokens: int = 0
-    """Tokens that the repetitions have together at least: a rule of 40 dashes is no loop."""
+    """Tokens of all occurrences together: a rule of 40 dashes is no loop."""
 
     def __post_init__(self) -> None:
         _require("max_pattern_size", self.max_pattern_size, 1, MAX_PATTERN_SIZE)
@@ -49,25 +49,25 @@ class Repetition:
 
 
 DEFAULT = Repetition(max_pattern_size=128, min_count=4, min_tokens=256)
-"""For an interactive answer; docs/decisions/first-answer.md says how it was chosen."""
+"""For interactive answers; chosen in docs/decisions/first-answer.md."""
 
 
 class RepetitionDetector:
-    """Sees the tokens of one answer, one by one."""
+    """Checks the tokens of one answer, one by one."""
 
     def __init__(self, rule: Repetition) -> None:
-        """Prepare for an answer."""
+        """Prepare for one answer."""
         first = max(rule.min_pattern_size, 1)
         sizes = np.arange(first, rule.max_pattern_size + 1)
         count = np.maximum(rule.min_count, -(-rule.min_tokens // sizes))
         self._first = first - 1
-        # [sizes]: tokens in a row that equal the one a pattern before them, for a loop.
+        # [sizes]: consecutive tokens equal to the one a pattern earlier that make a loop.
         self._needed = sizes * (count - 1)
         self._equal = np.zeros_like(sizes)
-        self._last = np.full(rule.max_pattern_size, -1, np.int64)  # the newest first
+        self._last = np.full(rule.max_pattern_size, -1, np.int64)  # newest first
 
     def push(self, token: int) -> bool:
-        """Take the answer's next token; whether its last ones are a loop now."""
+        """Append the answer's next token; True if the last tokens are a loop now."""
         self._equal += 1
         self._equal *= self._last[self._first :] == token
         self._last[1:] = self._last[:-1]

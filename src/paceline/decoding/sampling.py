@@ -1,8 +1,8 @@
-"""What the target picks at a position.
+"""The target's sampler.
 
-The rule: a pick depends only on that row's logits, on the tokens before it, and on (seed,
-position). It never depends on how the row was computed or on what was drafted, so verifying a
-draft by comparing it with the pick is exact for greedy and sampled decoding alike.
+Invariant: a token depends only on its row of logits, on the tokens before it, and on (seed,
+position). It never depends on how the row was computed or on the draft, so verifying a draft by
+comparing it with the sampled token is exact for greedy and sampled decoding alike.
 """
 
 import math
@@ -16,15 +16,15 @@ import numpy.typing as npt
 from paceline.decoding.types import Constraint
 
 _GREEDY_BELOW = 1e-5
-"""Dividing float32 logits by a smaller temperature would overflow to no use."""
+"""Dividing float32 logits by a smaller temperature could overflow."""
 
 _NUCLEUS_WINDOW = 10.0
-"""Nats below the best logit within which the nucleus (top-p) nearly always lies."""
+"""Nats below the highest logit within which the nucleus (top-p) nearly always lies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to pick tokens. The defaults are greedy.
+    """Sampling options. The defaults are greedy.
 
     The steps are applied in this order: repetition penalty, presence and frequency penalties,
     logit bias, temperature, top-k, top-p, min-p (as transformers and vLLM order them).
@@ -34,7 +34,7 @@ class Sampling:
     """
 
     temperature: float = 0.0
-    """0 (or below 1e-5, as vLLM has it) is greedy; 1 samples from the model's own distribution."""
+    """0 (or below 1e-5, as in vLLM) is greedy; 1 samples from the model's own distribution."""
     top_k: int = 0
     """Keep the k most likely tokens (ties with the k-th stay); 0 keeps all."""
     top_p: float = 1.0
@@ -42,12 +42,12 @@ class Sampling:
     min_p: float = 0.0
     """Keep tokens at least min_p times as likely as the most likely one."""
     repetition_penalty: float = 1.0
-    """Divides positive (multiplies negative) logits of tokens seen in prompt or answer (CTRL,
+    """Divides positive (multiplies negative) logits of tokens in prompt or answer (CTRL,
     arXiv 1909.05858)."""
     presence_penalty: float = 0.0
-    """Subtracted once from the logit of every token already in the answer."""
+    """Subtracted once from the logit of each token in the answer so far."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for each time it is already in the answer."""
+    """Subtracted from a token's logit for each occurrence in the answer so far."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Token id -> value added to its logit."""
     seed: int = 0
@@ -73,12 +73,12 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always picked."""
+        """Whether the most likely token is always chosen."""
         return self.temperature < _GREEDY_BELOW
 
 
 class Sampler:
-    """Picks tokens for one request, and keeps the counts that penalties need.
+    """Samples the tokens of one request, and counts them for the penalties.
 
     Call `pick` for a position, then `push` the token that was kept there, in order.
     """
@@ -90,12 +90,12 @@ class Sampler:
         vocab_size: int,
         constraint: Constraint | None = None,
     ) -> None:
-        """Prepare for one request; `constraint` says which tokens may be picked at all.
+        """Prepare for one request; `constraint` masks tokens that are not allowed.
 
         Raises:
             ValueError: a token id of `logit_bias` is not in the vocabulary.
         """
-        self._how = sampling
+        self._sampling = sampling
         self._constraint = constraint
         beyond = [t for t in sampling.logit_bias if t >= vocab_size]
         if beyond:
@@ -111,12 +111,12 @@ class Sampler:
 
     @property
     def picks_argmax(self) -> bool:
-        """Whether every pick is a row's highest logit as it comes."""
+        """Whether every pick is the argmax of the unchanged logits."""
         changes = self._penalised or self._repetition or self._bias.size or self._constraint
-        return self._how.greedy and not changes
+        return self._sampling.greedy and not changes
 
     def push(self, token: int) -> None:
-        """Note that `token` is now part of the answer."""
+        """Append `token` to the answer."""
         if self._penalised:
             self._answer[token] = self._answer.get(token, 0) + 1
         if self._repetition:
@@ -129,7 +129,7 @@ class Sampler:
     ) -> int:
         """The token for `position` from its row of logits, [vocab] float32 (not changed).
 
-        One of `banned` is only picked where no other token may be.
+        Never one of `banned`, unless no other token is allowed.
         """
         logits = self._adjusted(logits)
         if self._constraint is not None:
@@ -138,35 +138,35 @@ class Sampler:
             rest = logits.copy()
             rest[list(banned)] = -np.inf
             logits = rest if rest.max() > -np.inf else logits
-        if self._how.greedy:
+        if self._sampling.greedy:
             return int(logits.argmax())
-        return _sample(logits, self._how, uniform(self._how.seed, position))
+        return _sample(logits, self._sampling, uniform(self._sampling.seed, position))
 
     def _adjusted(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Penalties and bias, on a copy; the row itself when there are none."""
+        """Apply penalties and bias to a copy; returns the row itself if there are none."""
         if not (self._seen or self._answer or self._bias.size):
             return logits
         logits = logits.copy()
         if self._seen:
             ids = np.fromiter(self._seen, dtype=np.int64, count=len(self._seen))
             values = logits[ids]
-            penalty = np.float32(self._how.repetition_penalty)
+            penalty = np.float32(self._sampling.repetition_penalty)
             logits[ids] = np.where(values > 0, values / penalty, values * penalty)
         if self._answer:
             count = len(self._answer)
             ids = np.fromiter(self._answer, dtype=np.int64, count=count)
             times = np.fromiter(self._answer.values(), dtype=np.float32, count=count)
-            logits[ids] -= self._how.presence_penalty + self._how.frequency_penalty * times
+            sampling = self._sampling
+            logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
         logits[self._bias_ids] += self._bias
         return logits
 
 
 def uniform(seed: int, position: int) -> float:
-    """The one random number of a position: in [0, 1), the same on every machine.
+    """The random number of a position: in [0, 1), the same on every machine.
 
-    A hash rather than a generator, because a generator's state would depend on how many numbers
-    were drawn before, and so on what was drafted. 52 bits, so that its product with any float64
-    total stays below that total.
+    A hash and no generator, whose state would depend on the numbers drawn before, and so on the
+    drafts. 52 bits, so that its product with any float64 total stays below that total.
     """
     digest = blake2b(
         position.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")
@@ -174,17 +174,17 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 12) * 2.0**-52
 
 
-def _sample(logits: npt.NDArray[np.float32], how: Sampling, u: float) -> int:
-    """Inverse-CDF sampling of what top-k, top-p and min-p leave, in token-id order."""
+def _sample(logits: npt.NDArray[np.float32], sampling: Sampling, u: float) -> int:
+    """Inverse-CDF sampling, in token-id order, of the tokens that pass top-k, top-p and min-p."""
     top = logits.max()
-    scaled = (logits - top) / np.float32(how.temperature)
+    scaled = (logits - top) / np.float32(sampling.temperature)
     floor = -math.inf
-    if how.top_k and how.top_k < scaled.size:
-        floor = float(np.partition(scaled, -how.top_k)[-how.top_k])
-    if how.top_p < 1:
-        floor = max(floor, _nucleus_floor(scaled, floor, how.top_p))
-    if how.min_p > 0:
-        floor = max(floor, math.log(how.min_p))
+    if sampling.top_k and sampling.top_k < scaled.size:
+        floor = float(np.partition(scaled, -sampling.top_k)[-sampling.top_k])
+    if sampling.top_p < 1:
+        floor = max(floor, _nucleus_floor(scaled, floor, sampling.top_p))
+    if sampling.min_p > 0:
+        floor = max(floor, math.log(sampling.min_p))
     if floor == -math.inf:
         cumulative = np.exp(scaled).cumsum(dtype=np.float64)
         return int(cumulative.searchsorted(u * cumulative[-1], side="right"))
@@ -196,8 +196,8 @@ def _sample(logits: npt.NDArray[np.float32], how: Sampling, u: float) -> int:
 def _nucleus_floor(scaled: npt.NDArray[np.float32], floor: float, top_p: float) -> float:
     """The smallest scaled logit in the nucleus of the tokens at or above `floor`.
 
-    Sorting a whole vocabulary is the slowest thing a sampler can do, so the nucleus is looked for
-    among the tokens near the top first; it is in there whenever they hold enough of the mass.
+    Sorting the whole vocabulary is the slowest part of sampling. So only the tokens within
+    `_NUCLEUS_WINDOW` are sorted if they hold enough of the mass.
     """
     weights = np.exp(scaled)
     if floor > -math.inf:

@@ -1,8 +1,7 @@
-"""The words the rooms speak with: what goes to an engine, what comes back, what a drafter offers.
+"""The types that modules exchange: blocks, logits, proposals, and the protocols around them.
 
-Knows nothing of engines, files or clocks; numpy is all it imports. Terms: a *block* is
-`[last token, draft 1, ... draft T-1]`, run in one call as T rows; row i's logits choose the token
-after row i.
+Depends on numpy alone. Terms: a *block* is `[last token, draft 1, ... draft T-1]`, run in one call
+as T rows; row i's logits choose the token after row i.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ Taps = Mapping[str, npt.NDArray[np.float32]]
 
 
 def tap_name(layer: int) -> str:
-    """What the hidden states after a layer (0 is the first) are called."""
+    """Name of the hidden states after a layer; 0 is the first layer."""
     return f"tap.{layer}"
 
 
@@ -29,11 +28,10 @@ T = TypeVar("T")
 
 
 class Pending(Sequence[T]):
-    """Tokens, or their probabilities, that are still being computed: how many there are is known.
+    """Tokens or probabilities that a device is still computing; their number is known.
 
-    Whoever looks at one waits for all. Those at its beginning are as pending as the whole. An
-    engine on the same device takes `array` without looking, and computes draft and verification
-    together.
+    Reading one value waits for all. A slice from the start is pending too. An engine on the same
+    device takes `array` without waiting, so that draft and verification are computed together.
     """
 
     def __init__(
@@ -43,20 +41,21 @@ class Pending(Sequence[T]):
         array: Any = None,
         before: Sequence[T] = (),
     ) -> None:
-        """Say what there will be.
+        """Describe the values.
 
         Args:
-            read: waits, and returns `length` values or more.
-            length: how many are meant.
-            array: the same on the device, [length or more]; None: nobody there can use it.
-            before: what is known already and stands in front of them.
+            read: waits, and returns at least `length` values.
+            length: number of values, without `before`.
+            array: the same values on the device, [length or more]; None: the device has no use
+                for them.
+            before: known values that precede the pending ones.
         """
         self._read, self._length = read, length
         self._values: list[T] | None = None
         self.array, self.before = array, before
 
     def after(self, first: T) -> "Pending[T]":
-        """The same behind something that is known."""
+        """The same values after one known value."""
         return Pending(self._read, self._length, self.array, [first, *self.before])
 
     def __len__(self) -> int:
@@ -82,41 +81,41 @@ class Pending(Sequence[T]):
 
 
 class Block(NamedTuple):
-    """Rows for one sequence in one engine call, at its slots [length, length + T)."""
+    """Rows for one sequence in one engine call, at its KV slots [length, length + T)."""
 
     tokens: Sequence[int]
     """T token ids."""
     rows: int
-    """How many trailing rows need logits: 0 inside a prompt, 1 at its end, T when drafting."""
+    """Trailing rows that need logits: 0 inside a prompt, 1 at its end, T in decode."""
     best: bool = False
-    """Whether a row's most likely token is all that is asked for: an engine may return `Best`."""
+    """Whether the argmax of each row suffices: the engine may then return `Best`."""
     prefill: bool = False
-    """Whether this is a part of a prompt. An engine may compute it in another way than an answer,
-    but not in a way that depends on where prompts are cut."""
+    """Whether this is a chunk of a prompt. An engine may compute prefill and decode differently,
+    but the result must not depend on where the prompt is cut into chunks."""
 
 
 class Best(NamedTuple):
-    """What stands for rows of logits of which only the highest is asked for."""
+    """Argmax of rows of logits, in place of the logits."""
 
     tokens: npt.NDArray[np.int64]
-    """[rows]: the most likely token; of equals the first, as numpy's argmax has it."""
+    """[rows]: argmax; the first index of equals, as numpy's argmax."""
     scores: Logits
     """[rows]: its logit."""
 
 
 class Proposal(NamedTuple):
-    """What a drafter guesses will come next."""
+    """A drafter's draft, and its evidence for it."""
 
     tokens: Sequence[int]
-    """Draft token ids, best guess first in time; empty when it has nothing to say."""
+    """Draft token ids in text order; empty when the drafter abstains."""
     source: str
     """The drafter's name."""
     match: int = 0
-    """How much evidence stands behind the first token, in the drafter's own measure (for matchers:
-    how many tokens of context matched). Acceptance is estimated per (source, match)."""
+    """Evidence for the first token on the drafter's own scale; for matchers, the context tokens
+    that matched. Acceptance is estimated per (source, match)."""
     probabilities: Sequence[float] = ()
-    """For each token the drafter's own estimate that it stands, given that those before it did;
-    empty where a drafter has none and `match` speaks for it."""
+    """The drafter's own estimate, for each token, that it is accepted after those before it were.
+    Empty: `match` is the evidence."""
 
     def cut(self, length: int) -> "Proposal":
         """Its first `length` tokens."""
@@ -129,14 +128,14 @@ NO_PROPOSAL = Proposal((), "none")
 
 @dataclass(frozen=True, slots=True)
 class ComputedBlock:
-    """One step's evidence beyond the tokens themselves, for drafters that learn from it."""
+    """A block that the target has computed, for drafters that learn from it."""
 
     tokens: Sequence[int]
     """The T token ids that were run."""
     start: int
-    """The position of tokens[0] in the sequence."""
+    """Position of tokens[0] in the sequence."""
     kept: int
-    """How many of them are now part of the sequence."""
+    """Leading tokens that are now part of the sequence."""
     logits: Logits
     """[rows, vocab] for the block's trailing rows. Empty inside a prompt, and where no drafter
     reads logits."""
@@ -144,63 +143,62 @@ class ComputedBlock:
 
 
 class Drafter(Protocol):
-    """Who guesses. One instance serves one request. A class of its own need only say `propose`."""
+    """Proposes drafts for one request. Only `propose` has to be implemented."""
 
     name: str
     reads_logits: bool = False
-    """Whether `observe` looks at them; if nobody does, a row's best token may be all there is."""
+    """Whether `observe` reads logits. If no drafter does, they may be reduced to the argmax."""
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """Guess at most `limit` tokens (>= 1) that follow `context`.
+        """Propose at most `limit` tokens (>= 1) that follow `context`.
 
-        `context` is the prompt and everything generated so far. It only ever grows between calls,
-        so a drafter may index just what is new. It must not be changed.
+        `context` is the prompt and everything generated so far. It only grows between calls, so
+        that a drafter may index just the new tokens. It must not be changed.
         """
         ...
 
     def before_verify(self, context: Sequence[int], draft: Sequence[int]) -> None:
-        """Note that a block is on its way to the target: `context` and, behind it, `draft`.
+        """Called before the target runs a decode block: `context` followed by `draft`.
 
-        Called for every block of the answer. What may be done meanwhile is done in another thread.
+        Must not block: work that overlaps with verification belongs in another thread.
         """
         return
 
     def observe(self, computed: ComputedBlock) -> None:
-        """Learn from a finished step. Called after every step, prompt chunks included."""
+        """Learn from a finished step. Called after every step, prefill included."""
         return
 
     def cost(self, limit: int) -> float:
-        """Seconds that a proposal of up to `limit` tokens takes; 0.0 for next to nothing."""
+        """Seconds that a proposal of up to `limit` tokens takes; 0.0 if negligible."""
         return 0.0
 
     def close(self) -> None:
-        """The request has ended: give back what is held for it. May be called again."""
+        """Release the request's resources. May be called again."""
         return
 
 
 class DecodeOutcome(NamedTuple):
-    """How a decode step went, as a policy sees it."""
+    """Result of a decode step, for a policy."""
 
     proposal: Proposal
-    """What was computed."""
+    """The proposal that was verified."""
     accepted: int
-    """How many draft tokens stood."""
+    """Draft tokens accepted."""
     seconds: float
-    """What the step took, draft and verify, as the caller measured it; 0.0 where nobody did."""
+    """Measured time of the step, draft and verify; 0.0: not measured."""
     tokens: Sequence[int] = ()
-    """What came: the tokens that stood, and the target's own pick behind them."""
+    """The accepted tokens, and the target's own token after them."""
 
 
 class Policy(Protocol):
-    """Who is asked, and how many draft tokens to try. One instance serves one request."""
+    """Decides which drafters propose, and how many draft tokens are verified, for one request."""
 
     name: str
 
-    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
-        """Ask those drafters that are worth asking; the proposal to verify.
+    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], limit: int) -> Proposal:
+        """The proposal to verify, of at most `limit` tokens (>= 1).
 
-        It is cut to what is worth verifying, and to `room` tokens (>= 1); `NO_PROPOSAL` to decode
-        plainly.
+        `NO_PROPOSAL` decodes plainly.
         """
         ...
 
@@ -210,25 +208,25 @@ class Policy(Protocol):
 
 
 class Constraint(Protocol):
-    """What an answer has to look like: a grammar. One instance serves one request."""
+    """Restricts the tokens of one request's answer, e.g. to a grammar."""
 
     def masked(self, logits: Logits) -> Logits:
-        """A row of logits, [vocab], in which no token that may not come next can be picked.
+        """A copy of a row of logits, [vocab], with -inf for tokens that may not come next.
 
-        At least one token can. The row itself is not changed.
+        At least one token is allowed.
         """
         ...
 
     def push(self, token: int) -> None:
-        """Note that `token`, which was allowed, is now part of the answer."""
+        """Append `token`, which was allowed, to the answer."""
         ...
 
     def forced(self, limit: int) -> Sequence[int]:
-        """The tokens that must come next, at most `limit`, as far as there is no choice."""
+        """At most `limit` next tokens that have no alternative."""
         ...
 
     def allowed_length(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens`, from the first on, may come: more would be guessed in vain."""
+        """Length of the longest prefix of `tokens` that is allowed next."""
         ...
 
 
@@ -238,8 +236,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """An end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
-    """`max_tokens`, the context limit, or the end of the key/value cache."""
+    """`max_tokens`, the context limit, or the end of the KV cache."""
     REPETITION = "repetition"
-    """The answer repeated itself, and the request said to stop there."""
+    """The answer repeated itself, and the request stops on repetition."""
     CANCELLED = "cancelled"
-    """The caller stopped it."""
+    """The caller cancelled it."""
