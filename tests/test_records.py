@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.decoding.types import Block
-from paceline.engines.base import Sequence, StepResult
+from paceline.engines.base import KVSequence, StepResult
 from paceline.runtime.model import Model
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -102,7 +102,7 @@ def test_the_first_token_is_compared_with_reading_a_prompt(
     blocks: list[Block] = []
     step = type(model.engine).step
 
-    def watched(engine: Any, work: list[tuple[Sequence, Block]]) -> StepResult:
+    def watched(engine: Any, work: list[tuple[KVSequence, Block]]) -> StepResult:
         blocks.extend(block for _, block in work)
         return step(engine, work)
 

@@ -122,7 +122,7 @@ def test_a_prompt_may_be_cut_into_chunks_of_any_length(
         (logits,) = run(engine, prompts=[(sequence, block, len(block))])
         assert same(logits, plain(text, 60)[start : start + len(block)])
         sequence.commit(len(block))
-    assert sequence.reusable == 60
+    assert sequence.shareable_length == 60
     (logits,) = run(engine, (sequence, text[60:], 4))
     assert same(logits, plain(text, 60)[60:])
 
@@ -224,9 +224,9 @@ def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
     feed(engine, sequence, first)
     run(engine, (sequence, second[:6], 6))
     sequence.commit(5)
-    assert 48 <= sequence.reusable <= 53
+    assert 48 <= sequence.shareable_length <= 53
     sequence.rewind(length)
-    assert sequence.length == sequence.reusable == length, "nothing is shared, so no more need go"
+    assert sequence.length == sequence.shareable_length == length, "no block is shared"
     for start in range(length, 45, 3):
         (logits,) = run(engine, (sequence, text[start : start + 3], 3))
         assert same(logits, plain(text, length)[start : start + 3])
@@ -326,9 +326,9 @@ def test_of_an_answer_only_what_its_prompt_would_have_is_shared(
     for at in range(50, 100, 5):
         run(engine, (sequence, text[at : at + 5], 5))
         sequence.commit(5)
-    assert 50 <= sequence.reusable <= sequence.length == 100
+    assert 50 <= sequence.shareable_length <= sequence.length == 100
     with closing(sequence.fork(100)) as child:
-        assert child.length == child.reusable <= sequence.reusable
+        assert child.length == child.shareable_length <= sequence.shareable_length
         feed(engine, child, text[child.length :])
         (logits,) = run(engine, (child, end, 8))
     assert same(logits, plain(text + end, 100)[100:])
@@ -574,7 +574,7 @@ class AnyUse(RuleBasedStateMachine):
             one.tokens = text[: before + kept]
             one.read += kept * block.prefill
             assert one.sequence.length == len(one.tokens)
-            assert one.read <= one.sequence.reusable <= len(one.tokens)
+            assert one.read <= one.sequence.shareable_length <= len(one.tokens)
 
     @precondition(lambda self: self.held)
     @rule(place=places, length=st.integers(0, LONGEST))
@@ -591,7 +591,7 @@ class AnyUse(RuleBasedStateMachine):
         one = self.held[place % len(self.held)]
         child = one.sequence.fork(length)
         self.held.append(Held(child, one.tokens[: child.length], child.length))
-        assert child.length <= min(length, one.sequence.reusable)
+        assert child.length <= min(length, one.sequence.shareable_length)
 
     @precondition(lambda self: len(self.held) > 1)
     @rule(place=places)

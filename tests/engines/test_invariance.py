@@ -18,7 +18,7 @@ from paceline.engines.invariance import (
     compare,
     measure_invariance,
 )
-from paceline.engines.profile import measure, measured
+from paceline.engines.profile import load_profile, measure_profile
 from support.toy import ToyEngine
 
 
@@ -66,7 +66,7 @@ class Answering(Marked):
 
 @pytest.mark.parametrize("min_rows", [1, 2])
 def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int):
-    found = measure(ToyEngine(min_rows=min_rows)).compared
+    found = measure_profile(ToyEngine(min_rows=min_rows)).compared
     assert found.keys() == {*CONDITIONS}
     assert all(each.holds and each.rows > 3 for each in found.values())
 
@@ -80,7 +80,7 @@ def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int)
     ],
 )
 def test_the_condition_that_an_engine_breaks_is_named(kind: type[ToyEngine], broken: set[str]):
-    found = measure(kind(block_size=4)).compared
+    found = measure_profile(kind(block_size=4)).compared
     assert {name for name, each in found.items() if not each.holds} == broken
     assert found[BLOCK_LENGTH].holds
 
@@ -114,15 +114,15 @@ def test_a_context_too_short_for_any_text_is_not_measured():
 
 def test_a_condition_without_room_is_measured_when_there_is_room(tmp_path: Path):
     small = ToyEngine(cache_blocks=1, block_size=64)
-    assert measured(small, "m", tmp_path).compared.keys() == {BLOCK_LENGTH, CHUNKED_PREFILL}
+    assert load_profile(small, "m", tmp_path).compared.keys() == {BLOCK_LENGTH, CHUNKED_PREFILL}
     steps = small.steps
-    measured(small, "m", tmp_path)
+    load_profile(small, "m", tmp_path)
     assert small.steps == steps, "there is no more room than before"
     large = ToyEngine()
     assert large.describe() == small.describe()
-    assert measured(large, "m", tmp_path).compared.keys() == {*CONDITIONS}
+    assert load_profile(large, "m", tmp_path).compared.keys() == {*CONDITIONS}
     steps = large.steps
-    assert measured(large, "m", tmp_path).compared.keys() == {*CONDITIONS}
+    assert load_profile(large, "m", tmp_path).compared.keys() == {*CONDITIONS}
     assert large.steps == steps
 
 

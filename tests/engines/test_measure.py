@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from paceline.engines.base import StepResult
-from paceline.engines.profile import ROWS, Measurement, kept_for, measure, measured
+from paceline.engines.profile import (
+    ROWS,
+    CostProfile,
+    load_profile,
+    measure_profile,
+    stored_profiles,
+)
 from paceline.errors import CacheFull
 from support.toy import ToyEngine
 
@@ -62,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_block_length_is_timed_behind_a_context(engine: ToyEngine):
-    found = measure(engine)
+    found = measure_profile(engine)
     assert found.context == 256
     # The toy says that a call takes a millisecond and every row a tenth of one.
     assert found.seconds == pytest.approx({rows: 1e-3 + 1e-4 * rows for rows in ROWS})
@@ -70,24 +76,24 @@ def test_every_block_length_is_timed_behind_a_context(engine: ToyEngine):
 
 
 def test_only_the_block_lengths_asked_for_are_timed(engine: ToyEngine):
-    assert list(measure(engine, rows=(1, 2, 4)).seconds) == [1, 2, 4]
+    assert list(measure_profile(engine, rows=(1, 2, 4)).seconds) == [1, 2, 4]
 
 
 @pytest.mark.parametrize("min_rows", [1, 2])
 def test_an_engine_whose_rows_do_not_depend_on_the_block_is_found_exact(min_rows: int):
-    found = measure(ToyEngine(context_length=512, min_rows=min_rows))
+    found = measure_profile(ToyEngine(context_length=512, min_rows=min_rows))
     assert found.row_invariant
     assert found.largest_difference == 0.0
 
 
 def test_an_engine_whose_rows_depend_on_the_block_is_found_out():
-    found = measure(Drifting(context_length=512))
+    found = measure_profile(Drifting(context_length=512))
     assert not found.row_invariant
     assert found.largest_difference == pytest.approx(0.25, abs=1e-5)
 
 
 def test_what_a_longer_context_costs_is_measured():
-    found = measure(Reading(context_length=8192, cache_blocks=1024))
+    found = measure_profile(Reading(context_length=8192, cache_blocks=1024))
     assert (found.context, found.deep_context) == (256, 4096)
     for context in (256, 4096, 8000):
         for rows in (1, 4, 16):
@@ -96,24 +102,24 @@ def test_what_a_longer_context_costs_is_measured():
 
 
 def test_without_room_for_a_longer_context_costs_are_the_same_everywhere(engine: ToyEngine):
-    found = measure(engine)
+    found = measure_profile(engine)
     assert (found.deep_context, found.deep_seconds) == (0, {})
     assert found.cost.at_context(8000)(4) == found.cost(4)
 
 
 def test_rows_that_depend_on_the_block_behind_a_long_context_are_found_out():
-    found = measure(DriftingDeep(context_length=8192, cache_blocks=1024))
+    found = measure_profile(DriftingDeep(context_length=8192, cache_blocks=1024))
     assert not found.row_invariant
     assert found.largest_difference == pytest.approx(0.25, abs=1e-5)
 
 
 def test_a_short_context_is_measured_as_far_as_it_goes():
-    assert measure(ToyEngine(context_length=100)).context == 100 - 32 - 1
+    assert measure_profile(ToyEngine(context_length=100)).context == 100 - 32 - 1
 
 
 def test_measuring_leaves_no_slots_behind(engine: ToyEngine):
     free = engine.free_slots
-    measure(engine)
+    measure_profile(engine)
     assert engine.free_slots == free
 
 
@@ -121,16 +127,16 @@ def test_a_measurement_that_fails_leaves_no_slots_behind():
     engine = Failing(context_length=512)
     free = engine.free_slots
     with pytest.raises(CacheFull):
-        measure(engine)
+        measure_profile(engine)
     assert engine.free_slots == free
 
 
 def test_what_was_measured_once_is_read_the_next_time(folder: Path):
     engine = Reading(context_length=8192, cache_blocks=1024)
-    first = measured(engine, "model", folder)
+    first = load_profile(engine, "model", folder)
     steps = engine.steps
     announced: list[None] = []
-    again = measured(engine, "model", folder, before=lambda: announced.append(None))
+    again = load_profile(engine, "model", folder, before=lambda: announced.append(None))
     assert again == first
     assert (engine.steps, announced) == (steps, [])
     assert isinstance(next(iter(again.seconds)), int)
@@ -138,23 +144,23 @@ def test_what_was_measured_once_is_read_the_next_time(folder: Path):
 
 def test_measuring_is_announced_before_it_begins(engine: ToyEngine, folder: Path):
     steps: list[int] = []
-    measured(engine, "model", folder, before=lambda: steps.append(engine.steps))
+    load_profile(engine, "model", folder, before=lambda: steps.append(engine.steps))
     assert steps == [0]
 
 
 def test_it_is_measured_again_on_demand(engine: ToyEngine, folder: Path):
-    measured(engine, "model", folder)
+    load_profile(engine, "model", folder)
     steps = engine.steps
-    measured(engine, "model", folder, again=True)
+    load_profile(engine, "model", folder, again=True)
     assert engine.steps == 2 * steps
     assert len(list(folder.iterdir())) == 1
 
 
 def test_every_model_and_every_setting_is_measured_for_itself(engine: ToyEngine, folder: Path):
-    measured(engine, "model", folder)
-    measured(engine, "other model", folder)
+    load_profile(engine, "model", folder)
+    load_profile(engine, "other model", folder)
     padded = ToyEngine(context_length=512, min_rows=2)
-    measured(padded, "model", folder)
+    load_profile(padded, "model", folder)
     assert padded.steps > 0
     files = sorted(folder.iterdir())
     assert len(files) == 3
@@ -165,12 +171,12 @@ def test_every_model_and_every_setting_is_measured_for_itself(engine: ToyEngine,
 
 
 def test_what_is_kept_of_a_model_can_be_listed(engine: ToyEngine, folder: Path):
-    assert kept_for("model", folder) == []
-    found = measured(engine, "model", folder)
-    measured(engine, "other model", folder)
+    assert stored_profiles("model", folder) == []
+    found = load_profile(engine, "model", folder)
+    load_profile(engine, "other model", folder)
     (folder / "x.json").write_text("[]")
     (folder / "y.json").write_text("{")
-    ((depends, kept),) = kept_for("model", folder)
+    ((depends, kept),) = stored_profiles("model", folder)
     assert (depends["model"], depends["engine"], kept) == ("model", "toy", found)
 
 
@@ -199,28 +205,28 @@ def at_no_cost(content: str) -> str:
 def test_a_file_that_cannot_be_read_is_made_again(
     engine: ToyEngine, folder: Path, spoilt: Callable[[str], str]
 ):
-    first = measured(engine, "model", folder)
+    first = load_profile(engine, "model", folder)
     (file,) = folder.iterdir()
     good = file.read_text()
     file.write_text(spoilt(good))
-    assert measured(engine, "model", folder) == first
+    assert load_profile(engine, "model", folder) == first
     assert file.read_text() == good
 
 
 def test_a_measurement_that_cannot_be_kept_is_used_all_the_same(engine: ToyEngine, folder: Path):
-    measured(engine, "model", folder)
+    load_profile(engine, "model", folder)
     (file,) = folder.iterdir()
     file.unlink()
     file.mkdir()  # in the way
-    assert measured(engine, "model", folder).row_invariant
+    assert load_profile(engine, "model", folder).row_invariant
     assert list(folder.iterdir()) == [file], "nothing half-written is left"
 
 
 def test_a_folder_that_cannot_be_made_does_not_matter(engine: ToyEngine, tmp_path: Path):
     (tmp_path / "file").touch()
-    assert measured(engine, "model", tmp_path / "file" / "measured").row_invariant
+    assert load_profile(engine, "model", tmp_path / "file" / "measured").row_invariant
 
 
 def test_a_measurement_knows_its_costs():
-    found = Measurement({1: 0.1, 3: 0.2}, True, 0.0, 256)
+    found = CostProfile({1: 0.1, 3: 0.2}, True, 0.0, 256)
     assert found.cost(2) == pytest.approx(0.15)

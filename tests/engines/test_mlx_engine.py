@@ -16,8 +16,8 @@ from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.mlx.engine import MlxEngine
 from paceline.engines.mlx.kv_sequence import MlxSequence
-from paceline.engines.mlx.rows import Rows
-from paceline.engines.profile import measure
+from paceline.engines.mlx.rows import RowRange
+from paceline.engines.profile import measure_profile
 from paceline.errors import InvalidRequest, ModelError
 from support import mlx
 
@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="module")
 def opened(made: Callable[..., Path]) -> Callable[..., MlxEngine]:
     def opened(family: str, taps: tuple[int, ...] = (), **settings: Any) -> MlxEngine:
-        chosen = {"rows": Rows(1, 32), **settings}
+        chosen = {"rows": RowRange(1, 32), **settings}
         return MlxEngine(
             made(family), mlx.CONTEXT, EngineSettings(cache_tokens=2048, taps=taps), **chosen
         )
@@ -158,7 +158,7 @@ def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, made: Callable[...
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_the_best_are_the_highest_of_all_logits(opened: Callable[..., MlxEngine], rows: int):
-    engine = opened("qwen3", rows=Rows(2, 8))
+    engine = opened("qwen3", rows=RowRange(2, 8))
     whole = rows_of(engine, TEXT, [40])
     with closing(engine.open()) as one, closing(engine.open()) as other:
         result = engine.step([(one, Block(TEXT, rows, best=True)), (other, Block(TEXT, rows))])
@@ -177,7 +177,7 @@ def test_a_prompt_may_be_read_in_calls_of_any_length(
     family: str, reads: int, opened: Callable[..., MlxEngine]
 ):
     expected = rows_of(opened(family), TEXT, [40])
-    engine = opened(family, reads=reads, rows=Rows(2, 8))
+    engine = opened(family, reads=reads, rows=RowRange(2, 8))
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT[:30], 0))])
         sequence.commit(30)
@@ -188,10 +188,10 @@ def test_a_prompt_may_be_read_in_calls_of_any_length(
 # -- accepting part of a block ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [Rows(1, 32), Rows(2, 4), Rows(8, 8)], ids=str)
+@pytest.mark.parametrize("rows", [RowRange(1, 32), RowRange(2, 4), RowRange(8, 8)], ids=str)
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_the_state_after_acceptance_is_that_after_plain_decoding(
-    family: str, rows: Rows, opened: Callable[..., MlxEngine]
+    family: str, rows: RowRange, opened: Callable[..., MlxEngine]
 ):
     plain, drafting = opened(family), opened(family, rows=rows)
     wrong = [(token + 1) % mlx.VOCAB for token in TEXT]
@@ -208,10 +208,10 @@ def test_the_state_after_acceptance_is_that_after_plain_decoding(
             assert all(np.array_equal(one, other) for one, other in held), f"{kept=}"
 
 
-@pytest.mark.parametrize("rows", [Rows(1, 32), Rows(2, 8), Rows(8, 8)], ids=str)
+@pytest.mark.parametrize("rows", [RowRange(1, 32), RowRange(2, 8), RowRange(8, 8)], ids=str)
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_a_rejected_block_is_not_run_again_and_a_step_waits_once(
-    family: str, rows: Rows, opened: Callable[..., MlxEngine], calls: dict[str, int]
+    family: str, rows: RowRange, opened: Callable[..., MlxEngine], calls: dict[str, int]
 ):
     engine = opened(family, rows=rows)
     with closing(engine.open()) as sequence:
@@ -265,7 +265,7 @@ def test_going_back_computes_no_projection_again(
 def test_a_recurrence_goes_back_further_by_running_tokens_again(
     family: str, opened: Callable[..., MlxEngine], calls: dict[str, int]
 ):
-    engine = opened(family, reads=8, rows=Rows(1, 8))
+    engine = opened(family, reads=8, rows=RowRange(1, 8))
     expected = rows_of(engine, TEXT, [40])
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT[:30], 1, prefill=True))])
@@ -283,7 +283,7 @@ def test_a_recurrence_goes_back_further_by_running_tokens_again(
 
 
 def test_few_states_of_recurrences_are_kept(opened: Callable[..., MlxEngine]):
-    engine = opened("lfm2", reads=2, rows=Rows(1, 8))
+    engine = opened("lfm2", reads=2, rows=RowRange(1, 8))
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT, 1, prefill=True))])
         sequence.commit(40)
@@ -297,7 +297,7 @@ def test_few_states_of_recurrences_are_kept(opened: Callable[..., MlxEngine]):
 def test_a_window_moves_on_and_keeps_what_its_rows_need(made: Callable[..., Path], cut: int):
     long = np.random.default_rng(0).integers(0, mlx.VOCAB, 900).tolist()
     folder = made("gemma3", max_position_embeddings=1024)
-    engine = MlxEngine(folder, 1024, EngineSettings(cache_tokens=4096), rows=Rows(1, 32))
+    engine = MlxEngine(folder, 1024, EngineSettings(cache_tokens=4096), rows=RowRange(1, 32))
     expected = mlx.reference_logits(folder, "gemma3", long)
     with closing(engine.open()) as whole, closing(engine.open()) as sequence:
         (logits,) = engine.step([(whole, Block(long, 900))]).logits
@@ -324,7 +324,7 @@ def test_taps_are_the_hidden_states_of_transformers(
     family: str, opened: Callable[..., MlxEngine], made: Callable[..., Path]
 ):
     expected = mlx.reference_taps(made(family), family, TEXT)[0]
-    engine = opened(family, taps=(0,), rows=Rows(2, 8), reads=16)
+    engine = opened(family, taps=(0,), rows=RowRange(2, 8), reads=16)
     for rows in (0, 1, 6, 40):
         with closing(engine.open()) as sequence:
             taps = engine.step([(sequence, Block(TEXT, rows))]).taps[0]
@@ -404,9 +404,9 @@ def test_what_is_built_on_a_step_is_computed_with_it(
 @pytest.mark.parametrize("family", mlx.FAMILIES)
 def test_every_number_of_rows_agrees_here(family: str, opened: Callable[..., MlxEngine]):
     engine = opened(family, rows=None)
-    assert engine.rows == Rows(1, 32)
+    assert engine.rows == RowRange(1, 32)
     assert engine.describe()["rows"] == "1-32"
-    assert measure(engine, rows=(1, 2, 5, 12)).row_invariant
+    assert measure_profile(engine, rows=(1, 2, 5, 12)).row_invariant
 
 
 def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
@@ -414,7 +414,7 @@ def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
 ):
     settings = EngineSettings(cache_tokens=512, min_rows=1)
     engine = MlxEngine(made("llama"), mlx.CONTEXT, settings)
-    assert (engine.min_rows, engine.rows) == (1, Rows(1, 32))
+    assert (engine.min_rows, engine.rows) == (1, RowRange(1, 32))
     assert calls["model"] == 1  # how many columns the logits have
 
 
@@ -482,7 +482,7 @@ def test_a_fork_that_finds_no_room_shares_nothing(made: Callable[..., Path]):
 
 
 def test_without_a_number_the_cache_holds_a_context(made: Callable[..., Path]):
-    engine = MlxEngine(made("llama"), 300, rows=Rows(1, 32))
+    engine = MlxEngine(made("llama"), 300, rows=RowRange(1, 32))
     assert engine.free_slots == 320  # whole blocks
 
 

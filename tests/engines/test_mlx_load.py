@@ -142,7 +142,7 @@ def test_a_model_of_another_form_is_for_another_engine(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Which is found out before anything is run, so mlx-lm may as well be missing.
-    monkeypatch.setattr("paceline.engines.mlx.model.require", lambda: None)
+    monkeypatch.setattr("paceline.engines.mlx.model.require_mlx_lm", lambda: None)
     with pytest.raises(ModelError, match="has no form for the engine mlx; expected a Hugging Face"):
         paceline.load(tiny_gguf, engine="mlx")
 

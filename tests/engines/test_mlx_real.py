@@ -11,7 +11,7 @@ from paceline.decoding.policy import Fixed
 from paceline.drafters import Shared, create, shipped, taps
 from paceline.engines import EngineSettings
 from paceline.engines.mlx.engine import MlxEngine
-from paceline.engines.mlx.rows import Rows
+from paceline.engines.mlx.rows import RowRange
 from paceline.models import DEFAULT_MODEL, QUIET
 from paceline.models.checkpoint import open_checkpoint
 from support import mlx
@@ -52,7 +52,7 @@ def test_speculation_gives_the_tokens_of_the_plain_run(
     needed = taps("dflash", Shared(shipped=brought))
     # Which numbers of rows agree is asked of small models elsewhere: it takes a minute here.
     settings = EngineSettings(taps=needed)
-    engine = MlxEngine(files.path, files.context_length, settings, rows=Rows(1, 32))
+    engine = MlxEngine(files.path, files.context_length, settings, rows=RowRange(1, 32))
     shared = Shared(shipped=brought, mlx=engine.model)
     prompt = files.tokenizer().encode(TEXT)
     stopping = Stopping(max_tokens=16)

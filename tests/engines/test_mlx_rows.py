@@ -11,24 +11,24 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
 from paceline.engines.mlx.engine import MlxEngine
-from paceline.engines.mlx.hooks import listen
+from paceline.engines.mlx.hooks import install_hook
 from paceline.engines.mlx.model import LoadedModel, load
-from paceline.engines.mlx.rows import ANY, CANDIDATES, Rows, agree, choose
-from paceline.engines.profile import measure
+from paceline.engines.mlx.rows import ANY, CANDIDATES, RowRange, agree, choose
+from paceline.engines.profile import measure_profile
 from support import mlx
 
 
 @pytest.mark.parametrize(
     ("rows", "count", "lengths"),
     [
-        (Rows(1, 32), 1, [1]),
-        (Rows(1, 8), 8, [8]),
-        (Rows(2, 4), 9, [4, 4, 1]),
-        (Rows(8, 8), 17, [8, 8, 1]),
-        (Rows(8, 8), 0, []),
+        (RowRange(1, 32), 1, [1]),
+        (RowRange(1, 8), 8, [8]),
+        (RowRange(2, 4), 9, [4, 4, 1]),
+        (RowRange(8, 8), 17, [8, 8, 1]),
+        (RowRange(8, 8), 0, []),
     ],
 )
-def test_a_block_is_cut_into_calls(rows: Rows, count: int, lengths: list[int]):
+def test_a_block_is_cut_into_calls(rows: RowRange, count: int, lengths: list[int]):
     parts = [list(range(count))[part] for part in rows.cut(count)]
     assert [len(part) for part in parts] == lengths
     assert [row for part in parts for row in part] == list(range(count))
@@ -46,15 +46,15 @@ SEEN = {
 @pytest.mark.parametrize(
     ("rows", "same"),
     [
-        (Rows(1, 2), False),
-        (Rows(2, 4), True),
-        (Rows(1, 1), True),
-        (Rows(2, 8), False),  # the fourth position
-        (Rows(8, 8), True),
-        (Rows(16, 16), True),  # none were looked at
+        (RowRange(1, 2), False),
+        (RowRange(2, 4), True),
+        (RowRange(1, 1), True),
+        (RowRange(2, 8), False),  # the fourth position
+        (RowRange(8, 8), True),
+        (RowRange(16, 16), True),  # none were looked at
     ],
 )
-def test_rows_agree_where_every_call_gave_a_position_the_same_bits(rows: Rows, same: bool):
+def test_rows_agree_where_every_call_gave_a_position_the_same_bits(rows: RowRange, same: bool):
     assert agree(rows, SEEN) is same
 
 
@@ -88,7 +88,7 @@ def with_kernels(folder: Path, off: Off) -> LoadedModel:
         rows = args[0].shape[1]
         return call(*args, **kwargs) + mx.array(np.float32(off(rows, held)))
 
-    listen(model.module, hook)
+    install_hook(model.module, hook)
     return model
 
 
@@ -97,19 +97,21 @@ def with_kernels(folder: Path, off: Off) -> LoadedModel:
     ("off", "expected"),
     [
         (lambda rows, held: 0, ANY),
-        (lambda rows, held: 0.01 * (rows > 8), Rows(1, 8)),
-        (lambda rows, held: 0.01 * (rows > 4), Rows(1, 4)),
-        (lambda rows, held: 0.01 * (rows == 1) + 0.02 * (rows > 8), Rows(2, 8)),
-        (lambda rows, held: 0.01 * (rows == 1) + 0.02 * (rows > 4), Rows(2, 4)),
-        (lambda rows, held: 0.01 * rows, Rows(8, 8)),
+        (lambda rows, held: 0.01 * (rows > 8), RowRange(1, 8)),
+        (lambda rows, held: 0.01 * (rows > 4), RowRange(1, 4)),
+        (lambda rows, held: 0.01 * (rows == 1) + 0.02 * (rows > 8), RowRange(2, 8)),
+        (lambda rows, held: 0.01 * (rows == 1) + 0.02 * (rows > 4), RowRange(2, 4)),
+        (lambda rows, held: 0.01 * rows, RowRange(8, 8)),
         # By its place in the call.
         (lambda rows, held: 0.01 * np.arange(rows)[:, None], None),
         # One row alone, behind thousands of slots.
-        (lambda rows, held: 0.01 * (held > 4096 and rows == 1), Rows(2, 8)),
+        (lambda rows, held: 0.01 * (held > 4096 and rows == 1), RowRange(2, 8)),
     ],
     ids=["none", "above 8", "above 4", "one, above 8", "one, above 4", "all", "place", "far"],
 )
-def test_the_cheapest_numbers_that_agree_are_chosen(folder: Path, off: Off, expected: Rows | None):
+def test_the_cheapest_row_range_that_agrees_is_chosen(
+    folder: Path, off: Off, expected: RowRange | None
+):
     assert choose(with_kernels(folder, off), 8192) == expected
 
 
@@ -129,10 +131,10 @@ def test_calls_with_the_numbers_that_were_chosen_are_measured_exact(
     model = with_kernels(folder, lambda rows, held: 0.01 * rows)
     monkeypatch.setattr("paceline.engines.mlx.engine.LoadedModel", lambda *_: model)
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
-    assert (engine.rows, engine.min_rows) == (Rows(8, 8), 2)
-    assert measure(engine, rows=(1, 2, 8, 12)).row_invariant
+    assert (engine.rows, engine.min_rows) == (RowRange(8, 8), 2)
+    assert measure_profile(engine, rows=(1, 2, 8, 12)).row_invariant
     engine.rows = ANY
-    assert not measure(engine, rows=(1, 2, 8, 12)).row_invariant
+    assert not measure_profile(engine, rows=(1, 2, 8, 12)).row_invariant
 
 
 @pytest.mark.mlx
@@ -157,10 +159,10 @@ def two_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MlxEngine:
     def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return call(*args, **kwargs) * mx.array(np.float32(1.001 if args[0].shape[-1] > 8 else 1))
 
-    listen(model.module.model.embed_tokens, hook)
+    install_hook(model.module.model.embed_tokens, hook)
     monkeypatch.setattr("paceline.engines.mlx.engine.LoadedModel", lambda *_: model)
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=4 * mlx.CONTEXT))
-    assert (engine.rows, engine.min_rows) == (Rows(1, 8), 2)
+    assert (engine.rows, engine.min_rows) == (RowRange(1, 8), 2)
     return engine
 
 
@@ -184,17 +186,17 @@ def test_an_answers_keys_and_values_are_not_shared_as_a_prompts(two_kernels: Mlx
     with closing(two_kernels.open()) as first, closing(two_kernels.open()) as fresh:
         read(two_kernels, first, text[:20])
         decoded(two_kernels, first, text[20:60])
-        assert (first.length, first.reusable) == (60, 20)
+        assert (first.length, first.shareable_length) == (60, 20)
         with closing(first.fork(60)) as child:
-            assert child.length == child.reusable <= 20
+            assert child.length == child.shareable_length <= 20
             read(two_kernels, child, text[child.length :])
             read(two_kernels, fresh, text)
             rows = [decoded(two_kernels, each, [5, 6, 7]) for each in (child, fresh)]
         assert rows[0].tobytes() == rows[1].tobytes()
         first.rewind(30)
-        assert first.reusable == 20
+        assert first.shareable_length == 20
         first.rewind(10)
-        assert first.reusable == 10
+        assert first.shareable_length == 10
 
 
 @pytest.mark.mlx

@@ -6,9 +6,9 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockPool
-from paceline.engines.openvino.batch import Call, fits
+from paceline.engines.openvino.batch import Batch, is_deterministic
 from paceline.engines.openvino.graph import WANTED_ROWS
-from paceline.engines.openvino.kv_sequence import PagedSlots
+from paceline.engines.openvino.kv_sequence import OpenVinoSequence
 
 SIZE = 4
 SPARE = 10
@@ -19,9 +19,9 @@ def pool() -> BlockPool:
     return BlockPool(SPARE, SIZE)
 
 
-def holding(pool: BlockPool, tokens: int, more: int) -> PagedSlots:
+def holding(pool: BlockPool, tokens: int, more: int) -> OpenVinoSequence:
     """A sequence of so many tokens, with room for more."""
-    slots = PagedSlots(pool, 32)
+    slots = OpenVinoSequence(pool, 32)
     slots.reserve(tokens)
     slots.commit(tokens)
     slots.reserve(more)
@@ -30,7 +30,7 @@ def holding(pool: BlockPool, tokens: int, more: int) -> PagedSlots:
 
 def test_each_row_of_an_answer_is_a_sequence_and_a_prompt_is_one(pool: BlockPool):
     answer, prompt = holding(pool, 6, 3), holding(pool, 0, 5)
-    call = Call(2, threads=2, spare=SPARE)
+    call = Batch(2, threads=2, spare=SPARE)
     call.add(answer, Block([7, 8, 9], 3))
     call.add(prompt, Block([1, 2, 3, 4, 5], 1, prefill=True))
     assert call.places == [0, 3]
@@ -47,7 +47,7 @@ def test_each_row_of_an_answer_is_a_sequence_and_a_prompt_is_one(pool: BlockPool
 
 
 def test_a_row_of_a_prompt_is_never_alone(pool: BlockPool):
-    call = Call(2, threads=2, spare=SPARE)
+    call = Batch(2, threads=2, spare=SPARE)
     call.add(holding(pool, 4, 1), Block([7], 1, prefill=True))
     inputs = call.inputs()
     assert inputs["subsequence_begins"] == [0, 2]
@@ -75,7 +75,7 @@ def test_a_row_of_a_prompt_is_never_alone(pool: BlockPool):
 def test_rows_that_fill_up_are_a_sequence_in_the_spare_block(
     pool: BlockPool, rows: int, least: int, threads: int, sequences: list[int]
 ):
-    call = Call(least, threads=threads, spare=SPARE)
+    call = Batch(least, threads=threads, spare=SPARE)
     call.add(holding(pool, 3, rows), Block([7] * rows, rows))
     inputs = call.inputs()
     begins = inputs["subsequence_begins"]
@@ -88,26 +88,26 @@ def test_rows_that_fill_up_are_a_sequence_in_the_spare_block(
 
 
 def test_what_fits_is_as_many_sequences_as_threads_or_one_of_several_rows():
-    assert fits(1, 1, 2)
-    assert not fits(1, 0, 2)
-    assert not fits(5, 1, 8)
-    assert fits(5, 2, 8)
-    assert fits(8, 0, 8)
+    assert is_deterministic(1, 1, 2)
+    assert not is_deterministic(1, 0, 2)
+    assert not is_deterministic(5, 1, 8)
+    assert is_deterministic(5, 2, 8)
+    assert is_deterministic(8, 0, 8)
 
 
 def test_only_what_was_read_as_a_prompt_is_reused(pool: BlockPool):
-    slots = PagedSlots(pool, 32)
+    slots = OpenVinoSequence(pool, 32)
     for tokens, prompt, reusable in ((6, True, 6), (2, True, 8), (3, False, 8), (2, True, 8)):
         slots.run(Block([1] * tokens, 0, prefill=prompt))
         slots.reserve(tokens)
         slots.commit(tokens)
-        assert slots.reusable == reusable
+        assert slots.shareable_length == reusable
     assert slots.length == 13
     child = slots.fork(13)
-    assert (child.length, child.reusable) == (8, 8)
+    assert (child.length, child.shareable_length) == (8, 8)
     slots.rewind(9)
-    assert slots.reusable == 8
+    assert slots.shareable_length == 8
     slots.rewind(5)
-    assert slots.reusable == slots.length == 4, "its block is shared"
+    assert slots.shareable_length == slots.length == 4, "its block is shared"
     slots.close()
-    assert slots.reusable == 0
+    assert slots.shareable_length == 0

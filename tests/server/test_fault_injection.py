@@ -18,7 +18,7 @@ import pytest
 
 import paceline.server
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
-from paceline.engines.profile import Measurement
+from paceline.engines.profile import CostProfile
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
 from paceline.runtime.options import check
@@ -33,7 +33,7 @@ SCHEDULER = {str(SERVING / f"{n}.py") for n in ("scheduler", "admission", "batch
 
 OURS = (str(SERVING.parent), str(Path(__file__).parent.parent))
 
-MEASURED = Measurement({1: 1e-3, 32: 2e-3}, row_invariant=True, largest_difference=0.0, context=64)
+MEASURED = CostProfile({1: 1e-3, 32: 2e-3}, row_invariant=True, largest_difference=0.0, context=64)
 
 
 class Injected(Exception):

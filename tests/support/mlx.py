@@ -92,7 +92,7 @@ def engine(name: str, request: pytest.FixtureRequest, taps: tuple[int, ...] = ()
     """An engine for one of `CASES`, with room for a few full contexts."""
     needs()
     from paceline.engines.mlx.engine import MlxEngine
-    from paceline.engines.mlx.rows import Rows
+    from paceline.engines.mlx.rows import RowRange
 
     case = CASES[name]
     work = request.getfixturevalue("tmp_path_factory").mktemp(f"mlx-{name}")
@@ -102,7 +102,7 @@ def engine(name: str, request: pytest.FixtureRequest, taps: tuple[int, ...] = ()
     if case.bits is not None:
         folder = quantized(folder, work / "quantized", bits=case.bits)
     settings = EngineSettings(cache_tokens=6 * CONTEXT, taps=taps)
-    return MlxEngine(folder, CONTEXT, settings, rows=case.rows and Rows(*case.rows))
+    return MlxEngine(folder, CONTEXT, settings, rows=case.rows and RowRange(*case.rows))
 
 
 def checkpoint(folder: Path, family: str, *, dtype: str = "float32", **changes: Any) -> Path:

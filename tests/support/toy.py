@@ -7,7 +7,7 @@ slot changes the row. Integers wrap and the floats are added one by one: a row's
 on how many rows the call had.
 """
 
-from collections.abc import Sequence as Ordered
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -60,13 +60,13 @@ class ToyEngine:
     def block_size(self) -> int:
         return self._pool.block_size
 
-    def freed_by(self, sequences: Ordered[BlockTable]) -> int:
+    def freed_by(self, sequences: Sequence[BlockTable]) -> int:
         return self._pool.freed_by(sequences)
 
     def open(self) -> BlockTable:
         return BlockTable(self._pool, self.context_length)
 
-    def step(self, work: Ordered[tuple[BlockTable, Block]]) -> StepResult:
+    def step(self, work: Sequence[tuple[BlockTable, Block]]) -> StepResult:
         reserve_all([(table, len(block.tokens)) for table, block in work])
         self.steps += 1
         for table, block in work:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def exactness_of(model: "Listed") -> list[dict[str, Any]]:
     """What was measured of a model on this machine: an entry for each way to run it, as JSON."""
-    from paceline.engines.profile import kept_for
+    from paceline.engines.profile import stored_profiles
     from paceline.models import cache_dir
     from paceline.models.files import open_folder
 
@@ -38,7 +38,7 @@ def exactness_of(model: "Listed") -> list[dict[str, Any]]:
             "engine": engine,
             "conditions": {name: each.as_dict() for name, each in found.compared.items()},
         }
-        for engine, found in kept_for(fingerprint, cache_dir() / "measurements")
+        for engine, found in stored_profiles(fingerprint, cache_dir() / "measurements")
     ]
 
 

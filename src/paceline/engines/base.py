@@ -1,13 +1,12 @@
 """What every engine does: run blocks of sequences in one call, and return a row of logits a token.
 
-An engine knows nothing of sampling, acceptance or text. Its rules, which the conformance tests
-hold it to: slots are append-only (see `Sequence`), and a row's logits depend neither on the number
-of rows in the call, nor on the row's place, nor on the other sequences.
+An engine knows nothing of sampling, acceptance or text. Invariants, proven by the
+conformance tests: slots are append-only (see `KVSequence`), and a row's logits depend neither on
+the number of rows in the call, nor on the row's place, nor on the other sequences.
 """
 
 import os
-from collections.abc import Mapping
-from collections.abc import Sequence as Ordered
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -26,7 +25,7 @@ _CACHE_BYTES = 2 << 30
 _MOST_CACHE_TOKENS = 2**31 - 1
 
 
-class Sequence(Protocol):
+class KVSequence(Protocol):
     """One sequence's slots in an engine's key/value cache.
 
     A block's keys and values go to slots [length, length + T). What is not committed is garbage
@@ -39,7 +38,7 @@ class Sequence(Protocol):
         ...
 
     @property
-    def reusable(self) -> int:
+    def shareable_length(self) -> int:
         """Slots, from the first on, that reading their tokens as a prompt would give bit for bit.
 
         Those behind them are for going on with this answer; others must not begin with them.
@@ -59,7 +58,7 @@ class Sequence(Protocol):
         """Forget all slots from `length` on; a few before it go too when they are shared."""
         ...
 
-    def fork(self, length: int) -> "Sequence":
+    def fork(self, length: int) -> "KVSequence":
         """A new sequence that shares this one's first slots, as many of `length` as can be reused.
 
         Its `length` says how many those are.
@@ -74,13 +73,13 @@ class Sequence(Protocol):
 class StepResult(NamedTuple):
     """What one call brought. The arrays are views of the engine's memory: read before the next."""
 
-    logits: Ordered[Logits]
+    logits: Sequence[Logits]
     """For each block, [block.rows, vocab] float32; no rows where `best` has them."""
-    taps: Ordered[Taps]
+    taps: Sequence[Taps]
     """For each block, the named hidden states of all its rows; empty without taps."""
     seconds: float
     """Time in the engine's own call, without the preparation of its inputs."""
-    best: Ordered[Best | None] = ()
+    best: Sequence[Best | None] = ()
     """For each block its best tokens, where that is all it asked for; empty: for none."""
     parts: Mapping[str, float] = MappingProxyType({})
     """Seconds by part of the call, for an engine that has parts."""
@@ -171,15 +170,15 @@ class Engine(Protocol):
         """Slots come in blocks of so many: a sequence holds whole ones."""
         ...
 
-    def freed_by(self, sequences: Ordered[Sequence]) -> int:
+    def freed_by(self, sequences: Sequence[KVSequence]) -> int:
         """Slots that closing all of `sequences` would free: those that no other sequence holds."""
         ...
 
-    def open(self) -> Sequence:
+    def open(self) -> KVSequence:
         """A new, empty sequence."""
         ...
 
-    def step(self, work: Ordered[tuple[Sequence, Block]]) -> StepResult:
+    def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         """Run blocks of different sequences in one call; none of their slots is committed yet.
 
         Raises:

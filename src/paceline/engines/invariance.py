@@ -11,8 +11,7 @@ at a time. Its rows are compared bit for bit with those of the same tokens
 Knows nothing of models or policies. It takes few slots: what does not fit is not measured.
 """
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from paceline.decoding.types import Block, Logits
-from paceline.engines.base import Engine, Sequence
+from paceline.engines.base import Engine, KVSequence
 from paceline.errors import CacheFull
 
 BLOCK_LENGTH = "block_length"
@@ -209,9 +208,9 @@ class _Texts:
 
     def _rows(
         self,
-        sequence: Sequence,
-        prompt: Ordered[int],
-        answer: Ordered[int],
+        sequence: KVSequence,
+        prompt: Sequence[int],
+        answer: Sequence[int],
         chunk: int | None = None,
     ) -> Logits:
         """The prompt's last row and the answer's, [1 + answer, vocab]; the tokens are committed."""
@@ -221,7 +220,7 @@ class _Texts:
             sequence.commit(1)
         return np.concatenate(rows)
 
-    def _read(self, sequence: Sequence, tokens: Ordered[int], chunk: int) -> Logits:
+    def _read(self, sequence: KVSequence, tokens: Sequence[int], chunk: int) -> Logits:
         """Read a prompt in parts; the last row, [1, vocab]."""
         for at in range(0, len(tokens), chunk):
             part = Block(tokens[at : at + chunk], 1, prefill=True)

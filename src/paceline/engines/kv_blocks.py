@@ -82,7 +82,7 @@ class BlockTable:
         return self._length
 
     @property
-    def reusable(self) -> int:
+    def shareable_length(self) -> int:
         """Slots, from the first on, that a prompt with the same tokens would have."""
         return self._length
 

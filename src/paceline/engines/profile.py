@@ -8,8 +8,7 @@ promise: it says which conditions of `invariance.py` were found to hold.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block
-from paceline.engines.base import Engine, Sequence
+from paceline.engines.base import Engine, KVSequence
 from paceline.engines.invariance import (
     BLOCK_LENGTH,
     CONDITIONS,
@@ -49,7 +48,7 @@ _FORM = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class CostProfile:
     """How an engine with a model behaves on this machine."""
 
     seconds: dict[int, float]
@@ -82,7 +81,7 @@ class Measurement:
         )
 
 
-def measure(engine: Engine, rows: Ordered[int] = ROWS) -> Measurement:
+def measure_profile(engine: Engine, rows: Sequence[int] = ROWS) -> CostProfile:
     """Time blocks of each T behind the same context, in turns, and compare their logits.
 
     Once after a short context, and once after a long one. Then rows are compared under the other
@@ -92,7 +91,7 @@ def measure(engine: Engine, rows: Ordered[int] = ROWS) -> Measurement:
     return _and_compared(found, measure_invariance(engine))
 
 
-def _and_compared(found: Measurement, further: Mapping[str, Compared]) -> Measurement:
+def _and_compared(found: CostProfile, further: Mapping[str, Compared]) -> CostProfile:
     compared = dict(found.compared)
     for name, each in further.items():
         compared[name] = compared.get(name, Compared()) + each
@@ -105,7 +104,7 @@ def _and_compared(found: Measurement, further: Mapping[str, Compared]) -> Measur
     )
 
 
-def _timed(engine: Engine, rows: Ordered[int]) -> Measurement:
+def _timed(engine: Engine, rows: Sequence[int]) -> CostProfile:
     room = min(engine.context_length, engine.free_slots) - engine.min_rows
     rows = [count for count in rows if count <= room // 2] or [1]
     longest = max(rows)
@@ -134,9 +133,9 @@ def _timed(engine: Engine, rows: Ordered[int]) -> Measurement:
 
 def _measurement(
     near: "_Times", context: int, far: "_Times | None" = None, deep: int = 0
-) -> Measurement:
+) -> CostProfile:
     compared = near.compared + far.compared if far else near.compared
-    return Measurement(
+    return CostProfile(
         near.seconds,
         compared.holds,
         compared.largest_difference,
@@ -147,7 +146,7 @@ def _measurement(
     )
 
 
-def _read(engine: Engine, sequence: Sequence, tokens: list[int]) -> None:
+def _read(engine: Engine, sequence: KVSequence, tokens: list[int]) -> None:
     engine.step([(sequence, Block(tokens, 0, prefill=True))])
     sequence.commit(len(tokens))
 
@@ -156,7 +155,7 @@ class _Times:
     """What blocks of each T take behind what a sequence holds, and whether their rows agree."""
 
     def __init__(
-        self, engine: Engine, sequence: Sequence, block: list[int], rows: Ordered[int]
+        self, engine: Engine, sequence: KVSequence, block: list[int], rows: Sequence[int]
     ) -> None:
         reference = engine.step([(sequence, Block(block, len(block)))]).logits[0].copy()
         self.compared = Compared()
@@ -175,14 +174,14 @@ class _Times:
         self.seconds = {count: min(times[count]) for count in rows}
 
 
-def measured(
+def load_profile(
     engine: Engine,
     fingerprint: str,
     folder: Path,
     *,
     again: bool = False,
     before: Callable[[], object] = lambda: None,
-) -> Measurement:
+) -> CostProfile:
     """The measurement kept in `folder` for this engine, model and machine; made when not there.
 
     Args:
@@ -200,12 +199,12 @@ def measured(
         if kept is not None and (len(kept.compared) == len(CONDITIONS) or not has_room(engine)):
             return kept
     before()
-    measurement = measure(engine)
+    measurement = measure_profile(engine)
     _write(path, measurement, depends)
     return measurement
 
 
-def kept_for(fingerprint: str, folder: Path) -> list[tuple[dict[str, str], Measurement]]:
+def stored_profiles(fingerprint: str, folder: Path) -> list[tuple[dict[str, str], CostProfile]]:
     """The measurements of a model in `folder`: what each depends on, and what was found.
 
     Only those of this version's form; none where the folder is not there.
@@ -220,12 +219,12 @@ def kept_for(fingerprint: str, folder: Path) -> list[tuple[dict[str, str], Measu
     return found
 
 
-def _kept(path: Path) -> Measurement | None:
+def _kept(path: Path) -> CostProfile | None:
     """A kept measurement; None when there is none, or none that can be read: it is made again."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
         seconds = {int(rows): float(cost) for rows, cost in found["seconds"].items()}
-        measurement = Measurement(
+        measurement = CostProfile(
             seconds,
             bool(found["row_invariant"]),
             float(found["largest_difference"]),
@@ -240,7 +239,7 @@ def _kept(path: Path) -> Measurement | None:
     return measurement
 
 
-def _write(path: Path, measurement: Measurement, depends: dict[str, str]) -> None:
+def _write(path: Path, measurement: CostProfile, depends: dict[str, str]) -> None:
     """Keep a measurement; one that cannot be kept is made again next time."""
     content = {
         "depends_on": depends,

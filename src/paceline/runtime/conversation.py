@@ -3,9 +3,9 @@
 Knows messages, the tokens that are in the slots, and how long both may get. Knows nothing of
 terminals. The rule: a turn that fails, in whatever way, leaves the messages as they were.
 
-What is reused is up to the engine (`Sequence.reusable`). With OpenVINO it is what was read as a
-prompt: the rows of an answer were computed one by one, and their bits may differ from a prompt's.
-So the last answer is read again with the next message.
+What is reused is up to the engine (`KVSequence.shareable_length`). With OpenVINO it is what was
+read as a prompt: rows of an answer were computed one by one, and their bits may differ from a
+prompt's. So the last answer is read again with the next message.
 """
 
 from bisect import bisect_left
@@ -132,7 +132,7 @@ class Conversation:
 
     def _reuse(self, tokens: Sequence[int]) -> None:
         """Keep the slots of the longest common beginning, of those that a prompt may begin with."""
-        same, most = 0, min(self._slots.reusable, len(self._held), len(tokens) - 1)
+        same, most = 0, min(self._slots.shareable_length, len(self._held), len(tokens) - 1)
         while same < most and self._held[same] == tokens[same]:
             same += 1
         self._slots.rewind(same)

@@ -25,8 +25,7 @@ from paceline.drafters import (
     Shared,
 )
 from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
-from paceline.engines.base import Engine
-from paceline.engines.base import Sequence as Slots
+from paceline.engines.base import Engine, KVSequence
 from paceline.engines.invariance import (
     BATCH,
     BLOCK_LENGTH,
@@ -34,7 +33,7 @@ from paceline.engines.invariance import (
     PREFIX_CACHE,
     Compared,
 )
-from paceline.engines.profile import Measurement, measured
+from paceline.engines.profile import CostProfile, load_profile
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline.models import (
     CORE_ML_SUFFIX,
@@ -144,9 +143,9 @@ def _files_for(name: str, engine: str | None, progress: Progress) -> ModelFiles:
     if engine == "coreml" and not (Path(name) / MANIFEST).is_file():
         name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
     if engine == "mlx":
-        from paceline.engines.mlx.model import require
+        from paceline.engines.mlx.model import require_mlx_lm
 
-        require()
+        require_mlx_lm()
         name = name.removesuffix(MLX_SUFFIX) + MLX_SUFFIX
     files = resolve(name, progress=progress)
     if engine not in (None, files.engine):
@@ -205,18 +204,18 @@ class Model:
         return other
 
     @cached_property
-    def measurement(self) -> Measurement:
+    def measurement(self) -> CostProfile:
         """What calls cost on this machine; measured at the first use ever, then kept."""
         return self.measure()
 
-    def measure(self, *, again: bool = False) -> Measurement:
+    def measure(self, *, again: bool = False) -> CostProfile:
         """The measurement for this model on this machine, made when there is none, or `again`."""
         found = self._measured(self.engine, self.files, again=again)
         self.__dict__["measurement"] = found
         return found
 
-    def _measured(self, engine: Engine, files: ModelFiles, *, again: bool = False) -> Measurement:
-        return measured(
+    def _measured(self, engine: Engine, files: ModelFiles, *, again: bool = False) -> CostProfile:
+        return load_profile(
             engine,
             files.fingerprint,
             cache_dir() / "measurements",
@@ -408,11 +407,11 @@ class Model:
         worth = min(cost(1) / self.measurement.cost(1), 1.0)
         return DraftModel(engine, cost, worth, slots=engine.free_slots)
 
-    def _open(self) -> Slots:
+    def _open(self) -> KVSequence:
         self._opened += 1
         return self.engine.open()
 
-    def _close(self, slots: Slots) -> None:
+    def _close(self, slots: KVSequence) -> None:
         self._opened -= 1
         slots.close()
 
@@ -420,7 +419,7 @@ class Model:
         self,
         tokens: Sequence[int],
         request: Request,
-        slots: Slots,
+        slots: KVSequence,
         started: float,
         *,
         end: Callable[[Stream], None],

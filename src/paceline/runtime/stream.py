@@ -16,8 +16,7 @@ from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.reasoning import Thoughts
 from paceline.decoding.types import Block, FinishReason, Policy
 from paceline.drafters import Probe
-from paceline.engines.base import Engine, StepResult
-from paceline.engines.base import Sequence as Slots
+from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.runtime.result import Result, Stats
 
 
@@ -30,7 +29,7 @@ class Stream:
     def __init__(
         self,
         engine: Engine,
-        slots: Slots,
+        slots: KVSequence,
         generation: Generation,
         result: partial[Result],
         *,
@@ -75,7 +74,7 @@ class Stream:
         return self._generation.answer
 
     @property
-    def slots(self) -> Slots:
+    def slots(self) -> KVSequence:
         """The engine's slots for it."""
         return self._slots
 
@@ -99,7 +98,7 @@ class Stream:
         """Whether its next block computes rows again, after `restart`."""
         return self._generation.recomputing
 
-    def restart(self, slots: Slots) -> None:
+    def restart(self, slots: KVSequence) -> None:
         """Go on in `slots`, which hold a prefix of the prompt: see `Generation.restart`."""
         self._generation.restart(slots.length)
         self._slots = slots

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from paceline.decoding.auto import Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block
-from paceline.engines.base import Sequence
+from paceline.engines.base import KVSequence
 from paceline.server.batch_cost import SharedCost
 from paceline.server.request import Ticket
 
-Work = tuple[Sequence, Block]
+Work = tuple[KVSequence, Block]
 """A sequence of the engine, and what is to be run of it."""
 
 Fail = Callable[[Ticket, Exception], None]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters import Memory
-from paceline.engines.base import Engine, Sequence
+from paceline.engines.base import Engine, KVSequence
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ Tokens = npt.NDArray[np.int64]
 class Begun:
     """A sequence that holds the beginning of a prompt, perhaps none of it."""
 
-    slots: Sequence
+    slots: KVSequence
     memory: Memory = field(default_factory=Memory)
     """What drafters know of those tokens."""
     found: int = 0
@@ -41,7 +41,7 @@ _MOST_ENTRIES = 512
 @dataclass(slots=True, eq=False)
 class _Entry:
     tokens: Tokens
-    slots: Sequence
+    slots: KVSequence
     memory: Memory
     salt: str
     kept: bool = True
@@ -49,7 +49,7 @@ class _Entry:
 
     def same(self, prompt: Tokens) -> int:
         """How many of a prompt's first tokens its slots hold."""
-        return _same(self.tokens[: self.slots.reusable], prompt)
+        return _same(self.tokens[: self.slots.shareable_length], prompt)
 
 
 class PromptCache:
@@ -125,8 +125,8 @@ class PromptCache:
 
     def keep(self, tokens: Tokens, begun: Begun, salt: str = "") -> None:
         """Take over a sequence that has ended; `tokens` [n] are those whose slots it holds."""
-        if begun.slots.reusable < begun.slots.length:
-            begun.slots.rewind(begun.slots.reusable)
+        if begun.slots.shareable_length < begun.slots.length:
+            begun.slots.rewind(begun.slots.shareable_length)
             begun.memory.cut(begun.slots.length)
         held = begun.slots.length
         tokens = tokens[:held]
@@ -195,7 +195,7 @@ class PromptCache:
         release(entry.slots)
 
 
-def release(slots: Sequence) -> None:
+def release(slots: KVSequence) -> None:
     """Close a sequence; an engine that fails at it is asked once more, so that no slot is lost."""
     for _ in range(2):
         try:

@@ -1,8 +1,7 @@
 """Requests as the scheduler has them: what is submitted, and what its listener hears."""
 
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
@@ -33,7 +32,7 @@ class Progress:
     """New tokens of an answer."""
 
     step: Step
-    logprobs: Ordered[TokenLogprob] = ()
+    logprobs: Sequence[TokenLogprob] = ()
     """Of the new tokens, where that was asked for."""
 
 
@@ -62,7 +61,7 @@ class Ticket:
     Of one that is cancelled before its turn it hears nothing more.
     """
 
-    tokens: Ordered[int]
+    tokens: Sequence[int]
     request: Request
     listener: Listener
     salt: str

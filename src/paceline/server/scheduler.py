@@ -17,7 +17,7 @@ rows were not accepted is simply run again.
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence as Ordered
+from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic, perf_counter
 
@@ -123,7 +123,7 @@ class Scheduler:
 
     def submit(
         self,
-        tokens: Ordered[int],
+        tokens: Sequence[int],
         request: Request,
         listener: Listener,
         *,
@@ -288,7 +288,7 @@ class Scheduler:
             self._running.append(ticket)
             self._count()
 
-    def _execute(self, work: Ordered[tuple[Ticket, Work]]) -> None:
+    def _execute(self, work: Sequence[tuple[Ticket, Work]]) -> None:
         """Run blocks in one call, and accept its rows; alone where the call of all fails."""
         while work := [(ticket, pair) for ticket, pair in work if ticket in self._running]:
             try:
@@ -306,13 +306,13 @@ class Scheduler:
                 self._accept(ticket, result, place)
             return
 
-    def _frees_slots(self, work: Ordered[tuple[Ticket, Work]]) -> bool:
+    def _frees_slots(self, work: Sequence[tuple[Ticket, Work]]) -> bool:
         """Whether slots were short for a call, and some were taken from others."""
         rows = sum(len(block.tokens) for _, (_, block) in work)
         short = self.admission.short(rows, len(work))
         return short and (self.prompts.evict() or self._preempt())
 
-    def _step(self, work: Ordered[Work]) -> StepResult:
+    def _step(self, work: Sequence[Work]) -> StepResult:
         self._began = started = perf_counter()
         try:
             result = self.model.engine.step(work)
@@ -393,7 +393,7 @@ class Scheduler:
             self._unfinished -= 1
         stream, begun, ticket.begun = ticket.stream, ticket.begun, None
         result: Result | None = None
-        tokens: Ordered[int] | None = None
+        tokens: Sequence[int] | None = None
         if stream is not None:
             try:
                 stream.close()
@@ -408,7 +408,7 @@ class Scheduler:
         elif result is not None:
             self._tell(ticket, Done(result))
 
-    def _release(self, ticket: Ticket, begun: Begun, tokens: Ordered[int] | None) -> None:
+    def _release(self, ticket: Ticket, begun: Begun, tokens: Sequence[int] | None) -> None:
         """Give KV to the prefix cache as that of `tokens`, or with None back to the engine.
 
         Whatever fails, no slot is lost.

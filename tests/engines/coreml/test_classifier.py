@@ -134,7 +134,7 @@ def called(classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> list[
 
 def test_the_manifest_says_what_it_classifies(made: Made, folder: Path):
     artifact = read_artifact(folder)
-    assert (artifact.task, artifact.reach) == ("token-classification", REACH)
+    assert (artifact.task, artifact.window) == ("token-classification", REACH)
     assert artifact.labels == tuple(made.model.config.id2label.values())
     assert (artifact.functions, artifact.slots) == ((1, ROWS), ROWS)
     assert [(one.start, one.end) for one in artifact.layer_shards] == [(0, 1), (1, 2)]

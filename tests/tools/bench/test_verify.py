@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import Block
-from paceline.engines.base import Sequence, StepResult
+from paceline.engines.base import KVSequence, StepResult
 from paceline.engines.invariance import CONDITIONS, Compared
 from paceline.runtime.model import Model
 from paceline.runtime.options import POLICIES, Options
@@ -86,7 +86,7 @@ def test_slots_of_an_answer_that_are_shared_as_a_prompts_are_found():
     class Sharing(ToyEngine):
         """Writes an answer's slots otherwise than a prompt's, and shares them all the same."""
 
-        def step(self, work: list[tuple[Sequence, Block]]) -> StepResult:
+        def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
             result = super().step(work)
             for table, block in work:
                 if not block.prefill:
@@ -104,7 +104,7 @@ def test_rows_that_depend_on_how_the_prompt_was_cut_are_found():
     class Forgetful(ToyEngine):
         """Reads a slot of the prompt wrongly that was the first of a chunk."""
 
-        def step(self, work: list[tuple[Sequence, Block]]) -> StepResult:
+        def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
             for sequence, block in work:
                 if block.rows == 0 and sequence.length == 62:
                     work = [(sequence, Block([1, *block.tokens[1:]], 0))]
@@ -119,7 +119,7 @@ def test_rows_that_depend_on_how_the_prompt_was_cut_are_found():
 
 def test_a_difference_in_the_last_bit_or_in_the_sign_of_zero_is_one():
     class Signed(ToyEngine):
-        def step(self, work: list[tuple[Sequence, Block]]) -> StepResult:
+        def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
             found = super().step(work)
             for rows, (_, block) in zip(found.logits, work, strict=True):
                 rows[:, 0] = np.float32(-0.0 if len(block.tokens) % 2 else 0.0)
@@ -135,7 +135,7 @@ def test_a_check_gives_all_slots_back_even_when_it_fails(model: Model):
     free = model.engine.free_slots
 
     class Failing(FaultyEngine):
-        def step(self, work: list[tuple[Sequence, Block]]) -> StepResult:
+        def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
             if len(work) > 1:
                 raise RuntimeError("the engine died")
             return super().step(work)

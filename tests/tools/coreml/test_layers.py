@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.engines.coreml.inputs import Rows  # noqa: E402
+from paceline.engines.coreml.inputs import CallInputs  # noqa: E402
 from paceline.tools.coreml.layers import (  # noqa: E402
     Attention,
     RMSNorm,
@@ -29,7 +29,7 @@ def tables(r: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def step_at(start: int, rows: int, *, width: int | None = None, lags: int = 0) -> Step:
-    inputs = Rows(width or rows, *tables(4), ring=ROWS + lags if lags else 0, lags=lags)
+    inputs = CallInputs(width or rows, *tables(4), conv_slots=ROWS + lags if lags else 0, lags=lags)
     return step_of({name: torch.from_numpy(a) for name, a in inputs.at(start, rows).items()})
 
 

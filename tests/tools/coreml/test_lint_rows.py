@@ -12,7 +12,7 @@ pytest.importorskip("coremltools")
 
 torch.set_num_threads(1)
 
-from paceline.engines.coreml.inputs import Rows  # noqa: E402
+from paceline.engines.coreml.inputs import CallInputs  # noqa: E402
 from paceline.engines.coreml.rehearsal import RehearsalModel  # noqa: E402
 from paceline.engines.coreml.rehearsal.program import read_package  # noqa: E402
 from paceline.tools.coreml.families import open_family  # noqa: E402
@@ -122,7 +122,7 @@ def ran(path: Path, family: Family, rows: int) -> np.ndarray:
     """The stream of the first rows of a text, [stream_size, rows]."""
     model = RehearsalModel(path, rounding="f32")
     cos, sin = family.tables()
-    inputs = dict(Rows(rows, cos, sin).at(0, rows))
+    inputs = dict(CallInputs(rows, cos, sin).at(0, rows))
     rng = np.random.default_rng(0)
     stream = rng.normal(size=(1, family.shape.stream_size, ROWS, 1)).astype(np.float32)
     found = model.predict({"hidden": stream[:, :, :rows], **inputs}, model.make_state())

@@ -50,7 +50,7 @@ class Artifact:
     """`CAUSAL_LM` or `TOKEN_CLASSIFICATION`."""
     labels: tuple[str, ...]
     """What a classifier says of a token, one of them; empty for others."""
-    reach: int
+    window: int
     """How far a classifier's rows see on both sides, in tokens; 0 for others."""
     layers: int
     hidden_size: int
@@ -62,7 +62,7 @@ class Artifact:
     """The most rows of a call."""
     functions: tuple[int, ...]
     """Numbers of rows that packages have a static function `tN` for; empty: any up to `rows`."""
-    ring: int
+    conv_slots: int
     lags: int
     layer_shards: tuple[Shard, ...]
     head_shards: tuple[Shard, ...]
@@ -93,6 +93,10 @@ _FACTS = (
 )
 
 
+_FIELDS = {"reach": "window", "ring": "conv_slots"}
+"""Keys of the manifest whose fields of `Artifact` have other names."""
+
+
 def read_artifact(folder: Path) -> Artifact:
     """The artifact in `folder`, every file of it with its recorded size and checksum.
 
@@ -113,7 +117,7 @@ def read_artifact(folder: Path) -> Artifact:
         raise ModelError(
             f"{path} cannot be used: {'; '.join(faults)}; convert the model again, or copy it anew"
         )
-    numbers = {fact.key: value[fact.key] for fact in _FACTS}
+    numbers = {_FIELDS.get(key, key): value[key] for key, _ in _FACTS}
     return Artifact(
         folder=folder,
         name=value["name"],

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from paceline.decoding.types import Best, Logits, tap_name
 from paceline.engines.coreml.artifact import Artifact
-from paceline.engines.coreml.inputs import Rows
+from paceline.engines.coreml.inputs import CallInputs
 from paceline.engines.coreml.packages import Package, Packages
 
 Floats = npt.NDArray[np.float32]
@@ -25,7 +25,7 @@ class Width:
     def __init__(self, artifact: Artifact, packages: Packages, rows: int, rotary: Floats) -> None:
         """Prepare for calls of `rows` rows; `rotary` is [2, slots, r], cosines and sines."""
         self.artifact, self.packages, self.rows = artifact, packages, rows
-        self.inputs = Rows(rows, *rotary, ring=artifact.ring, lags=artifact.lags)
+        self.inputs = CallInputs(rows, *rotary, conv_slots=artifact.conv_slots, lags=artifact.lags)
         self.stream = np.zeros((1, artifact.stream_size, rows, 1), np.float32)
         self.called: set[str] = set()
         """Paths of the packages that were called with so many rows."""

@@ -134,7 +134,7 @@ class TextClassifier:
         size = self.artifact.hidden_size
         call.stream[0, :size, :count, 0] = self._embeddings[tokens].T
         call.stream[0, :size, count:, 0] = 0
-        inputs = whole_texts(self._cos, self._sin, lengths, rows, self.artifact.reach)
+        inputs = packed_inputs(self._cos, self._sin, lengths, rows, self.artifact.window)
         stream = call.stream
         for package in call.packages.layers:
             stream = package.predict({"hidden": stream, **inputs})["out_hidden"]
@@ -153,7 +153,7 @@ class _Call:
     """[1, stream_size, rows, 1]"""
 
 
-def whole_texts(
+def packed_inputs(
     cos: Floats, sin: Floats, lengths: Sequence[int], width: int, reach: int
 ) -> dict[str, Floats]:
     """The inputs of a call with `width` rows, besides the hidden states.

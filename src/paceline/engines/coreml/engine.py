@@ -2,7 +2,7 @@
 
 Every call has the same number of rows, the artifact's own: a block is cut into calls of so many,
 and the last is filled up with rows that are written nowhere. So a row is always computed by the
-same program, which is what row invariance needs here; `engines/measure.py` measures whether it is
+same program, which is what row invariance needs here; `engines/profile.py` measures whether it is
 enough. With `min_rows` 1 a call has the rows that its block needs, where the packages allow it.
 
 Models are loaded once, inputs are arrays that are made once, masks change only where they change,
@@ -10,7 +10,7 @@ and states are fresh for every sequence: a slot of an earlier one might hold a N
 would let through.
 """
 
-from collections.abc import Sequence as Ordered
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import Best, Block, Logits, tap_name
-from paceline.engines.base import EngineSettings, Sequence, StepResult
+from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.coreml.artifact import (
     CAUSAL_LM,
     ROTARY,
@@ -123,7 +123,7 @@ class CoreMlEngine:
         """Slots come in blocks of so many."""
         return self._pool.block_size
 
-    def freed_by(self, sequences: Ordered[Sequence]) -> int:
+    def freed_by(self, sequences: Sequence[KVSequence]) -> int:
         """Slots that closing all of `sequences` would free; see `Engine.freed_by`."""
         return self._pool.freed_by(_table(each) for each in sequences)
 
@@ -131,7 +131,7 @@ class CoreMlEngine:
         """A new, empty sequence."""
         return Slots(self._pool, self.artifact)
 
-    def step(self, work: Ordered[tuple[Sequence, Block]]) -> StepResult:
+    def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         """Run blocks of different sequences, one after the other; see `Engine.step`.
 
         `parts` of the result are `layers` and `head`, `first calls` of a number of rows, in which
@@ -224,7 +224,7 @@ class Slots(BlockTable):
     def __init__(self, pool: BlockPool, artifact: Artifact) -> None:
         super().__init__(pool, artifact.slots)
         self._artifact = artifact
-        self._back = artifact.ring - artifact.lags if artifact.lags else artifact.slots
+        self._back = artifact.conv_slots - artifact.lags if artifact.lags else artifact.slots
         self._written = 0
 
     def reserve(self, rows: int) -> None:
@@ -257,7 +257,7 @@ class Slots(BlockTable):
         return type(self)(self._pool, self._artifact)
 
 
-def _table(sequence: Sequence) -> BlockTable:
+def _table(sequence: KVSequence) -> BlockTable:
     if not isinstance(sequence, Slots):
         raise TypeError(f"a {type(sequence).__name__} is not a sequence of this engine")
     return sequence

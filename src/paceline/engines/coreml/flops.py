@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.engines.coreml.artifact import CAUSAL_LM, ROTARY, Artifact
-from paceline.engines.coreml.inputs import Rows
+from paceline.engines.coreml.inputs import CallInputs
 from paceline.engines.coreml.parts import EXPERTS, PARTS, trace
 from paceline.engines.coreml.rehearsal.model import RehearsalState
 from paceline.engines.coreml.rehearsal.plan import make_plan
@@ -163,8 +163,10 @@ class _Text:
         cos, sin = np.load(artifact.folder / ROTARY)
         embeddings = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
         widths = {len(block) for block in blocks}
-        ring, lags = artifact.ring, artifact.lags
-        self._rows = {width: Rows(width, cos, sin, ring=ring, lags=lags) for width in widths}
+        self._rows = {
+            width: CallInputs(width, cos, sin, conv_slots=artifact.conv_slots, lags=artifact.lags)
+            for width in widths
+        }
         self._lengths = [len(block) for block in blocks]
         self._starts = np.cumsum([0, *self._lengths]).tolist()
         self.streams: list[Floats] = []

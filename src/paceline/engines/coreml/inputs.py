@@ -16,11 +16,11 @@ HIDDEN = -1e4
 """Added to the score of a slot that a row may not see: finite in float16, unlike -inf."""
 
 
-class Rows:
+class CallInputs:
     """The inputs of calls with `width` rows."""
 
     def __init__(
-        self, width: int, cos: Floats, sin: Floats, *, ring: int = 0, lags: int = 0
+        self, width: int, cos: Floats, sin: Floats, *, conv_slots: int = 0, lags: int = 0
     ) -> None:
         """Prepare for calls with `width` rows.
 
@@ -28,13 +28,13 @@ class Rows:
             width: T.
             cos: [slots, r] for every position.
             sin: [slots, r]
-            ring: places of the ring of recent rows, where a model has windows; at least
+            conv_slots: places of the ring of recent rows, where a model has windows; at least
                 width + lags.
             lags: how many rows a window looks back.
         """
         slots, r = cos.shape
         self._cos, self._sin = cos, sin
-        self._width, self._slots, self._ring, self._lags = width, slots, ring, lags
+        self._width, self._slots, self._conv_slots, self._lags = width, slots, conv_slots, lags
         self._start = self._rows = 0
         self._mask = np.full((1, 1, width, slots), HIDDEN, np.float32)
         self._write = np.zeros((1, 1, slots, width), np.float32)
@@ -44,9 +44,9 @@ class Rows:
             "attn_mask": self._mask,
             "kv_write_mask": self._write,
         }
-        if ring:
-            self.arrays["window_write"] = np.zeros((1, 1, ring, width), np.float32)
-            self.arrays["window_read"] = np.zeros((1, lags, width, ring), np.float32)
+        if conv_slots:
+            self.arrays["window_write"] = np.zeros((1, 1, conv_slots, width), np.float32)
+            self.arrays["window_read"] = np.zeros((1, lags, width, conv_slots), np.float32)
         for row in range(width):
             self._mask[0, 0, row, : row + 1] = 0
 
@@ -65,8 +65,8 @@ class Rows:
         self._write[0, 0, self._start + old, old] = 0
         new = np.arange(rows)
         self._write[0, 0, start + new, new] = 1
-        if self._ring:
-            self._turn_ring(start, rows)
+        if self._conv_slots:
+            self._set_conv(start, rows)
         self._start, self._rows = start, rows
         return self.arrays
 
@@ -77,13 +77,13 @@ class Rows:
         for row in range(self._width):
             self._mask[0, 0, row, low + row + 1 : high + row + 1] = seen
 
-    def _turn_ring(self, start: int, rows: int) -> None:
+    def _set_conv(self, start: int, rows: int) -> None:
         write, read = self.arrays["window_write"], self.arrays["window_read"]
         write.fill(0)
         read.fill(0)
         row = np.arange(rows)
-        write[0, 0, (start + row) % self._ring, row] = 1
+        write[0, 0, (start + row) % self._conv_slots, row] = 1
         for lag in range(self._lags):
             before = start + row - lag - 1
             known = before >= 0
-            read[0, lag, row[known], before[known] % self._ring] = 1
+            read[0, lag, row[known], before[known] % self._conv_slots] = 1

@@ -17,14 +17,13 @@ from pathlib import Path
 from time import perf_counter
 
 from paceline.decoding.types import Block
-from paceline.engines.base import EngineSettings, StepResult
-from paceline.engines.base import Sequence as AnySequence
+from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, reserve_all
 from paceline.engines.mlx.caches import SLOTS, slot_bytes
 from paceline.engines.mlx.hooks import Array
 from paceline.engines.mlx.kv_sequence import MlxSequence
 from paceline.engines.mlx.model import LoadedModel, device, in_a_line, load
-from paceline.engines.mlx.rows import ANY, Rows, choose
+from paceline.engines.mlx.rows import ANY, RowRange, choose
 from paceline.engines.mlx.step import Asked, Started, TapArrays, on_device
 from paceline.errors import InvalidRequest, ModelError
 
@@ -47,7 +46,7 @@ class MlxEngine:
         context_length: int,
         settings: EngineSettings | None = None,
         *,
-        rows: Rows | None = None,
+        rows: RowRange | None = None,
         reads: int = READS,
     ) -> None:
         """Load a model and find out which numbers of rows agree.
@@ -98,7 +97,7 @@ class MlxEngine:
         """Slots come in blocks of so many."""
         return self._pool.block_size
 
-    def freed_by(self, sequences: Sequence[AnySequence]) -> int:
+    def freed_by(self, sequences: Sequence[KVSequence]) -> int:
         """Slots that closing all of `sequences` would free; see `Engine.freed_by`."""
         return self._pool.freed_by(_own(each) for each in sequences)
 
@@ -106,7 +105,7 @@ class MlxEngine:
         """A new, empty sequence."""
         return MlxSequence(self._pool, self.context_length, self.model)
 
-    def step(self, work: Sequence[tuple[AnySequence, Block]]) -> StepResult:
+    def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         """Run blocks of different sequences, and wait for all of them once; see `Engine.step`.
 
         `parts` of the result are `graph`, in which the host says what is to be computed, and
@@ -114,7 +113,7 @@ class MlxEngine:
         """
         return self.finish(self.start(work))
 
-    def start(self, work: Sequence[tuple[AnySequence, Block]]) -> Started:
+    def start(self, work: Sequence[tuple[KVSequence, Block]]) -> Started:
         """The first half of `step`: build the graph. Whoever adds to it does so before `finish`.
 
         Raises:
@@ -200,7 +199,7 @@ class MlxEngine:
         """Run tokens that the model holds no more: a prompt's as a prompt, an answer's as rows."""
         if held == sequence.length:
             return
-        read = max(sequence.reusable, held)
+        read = max(sequence.shareable_length, held)
         self._read(sequence, sequence.tokens[held:read])
         rest = on_device(sequence.tokens[read:])
         for part in self.rows.cut(len(rest)):
@@ -236,7 +235,7 @@ class MlxEngine:
         return logits.shape[-1], slot_bytes(states.caches)
 
 
-def _own(sequence: AnySequence) -> MlxSequence:
+def _own(sequence: KVSequence) -> MlxSequence:
     if not isinstance(sequence, MlxSequence):
         raise TypeError(f"a {type(sequence).__name__} is not a sequence of this engine")
     return sequence

@@ -15,7 +15,7 @@ Hook = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 """Stands in for a call: gets what would have been called, and with what; returns the result."""
 
 
-def listen(module: Any, hook: Hook) -> None:
+def install_hook(module: Any, hook: Hook) -> None:
     """Let `hook` stand in for the calls of this one module from now on."""
     kind = type(module)
 
@@ -33,7 +33,7 @@ class Taps:
         """Hear the layers `wanted`, by their numbers from 0."""
         self._heard: dict[int, Array] = {}
         for number in wanted:
-            listen(layers[number], self._hook(number))
+            install_hook(layers[number], self._hook(number))
 
     def take(self) -> dict[int, Array]:
         """[T, d] for each layer, of the call that was made last."""

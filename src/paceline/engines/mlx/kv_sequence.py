@@ -15,7 +15,7 @@ from paceline.errors import CacheFull
 
 
 class MlxSequence(BlockTable):
-    """See `Sequence` in `engines/base.py`.
+    """See `KVSequence` in `engines/base.py`.
 
     A prompt is read in calls of many rows, whose kernels may differ from those of an answer's. So
     keys and values of an answer may differ in their last bits from those that reading it as a
@@ -31,12 +31,12 @@ class MlxSequence(BlockTable):
         """The tokens in its slots: where a recurrence cannot go back, they are run again."""
         self._block: Sequence[int] = ()
         self._reading = False
-        self._reusable = 0
+        self._shareable_length = 0
 
     @property
-    def reusable(self) -> int:
+    def shareable_length(self) -> int:
         """Slots, from the first on, that were read as a prompt."""
-        return self._reusable
+        return self._shareable_length
 
     @property
     def states(self) -> States:
@@ -59,15 +59,15 @@ class MlxSequence(BlockTable):
         """Keep the first `rows` rows of the last block."""
         before = self.length
         super().commit(rows)
-        if self._reading and self._reusable == before:
-            self._reusable = self.length
+        if self._reading and self._shareable_length == before:
+            self._shareable_length = self.length
         self.tokens += self._block[:rows]
         self._block = self._block[rows:]
 
     def rewind(self, length: int) -> None:
         """Forget all slots from `length` on."""
         super().rewind(length)
-        self._reusable = min(self._reusable, self.length)
+        self._shareable_length = min(self._shareable_length, self.length)
         del self.tokens[length:]
         self._block = ()
 
@@ -81,14 +81,14 @@ class MlxSequence(BlockTable):
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
         other = type(self)(self._pool, self._context_length, self._model)
-        states = self.states.fork(min(length, self.reusable))
+        states = self.states.fork(min(length, self.shareable_length))
         try:
             other.reserve(states.held)
         except CacheFull:
             return other
         super(MlxSequence, other).commit(states.held)
         other._states, other.tokens = states, self.tokens[: states.held]
-        other._reusable = states.held
+        other._shareable_length = states.held
         mx.eval(states.arrays())
         return other
 
@@ -98,4 +98,4 @@ class MlxSequence(BlockTable):
         self._states = None
         self.tokens = []
         self._block = ()
-        self._reusable = 0
+        self._shareable_length = 0

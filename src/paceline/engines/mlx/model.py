@@ -139,7 +139,7 @@ def device() -> str:
     return f"{mx.default_device()} {mx.device_info().get('device_name', platform.machine())}"
 
 
-def require() -> None:
+def require_mlx_lm() -> None:
     """Say so before anything is fetched if mlx-lm is not there.
 
     Raises:
@@ -158,7 +158,7 @@ def load(folder: Path) -> Any:
         MissingExtra: mlx-lm is not installed.
         ModelError: mlx-lm does not know the model, or cannot read it.
     """
-    require()
+    require_mlx_lm()
     import mlx.core as mx
     from mlx_lm.utils import load_model
 

@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.engines.mlx.hooks import Array, Hook, listen
+from paceline.engines.mlx.hooks import Array, Hook, install_hook
 
 _ROWS = 1
 """The axis of rows, in [1, T, ...]."""
 
 
 @dataclass
-class Heard:
+class RecordedCall:
     """A call of a module that was given a cache without slots."""
 
     call: Callable[..., Any]
@@ -48,30 +48,30 @@ class Recorder:
         from mlx import nn
 
         self._caches: set[int] = set()  # those that are recorded now
-        self._within: list[Heard] = []  # the calls that are going on, outermost first
-        self._done: list[Heard] = []
+        self._within: list[RecordedCall] = []  # the calls that are going on, outermost first
+        self._done: list[RecordedCall] = []
         self._replayed: tuple[dict[int, Iterator[Array]], int] | None = None
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.QuantizedLinear):
-                listen(module, self._projection(id(module)))
+                install_hook(module, self._projection(id(module)))
             elif module.children():
-                listen(module, self._module())
+                install_hook(module, self._module())
 
     @contextmanager
-    def recording(self, caches: Sequence[Any], rows: int) -> Iterator[list[Heard]]:
+    def recording(self, caches: Sequence[Any], rows: int) -> Iterator[list[RecordedCall]]:
         """Record the calls of a block of `rows` rows that are given these caches.
 
         The list that comes is filled when the block has been called.
         """
         self._caches, self._done = {id(cache) for cache in caches}, []
-        found: list[Heard] = []
+        found: list[RecordedCall] = []
         try:
             yield found
         finally:
             found += [heard for heard in self._done if heard.inner and heard.rows == rows]
             self._caches, self._within, self._done = set(), [], []
 
-    def replay(self, recorded: Sequence[Heard], rows: int) -> None:
+    def replay(self, recorded: Sequence[RecordedCall], rows: int) -> None:
         """Call again what was recorded, on the first rows; the caches have their state back."""
         for heard in recorded:
             projected = {name: iter(answers) for name, answers in heard.projected.items()}
@@ -93,7 +93,7 @@ class Recorder:
                 outer.inner &= not given & outer.caches
             arrays = (one for one in (*args, *kwargs.values()) if _is_array(one))
             rows = next((one.shape[_ROWS] for one in arrays), 0)
-            self._within.append(Heard(call, args, kwargs, rows, given))
+            self._within.append(RecordedCall(call, args, kwargs, rows, given))
             result = call(*args, **kwargs)
             self._done.append(self._within.pop())
             return result

@@ -24,7 +24,7 @@ _OFFSETS = (0, 3)
 """Where calls begin, behind the context: a position comes to be in another place of its call."""
 
 
-class Rows(NamedTuple):
+class RowRange(NamedTuple):
     """Calls have so many rows: a longer block is cut, a shorter one filled up."""
 
     least: int
@@ -38,17 +38,17 @@ class Rows(NamedTuple):
         return f"{self.least}-{self.most}"
 
 
-ANY = Rows(1, 32)
+ANY = RowRange(1, 32)
 """Where no number of rows makes a difference, and where nothing is promised."""
 
-CANDIDATES = (ANY, Rows(1, 8), Rows(1, 4), Rows(2, 8), Rows(2, 4), Rows(8, 8))
+CANDIDATES = (ANY, RowRange(1, 8), RowRange(1, 4), RowRange(2, 8), RowRange(2, 4), RowRange(8, 8))
 """In the order of what they cost. The last gives every call the same number."""
 
 Seen = Mapping[tuple[int, int], Sequence[bytes]]
 """For calls (rows, offset) the bits of each row's logits."""
 
 
-def choose(model: LoadedModel, context_length: int) -> Rows | None:
+def choose(model: LoadedModel, context_length: int) -> RowRange | None:
     """The first of the candidates whose rows are the same in every call; None: in none of them."""
     seen = [
         _look(model, context)
@@ -58,7 +58,7 @@ def choose(model: LoadedModel, context_length: int) -> Rows | None:
     return next((rows for rows in CANDIDATES if all(agree(rows, each) for each in seen)), None)
 
 
-def agree(rows: Rows, seen: Seen) -> bool:
+def agree(rows: RowRange, seen: Seen) -> bool:
     """Whether every position has the same bits in all calls of so many rows."""
     known: dict[int, bytes] = {}
     for (count, offset), found in seen.items():

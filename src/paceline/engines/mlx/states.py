@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from paceline.engines.mlx.caches import Sliding, can_trim, copied, is_recurrent, leaves
 from paceline.engines.mlx.hooks import Array
-from paceline.engines.mlx.rollback import Heard, Recorder
+from paceline.engines.mlx.rollback import RecordedCall, Recorder
 
 _KEPT = 4
 """States of recurrences that are kept from further back, where prompts were cut and ended: so many
@@ -26,7 +26,7 @@ class Mark(NamedTuple):
     """Slots that were held."""
     recurrences: list[list[Array | None]]
     """The arrays of each cache without slots."""
-    recorded: list[Heard]
+    recorded: list[RecordedCall]
     """What the call then gave the recurrences; empty if it was not recorded."""
     rows: int
     """Rows of the call."""
@@ -168,7 +168,7 @@ class States:
         for cache, before in zip(self._recurrent, arrays, strict=True):
             cache.cache = list(before)
 
-    def _whole(self, recorded: list[Heard]) -> list[Heard]:
+    def _whole(self, recorded: list[RecordedCall]) -> list[RecordedCall]:
         """What was recorded, if nothing is missing."""
         heard = {one for each in recorded for one in each.caches}
         return recorded if heard == {id(cache) for cache in self._recurrent} else []

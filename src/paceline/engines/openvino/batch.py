@@ -7,13 +7,13 @@ fill up a call are a sequence of their own, in a cache block that belongs to nob
 
 from paceline.decoding.types import Block
 from paceline.engines.openvino.graph import WANTED_ROWS
-from paceline.engines.openvino.kv_sequence import PagedSlots
+from paceline.engines.openvino.kv_sequence import OpenVinoSequence
 
 _PADDING = 0
 """Token of a padding row: any will do."""
 
 
-class Call:
+class Batch:
     """What goes into a call; blocks of different sequences are added one by one."""
 
     def __init__(self, least: int, *, threads: int, spare: int) -> None:
@@ -37,7 +37,7 @@ class Call:
         self._longest = 0
         self._mixed = False
 
-    def add(self, slots: PagedSlots, block: Block) -> None:
+    def add(self, slots: OpenVinoSequence, block: Block) -> None:
         """Run a block of a sequence, too."""
         own, at = len(block.tokens), len(self._ids)
         rows = attended(block, self._least)
@@ -54,7 +54,9 @@ class Call:
     def inputs(self) -> dict[str, list[int] | int]:
         """By name, for a graph with PagedAttention. Call it once, when all is added."""
         missing = max(self._least - len(self._ids), 0)
-        if self._least > 1 and not (self._mixed or fits(len(self._past), missing, self._threads)):
+        if self._least > 1 and not (
+            self._mixed or is_deterministic(len(self._past), missing, self._threads)
+        ):
             missing = 2
         if missing:
             self._ids += [_PADDING] * missing
@@ -88,7 +90,7 @@ def attended(block: Block, least: int) -> int:
     return max(len(block.tokens), min(least, 2)) if block.prefill else len(block.tokens)
 
 
-def fits(rows: int, missing: int, threads: int) -> bool:
+def is_deterministic(rows: int, missing: int, threads: int) -> bool:
     """Whether `rows` single rows, and `missing` that fill up, get the kernel that they should.
 
     With fewer sequences than threads, and none of several rows, OpenVINO adds up what threads have

@@ -16,7 +16,7 @@ CACHES = ("key_cache.", "value_cache.")
 """Inputs that are keys and values; the others are written in every call."""
 
 
-class Lane:
+class CompiledGraph:
     """A compiled copy. Nothing is made in `run`: one tensor per input, bound once."""
 
     sizes: tuple[int, ...] = ()

@@ -3,13 +3,12 @@
 Rows do not depend on how they are computed because attention gets an answer's one by one and a
 prompt's at least by twos, because the layers get at least two in all (one takes another kernel),
 and because keys and values are f16 (8-bit caches share a scale between neighbouring slots, rejected
-ones included). All were measured, and `engines/measure.py` measures again on each machine.
+ones included). All were measured, and `engines/profile.py` measures again on each machine.
 
 Nothing is made inside the loop: a step copies numbers into tensors that are bound already.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Ordered
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from paceline.decoding.types import Block, Taps, tap_name
-from paceline.engines.base import EngineSettings, Sequence, StepResult
+from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, reserve_all
-from paceline.engines.openvino.batch import Call, attended, fits
-from paceline.engines.openvino.compiled_graph import Lane
+from paceline.engines.openvino.batch import Batch, attended, is_deterministic
+from paceline.engines.openvino.compiled_graph import CompiledGraph
 from paceline.engines.openvino.graph import paged_model
-from paceline.engines.openvino.kv_sequence import PagedSlots
+from paceline.engines.openvino.kv_sequence import OpenVinoSequence
 from paceline.errors import ModelError
 
 _MOST_COPIED_BYTES = 1 << 30
@@ -72,7 +71,7 @@ class OpenVinoEngine:
         self._open_lane = partial(_open_lane, graph, settings.taps, options)
         model = paged_model(graph, settings.taps)
         with ThreadPoolExecutor() as pool:
-            opened = [pool.submit(Lane, model, options) for _ in range(_copies(graph))]
+            opened = [pool.submit(CompiledGraph, model, options) for _ in range(_copies(graph))]
             self._lanes = [lane.result() for lane in opened]
         compiled = self._lanes[0].compiled
         self._threads: int = compiled.get_property("INFERENCE_NUM_THREADS")
@@ -93,22 +92,22 @@ class OpenVinoEngine:
         """Slots come in blocks of so many."""
         return self._pool.block_size
 
-    def freed_by(self, sequences: Ordered[Sequence]) -> int:
+    def freed_by(self, sequences: Sequence[KVSequence]) -> int:
         """Slots that closing all of `sequences` would free; see `Engine.freed_by`."""
         return self._pool.freed_by(_table(each) for each in sequences)
 
-    def open(self) -> PagedSlots:
+    def open(self) -> OpenVinoSequence:
         """A new, empty sequence."""
-        return PagedSlots(self._pool, self.context_length)
+        return OpenVinoSequence(self._pool, self.context_length)
 
-    def step(self, work: Ordered[tuple[Sequence, Block]]) -> StepResult:
+    def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         """Run blocks of different sequences in one call; see `Engine.step`."""
         tables = [_table(sequence) for sequence, _ in work]
         reserve_all(
             [(table, len(block.tokens)) for table, (_, block) in zip(tables, work, strict=True)]
         )
         lane, least = self._lane(work)
-        call = Call(least, threads=self._threads, spare=self._pool.spare)
+        call = Batch(least, threads=self._threads, spare=self._pool.spare)
         for table, (_, block) in zip(tables, work, strict=True):
             table.run(block)
             call.add(table, block)
@@ -137,7 +136,7 @@ class OpenVinoEngine:
             "taps": ",".join(map(str, self.taps)),
         }
 
-    def _lane(self, work: Ordered[tuple[Sequence, Block]]) -> tuple[Lane, int]:
+    def _lane(self, work: Sequence[tuple[KVSequence, Block]]) -> tuple[CompiledGraph, int]:
         """The copy of the graph to run, and the rows that the call gets at least.
 
         That for several sequences is made when it is first needed: it takes as much as the others.
@@ -149,7 +148,9 @@ class OpenVinoEngine:
                 for size in lane.sizes:
                     # A block that needs more rows only for its kernel takes the next size.
                     if rows <= size and (
-                        block.prefill or size == 1 or fits(rows, size - rows, self._threads)
+                        block.prefill
+                        or size == 1
+                        or is_deterministic(rows, size - rows, self._threads)
                     ):
                         return lane, size
         elif self._lanes[-1].sizes:
@@ -158,7 +159,7 @@ class OpenVinoEngine:
         return self._lanes[-1], self.min_rows
 
     def _tapped(
-        self, lane: Lane, places: list[int], work: Ordered[tuple[Sequence, Block]]
+        self, lane: CompiledGraph, places: list[int], work: Sequence[tuple[KVSequence, Block]]
     ) -> list[Taps]:
         names = [tap_name(tap) for tap in self.taps]
         whole = {name: lane.output(name) for name in names}
@@ -197,18 +198,18 @@ class OpenVinoEngine:
             ) from error
         return BlockPool(blocks, block_size)
 
-    def _bind(self, lane: Lane) -> None:
+    def _bind(self, lane: CompiledGraph) -> None:
         for name, (_, tensor) in self._cache.items():
             lane.bind(name, tensor)
 
 
-def _open_lane(graph: Path, taps: Ordered[int], options: Mapping[str, str]) -> Lane:
+def _open_lane(graph: Path, taps: Sequence[int], options: Mapping[str, str]) -> CompiledGraph:
     """A copy of the graph for calls of any number of rows of any number of sequences."""
-    return Lane(paged_model(graph, taps), options)
+    return CompiledGraph(paged_model(graph, taps), options)
 
 
-def _table(sequence: Sequence) -> PagedSlots:
-    if not isinstance(sequence, PagedSlots):
+def _table(sequence: KVSequence) -> OpenVinoSequence:
+    if not isinstance(sequence, OpenVinoSequence):
         raise TypeError(f"a {type(sequence).__name__} is not a sequence of this engine")
     return sequence
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.engines.coreml.classifier import whole_texts
-from paceline.engines.coreml.inputs import Rows
+from paceline.engines.coreml.classifier import packed_inputs
+from paceline.engines.coreml.inputs import CallInputs
 from paceline.tools.coreml.family import Family
 from paceline.tools.coreml.layers import Step
 
@@ -53,7 +53,9 @@ class Network:
 
     def _step(self, rows: int, width: int) -> Step:
         lags = self.family.shape.lags
-        inputs = Rows(width, *self._tables, ring=self._rows + lags if lags else 0, lags=lags)
+        inputs = CallInputs(
+            width, *self._tables, conv_slots=self._rows + lags if lags else 0, lags=lags
+        )
         arrays = {name: torch.from_numpy(a) for name, a in inputs.at(self.length, rows).items()}
         return step_of(arrays)
 
@@ -70,7 +72,7 @@ class Classifier:
         """Read whole texts, one behind the other, in a call of `width` rows (more: filled up)."""
         tokens = [token for text in texts for token in text]
         lengths = [len(text) for text in texts]
-        arrays = whole_texts(*self._tables, lengths, width or len(tokens), self._reach)
+        arrays = packed_inputs(*self._tables, lengths, width or len(tokens), self._reach)
         step = step_of({name: torch.from_numpy(array) for name, array in arrays.items()})
         return self._stack.run(tokens, step)
 

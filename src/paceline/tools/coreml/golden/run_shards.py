@@ -18,7 +18,7 @@ from paceline.decoding.types import Block, tap_name
 from paceline.engines.base import EngineSettings
 from paceline.engines.coreml.artifact import ROTARY, Artifact, Shard
 from paceline.engines.coreml.engine import CoreMlEngine
-from paceline.engines.coreml.inputs import Rows
+from paceline.engines.coreml.inputs import CallInputs
 from paceline.engines.coreml.packages import Package, open_package
 from paceline.models import Progress
 from paceline.storage.coreml import EMBEDDINGS
@@ -93,7 +93,7 @@ def walk(
     """
     cos, sin = np.load(artifact.folder / ROTARY)
     inputs = {
-        width: Rows(width, cos, sin, ring=artifact.ring, lags=artifact.lags)
+        width: CallInputs(width, cos, sin, conv_slots=artifact.conv_slots, lags=artifact.lags)
         for width in widths_of(artifact)
     }
     ways = [
@@ -163,7 +163,9 @@ def _open(path: Path, function: str | None, opening: Opening) -> Package:
     return open_package(path, function=function, units=opening.units, rounding=opening.rounding)
 
 
-def _run(package: Package, stream: Floats, width: int, inputs: Rows | None) -> dict[str, Floats]:
+def _run(
+    package: Package, stream: Floats, width: int, inputs: CallInputs | None
+) -> dict[str, Floats]:
     """A whole text through one package in calls of `width` rows, the last one filled up.
 
     `inputs` say where rows stand; None for a head, which does not care. Every output is [T, n].
