@@ -24,7 +24,7 @@ def folder(tmp_path: Path, exported: Path) -> Path:
 @pytest.fixture
 def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Mac with mlx-lm."""
-    monkeypatch.setattr(checkpoint, "runs_as_it_is", lambda: True)
+    monkeypatch.setattr(checkpoint, "mlx_available", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_checkpoints_run_as_they_are_on_apple_silicon_with_mlx_lm(
     monkeypatch.setattr("sys.platform", system)
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if installed else None)
-    assert checkpoint.runs_as_it_is() is expected
+    assert checkpoint.mlx_available() is expected
 
 
 def test_a_checkpoint_is_opened_where_it_is(folder: Path, tmp_path: Path):
@@ -97,8 +97,8 @@ def index(folder: Path, value: object) -> None:
             ),
             "checkpoint: model-2.safetensors missing",
         ),
-        (lambda f: index(f, {"weight_map": {"a": 1}}), "names no files of weights"),
-        (lambda f: index(f, {}), "names no files of weights"),
+        (lambda f: index(f, {"weight_map": {"a": 1}}), "lists no weight files"),
+        (lambda f: index(f, {}), "lists no weight files"),
     ],
 )
 def test_what_a_checkpoint_lacks_is_named(folder: Path, spoil: Callable[[Path], object], said: str):
@@ -119,27 +119,27 @@ def test_what_is_no_checkpoint_has_no_form_for_mlx(name: str, tmp_path: Path):
 class Hub:
     """A hub with some forms of one model, and none of them here at first."""
 
-    def __init__(self, forms: dict[hub.Form, Path]) -> None:
+    def __init__(self, forms: dict[hub.FileSet, Path]) -> None:
         self.forms = forms
-        self.here: dict[hub.Form, Path] = {}
-        self.asked: list[hub.Form] = []
+        self.here: dict[hub.FileSet, Path] = {}
+        self.asked: list[hub.FileSet] = []
 
-    def cached_snapshot(self, _: str, form: hub.Form = hub.OPENVINO) -> Path | None:
-        return self.here.get(form)
+    def cached_snapshot(self, _: str, files: hub.FileSet = hub.OPENVINO) -> Path | None:
+        return self.here.get(files)
 
-    def fetch_snapshot(self, name: str, _: Progress, form: hub.Form = hub.OPENVINO) -> Path:
-        self.asked.append(form)
+    def fetch_snapshot(self, name: str, _: Progress, files: hub.FileSet = hub.OPENVINO) -> Path:
+        self.asked.append(files)
         if not self.forms:
             raise ModelNotFound(f"the hub has no model {name}")
-        if form not in self.forms:
-            raise ModelError(form.missing.format(name))
-        self.here[form] = self.forms[form]
-        return self.forms[form]
+        if files not in self.forms:
+            raise ModelError(files.missing.format(name))
+        self.here[files] = self.forms[files]
+        return self.forms[files]
 
 
 @pytest.fixture
-def with_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[hub.Form, Path]], Hub]:
-    def with_hub(forms: dict[hub.Form, Path]) -> Hub:
+def with_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[hub.FileSet, Path]], Hub]:
+    def with_hub(forms: dict[hub.FileSet, Path]) -> Hub:
         made = Hub(forms)
         monkeypatch.setattr(hub, "cached_snapshot", made.cached_snapshot)
         monkeypatch.setattr(hub, "fetch_snapshot", made.fetch_snapshot)
@@ -149,7 +149,7 @@ def with_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[hub.Form, Path]]
 
 
 def test_a_checkpoint_on_the_hub_is_fetched_once(
-    folder: Path, tmp_path: Path, with_hub: Callable[[dict[hub.Form, Path]], Hub]
+    folder: Path, tmp_path: Path, with_hub: Callable[[dict[hub.FileSet, Path]], Hub]
 ):
     made = with_hub({hub.CHECKPOINT: folder})
     for _ in range(2):
@@ -158,7 +158,7 @@ def test_a_checkpoint_on_the_hub_is_fetched_once(
 
 
 def test_one_whose_download_was_interrupted_is_fetched_again(
-    folder: Path, tmp_path: Path, with_hub: Callable[[dict[hub.Form, Path]], Hub]
+    folder: Path, tmp_path: Path, with_hub: Callable[[dict[hub.FileSet, Path]], Hub]
 ):
     partly = tmp_path / "partly"
     shutil.copytree(folder, partly)
@@ -175,7 +175,7 @@ def test_where_it_can_be_run_a_hub_name_may_mean_a_checkpoint(
     folder: Path,
     exported: Path,
     tmp_path: Path,
-    with_hub: Callable[[dict[hub.Form, Path]], Hub],
+    with_hub: Callable[[dict[hub.FileSet, Path]], Hub],
 ):
     with_hub({hub.CHECKPOINT: folder})
     assert get("some/model", tmp_path / "cache", QUIET).engine == "mlx"
@@ -189,7 +189,7 @@ def test_where_it_can_be_run_a_hub_name_may_mean_a_checkpoint(
 
 
 def test_elsewhere_a_hub_name_means_the_openvino_form(
-    folder: Path, tmp_path: Path, with_hub: Callable[[dict[hub.Form, Path]], Hub]
+    folder: Path, tmp_path: Path, with_hub: Callable[[dict[hub.FileSet, Path]], Hub]
 ):
     with_hub({hub.CHECKPOINT: folder})
     with pytest.raises(ModelError, match=f"no OpenVINO form on the hub .{GRAPH}"):

