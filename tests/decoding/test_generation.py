@@ -10,6 +10,7 @@ from paceline.decoding.generation import FORCED, Generation, Step, Stopping
 from paceline.decoding.logprobs import token_logprob
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.text import TextPiece
 from paceline.decoding.types import (
     NO_PROPOSAL,
     Best,
@@ -117,7 +118,7 @@ def test_the_prompt_comes_in_chunks_and_only_its_last_row_is_wanted():
 def test_chunks_inside_the_prompt_bring_no_tokens(chunk: int):
     generation = made(prefill_chunk=chunk)
     for _ in range(-(-5 // chunk) - 1):
-        assert step(generation) == Step(chunk, [], "")
+        assert step(generation) == Step(chunk, [], [])
     assert step(generation).tokens == ANSWER[:1]
     assert not generation.prefilling
 
@@ -178,7 +179,7 @@ def test_without_a_drafter_every_step_brings_one_token():
     generation = past_the_prompt()
     block = generation.next_block()
     assert block == Block([ord("T")], 1, best=True)
-    assert step(generation) == Step(1, [ord("h")], "h")
+    assert step(generation) == Step(1, [ord("h")], [TextPiece("h", "h")])
     assert generation.length == 6
     steps = finished(generation)
     assert [len(one.tokens) for one in steps] == [1] * (len(ANSWER) - 2)
@@ -200,7 +201,7 @@ def test_drafts_are_kept_up_to_the_first_that_the_target_does_not_pick(stands: i
     brought = step(generation)
     # And one token more: the target's own pick behind the last that stood.
     tokens = ANSWER[1 : stands + 2]
-    assert brought[:3] == (stands + 1, tokens, decode(tokens))
+    assert (brought.kept, brought.tokens, brought.text) == (stands + 1, tokens, decode(tokens))
     assert (brought.drafted, brought.accepted, brought.source) == (7, stands, "oracle")
     assert generation.length == before + stands + 1
     # The next block begins with the last token, whose slot is not filled yet.
@@ -214,7 +215,7 @@ def test_a_draft_that_is_right_by_chance_behind_a_wrong_one_does_not_count():
     text = [*TEXT[:7], ELSE - 1, ELSE, ELSE]
     generation = past_the_prompt(drafters=[Oracle(text)], policy=Fixed(4))
     brought = step(generation)
-    assert brought[:3] == (2, ANSWER[1:3], "he")
+    assert (brought.kept, brought.tokens, brought.text) == (2, ANSWER[1:3], "he")
     assert (brought.drafted, brought.accepted) == (3, 1)
 
 
@@ -325,7 +326,7 @@ def test_what_an_accepted_block_held_beyond_the_end_is_not_counted_as_accepted()
         stopping=Stopping(stop_token_ids=frozenset({ord(" ")})), drafters=[Oracle(TEXT)]
     )
     brought = step(generation)
-    assert brought[:3] == (3, list(b"he "), "he")
+    assert (brought.kept, brought.tokens, brought.text) == (3, list(b"he "), "he")
     assert (brought.drafted, brought.accepted) == (7, 3)
 
 
@@ -398,7 +399,7 @@ def test_a_generation_can_be_cancelled_at_any_time(steps: int, block_is_out: boo
     answer, length = generation.answer, generation.length
     if block_is_out:
         generation.next_block()
-    assert generation.cancel() == ""
+    assert generation.cancel() == TextPiece()
     assert generation.finished
     assert generation.finish_reason is FinishReason.CANCELLED
     assert (generation.answer, generation.length) == (answer, length)
@@ -411,14 +412,14 @@ def test_a_generation_can_be_cancelled_at_any_time(steps: int, block_is_out: boo
 def test_cancelling_brings_the_text_that_was_held_back_once():
     generation = past_the_prompt(stopping=Stopping(stop=("There",)))
     step(generation)
-    assert generation.cancel() == "Th"
-    assert generation.cancel() == ""
+    assert generation.cancel().final == "Th"
+    assert generation.cancel() == TextPiece()
 
 
 def test_cancelling_what_has_ended_changes_nothing():
     generation = made(stopping=Stopping(max_tokens=2, stop=("There",)))
     finished(generation)
-    assert generation.cancel() == ""
+    assert generation.cancel() == TextPiece()
     assert generation.finish_reason is FinishReason.LENGTH
 
 

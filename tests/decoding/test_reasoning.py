@@ -45,15 +45,14 @@ def read(pieces: Sequence[str | int], thoughts: Thoughts, stops: Sequence[str] =
     stream = ReasoningText(
         lambda ids: "".join(words.get(i, shown.get(i, "")) for i in ids), stops, thoughts
     )
-    texts, told = [], []
+    found = []
     for token in tokens:
-        texts.append(stream.push(token))
-        told.append(stream.thought())
+        found.append(stream.push(token))
         if stream.stopped_by is not None:
             break
     else:
-        texts.append(stream.finish())
-        told.append(stream.thought())
+        found.append(stream.finish())
+    texts, told = [each.final for each in found], [each.reasoning for each in found]
     return Found("".join(texts), "".join(told), stream.thought_tokens, texts, told)
 
 

@@ -18,10 +18,10 @@ def told(stream: TextStream, count: int) -> list[str]:
     """What comes of tokens 0, 1, ... as long as nothing stops it, and of the end."""
     pieces = []
     for token in range(count):
-        pieces.append(stream.push(token))
+        pieces.append(stream.push(token).final)
         if stream.stopped_by is not None:
             return pieces
-    return [*pieces, stream.finish()]
+    return [*pieces, stream.finish().final]
 
 
 def cut(data: bytes, at: Sequence[int]) -> list[bytes]:
@@ -60,7 +60,7 @@ def test_a_character_comes_with_the_token_that_completes_it(text: str, at: list[
     stream = TextStream(bytewise(tokens))
     shown, run = "", b""
     for token, piece in enumerate(tokens):
-        shown += stream.push(token)
+        shown += stream.push(token).final
         run += piece
         assert shown == run.decode("utf-8", "ignore")
 
@@ -106,7 +106,7 @@ def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, at: list
     stream = TextStream(bytewise(tokens), [stop])
     shown, run = "", b""
     for token, piece in enumerate(tokens):
-        shown += stream.push(token)
+        shown += stream.push(token).final
         run += piece
         if stream.stopped_by is not None:
             break
@@ -137,31 +137,38 @@ def test_what_may_begin_a_stop_string_is_shown_at_the_end():
 def test_the_earliest_of_several_stop_strings_wins_whatever_their_order():
     for stops in (["cd", "bc"], ["bc", "cd"]):
         stream = stream_of(["abcde"], *stops)
-        assert stream.push(0) == "a"
+        assert stream.push(0).final == "a"
         assert stream.stopped_by == "bc"
 
 
 def test_nothing_comes_after_a_stop_string():
     stream = stream_of(["a|", "b"], "|")
-    assert [stream.push(0), stream.push(1), stream.finish()] == ["a", "", ""]
+    assert [stream.push(0).final, stream.push(1).final, stream.finish().final] == ["a", "", ""]
 
 
 def test_a_stop_string_may_be_completed_by_the_end_itself():
     # A broken character is only certain when no more bytes come.
     stream = stream_of(["ab", b"\xf0\x9f"], f"b{BROKEN}")
-    assert [stream.push(0), stream.push(1)] == ["a", ""]
+    assert [stream.push(0).final, stream.push(1).final] == ["a", ""]
     assert stream.stopped_by is None
-    assert stream.finish() == ""
+    assert stream.finish().final == ""
     assert stream.stopped_by == f"b{BROKEN}"
 
 
 def test_a_broken_character_is_shown_once_it_cannot_be_completed():
     stream = stream_of([b"a", b"\xf0", b"\x9f", b"b"])
-    assert [stream.push(i) for i in range(4)] == ["a", "", "", f"{BROKEN}b"]
+    assert [stream.push(i).final for i in range(4)] == ["a", "", "", f"{BROKEN}b"]
+
+
+def test_a_token_has_its_own_text_even_where_a_stop_string_holds_it_back():
+    stream = stream_of(["aE", "N", "x"], "END")
+    found = [stream.push(i) for i in range(3)]
+    assert [piece.text for piece in found] == ["aE", "N", "x"]
+    assert [piece.final for piece in found] == ["a", "", "ENx"]
 
 
 def test_an_answer_without_tokens_has_no_text():
-    assert stream_of([]).finish() == ""
+    assert stream_of([]).finish().final == ""
 
 
 def test_a_tokenizer_that_drops_the_space_at_a_texts_start_keeps_it_in_the_middle():

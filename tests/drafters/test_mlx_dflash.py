@@ -27,9 +27,9 @@ from paceline.drafters.dflash import (
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
+from paceline.runtime.loop import run_together
 from paceline.runtime.model import Model
 from paceline.runtime.options import check
-from paceline.runtime.stream import run_together
 from support import mlx
 from support.dflash import (
     LEFT_OUT,

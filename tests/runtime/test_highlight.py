@@ -5,20 +5,26 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.decoding.generation import Step
-from paceline.decoding.types import Proposal
+from paceline.decoding.text import TextPiece
+from paceline.decoding.types import NO_PROPOSAL, Proposal
 from paceline.runtime.highlight import tinted
 from paceline.runtime.model import Model
-from support.driver import decode
 
 UNDERLINE = "\x1b[4m"
 GREEN = "\x1b[4;32m"
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
+
+def step(texts: list[str], draft: Proposal = NO_PROPOSAL, accepted: int = 0) -> Step:
+    pieces = [TextPiece(text, text) for text in texts]
+    return Step(len(texts), [7] * len(texts), pieces, draft, accepted)
+
+
 STEPS = [
-    Step(1, [0], "a"),
-    Step(3, [28, 1, 29], "\nb the", Proposal([28, 1, 2], "suffix"), 2),
-    Step(1, [3], "d", Proposal([4], "suffix"), 0),
-    Step(2, [5, 6], "fg", Proposal([5], "forced"), 1),
+    step(["a"]),
+    step(["\n", "b", " the"], Proposal([28, 1, 2], "suffix"), 2),
+    step(["d"], Proposal([4], "suffix"), 0),
+    step(["f", "g"], Proposal([5], "forced"), 1),
 ]
 
 
@@ -30,7 +36,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setenv("TERM", "xterm-256color")
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        show = tinted(decode)
+        show = tinted()
         for step in steps:
             show(step)
         return capsys.readouterr().out
@@ -51,11 +57,10 @@ def test_without_colours_it_is_still_underlined(printed):
 
 
 def test_a_long_line_with_tabs_stays_as_it_is(printed, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("support.driver._PIECES", [b"\tword ", b"[red]", b"\x07"])
     monkeypatch.setenv("COLUMNS", "20")
-    tokens = [0, 1, 2] * 30
-    text = decode(tokens)
-    steps = [Step(len(tokens), tokens, text, Proposal(tokens[:50], "suffix"), 50)]
+    texts = ["\tword ", "[red]", "\x07"] * 30
+    text = "".join(texts)
+    steps = [step(texts, Proposal([7] * 50, "suffix"), 50)]
     assert printed(steps) == text
     assert CODES.sub("", printed(steps, FORCE_COLOR="1")) == text
 

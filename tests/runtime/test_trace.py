@@ -103,11 +103,13 @@ def test_an_answer_that_failed_has_no_result(model: Model, tmp_path: Path):
         Trace(path, model, stream) as steps,
     ):
         for _ in steps:
-            stream._engine = Broken()  # type: ignore[assignment]
+            stream.engine = Broken()  # type: ignore[assignment]
     assert read_trace(path).result is None
 
 
 class Broken:
+    name = "broken"
+    min_rows = 2
     free_slots = 1000
     block_size = 32
 

@@ -28,7 +28,9 @@ from paceline.server.scheduler import Scheduler
 from support.toy import ToyEngine
 
 SERVING = Path(paceline.server.__file__).parent
-SCHEDULER = {str(SERVING / f"{n}.py") for n in ("scheduler", "admission", "batch", "prefix_cache")}
+SCHEDULER = {
+    str(SERVING / f"{name}.py") for name in ("scheduler", "admission", "batch", "prefix_cache")
+} | {str(SERVING.parent / "runtime" / "loop.py")}
 """The files that are the scheduler: a call from one of them to another is also one."""
 
 OURS = (str(SERVING.parent), str(Path(__file__).parent.parent))

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from paceline.decoding.generation import Step
 from paceline.decoding.reasoning import Thoughts, answer_text
+from paceline.decoding.text import TextPiece
 from paceline.decoding.types import FinishReason, Proposal
 from paceline.runtime.result import Result, Stats
 from paceline.server.request import Progress
-from paceline.server.stream_text import Answer, answer, pieces_of
+from paceline.server.stream_text import Answer, pieces_of
 
 END = 0
 WORDS = [b"", b"a", b"b", b"ab", b"stop", b" ", "é".encode()]
@@ -32,31 +33,32 @@ def told(
 ) -> Answer:
     """An answer of these tokens in blocks of these sizes, as the engine would tell it."""
     stream = answer_text(decode, stops, thoughts)
-    made = answer(decode, [END], thoughts=thoughts)
+    made = Answer([END])
     text, reasoning, kept = "", "", list[int]()
     at = 0
     while at < len(tokens):
         size = sizes[at % len(sizes)] if at else 1
-        block, new = [], ""
+        block, new = [], []
         for token in tokens[at : at + size]:
             block.append(token)
             kept.append(token)
             if token == END:
-                new += stream.finish()
+                new.append(stream.finish())
                 break
-            new += stream.push(token)
+            new.append(stream.push(token))
             if stream.stopped_by is not None:
                 break
         at += size
         over = stream.stopped_by is not None or kept[-1] == END
         if not over and at >= len(tokens):
-            new += stream.finish()
+            new[-1] += stream.finish()
             over = True
-        text += new
-        thought = stream.thought()
-        reasoning += thought
         tried = Proposal(block[:-1], "oracle")
-        made.progress(Progress(Step(len(block), block, new, tried, len(block) - 1, thought)))
+        count = stream.thought_tokens
+        step = Step(len(block), block, new, tried, len(block) - 1, count)
+        text += step.text
+        reasoning += step.reasoning
+        made.progress(Progress(step))
         if over:
             break
     ended = stream.stopped_by is not None or kept[-1] == END
@@ -148,11 +150,11 @@ def test_a_token_of_which_the_text_has_a_part_is_told_cut():
 
 
 def test_tokens_are_not_told_before_their_text():
-    made = answer(decode, [END])
-    # The engine holds "b" back, which may begin a stop string.
-    assert made.progress(Progress(Step(1, [1], "a"))).pieces[0].token == 1
-    assert made.progress(Progress(Step(1, [2], ""))).pieces == []
-    part = made.progress(Progress(Step(1, [1], "ba")))
+    made = Answer([END])
+    # "b" is held back: it may begin a stop string.
+    assert made.progress(Progress(Step(1, [1], [TextPiece("a", "a")]))).pieces[0].token == 1
+    assert made.progress(Progress(Step(1, [2], [TextPiece("b", "")]))).pieces == []
+    part = made.progress(Progress(Step(1, [1], [TextPiece("a", "ba")])))
     assert (part.text, [piece.token for piece in part.pieces]) == ("ba", [2, 1])
 
 

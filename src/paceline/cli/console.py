@@ -104,7 +104,7 @@ def shower(
 
     show: Callable[[Step], None] = plain
     if options.tint:
-        show = tinted(model.files.tokenizer().decode, options.stop or (), stream.thoughts)
+        show = tinted()
     if options.quiet or stream.thoughts is None:
         return show
     think, thinking = dim(), False

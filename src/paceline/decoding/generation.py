@@ -20,7 +20,7 @@ from typing import NamedTuple
 from paceline.decoding.logprobs import TokenLogprob, token_logprob
 from paceline.decoding.repetition import Repetition, RepetitionDetector
 from paceline.decoding.sampling import Sampler, Sampling
-from paceline.decoding.text import Decode, TextStream
+from paceline.decoding.text import Decode, TextPiece, TextStream
 from paceline.decoding.types import (
     NO_PROPOSAL,
     Best,
@@ -76,14 +76,25 @@ class Step(NamedTuple):
     """Rows of the block that are now part of the sequence: its length grows by this."""
     tokens: Sequence[int]
     """New tokens of the answer (empty inside the prompt)."""
-    text: str
-    """New text that will not change any more."""
+    pieces: Sequence[TextPiece] = ()
+    """The text that each of them completes. A step that only ends the answer has a piece for the
+    text that was held back, and no token."""
     proposal: Proposal = NO_PROPOSAL
     """What the block tried behind the last token."""
     stood: int = 0
     """How many of its tokens the target picked too."""
-    reasoning: str = ""
-    """New text of the model's thoughts, where they are told apart from the answer."""
+    reasoning_tokens: int = 0
+    """Tokens of reasoning in the answer up to here."""
+
+    @property
+    def text(self) -> str:
+        """New text of the answer, which will not change any more."""
+        return "".join(piece.final for piece in self.pieces)
+
+    @property
+    def reasoning(self) -> str:
+        """New text of the model's reasoning, where its form is known."""
+        return "".join(piece.reasoning for piece in self.pieces)
 
     @property
     def source(self) -> str:
@@ -166,6 +177,7 @@ class Generation:
         logprobs: int | None = None,
         prompt_logprobs: bool = False,
         text: TextStream | None = None,
+        counters: Counters | None = None,
     ) -> None:
         """Prepare a request.
 
@@ -185,6 +197,7 @@ class Generation:
                 ones; None: keep nothing.
             prompt_logprobs: keep the same for the prompt, none of which may be cached.
             text: makes text of the tokens, and knows the stop strings; None: all of it is answer.
+            counters: where steps and tokens are counted; None: an object of its own.
 
         Raises:
             ValueError: the prompt is empty, has unknown tokens, or leaves no room for an answer.
@@ -202,7 +215,7 @@ class Generation:
             raise ValueError(f"cached is {cached}; expected 0 to {len(prompt)}")
         self.prompt_length = len(prompt)
         self.finish_reason: FinishReason | None = None
-        self.counters = Counters()
+        self.counters = Counters() if counters is None else counters
         self._tokens = list(prompt)
         # The last prompt token is always run: its row picks the first token of the answer.
         self._length = min(cached, len(prompt) - 1)
@@ -338,12 +351,12 @@ class Generation:
             raise ValueError(f"got {count} rows of logits; the block asked for {block.rows}")
         start = self._length
         prefilling = self.prefilling
-        text = ""
+        pieces = []
         first = len(self._tokens)
         rows = self._keep_prompt_logprobs(block, logits) if self.prompt_logprobs else range(count)
         for row in rows:
             token = self._pick(logits[row]) if best is None else int(best.tokens[row])
-            text += self._append(token)
+            pieces.append(self._append(token))
             new = len(self._tokens) - first
             if self.finished or new >= len(block.tokens) or token != block.tokens[new]:
                 break
@@ -356,7 +369,7 @@ class Generation:
         stood = 0
         while stood < min(len(draft), len(tokens)) and draft[stood] == tokens[stood]:
             stood += 1
-        step = Step(kept, tokens, text, self._proposal, stood, self._text.thought())
+        step = Step(kept, tokens, pieces, self._proposal, stood, self._text.thought_tokens)
         computed = ComputedBlock(block.tokens, start, kept, logits, taps or {})
         for drafter in self._drafters:
             drafter.observe(computed)
@@ -368,10 +381,6 @@ class Generation:
         self._proposal = NO_PROPOSAL
         return step
 
-    def thought(self) -> str:
-        """The text of thoughts that no step had: what was held back until the end."""
-        return self._text.thought()
-
     @property
     def thought_tokens(self) -> int:
         """How many tokens of the answer are thoughts, their marks included."""
@@ -382,13 +391,13 @@ class Generation:
         for drafter in self._drafters:
             drafter.close()
 
-    def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> str:
-        """End here, if it has not ended; returns the text that was held back.
+    def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> TextPiece:
+        """End here, if it has not ended; return the text that was held back.
 
         `reason` is `LENGTH` where the engine has no slots for more.
         """
         if self.finished:
-            return ""
+            return TextPiece()
         self._block = self._recomputed = None
         self.finish_reason = reason
         return self._text.finish()
@@ -423,7 +432,7 @@ class Generation:
         """Keep rows that were computed again; drafters and policy have seen them before."""
         self._recomputed = None
         self._length += len(block.tokens)
-        return Step(len(block.tokens), (), "")
+        return Step(len(block.tokens), ())
 
     def _prompt_chunk(self, most: int | None) -> Block:
         chunk = min(self._prefill_chunk, most or self._prefill_chunk)
@@ -451,21 +460,21 @@ class Generation:
         tokens = draft.after(last) if isinstance(draft, Pending) else [last, *draft]
         return Block(tokens, len(tokens), self._best)
 
-    def _append(self, token: int) -> str:
-        """Make `token` part of the answer; return the text that became certain."""
+    def _append(self, token: int) -> TextPiece:
+        """Make `token` part of the answer; return the text that it completes."""
         self._tokens.append(token)
         self._sampler.push(token)
         repeats = self._repetition is not None and self._repetition.push(token)
         if token in self._stop_token_ids:
             self.finish_reason = FinishReason.STOP
             return self._text.finish()
-        text = self._text.push(token)
+        piece = self._text.push(token)
         if len(self._tokens) == self._end:
             self.finish_reason = FinishReason.LENGTH
         elif repeats and len(self._tokens) >= self._may_stop:
             self.finish_reason = FinishReason.REPETITION
         if self.finish_reason is not None:
-            text += self._text.finish()
+            piece += self._text.finish()
         if self._text.stopped_by is not None:
             self.finish_reason = FinishReason.STOP
-        return text
+        return piece

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from paceline.decoding.text import Decode, StopStrings, TextStream, overlap
+from paceline.decoding.text import Decode, StopStrings, TextPiece, TextStream, overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class _Place(Enum):
 
 
 class ReasoningText(TextStream):
-    """A `TextStream` whose text is the answer; `thought` has the rest."""
+    """A `TextStream` that divides the text into reasoning and answer."""
 
     def __init__(self, decode: Decode, stops: Sequence[str], thoughts: Thoughts) -> None:
         """Prepare for one answer.
@@ -95,22 +95,22 @@ class ReasoningText(TextStream):
         """The stop string that was met, once one was."""
         return self._stops.stopped_by
 
-    def push(self, token: int) -> str:
-        """Take one more token; return the text of the answer that is now certain."""
+    def push(self, token: int) -> TextPiece:
+        """Take one more token; return the text that it completes."""
         before = self._place
         mark = self._marks.tokens.get(token)
         if mark is None:
-            self._read(self._plain.push(token))
+            self._read(self._plain.push(token).text)
         else:
-            self._read(self._plain.finish())
+            self._read(self._plain.finish().text)
             self._plain = TextStream(self._ids_to_text)
             self._see(mark, token)
         self._count(before, self._place)
         return self._release()
 
-    def finish(self) -> str:
-        """The rest of the answer, when no more tokens will come."""
-        self._read(self._plain.finish())
+    def finish(self) -> TextPiece:
+        """Return the rest, when no more tokens will come."""
+        self._read(self._plain.finish().text)
         self._plain = TextStream(self._ids_to_text)
         held, self._held = self._held, ""
         if self._place is _Place.THOUGHT:
@@ -120,16 +120,11 @@ class ReasoningText(TextStream):
             self._answer.append(held.lstrip() if before else held)
         return self._release(at_end=True)
 
-    def thought(self) -> str:
-        """The text of thoughts since the last call."""
-        found = "".join(self._thought)
-        self._thought.clear()
-        return found
-
-    def _release(self, *, at_end: bool = False) -> str:
-        text = "".join(self._answer)
+    def _release(self, *, at_end: bool = False) -> TextPiece:
+        text, reasoning = "".join(self._answer), "".join(self._thought)
         self._answer.clear()
-        return self._stops.push(text, at_end=at_end)
+        self._thought.clear()
+        return TextPiece(text, self._stops.push(text, at_end=at_end), reasoning)
 
     def _count(self, before: _Place, after: _Place) -> None:
         """Count a token that was read while `before`, and after which the place is `after`."""

@@ -5,6 +5,7 @@ never taken back, and what is emitted is the same however the tokens were groupe
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -16,6 +17,22 @@ _WINDOW = 16
 
 _OVERLAP = 4
 """Tokens kept when it moves: some tokenizers write a token differently at a text's start."""
+
+
+class TextPiece(NamedTuple):
+    """The text that a token completes: whole characters, so often none, or that of several."""
+
+    text: str = ""
+    """Text of the answer, stop strings not looked at."""
+    final: str = ""
+    """Text of the answer that may be shown: without what may begin a stop string, and with what
+    was held back for earlier tokens and turned out to begin none."""
+    reasoning: str = ""
+    """Text of the model's reasoning."""
+
+    def __add__(self, other: tuple[str, ...]) -> "TextPiece":  # type: ignore[override]
+        """Both, one after the other."""
+        return TextPiece(*map("".join, zip(self, other, strict=True)))
 
 
 class StopStrings:
@@ -77,8 +94,8 @@ class TextStream:
         """The stop string that was met, once one was."""
         return self._stop.stopped_by
 
-    def push(self, token: int) -> str:
-        """Take one more token; return the text that is now certain.
+    def push(self, token: int) -> TextPiece:
+        """Take one more token; return the text that it completes.
 
         Once `stopped_by` is set, the text before the stop string has all been returned.
         """
@@ -93,16 +110,12 @@ class TextStream:
             if _BROKEN not in tail:
                 self._window = self._window[-_OVERLAP:]
                 self._taken = len(tail)
-        return self._stop.push(fresh)
+        return TextPiece(fresh, self._stop.push(fresh))
 
-    def finish(self) -> str:
-        """The rest, when no more tokens will come (broken characters included)."""
+    def finish(self) -> TextPiece:
+        """Return the rest, when no more tokens will come (broken characters included)."""
         fresh = self._decode(self._window)[self._taken :] if self._window else ""
-        return self._stop.push(fresh, at_end=True)
-
-    def thought(self) -> str:
-        """The text of thoughts since the last call: none, as all of it is the answer."""
-        return ""
+        return TextPiece(fresh, self._stop.push(fresh, at_end=True))
 
 
 def overlap(text: str, mark: str) -> int:

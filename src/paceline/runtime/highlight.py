@@ -4,30 +4,24 @@ Rich decides what a terminal may get: colours not with NO_COLOR, and nothing but
 standard output is no terminal, unless FORCE_COLOR is set.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from paceline.decoding.generation import Step
-from paceline.decoding.reasoning import Thoughts
-from paceline.decoding.text import Decode
-from paceline.runtime.token_text import Pieces
 
 GUESSED = "green underline"
 
 
-def tinted(
-    decode: Decode, stops: Sequence[str] = (), thoughts: Thoughts | None = None
-) -> Callable[[Step], None]:
-    """A function that prints the steps of one answer; the arguments are those of the answer."""
+def tinted() -> Callable[[Step], None]:
+    """A function that prints the steps of one answer."""
     from rich.console import Console
     from rich.segment import Segment, Segments
     from rich.style import Style
 
     console = Console()
     guessed = Style.parse(GUESSED)
-    pieces = Pieces(decode, stops, thoughts)
 
     def show(step: Step) -> None:
-        found = pieces.of(step)
+        found = [piece.final for piece in step.pieces]
         stood = "".join(found[: step.accepted])
         own = "".join(found[step.accepted :])
         # No wrapping and no tabs made spaces: the text as it is.

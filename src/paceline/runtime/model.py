@@ -5,7 +5,7 @@ Puts the rooms together for one stream at a time, and is where the clock is: `de
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -48,7 +48,7 @@ from paceline.models.template_process import PROCESS
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.options import Options, Request, check, defaults_of
 from paceline.runtime.reasoning import rendered
-from paceline.runtime.result import Result
+from paceline.runtime.result import Result, Stats
 from paceline.runtime.stream import Stream
 
 if TYPE_CHECKING:
@@ -445,6 +445,7 @@ class Model:
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         stopping = request.stopping(self.files.stop_token_ids)
         decode = self.files.tokenizer().decode
+        stats = Stats(load_seconds=self.load_seconds, cached_tokens=slots.length)
         try:
             generation = Generation(
                 tokens,
@@ -460,39 +461,26 @@ class Model:
                 logprobs=request.logprobs,
                 prompt_logprobs=request.prompt_logprobs,
                 text=answer_text(decode, stopping.stop, request.thoughts),
+                counters=stats,
             )
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
 
-        exactness = self.exactness(spec, cached=slots.length > 0, shared=shared)
-
         def learn(stream: Stream) -> None:
             self._acceptance = acceptance
             if drafting.remembers(spec):
-                self._shared.corpus.add(generation.answer)
-            end(stream)
+                self._shared.corpus.add(stream.answer)
 
-        result = partial(
-            Result,
-            model=self.files.name,
-            engine=self.engine.name,
-            drafter=spec,
-            policy=request.policy,
-            exact=exactness is not None
-            and self.engine.min_rows > 1
-            and all(each.holds for each in exactness.values()),
-            exactness=exactness or {},
-            seed=request.sampling.seed,
-            settings=request.settings,
-        )
         return Stream(
             self.engine,
             slots,
             generation,
-            result,
+            request,
+            stats,
+            model=self.files.name,
+            drafter=spec,
+            exactness=self.exactness(spec, cached=slots.length > 0, shared=shared),
             started=started,
-            load_seconds=self.load_seconds,
             probes=probes,
-            end=learn,
-            thoughts=request.thoughts,
+            on_end=(learn, end),
         )

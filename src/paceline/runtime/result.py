@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.decoding.generation import Counters
 from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.types import FinishReason
 from paceline.engines.invariance import Compared
@@ -11,23 +12,9 @@ from paceline.runtime.defaults import Setting
 
 
 @dataclass(slots=True)
-class Stats:
+class Stats(Counters):
     """What a generation did and where its time went. Times are seconds."""
 
-    steps: int = 0
-    """Engine calls after the prompt."""
-    drafted: int = 0
-    accepted: int = 0
-    forced: int = 0
-    """Tokens that came unguessed, because a grammar let nothing else come."""
-    drafted_by: dict[str, int] = field(default_factory=dict)
-    """Drafter -> tokens drafted."""
-    accepted_by: dict[str, int] = field(default_factory=dict)
-    """Drafter -> of these, accepted."""
-    drafted_at: list[int] = field(default_factory=list)
-    """By position in the draft, the first at 0: in how many steps there was a guess."""
-    accepted_at: list[int] = field(default_factory=list)
-    """By position in the draft: in how many steps the guess stood."""
     cached_tokens: int = 0
     """Prompt tokens whose keys and values were there already."""
     load_seconds: float = 0.0

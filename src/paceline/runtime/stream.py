@@ -4,9 +4,7 @@ The clock is here: `decoding` has none. Every second of a step is put down to dr
 engine's call, or to picking and text.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Generator, Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -14,9 +12,13 @@ from typing import Self
 from paceline.decoding.generation import Generation, Step
 from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.reasoning import Thoughts
+from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Block, FinishReason, Policy
 from paceline.drafters import Probe
 from paceline.engines.base import Engine, KVSequence, StepResult
+from paceline.engines.invariance import Compared
+from paceline.runtime.loop import blocks_that_fit, raised, run_step
+from paceline.runtime.options import Request
 from paceline.runtime.result import Result, Stats
 
 
@@ -31,36 +33,44 @@ class Stream:
         engine: Engine,
         slots: KVSequence,
         generation: Generation,
-        result: partial[Result],
+        request: Request,
+        stats: Stats,
         *,
+        model: str,
+        drafter: str,
+        exactness: Mapping[str, Compared] | None,
         started: float,
-        load_seconds: float,
-        probes: Sequence[Probe],
-        end: Callable[["Stream"], None],
-        thoughts: Thoughts | None = None,
+        probes: Sequence[Probe] = (),
+        on_end: Sequence[Callable[["Stream"], None]] = (),
     ) -> None:
-        """Drive `generation` on `slots`.
+        """Run `generation` on `slots`; `Model.stream` is the usual way to get one.
 
-        `result` has what can be said before anything ran. `started` is when the request came
-        (`perf_counter`); `end` is called once, when it has ended in any way. `thoughts` is how
-        `generation` tells thoughts from the answer.
-
+        Args:
+            engine: runs the blocks.
+            slots: the sequence of the engine, which holds the cached part of the prompt.
+            generation: the state machine of the answer.
+            request: what was asked for.
+            stats: counts what `generation` does; the times are added here.
+            model: the model's name, for the result.
+            drafter: the drafter's name, for the result.
+            exactness: what `Result.exactness` will be; None: it could not be measured.
+            started: when the request came (`perf_counter`).
+            probes: drafters that are only watched.
+            on_end: called once each, in this order, when the answer has ended in any way.
         """
-        self._engine = engine
-        self._slots = slots
-        self._generation = generation
-        self._make_result = result
-        self._probes = probes
-        self._end = end
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._stats = Stats(load_seconds=load_seconds, cached_tokens=slots.length)
-        self._started = self._began = self._drafted = started
-        self._result: Result | None = None
-        self.thoughts = thoughts
-        """How the model's thoughts are told apart; None: all of the text is the answer."""
+        self.request = request
         self.failed = False
         """Whether an error ended it."""
+        self.engine = engine
+        self._slots = slots
+        self._generation = generation
+        self._model, self._drafter, self._exactness = model, drafter, exactness
+        self._probes = probes
+        self._on_end = on_end
+        self._text: list[TextPiece] = []
+        self._stats = stats
+        self._started = self._began = self._drafted = started
+        self._result: Result | None = None
         self._steps = self._run()
 
     @property
@@ -105,13 +115,18 @@ class Stream:
         self._stats.preempted += 1
 
     @property
+    def thoughts(self) -> Thoughts | None:
+        """How the model's reasoning is marked; None: all of the text is the answer."""
+        return self.request.thoughts
+
+    @property
     def policy(self) -> Policy:
         """Who says how much is drafted."""
         return self._generation.policy
 
     @property
     def stats(self) -> Stats:
-        """Where the time has gone so far; what is counted is there when it has ended."""
+        """What was done and where the time has gone so far."""
         return self._stats
 
     @property
@@ -166,21 +181,19 @@ class Stream:
             self._finish()
 
     def _step(self) -> Step:
-        """One block through the engine; none where no slot is free: the answer has ended then."""
-        fitting = blocks_that_fit(self._engine, [self])
-        if not fitting:
-            before = len(self._reasoning)
-            text = self.end(FinishReason.LENGTH)
-            return Step(0, (), text, reasoning="".join(self._reasoning[before:]))
-        rows = self._engine.step([(self._slots, block) for _, block in fitting])
-        return self.accept(rows, 0)
+        """Run one block; without a free slot the answer ends."""
+        work = blocks_that_fit(self.engine, [self])
+        if not work:
+            return self.end(FinishReason.LENGTH)
+        (step,) = run_step(self.engine, work)
+        return raised(step)
 
-    def end(self, reason: FinishReason) -> str:
-        """End here for a reason of the caller's; returns the text that was held back."""
-        text = self._generation.cancel(reason)
-        self._text.append(text)
+    def end(self, reason: FinishReason) -> Step:
+        """End here, for a reason of the caller's; the step has the text that was held back."""
+        piece = self._generation.cancel(reason)
+        self._text.append(piece)
         self._finish()
-        return text
+        return Step(0, (), [piece])
 
     def next_block(self, most: int | None = None) -> Block:
         """What to run next; see `Generation.next_block`. For those who run streams themselves."""
@@ -218,101 +231,42 @@ class Stream:
             stats.verify_seconds += rows.seconds
             stats.sample_seconds += ended - verified
             stats.decoded += len(step.tokens)
-        if step.tokens:
-            self._text.append(step.text)
-            self._reasoning.append(step.reasoning)
+        self._text += step.pieces
         if self._generation.finished:
             self._finish()
         return step
 
     def _finish(self) -> None:
-        """Make the result and let go of what was held; only the first call does anything."""
+        """Make the result and release what was held; only the first call does anything."""
         if self._result is not None:
             return
         generation, stats = self._generation, self._stats
         self._text.append(generation.cancel())
-        self._reasoning.append(generation.thought())
-        stats.steps = generation.counters.steps
-        stats.drafted = generation.counters.drafted
-        stats.accepted = generation.counters.accepted
-        stats.forced = generation.counters.forced
-        stats.drafted_by = generation.counters.drafted_by
-        stats.accepted_by = generation.counters.accepted_by
-        stats.drafted_at = generation.counters.drafted_at
-        stats.accepted_at = generation.counters.accepted_at
         if self._probes:
             stats.probe = {probe.watched: probe.count(self.tokens) for probe in self._probes}
         generation.close()
         assert generation.finish_reason is not None
-        self._result = self._make_result(
-            text="".join(self._text),
+        exactness = self._exactness
+        self._result = Result(
+            text="".join(piece.final for piece in self._text),
             token_ids=generation.answer,
             finish_reason=generation.finish_reason,
             stats=stats,
             prompt_tokens=generation.prompt_length,
+            model=self._model,
+            engine=self.engine.name,
+            drafter=self._drafter,
+            policy=self.request.policy,
+            exact=self.engine.min_rows > 1
+            and exactness is not None
+            and all(each.holds for each in exactness.values()),
+            seed=self.request.sampling.seed,
+            settings=self.request.settings,
             logprobs=generation.logprobs,
             prompt_logprobs=generation.prompt_logprobs,
-            reasoning="".join(self._reasoning),
+            reasoning="".join(piece.reasoning for piece in self._text),
             reasoning_tokens=generation.thought_tokens,
+            exactness=exactness or {},
         )
-        self._end(self)
-
-
-def blocks_that_fit(engine: Engine, streams: Sequence[Stream]) -> list[tuple[Stream, Block]]:
-    """The next block of every stream that has slots for one row or more, cut to what fits.
-
-    All of them together fit, so that their call is not refused.
-    """
-    free, size = engine.free_slots, engine.block_size
-    found = []
-    for stream in streams:
-        own = stream.slots.unused
-        if own + free < 1:
-            continue
-        block = stream.next_block(own + free)
-        free -= max(-(-(len(block.tokens) - own) // size) * size, 0)
-        found.append((stream, block))
-    return found
-
-
-def run_together(streams: Sequence[Stream]) -> None:
-    """Run streams of one model to their ends, all that go on in one call at a time.
-
-    The time of a call is put down whole to each of its streams.
-    """
-    going = [stream for stream in streams if not stream.finished]
-    for _ in as_they_end(iter(going), at_once=len(going)):
-        pass
-
-
-def as_they_end(
-    streams: Iterator[Stream],
-    at_once: int,
-    watch: Callable[[Stream], None] = lambda _: None,
-) -> Generator[Stream, None, None]:
-    """Run streams of one model, `at_once` in each call; yields each when it has ended.
-
-    A stream without a free slot waits until others have ended. Where all wait, the newest one ends
-    with `length`. `streams` is asked for the next one when there is room for it, so what it opens
-    lazily is open no sooner. `watch` sees a stream after each of its steps, and may close it.
-    """
-    going: list[Stream] = []
-    try:
-        while True:
-            going += islice(streams, at_once - len(going))
-            if not going:
-                return
-            fitting = blocks_that_fit(going[0]._engine, going)
-            if not fitting:
-                going[-1].end(FinishReason.LENGTH)
-            else:
-                rows = going[0]._engine.step([(stream.slots, block) for stream, block in fitting])
-            for place, (stream, _) in enumerate(fitting):
-                stream.accept(rows, place)
-                watch(stream)
-            ended = [stream for stream in going if stream.finished]
-            going = [stream for stream in going if not stream.finished]
-            yield from ended
-    finally:
-        for stream in going:
-            stream.close()
+        for call in self._on_end:
+            call(self)

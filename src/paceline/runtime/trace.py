@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import paceline
 from paceline.decoding.generation import Step
-from paceline.runtime.token_text import Pieces
 from paceline.storage.files import writing
 
 if TYPE_CHECKING:
@@ -71,12 +70,9 @@ class Trace:
             InvalidRequest: the file cannot be written.
         """
         settings = settings or {}
-        stops = settings.get("stop") or ()
         self._path = path
         self._stream = stream
-        stops = (stops,) if isinstance(stops, str) else tuple(stops)
         self._decode = model.files.tokenizer().decode
-        self._pieces = Pieces(self._decode, stops, stream.thoughts, whole=True)
         self._before = Seconds(0.0, 0.0, 0.0, 0.0)
         self._begun = self._closed = False
         with writing(path):
@@ -103,7 +99,7 @@ class Trace:
             InvalidRequest: the file cannot be written.
         """
         stats = self._stream.stats
-        pieces = self._pieces.of(step)
+        pieces = [piece.reasoning + piece.final for piece in step.pieces]
         if not self._begun:
             self._begun = True
             seconds = stats.prefill_seconds

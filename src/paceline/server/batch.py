@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from paceline.decoding.auto import Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block
-from paceline.engines.base import KVSequence
+from paceline.runtime.stream import Stream
 from paceline.server.batch_cost import SharedCost
 from paceline.server.request import Ticket
 
-Work = tuple[KVSequence, Block]
-"""A sequence of the engine, and what is to be run of it."""
+Work = tuple[Stream, Block]
+"""An answer and its next block."""
 
 Fail = Callable[[Ticket, Exception], None]
 """Ends a request that has no block because of an error."""
@@ -94,4 +94,4 @@ def _auto(ticket: Ticket) -> Auto | None:
 
 def _work(ticket: Ticket, most: int | None = None) -> Work:
     assert ticket.stream is not None
-    return ticket.stream.slots, ticket.stream.next_block(most)
+    return ticket.stream, ticket.stream.next_block(most)

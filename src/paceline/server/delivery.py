@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 from paceline.server.api.errors import Refused
 from paceline.server.request import Done, Event, Failed, Progress, Ticket
 from paceline.server.service import Ask, Service
-from paceline.server.stream_text import Answer, Part, answer
+from paceline.server.stream_text import Answer, Part
 
 
 class News(NamedTuple):
@@ -39,15 +39,9 @@ class Answers:
         self._tickets: list[Ticket] = []
         self.open = len(asks)
         """How many have not ended."""
-        decode, stops = service.tokenizer.decode, service.files.stop_token_ids
+        stops = service.files.stop_token_ids
         self.all: list[Answer] = [
-            answer(
-                decode,
-                () if ask.request.ignore_eos else stops,
-                silent=ask.silent,
-                thoughts=ask.request.thoughts,
-            )
-            for ask in asks
+            Answer(() if ask.request.ignore_eos else stops, ask.silent) for ask in asks
         ]
 
     def __enter__(self) -> Self:

@@ -23,9 +23,11 @@ from time import monotonic, perf_counter
 
 import numpy as np
 
+from paceline.decoding.generation import Step
 from paceline.decoding.types import Block
 from paceline.engines.base import StepResult
 from paceline.errors import CacheFull, InvalidRequest
+from paceline.runtime.loop import run_step
 from paceline.runtime.model import Model
 from paceline.runtime.options import Request
 from paceline.runtime.result import Result
@@ -292,7 +294,7 @@ class Scheduler:
         """Run blocks in one call, and accept its rows; alone where the call of all fails."""
         while work := [(ticket, pair) for ticket, pair in work if ticket in self._running]:
             try:
-                result = self._step([pair for _, pair in work])
+                steps = self._step([pair for _, pair in work])
             except Exception as error:
                 if isinstance(error, CacheFull) and self._frees_slots(work):
                     continue
@@ -302,8 +304,8 @@ class Scheduler:
                 for each in work:
                     self._execute([each])
                 return
-            for place, (ticket, _) in enumerate(work):
-                self._accept(ticket, result, place)
+            for (ticket, _), step in zip(work, steps, strict=True):
+                self._deliver(ticket, step)
             return
 
     def _frees_slots(self, work: Sequence[tuple[Ticket, Work]]) -> bool:
@@ -312,34 +314,36 @@ class Scheduler:
         short = self.admission.short(rows, len(work))
         return short and (self.prompts.evict() or self._preempt())
 
-    def _step(self, work: Sequence[Work]) -> StepResult:
+    def _step(self, work: Sequence[Work]) -> list[Step | Exception]:
+        """Run the blocks in one call of the engine; see `run_step`."""
         self._began = started = perf_counter()
+        rows = sum(len(block.tokens) for _, block in work)
+
+        def observe(result: StepResult) -> None:
+            self._began = None
+            if len(work) > 1:
+                self._batcher.cost.learn(len(work), rows, result.seconds)
+            self.load.rows += rows
+            self.load.calls += 1
+            self.load.call_seconds += perf_counter() - started
+
         try:
-            result = self.model.engine.step(work)
+            return run_step(self.model.engine, work, observe)
         finally:
             self._began = None
-        rows = sum(len(block.tokens) for _, block in work)
-        if len(work) > 1:
-            self._batcher.cost.learn(len(work), rows, result.seconds)
-        self.load.rows += rows
-        self.load.calls += 1
-        self.load.call_seconds += perf_counter() - started
-        return result
 
-    def _accept(self, ticket: Ticket, result: StepResult, place: int) -> None:
+    def _deliver(self, ticket: Ticket, step: Step | Exception) -> None:
+        """Send a request what its step brought, and end it where it has ended."""
+        if isinstance(step, Exception):
+            self._end(ticket, step)
+            return
         stream = ticket.stream
         assert stream is not None
-        try:
-            step = stream.accept(result, place)
-            finished = stream.finished
-        except Exception as error:
-            self._end(ticket, error)
-            return
         if step.tokens or step.text:
             new = stream.logprobs[ticket.told :]
             ticket.told += len(new)
             self._tell(ticket, Progress(step, new))
-        if finished:
+        if stream.finished:
             self._end(ticket, None)
 
     def _preempt(self) -> bool:

@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 from paceline.decoding.logprobs import TokenLogprob
-from paceline.decoding.reasoning import Thoughts, answer_text
 from paceline.decoding.text import Decode, TextStream
 from paceline.decoding.types import FinishReason
 from paceline.runtime.result import Result
@@ -61,7 +60,6 @@ class StepCount(NamedTuple):
 class Answer:
     """One answer, as it comes."""
 
-    stream: TextStream
     ends: Collection[int]
     """Tokens that end it."""
     silent: bool = False
@@ -77,6 +75,7 @@ class Answer:
     """When it was asked for."""
     _held: deque[Piece] = field(default_factory=deque)
     _decoded: int = 0
+    _reasoning_tokens: int = 0
     _begun: bool = False
     _stopped: bool = False
 
@@ -94,7 +93,7 @@ class Answer:
     @property
     def reasoning_tokens(self) -> int:
         """How many of these are thoughts."""
-        return min(self.stream.thought_tokens, self.tokens)
+        return min(self._reasoning_tokens, self.tokens)
 
     @property
     def speculation(self) -> dict[str, int]:
@@ -118,15 +117,17 @@ class Answer:
         self._begun = True
         if self.silent:
             return Part("", [])
-        for place, (token, likely) in enumerate(zip_longest(step.tokens, event.logprobs)):
+        self._reasoning_tokens = step.reasoning_tokens
+        found = enumerate(zip_longest(step.tokens, step.pieces, event.logprobs))
+        for place, (token, piece, likely) in found:
             if token in self.ends:
                 self._stopped = True
+                self._extend(piece.text, piece.reasoning)
                 break
-            text = self.stream.push(token)
             source = step.source if place < step.stood else None
-            thought = self.stream.thought()
-            self._held.append(Piece(token, text, self._decoded, likely, source, thought))
-            self._decoded += len(text)
+            new = Piece(token, piece.text, self._decoded, likely, source, piece.reasoning)
+            self._held.append(new)
+            self._decoded += len(piece.text)
         certain = self._certain(len(self.text) + len(step.text))
         return self._tell(step.text, certain, step.reasoning)
 
@@ -135,14 +136,8 @@ class Answer:
         self.result = result
         if self.silent:
             return Part("", [])
-        rest = self.stream.finish()
-        thought = self.stream.thought()
-        if (rest or thought) and self._held:  # what stays broken
-            last = self._held.pop()
-            self._held.append(
-                last._replace(text=last.text + rest, reasoning=last.reasoning + thought)
-            )
         length = len(result.text)
+        self._extend(result.text[self._decoded :], "")  # held back until the end
         cut = result.finish_reason == FinishReason.STOP and not self._stopped
         pieces = []
         while self._held and not (cut and self._held[0].start >= length):
@@ -151,6 +146,15 @@ class Answer:
         self._held.clear()
         reasoning = result.reasoning[len(self.reasoning) :]
         return self._tell(result.text[len(self.text) :], pieces, reasoning)
+
+    def _extend(self, text: str, reasoning: str) -> None:
+        """Add text that is no token's own to the last token that has not been sent."""
+        if self._held:
+            last = self._held.pop()
+            self._held.append(
+                last._replace(text=last.text + text, reasoning=last.reasoning + reasoning)
+            )
+            self._decoded += len(text)
 
     def _certain(self, told: int) -> list[Piece]:
         """The tokens whose text was told, up to the last that has any."""
@@ -169,26 +173,15 @@ class Answer:
         return Part(text, pieces, reasoning)
 
 
-def answer(
-    decode: Decode,
-    ends: Collection[int],
-    *,
-    silent: bool = False,
-    thoughts: Thoughts | None = None,
-) -> Answer:
-    """An answer that has not begun, and the form of its thoughts."""
-    return Answer(answer_text(decode, thoughts=thoughts), frozenset(ends), silent)
-
-
 def pieces_of(decode: Decode, tokens: list[int]) -> list[Piece]:
     """Tokens that are known, with the text of each."""
     stream = TextStream(decode)
     found: list[Piece] = []
     at = 0
     for place, token in enumerate(tokens):
-        text = stream.push(token)
+        text = stream.push(token).text
         if place == len(tokens) - 1:
-            text += stream.finish()
+            text += stream.finish().text
         found.append(Piece(token, text, at))
         at += len(text)
     return found

@@ -124,7 +124,7 @@ def test_a_chat_goes_on_where_it_was(converted: str, cache: Path):
 
 
 def test_several_streams_in_one_call(converted: str, cache: Path):
-    from paceline.runtime.stream import run_together
+    from paceline.runtime.loop import run_together
 
     model = paceline.load(converted)
     prompts = ["one", "two and two", "the three of the three"]
