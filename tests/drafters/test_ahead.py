@@ -1,4 +1,4 @@
-"""Drafting while the target verifies: the same tokens, and the time of one of the two."""
+"""Drafting while the target verifies the block before."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ def worker() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture(scope="module")
 def truth() -> list[int]:
-    """The prompt and what the toy says."""
+    """The prompt and the toy's answer."""
     plain = generation(ToyEngine(), PROMPT, stopping=Stopping(max_tokens=COUNT))
     return [*PROMPT, *run(ToyEngine(), [plain])[0].tokens]
 
@@ -52,7 +52,7 @@ def asked(policy: Policy, drafter: AheadDrafter, **more: Any) -> Any:
     )
 
 
-def test_where_all_stands_every_draft_but_the_first_was_made_in_time(
+def test_every_draft_but_the_first_is_made_ahead_if_all_is_accepted(
     truth: list[int], worker: ThreadPoolExecutor
 ):
     drafter = AheadDrafter(Oracle(truth), worker)
@@ -62,10 +62,10 @@ def test_where_all_stands_every_draft_but_the_first_was_made_in_time(
 
 
 @pytest.mark.parametrize("place", range(2, 6))
-def test_a_guess_that_falls_costs_the_draft_that_was_built_on_it(
+def test_a_rejected_token_drops_the_draft_that_was_made_ahead(
     place: int, truth: list[int], worker: ThreadPoolExecutor
 ):
-    # Behind the block's first token, in it, and the target's own pick behind its last.
+    # The first draft token, others, and the bonus token.
     drafter = AheadDrafter(Oracle(truth, wrong_at=[len(PROMPT) + place]), worker)
     made = asked(Fixed(4), drafter)
     assert run(ToyEngine(), [made])[0].tokens == truth[len(PROMPT) :]
@@ -78,7 +78,7 @@ def test_a_guess_that_falls_costs_the_draft_that_was_built_on_it(
     temperature=st.sampled_from([0.0, 1.0]),
     weighs=st.booleans(),
 )
-def test_the_tokens_are_those_of_plain_decoding(
+def test_drafting_ahead_keeps_the_tokens_of_plain_decoding(
     wrong: list[int], block: int, temperature: float, weighs: bool, worker: ThreadPoolExecutor
 ):
     sampling = Sampling(temperature=temperature, seed=5)
@@ -93,7 +93,7 @@ def test_the_tokens_are_those_of_plain_decoding(
 
 
 class Waiting(ToyEngine):
-    """A call that drafts comes back when the drafter has been asked meanwhile."""
+    """A decode call with a draft returns once the drafter has been asked meanwhile."""
 
     def __init__(self, meanwhile: threading.Event) -> None:
         super().__init__()
@@ -101,36 +101,36 @@ class Waiting(ToyEngine):
 
     def step(self, work: Sequence[Any]) -> StepResult:
         if len(work[0][1].tokens) > 1 and work[0][0].length >= len(PROMPT):
-            assert self.meanwhile.wait(PATIENCE), "nobody drafts while the target verifies"
+            assert self.meanwhile.wait(PATIENCE), "no draft while the target verifies"
         self.meanwhile.clear()
         return super().step(work)
 
 
-class Telling(Oracle):
-    """Says when it is asked in the worker's thread for what follows a block."""
+class Signalling(Oracle):
+    """Sets an event when it is asked, and records in which threads."""
 
-    def __init__(self, text: Sequence[int], told: threading.Event) -> None:
+    def __init__(self, text: Sequence[int], asked: threading.Event) -> None:
         super().__init__(text)
-        self.told = told
+        self.signal = asked
         self.threads: set[str] = set()
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         self.threads.add(threading.current_thread().name)
         proposal = super().propose(context, limit)
-        self.told.set()
+        self.signal.set()
         return proposal
 
 
-def test_it_drafts_while_the_target_verifies(truth: list[int]):
-    told = threading.Event()
-    oracle = Telling(truth, told)
+def test_drafts_are_made_while_the_target_verifies(truth: list[int]):
+    proposed = threading.Event()
+    oracle = Signalling(truth, proposed)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         made = asked(Fixed(4), AheadDrafter(oracle, pool))
-        assert run(Waiting(told), [made])[0].tokens == truth[len(PROMPT) :]
-    assert oracle.threads == {"ahead_0"}, "nobody else asks it, or its state would not be its own"
+        assert run(Waiting(proposed), [made])[0].tokens == truth[len(PROMPT) :]
+    assert oracle.threads == {"ahead_0"}, "one thread uses its state"
 
 
-def test_what_is_likely_to_be_there_costs_nothing(truth: list[int]):
+def test_a_draft_that_is_ready_has_no_cost(truth: list[int]):
     class Slow(Oracle):
         def cost(self, limit: int) -> float:
             return 0.5
@@ -143,7 +143,7 @@ def test_what_is_likely_to_be_there_costs_nothing(truth: list[int]):
         costs = []
         for _ in range(4):
             block: Block = made.next_block()
-            pool.submit(lambda: None).result()  # what it drafts ahead is done
+            pool.submit(lambda: None).result()  # the draft ahead is ready
             result = engine.step([(slots, block)])
             slots.commit(made.accept(result.logits[0]).kept)
             costs.append(drafter.cost(3))
@@ -151,7 +151,7 @@ def test_what_is_likely_to_be_there_costs_nothing(truth: list[int]):
     assert costs == [0.5, 0.0, 0.0, 0.0]
 
 
-def test_it_is_asked_for_by_name():
+def test_ahead_opens_a_draft_model_of_its_own():
     engine = ToyEngine()
     opened: list[str] = []
 
@@ -162,7 +162,7 @@ def test_it_is_asked_for_by_name():
     shared = Shared(open_model=small)
     (drafter,) = create("ahead:model:toy", shared)
     assert isinstance(drafter, AheadDrafter)
-    # One that drafts in the thread of the others has slots, and an engine, of its own.
+    # A drafter in the main thread has another engine.
     create("model:toy", shared)
     create("ahead:model:toy", shared)
     assert opened == ["toy", "toy"]
@@ -175,11 +175,11 @@ def test_it_is_asked_for_by_name():
 @pytest.mark.parametrize(
     "spec", ["ahead", "ahead:", "ahead:suffix", "ahead:dflash:x", "ahead:model"]
 )
-def test_who_takes_no_time_or_needs_the_target_does_not_draft_ahead(spec: str):
+def test_drafters_that_are_free_or_need_the_target_cannot_draft_ahead(spec: str):
     with pytest.raises(InvalidRequest, match=r"cannot draft ahead|needs a name"):
         check(spec)
 
 
-def test_one_that_reads_rows_is_refused(worker: ThreadPoolExecutor):
-    with pytest.raises(ValueError, match="looks at what the target computes"):
+def test_a_drafter_that_reads_logits_cannot_draft_ahead(worker: ThreadPoolExecutor):
+    with pytest.raises(ValueError, match="reads the target's logits"):
         AheadDrafter(RecycleDrafter(), worker)

@@ -14,37 +14,37 @@ def automaton_of(text: list[int]) -> SuffixAutomaton:
     return automaton
 
 
-def longest_ending(ending: list[int], text: list[int], *, before: int) -> Match | None:
-    """Plain search: the longest end of `ending` in `text`, its latest place up to `before`."""
-    for length in range(len(ending), 0, -1):
+def longest_suffix(suffix: list[int], text: list[int], *, before: int) -> Match | None:
+    """Plain search: the longest suffix in `text`, at its latest position up to `before`."""
+    for length in range(len(suffix), 0, -1):
         for end in range(min(before, len(text)), length - 1, -1):
-            if text[end - length : end] == ending[-length:]:
+            if text[end - length : end] == suffix[-length:]:
                 return Match(length, end)
     return None
 
 
 @given(text=texts)
-def test_the_longest_repeat_is_the_one_a_search_finds(text: list[int]):
+def test_the_longest_repeat_equals_a_plain_search(text: list[int]):
     automaton = SuffixAutomaton()
     for end, token in enumerate(text, start=1):
         automaton.append(token)
         seen = text[:end]
-        assert automaton.longest_repeat() == longest_ending(seen, seen, before=end - 1)
+        assert automaton.longest_repeat() == longest_suffix(seen, seen, before=end - 1)
 
 
 @given(text=texts, other=texts)
-def test_a_cursor_follows_the_longest_ending_of_another_text(text: list[int], other: list[int]):
-    automaton = automaton_of([*text, -1])  # a border, as a corpus has behind an answer
+def test_a_cursor_matches_the_longest_suffix_of_another_text(text: list[int], other: list[int]):
+    automaton = automaton_of([*text, -1])  # a separator, as an answer history has
     cursor = START
     for end, token in enumerate(other, start=1):
         cursor = automaton.advance(cursor, token)
-        assert automaton.at(cursor) == longest_ending(other[:end], text, before=len(text))
+        assert automaton.at(cursor) == longest_suffix(other[:end], text, before=len(text))
 
 
 @given(text=texts, others=st.lists(st.tuples(st.integers(0, 2), texts), max_size=12))
 # The 1 was followed as the end of 2 0 1; then that state is split, its shorter part ending in 0 1.
 @example(text=[2, 0, 1], others=[(1, [0, 0, 1, 2]), (2, [])])
-def test_a_match_is_true_even_when_the_text_grew_under_the_cursor(
+def test_a_cursor_stays_correct_when_the_text_grows(
     text: list[int], others: list[tuple[int, list[int]]]
 ):
     # Another request's answer may be added between two tokens of this one.
@@ -62,7 +62,7 @@ def test_a_match_is_true_even_when_the_text_grew_under_the_cursor(
 
 
 def test_a_long_run_of_one_token_stays_correct():
-    # Runs make the longest chains of states, of which only so many are updated per token.
+    # Runs make the longest chains of states, of which only _MAX_UPDATES are updated per token.
     automaton = automaton_of([5] * 1000)
     repeat = automaton.longest_repeat()
     assert repeat == Match(999, 999)
@@ -78,5 +78,5 @@ def test_a_text_without_repeats_has_none(text: list[int]):
     assert automaton_of(text).longest_repeat() is None
 
 
-def test_a_cursor_at_the_start_stands_for_nothing():
+def test_a_cursor_at_the_start_has_no_match():
     assert automaton_of([1, 2]).at(START) is None

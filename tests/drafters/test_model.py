@@ -1,4 +1,4 @@
-"""A smaller model as the drafter; here the toy model drafts for itself."""
+"""A draft model; here the toy model drafts for itself."""
 
 import numpy as np
 import pytest
@@ -18,9 +18,9 @@ def engine() -> ToyEngine:
     return ToyEngine()
 
 
-def drafter(engine: ToyEngine, worth: float = 0.0) -> ModelDrafter:
+def drafter(engine: ToyEngine, min_probability: float = 0.0) -> ModelDrafter:
     return ModelDrafter(
-        DraftModel(engine, CostTable({1: 0.01}, 0, {1: 1e-6}), min_probability=worth)
+        DraftModel(engine, CostTable({1: 0.01}, 0, {1: 1e-6}), min_probability=min_probability)
     )
 
 
@@ -29,7 +29,7 @@ def greedy(engine: ToyEngine, count: int) -> list[int]:
     return run(engine, [plain])[0].tokens
 
 
-def test_it_drafts_what_the_model_would_say(engine: ToyEngine):
+def test_the_draft_is_the_models_greedy_answer(engine: ToyEngine):
     proposal = drafter(engine).propose(PROMPT, 5)
     assert proposal.tokens == greedy(engine, 5)
     assert len(proposal.probabilities) == 5
@@ -37,17 +37,17 @@ def test_it_drafts_what_the_model_would_say(engine: ToyEngine):
 
 
 @pytest.mark.parametrize("kept", range(6))
-def test_its_cache_is_in_step_with_what_was_kept(engine: ToyEngine, kept: int):
+def test_kv_of_rejected_tokens_is_rolled_back(engine: ToyEngine, kept: int):
     truth = greedy(engine, 12)
     one = drafter(engine)
     one.propose(PROMPT, 5)
-    # So many drafts stood; then the target picked something else, and went on.
+    # `kept` draft tokens were accepted; then the target picked another one, and one more.
     context = [*PROMPT, *truth[:kept], 63, 7]
     fresh = drafter(engine).propose(context, 4)
     assert one.propose(context, 4) == fresh
 
 
-def test_only_what_is_new_is_run(engine: ToyEngine):
+def test_only_new_tokens_are_run(engine: ToyEngine):
     one = drafter(engine)
     drafts = list(one.propose(PROMPT, 4).tokens)
     before = engine.steps
@@ -55,15 +55,15 @@ def test_only_what_is_new_is_run(engine: ToyEngine):
     assert engine.steps == before + 1
 
 
-def test_it_stops_where_its_guess_is_not_worth_a_call(engine: ToyEngine):
+def test_a_draft_ends_below_the_minimum_probability(engine: ToyEngine):
     whole = drafter(engine).propose(PROMPT, 8)
-    stands = np.cumprod(whole.probabilities)
-    worth = float(stands[2] + stands[1]) / 2  # the third token falls below it
-    short = drafter(engine, worth).propose(PROMPT, 8)
+    accepted = np.cumprod(whole.probabilities)
+    least = float(accepted[2] + accepted[1]) / 2  # the third token falls below it
+    short = drafter(engine, least).propose(PROMPT, 8)
     assert short.tokens == whole.tokens[:3]
 
 
-def test_what_it_takes_goes_by_how_long_its_drafts_are(engine: ToyEngine):
+def test_cost_follows_the_length_of_its_drafts(engine: ToyEngine):
     one = drafter(engine)
     assert one.cost(8) == pytest.approx(0.01)
     for _ in range(40):
@@ -72,13 +72,13 @@ def test_what_it_takes_goes_by_how_long_its_drafts_are(engine: ToyEngine):
     assert one.cost(2) == pytest.approx(0.02, rel=0.01)
 
 
-def test_what_it_takes_goes_by_the_context(engine: ToyEngine):
+def test_cost_follows_the_context(engine: ToyEngine):
     one = drafter(engine)
     one.propose(PROMPT, 1)
     assert one.cost(1) == pytest.approx(0.01 + 1e-6 * len(PROMPT))
 
 
-def test_it_drafts_up_to_its_own_context_and_no_further():
+def test_drafts_end_at_the_draft_models_context_length():
     small = ToyEngine(context_length=10)
     one = drafter(small)
     assert len(one.propose(PROMPT, 8).tokens) == 2
@@ -87,11 +87,11 @@ def test_it_drafts_up_to_its_own_context_and_no_further():
     assert not one.propose([*PROMPT, 1, 2, 3, 4], 8).tokens
 
 
-def test_nothing_is_drafted_for_nothing(engine: ToyEngine):
+def test_an_empty_context_has_no_draft(engine: ToyEngine):
     assert not drafter(engine).propose([], 4).tokens
 
 
-def test_its_slots_are_given_back(engine: ToyEngine):
+def test_close_frees_the_draft_models_slots(engine: ToyEngine):
     free = engine.free_slots
     one = drafter(engine)
     one.propose(PROMPT, 4)
@@ -101,7 +101,7 @@ def test_its_slots_are_given_back(engine: ToyEngine):
     assert engine.free_slots == free
 
 
-def test_a_model_that_drafts_for_itself_is_always_right(engine: ToyEngine):
+def test_a_model_that_drafts_for_itself_is_always_accepted(engine: ToyEngine):
     answer = greedy(engine, 41)
     one = generation(
         engine,

@@ -8,7 +8,7 @@ texts = st.lists(st.integers(0, 3), max_size=40)
 
 
 def looked_up(text: list[int], sizes: range, length: int) -> tuple[list[int], int]:
-    """Plain lookup: the longest n-gram at the end that stood before, its latest place."""
+    """Plain lookup: the longest n-gram at the end that occurs earlier, its latest position."""
     for size in reversed(sizes):
         ending = text[-size:]
         for end in range(len(text) - 1, size - 1, -1):
@@ -24,7 +24,7 @@ def looked_up(text: list[int], sizes: range, length: int) -> tuple[list[int], in
     length=st.integers(1, 6),
     limit=st.integers(1, 6),
 )
-def test_it_finds_what_a_search_through_the_whole_text_finds(
+def test_ngram_lookup_equals_a_plain_search(
     text: list[int], shortest: int, more: int, length: int, limit: int
 ):
     drafter = NgramDrafter(min_match=shortest, max_match=shortest + more, length=length)
@@ -57,6 +57,6 @@ def test_of_equal_matches_the_latest_wins():
         ({"max_match": 20_000_000}, "max=20000000; expected 1 <= min <= max <= 16"),
     ],
 )
-def test_impossible_settings_are_refused_by_name(options: dict[str, int], message: str):
+def test_impossible_ngram_settings_are_rejected_by_name(options: dict[str, int], message: str):
     with pytest.raises(ValueError, match=message):
         NgramDrafter(**options)

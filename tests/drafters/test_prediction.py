@@ -1,4 +1,4 @@
-"""Drafts from what the caller expects the answer to be."""
+"""Drafts from the caller's prediction of the answer."""
 
 import pytest
 from hypothesis import given
@@ -14,17 +14,17 @@ PROMPT = [60, 61, 62]
 TEXT = list(range(30))
 
 
-def told(prediction: list[int], answer: list[int], limit: int = 4) -> list[int]:
+def drafted(prediction: list[int], answer: list[int], limit: int = 4) -> list[int]:
     drafter = PredictionDrafter(prediction, len(PROMPT))
     return list(drafter.propose([*PROMPT, *answer], limit).tokens)
 
 
 @pytest.mark.parametrize("done", [0, 1, 10, 26, 29, 30])
-def test_it_follows_the_prediction(done: int):
-    assert told(TEXT, TEXT[:done]) == TEXT[done : done + 4]
+def test_drafts_follow_the_prediction(done: int):
+    assert drafted(TEXT, TEXT[:done]) == TEXT[done : done + 4]
 
 
-def test_it_goes_on_token_by_token():
+def test_drafts_follow_the_prediction_token_by_token():
     drafter, context = PredictionDrafter(TEXT, len(PROMPT)), list(PROMPT)
     for token in TEXT:
         assert drafter.propose(context, 1).tokens == [token]
@@ -35,28 +35,28 @@ def test_it_goes_on_token_by_token():
 @pytest.mark.parametrize(
     ("answer", "next_token"),
     [
-        ([0, 1, 2, 50, 3, 4], 5),  # something came in between
-        ([0, 1, 2, 7, 8], 9),  # something was left out
-        ([0, 1, 50, 51, 4, 5], 6),  # something was changed
-        ([40, 41, 20, 21], 22),  # another beginning
+        ([0, 1, 2, 50, 3, 4], 5),  # an insertion
+        ([0, 1, 2, 7, 8], 9),  # a deletion
+        ([0, 1, 50, 51, 4, 5], 6),  # a replacement
+        ([40, 41, 20, 21], 22),  # another start
     ],
 )
-def test_it_finds_where_the_two_meet_again(answer: list[int], next_token: int):
-    assert told(TEXT, answer, 1) == [next_token]
+def test_drafts_resume_where_answer_and_prediction_agree_again(answer: list[int], next_token: int):
+    assert drafted(TEXT, answer, 1) == [next_token]
 
 
-def test_it_is_silent_where_the_answer_has_left_the_prediction():
-    assert told(TEXT, [0, 1, 2, 50]) == []
-    assert told(TEXT, [0, 1, 2, 50, 51, 52]) == []
-    assert told([], [1]) == []
+def test_no_draft_while_the_answer_diverges_from_the_prediction():
+    assert drafted(TEXT, [0, 1, 2, 50]) == []
+    assert drafted(TEXT, [0, 1, 2, 50, 51, 52]) == []
+    assert drafted([], [1]) == []
 
 
-def test_of_several_places_the_one_with_more_in_common_is_taken():
+def test_drafts_resume_at_the_position_with_the_longest_match():
     prediction = [1, 2, 3, 9, 5, 6, 3, 4, 1, 2, 3, 4, 7]
-    assert told(prediction, [50, 1, 2, 3, 4], 1) == [7]
+    assert drafted(prediction, [50, 1, 2, 3, 4], 1) == [7]
 
 
-def test_it_is_surer_the_longer_they_agree():
+def test_the_match_grows_while_answer_and_prediction_agree():
     drafter = PredictionDrafter(TEXT, len(PROMPT))
     changed = [*TEXT[:5], 50, *TEXT[5:7]]
     first = drafter.propose([*PROMPT, *changed], 4).match
@@ -66,7 +66,7 @@ def test_it_is_surer_the_longer_they_agree():
 
 
 @given(st.lists(st.integers(0, 63), max_size=40), st.integers(2, 9))
-def test_whatever_is_predicted_changes_no_token(prediction: list[int], block: int):
+def test_no_prediction_changes_a_token(prediction: list[int], block: int):
     engine = ToyEngine()
     common = {"stopping": Stopping(max_tokens=24)}
     (plain,) = run(engine, [generation(engine, PROMPT, **common)])
@@ -77,7 +77,7 @@ def test_whatever_is_predicted_changes_no_token(prediction: list[int], block: in
         assert run(engine, [one]) == [plain]
 
 
-def test_a_right_prediction_takes_the_fewest_calls():
+def test_an_exact_prediction_takes_the_fewest_calls():
     engine = ToyEngine()
     common = {"stopping": Stopping(max_tokens=25)}
     (plain,) = run(engine, [generation(engine, PROMPT, **common)])

@@ -11,19 +11,19 @@ from support.driver import generation, run
 from support.toy import ToyEngine
 
 
-class Saying(Drafter):
-    """Proposes what it is told to, one list after the other, and nothing from then on."""
+class Scripted(Drafter):
+    """Proposes some drafts, one after the other, and nothing from then on."""
 
-    name = "saying"
+    name = "scripted"
 
-    def __init__(self, *guesses: list[int]) -> None:
-        self.guesses = list(guesses)
+    def __init__(self, *drafts: list[int]) -> None:
+        self.drafts = list(drafts)
         self.limits: list[int] = []
         self.observed: list[ComputedBlock] = []
 
     def propose(self, context: list[int], limit: int) -> Proposal:
         self.limits.append(limit)
-        return Proposal(self.guesses.pop(0) if self.guesses else (), self.name, 3)
+        return Proposal(self.drafts.pop(0) if self.drafts else (), self.name, 3)
 
     def observe(self, computed: ComputedBlock) -> None:
         self.observed.append(computed)
@@ -33,16 +33,16 @@ def counts(probe: Probe) -> tuple[int, int, int]:
     return probe.steps, probe.drafted, probe.accepted
 
 
-def test_it_proposes_nothing_and_asks_for_its_own_length():
-    saying = Saying([5, 6])
-    probe = Probe(saying, length=4)
-    assert (probe.name, probe.watched) == ("probe(saying)", "saying")
+def test_probe_proposes_nothing_and_asks_for_its_own_length():
+    scripted = Scripted([5, 6])
+    probe = Probe(scripted, length=4)
+    assert (probe.name, probe.watched) == ("probe(scripted)", "scripted")
     assert not probe.propose([1], 15).tokens
-    assert saying.limits == [4]
+    assert scripted.limits == [4]
 
 
-def test_a_guess_is_judged_when_the_text_shows_where_it_falls():
-    probe = Probe(Saying([5, 6, 7]), length=3)
+def test_a_draft_is_counted_once_a_token_of_it_is_rejected():
+    probe = Probe(Scripted([5, 6, 7]), length=3)
     probe.propose([1], 1)
     probe.propose([1, 5], 1)
     assert counts(probe) == (0, 0, 0)
@@ -50,8 +50,8 @@ def test_a_guess_is_judged_when_the_text_shows_where_it_falls():
     assert counts(probe) == (1, 3, 1)
 
 
-def test_a_guess_that_stands_whole_is_judged_with_the_token_after_it():
-    probe = Probe(Saying([5, 6]), length=2)
+def test_a_fully_accepted_draft_is_counted_with_the_bonus_token():
+    probe = Probe(Scripted([5, 6]), length=2)
     probe.propose([1], 1)
     probe.propose([1, 5, 6], 1)
     assert counts(probe) == (0, 0, 0)
@@ -59,30 +59,30 @@ def test_a_guess_that_stands_whole_is_judged_with_the_token_after_it():
     assert counts(probe) == (1, 2, 2)
 
 
-def test_an_open_guess_is_counted_when_the_text_ends():
-    probe = Probe(Saying([5, 6]), length=2)
+def test_an_open_draft_is_counted_when_the_text_ends():
+    probe = Probe(Scripted([5, 6]), length=2)
     probe.propose([1], 1)
-    told = {"steps": 1, "drafted": 2, "accepted": 1}
-    assert probe.count([1, 5]) == told
-    assert probe.count([1, 5]) == told
+    counted = {"steps": 1, "drafted": 2, "accepted": 1}
+    assert probe.count([1, 5]) == counted
+    assert probe.count([1, 5]) == counted
 
 
-def test_a_drafter_that_abstains_makes_a_step_of_every_token():
-    probe = Probe(Saying(), length=4)
+def test_every_token_is_a_step_if_the_drafter_abstains():
+    probe = Probe(Scripted(), length=4)
     for end in range(1, 6):
         probe.propose(list(range(end)), 1)
     assert counts(probe) == (4, 0, 0)
 
 
-def test_what_the_engine_brought_is_passed_on():
-    saying = Saying()
+def test_probe_passes_computed_blocks_on():
+    scripted = Scripted()
     computed = ComputedBlock([1], 0, 1, None)
-    Probe(saying, length=4).observe(computed)
-    assert saying.observed == [computed]
+    Probe(scripted, length=4).observe(computed)
+    assert scripted.observed == [computed]
 
 
 @given(text=st.lists(st.integers(0, 2), min_size=2, max_size=60), length=st.integers(1, 6))
-def test_it_counts_what_speculation_would_have_done(text: list[int], length: int):
+def test_probe_counts_equal_those_of_speculative_decoding(text: list[int], length: int):
     probe = Probe(NgramDrafter(), length)
     for end in range(1, len(text)):
         probe.propose(text[:end], 1)
@@ -92,17 +92,17 @@ def test_it_counts_what_speculation_would_have_done(text: list[int], length: int
     steps = drafted = accepted = 0
     at = 1
     while at < len(text):
-        guess = drafter.propose(text[:at], length).tokens
-        stood = 0
-        while stood < min(len(guess), len(text) - at) and guess[stood] == text[at + stood]:
-            stood += 1
-        steps, drafted, accepted = steps + 1, drafted + len(guess), accepted + stood
-        at += stood + 1
+        draft = drafter.propose(text[:at], length).tokens
+        kept = 0
+        while kept < min(len(draft), len(text) - at) and draft[kept] == text[at + kept]:
+            kept += 1
+        steps, drafted, accepted = steps + 1, drafted + len(draft), accepted + kept
+        at += kept + 1
     assert counts(probe) == (steps, drafted, accepted)
 
 
 @pytest.mark.parametrize("spec", ["ngram", "suffix"])
-def test_beside_plain_decoding_it_counts_the_steps_that_the_drafter_would_take(spec: str):
+def test_probe_during_plain_decoding_counts_the_drafters_steps(spec: str):
     engine, prompt, stopping = ToyEngine(), [1, 2, 3, 4, 1, 2], Stopping(max_tokens=64)
     drafting = generation(engine, prompt, stopping=stopping, drafters=create(spec), policy=Fixed(8))
     run(engine, [drafting])

@@ -14,25 +14,25 @@ def rows(*favourites: int) -> np.ndarray:
     return np.eye(10, dtype=np.float32)[list(favourites)].reshape(-1, 10)
 
 
-def test_it_says_what_last_followed_the_last_token(drafter: RecycleDrafter):
+def test_recycle_proposes_the_last_successor_of_the_last_token(drafter: RecycleDrafter):
     proposal = drafter.propose([1, 2, 1, 3, 1], 4)
     assert (proposal.tokens, proposal.match) == ((3,), 1)
 
 
-def test_it_recycles_what_the_target_said_after_a_rejected_draft(drafter: RecycleDrafter):
-    # Row 1 belongs to the draft 7, which fell: after a 7 the target would have said 8.
+def test_recycle_proposes_the_argmax_after_a_rejected_token(drafter: RecycleDrafter):
+    # Row 1 is that of draft token 7, which was rejected: its argmax is 8.
     drafter.observe(ComputedBlock([1, 7, 5], 0, 1, rows(4, 8, 9)))
     proposal = drafter.propose([1, 4, 7], 4)
     assert (proposal.tokens, proposal.match) == ((8,), 0)
 
 
-def test_only_the_first_rejected_draft_is_trusted(drafter: RecycleDrafter):
-    # The 5 was run behind a token that is not part of the text.
+def test_only_the_first_rejected_token_is_recycled(drafter: RecycleDrafter):
+    # The 5 was run after a token that is not part of the text.
     drafter.observe(ComputedBlock([1, 7, 5], 0, 1, rows(4, 8, 9)))
     assert not drafter.propose([1, 4, 5], 4).tokens
 
 
-def test_the_text_is_believed_before_the_logits(drafter: RecycleDrafter):
+def test_successors_in_the_text_come_before_those_in_the_logits(drafter: RecycleDrafter):
     drafter.observe(ComputedBlock([1, 7], 0, 1, rows(4, 8)))
     assert drafter.propose([7, 6, 7], 4).tokens == (6,)
 
@@ -44,9 +44,9 @@ def test_the_text_is_believed_before_the_logits(drafter: RecycleDrafter):
         ComputedBlock([1, 7, 5], 0, 3, rows(5)),
         ComputedBlock([1, 7, 5], 0, 3, rows()),
     ],
-    ids=["all stood", "the prompt's end", "inside the prompt"],
+    ids=["all accepted", "the prompt's end", "inside the prompt"],
 )
-def test_without_a_rejected_draft_there_is_nothing_to_recycle(
+def test_recycle_learns_nothing_without_a_rejected_token(
     drafter: RecycleDrafter, computed: ComputedBlock
 ):
     drafter.observe(computed)

@@ -1,6 +1,6 @@
-"""Who guesses: one file each. A drafter sees the context and proposes; it never decides.
+"""Drafters, one file each. A drafter proposes tokens; the target alone decides.
 
-`create` makes drafters from a spec such as `ngram:min=2,max=5` or `suffix+table` (`specs.py`).
+`create` makes drafters from a spec such as `ngram:min=2,max=5` or `suffix+table` (`spec.py`).
 """
 
 from paceline.drafters.guarded import Fault, GuardedDrafter

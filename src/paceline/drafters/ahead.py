@@ -1,11 +1,11 @@
 """Drafts the next block while the target verifies this one.
 
-For a drafter that takes time and does not need the target's device: a model on another one, or on
-cores that are free. It is asked for what follows the whole block, the target's own pick behind it
-included. Where the block stood and the pick was the one guessed, the next draft is there already;
-where not, it is thrown away. The idea is Mirror-SD's (Bhendawade et al. 2025, arXiv 2510.13161).
+For a costly drafter that does not need the target's device: a model on another device or on free
+cores. It drafts what follows the whole block, the bonus token included. If the target accepts the
+block and picks the drafted bonus token, the next draft is ready; otherwise it is dropped. The idea
+is Mirror-SD's (Bhendawade et al. 2025, arXiv 2510.13161).
 
-Which tokens are tried may depend on what was ready in time; which stand never does.
+Which tokens are drafted may depend on timing; which are accepted never does.
 """
 
 from collections.abc import Sequence
@@ -16,82 +16,82 @@ from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """A draft that is made on an assumption."""
+class _DraftAhead:
+    """A draft that assumes that the block before it is accepted."""
 
     start: int
-    """Tokens of context before the block's draft."""
+    """Tokens of context before the assumed draft."""
     draft: tuple[int, ...]
-    """The block's draft: assumed to stand."""
+    """The draft under verification, assumed to be accepted."""
     next: Future[Proposal]
-    """What follows it."""
+    """The proposal that follows it."""
 
     def rest(self, context: Sequence[int]) -> Proposal | None:
-        """What is left of the next draft when `context` has come, if it came as assumed."""
-        behind = self.start + len(self.draft)
-        if len(context) <= behind or tuple(context[self.start : behind]) != self.draft:
+        """The part of the next proposal after `context`; None if the assumption was wrong."""
+        end = self.start + len(self.draft)
+        if len(context) <= end or tuple(context[self.start : end]) != self.draft:
             return None
-        proposal, came = self.next.result(), context[behind:]
-        if list(proposal.tokens[: len(came)]) != list(came):
+        proposal, new = self.next.result(), context[end:]
+        if list(proposal.tokens[: len(new)]) != list(new):
             return None
         return proposal._replace(
-            tokens=proposal.tokens[len(came) :],
-            probabilities=proposal.probabilities[len(came) :],
-            match=proposal.match + len(came),
+            tokens=proposal.tokens[len(new) :],
+            probabilities=proposal.probabilities[len(new) :],
+            match=proposal.match + len(new),
         )
 
 
 class AheadDrafter(Drafter):
-    """A drafter that is asked in time."""
+    """Runs a drafter in a worker thread, one block ahead."""
 
     def __init__(self, inner: Drafter, worker: Executor) -> None:
-        """Ask `inner`, and nobody else may, in the one thread of `worker`.
+        """Run `inner`, which must have no other user, in the single thread of `worker`.
 
         Raises:
-            ValueError: it looks at what the target computes, which is not there in time.
+            ValueError: `inner` reads the target's logits, which are not computed in time.
         """
         if inner.reads_logits:
-            raise ValueError(f"{inner.name} looks at what the target computes")
+            raise ValueError(f"{inner.name} reads the target's logits; it cannot draft ahead")
         self.name = inner.name
         self._inner, self._worker = inner, worker
-        self._job: _Job | None = None
+        self._ahead: _DraftAhead | None = None
         self._limit = 1
-        self._came = False
+        self._accepted = False
         self.used = 0
-        """Drafts that were there in time."""
+        """Proposals that were drafted ahead and used."""
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """What was drafted ahead, if that is what came; else what is drafted now."""
+        """The proposal drafted ahead if its assumption held; else one drafted now."""
         self._limit = limit
-        job, self._job = self._job, None
-        ready = None if job is None else job.rest(context)
+        ahead, self._ahead = self._ahead, None
+        ready = None if ahead is None else ahead.rest(context)
         if ready is not None and ready.tokens:
             self.used += 1
             return ready.cut(limit)
         return self._worker.submit(self._inner.propose, list(context), limit).result()
 
     def before_verify(self, context: Sequence[int], draft: Sequence[int]) -> None:
-        """Begin with what may follow, unless the last such draft is still being made."""
-        if self._job is not None and not self._job.next.done():
+        """Start to draft what follows, unless the last such draft is still running."""
+        if self._ahead is not None and not self._ahead.next.done():
             return
         assumed = [*context, *draft]
-        # One more than is verified at once: the first is what the target is to pick itself.
-        following = self._worker.submit(self._inner.propose, assumed, self._limit + 1)
-        self._job = _Job(len(context), tuple(draft), following)
-        self._came = False
+        # One more than is verified: the first is the drafted bonus token.
+        proposal = self._worker.submit(self._inner.propose, assumed, self._limit + 1)
+        self._ahead = _DraftAhead(len(context), tuple(draft), proposal)
+        self._accepted = False
 
     def observe(self, computed: ComputedBlock) -> None:
-        """Pass it on, in its turn."""
-        self._came = computed.kept == len(computed.tokens)
+        """Pass the block on, in the worker thread."""
+        self._accepted = computed.kept == len(computed.tokens)
         self._worker.submit(self._inner.observe, computed)
 
     def cost(self, limit: int) -> float:
-        """Nothing where a draft is likely to be there."""
-        job = self._job
-        ready = self._came and job is not None and job.next.done()
+        """0.0 if a draft made ahead is likely to be used."""
+        ahead = self._ahead
+        ready = self._accepted and ahead is not None and ahead.next.done()
         return 0.0 if ready else self._inner.cost(limit)
 
     def close(self) -> None:
-        """Wait for what is being drafted, and give back what is held."""
-        self._job = None
+        """Wait for the draft in progress and close the inner drafter."""
+        self._ahead = None
         self._worker.submit(self._inner.close).result()

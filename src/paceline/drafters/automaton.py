@@ -1,36 +1,36 @@
-"""A suffix automaton that grows by one token at a time, and knows where things last stood.
+"""A suffix automaton that grows token by token and keeps each substring's latest position.
 
-It answers, for the text so far, "what is the longest ending that stood here before, and where?" in
-constant time, and takes amortised constant time per token to build (Blumer et al. 1985). Every
-state is a set of substrings that end at the same places; `link` leads to the next shorter set.
+It finds the longest suffix of the text that occurs earlier, and where, in constant time, and takes
+amortised constant time per token to build (Blumer et al. 1985). Each state is a set of substrings
+that end at the same positions; `link` leads to the set of the next shorter suffixes.
 """
 
 from typing import NamedTuple
 
-_WALK = 128
-"""States whose last place is updated per token. Real text needs about ten; only long runs of one
-token need more, and there every place is as good."""
+_MAX_UPDATES = 128
+"""States whose latest position is updated per token. Real text needs about ten; only long runs of
+one token need more, and there every position is as good."""
 
 
 class Match(NamedTuple):
-    """An ending of some text that stands in the automaton's text."""
+    """A suffix of some text that occurs in the automaton's text."""
 
     length: int
     """Tokens that match."""
     next_at: int
-    """Where what followed it starts in the automaton's text."""
+    """Index of its continuation in the automaton's text."""
 
 
 class SuffixAutomaton:
     """The automaton of `text`, which only grows."""
 
     def __init__(self) -> None:
-        """An empty text."""
+        """Start with an empty text."""
         self.text: list[int] = []
         self._next: list[dict[int, int]] = [{}]
         self._link: list[int] = [-1]
         self._length: list[int] = [0]
-        self._end: list[int] = [-1]  # index of the last token of the state's latest place
+        self._end: list[int] = [-1]  # last index of the state's latest occurrence
         self._last = 0  # the state of the whole text
 
     def append(self, token: int) -> None:
@@ -59,23 +59,23 @@ class SuffixAutomaton:
         self.text.append(token)
 
     def longest_repeat(self) -> Match | None:
-        """The longest ending of the text that stands earlier in it, and its latest such place."""
+        """The longest suffix of the text that occurs earlier, at its latest such position."""
         state = self._link[self._last]
         return self._match(state, self._length[state]) if state > 0 else None
 
     def advance(self, cursor: "Cursor", token: int) -> "Cursor":
-        """Move a cursor that follows another text by that text's next token."""
+        """Advance a cursor over another text by that text's next token."""
         state, length = cursor
         while state > 0 and token not in self._next[state]:
             state = self._link[state]
-            # A state that was split since the cursor came has a link that is longer than it.
+            # The link of a state that was split meanwhile may be longer than the cursor.
             length = min(length, self._length[state])
         if token in self._next[state]:
             return Cursor(self._next[state][token], length + 1)
         return START
 
     def at(self, cursor: "Cursor") -> Match | None:
-        """Where the ending that a cursor stands for was last, if it has any length."""
+        """The latest occurrence of a cursor's suffix; None if it is empty."""
         return self._match(*cursor) if cursor.length else None
 
     def _match(self, state: int, length: int) -> Match:
@@ -89,12 +89,12 @@ class SuffixAutomaton:
         return len(self._length) - 1
 
     def _mark_whole_text(self) -> None:
-        """Note the text's present end as the latest place of all its endings.
+        """Record the text's end as the latest position of all its suffixes.
 
-        Done one token late, so that `longest_repeat` finds the place before the present one.
+        Done one token late, so that `longest_repeat` finds an earlier position.
         """
         state, end = self._last, len(self.text) - 1
-        for _ in range(_WALK):
+        for _ in range(_MAX_UPDATES):
             if state <= 0:
                 break
             self._end[state] = end
@@ -102,7 +102,7 @@ class SuffixAutomaton:
 
 
 class Cursor(NamedTuple):
-    """How far another text's ending matches an automaton: a state, and a length within it."""
+    """The longest suffix of another text that matches: a state, and a length within it."""
 
     state: int
     length: int

@@ -1,8 +1,7 @@
-"""A drafter that cannot harm the request it drafts for, nor the requests in the same calls.
+"""Isolates a drafter's failures from its request and from the other requests of the batch.
 
-For a server, whose clients choose drafters and whose answers do not depend on them. A drafter that
-raises, or takes too long, is silenced for the rest of its request, and that is counted. The answer
-goes on without it, to the same tokens.
+For a server, whose clients choose drafters. A drafter that raises or takes too long abstains for
+the rest of its request, and the fault is reported. The answer's tokens stay the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,37 +11,37 @@ from typing import TypeVar
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 
 Fault = Callable[[str, Exception], None]
-"""Called with a drafter's name and what it raised when it is silenced."""
+"""Called with the drafter's name and the exception when a drafter is silenced."""
 
 _SECONDS = 1.0
-"""The most that a call of a drafter may take."""
+"""Time limit of a call to a drafter."""
 
 _T = TypeVar("_T")
 
 
 class TooSlow(Exception):
-    """A drafter took longer than it may."""
+    """A call to a drafter exceeded its time limit."""
 
 
 class GuardedDrafter(Drafter):
-    """`inner`, until it fails; an abstaining drafter from then on."""
+    """Passes calls to `inner` until it fails; abstains from then on."""
 
     def __init__(self, inner: Drafter, fault: Fault, *, seconds: float = _SECONDS) -> None:
         """Guard a drafter of one request.
 
         Args:
             inner: the drafter.
-            fault: called once, when it is silenced.
-            seconds: the most that a call of it may take; the one that took longer still counts.
+            fault: called once, when `inner` is silenced.
+            seconds: time limit of a call; the result of the first call over it is still used.
         """
         self.name = inner.name
         self.reads_logits = inner.reads_logits
         self.silenced = False
-        """Whether it has failed: what it remembers of the sequence may be wrong."""
+        """Whether `inner` has failed: its state of the sequence may be wrong."""
         self._inner, self._seconds, self._fault = inner, seconds, fault
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The inner drafter's proposal; nothing once it has failed."""
+        """The inner drafter's proposal; none once it has failed."""
         return self._guard(lambda: self._inner.propose(context, limit), Proposal((), self.name))
 
     def before_verify(self, context: Sequence[int], draft: Sequence[int]) -> None:
@@ -58,7 +57,7 @@ class GuardedDrafter(Drafter):
         return self._guard(lambda: self._inner.cost(limit), 0.0)
 
     def close(self) -> None:
-        """Close the inner drafter, whether or not it has failed."""
+        """Close the inner drafter, even if it has failed."""
         try:
             self._inner.close()
         except Exception as error:

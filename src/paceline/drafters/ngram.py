@@ -1,7 +1,7 @@
-"""n-gram lookup: what followed the last time these tokens stood together.
+"""n-gram lookup: the tokens after the latest occurrence of the context's last n tokens.
 
-The drafter of the seed experiments and of most runtimes ("prompt lookup"). The table is filled from
-the prompt before decoding starts and grows with every token.
+The drafter of the seed experiments and of most runtimes ("prompt lookup"). Its index holds the
+prompt and grows with every token.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from paceline.decoding.types import Drafter, Proposal
 
 MAX_MATCH = 16
-"""The longest n-gram that may be asked for: memory grows by it for every token of the context."""
+"""Upper bound of `max_match`: each token of the context adds that many index entries."""
 
 MAX_LENGTH = 64
-"""The longest draft that may be asked for; no block is longer."""
+"""Upper bound of `length`; no block is longer."""
 
 
 class NgramDrafter(Drafter):
-    """Longest n-gram first, latest occurrence.
+    """Proposes the continuation of the longest n-gram's latest occurrence.
 
     Raises:
         ValueError: not 1 <= min <= max <= MAX_MATCH, or length out of 1 to MAX_LENGTH.
@@ -25,12 +25,12 @@ class NgramDrafter(Drafter):
     name = "ngram"
 
     def __init__(self, *, min_match: int = 1, max_match: int = 4, length: int = 15) -> None:
-        """Look for the last `max_match` tokens, then fewer, down to `min_match`.
+        """Look up the last `max_match` tokens, then fewer, down to `min_match`.
 
         Args:
-            min_match: shortest n-gram that is trusted.
-            max_match: longest n-gram that is indexed.
-            length: the most tokens proposed.
+            min_match: tokens of the shortest n-gram.
+            max_match: tokens of the longest n-gram.
+            length: maximum tokens of a proposal.
         """
         if not 1 <= min_match <= max_match <= MAX_MATCH:
             raise ValueError(
@@ -45,8 +45,8 @@ class NgramDrafter(Drafter):
         self._indexed = 0
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """What followed the longest matching n-gram, up to `limit` tokens."""
-        # An n-gram is indexed by where its continuation starts, so the last one is not in yet.
+        """Up to `limit` tokens after the longest n-gram that matches."""
+        # Maps an n-gram to the start of its continuation: the last n-gram has none yet.
         for end in range(max(self._indexed, 1), len(context)):
             for size in self._sizes:
                 if size <= end:

@@ -1,70 +1,69 @@
-"""Drafts from what the caller expects the answer to be: a file that is to be changed a little.
+"""Drafts from the caller's prediction of the answer, e.g. a file that is to be edited.
 
-What OpenAI calls predicted outputs. Follows the prediction from its beginning; where the answer
-leaves it, looks for the place where the two meet again.
+OpenAI's predicted outputs. Follows the prediction from its start; where the answer diverges, it
+searches the position at which the two agree again.
 """
 
 from collections.abc import Sequence
 
+from paceline.decoding.prefix import common_prefix_length
 from paceline.decoding.types import Drafter, Proposal
 
-_BELIEVED = 16
-"""How many tokens in a row a prediction counts for before the answer has begun."""
+_INITIAL_MATCH = 16
+"""Match length of the prediction before the answer has begun."""
 
-_LOOKED_AT = 8
-"""Tokens that are compared to tell places apart at which answer and prediction may meet."""
+_MAX_COMPARED = 8
+"""Tokens that are compared to choose between positions to continue from."""
 
-_PLACES = 64
-"""Places at which a token is looked for: a prediction of one token over and over has too many."""
+_MAX_POSITIONS = 64
+"""Positions indexed per token pair: a prediction that repeats one token has too many."""
 
 
 class PredictionDrafter(Drafter):
-    """Proposes what follows in the prediction."""
+    """Proposes the next tokens of the prediction."""
 
     name = "prediction"
 
     def __init__(self, prediction: Sequence[int], prompt_length: int) -> None:
-        """Expect `prediction` behind a prompt of so many tokens."""
+        """Expect `prediction` after a prompt of `prompt_length` tokens."""
         self._prediction = list(prediction)
         self._seen = prompt_length
-        self._at = 0  # where in the prediction the answer is; -1 where it is not in it
-        self._followed = _BELIEVED  # tokens in a row that agreed
-        self._places: dict[tuple[int, int], list[int]] = {}
-        """Two tokens -> where the prediction goes on behind them."""
+        self._at = 0  # position of the answer in the prediction; -1: diverged
+        self._match = _INITIAL_MATCH  # consecutive tokens that agree
+        self._positions: dict[tuple[int, int], list[int]] = {}
+        """Two tokens -> positions in the prediction right after them."""
         for at in range(2, len(self._prediction) + 1):
             pair = self._prediction[at - 2], self._prediction[at - 1]
-            places = self._places.setdefault(pair, [])
-            if len(places) < _PLACES:
-                places.append(at)
+            positions = self._positions.setdefault(pair, [])
+            if len(positions) < _MAX_POSITIONS:
+                positions.append(at)
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The next tokens of the prediction, or nothing where the answer has left it."""
+        """The next tokens of the prediction; none if the answer has diverged from it."""
         for at in range(self._seen, len(context)):
             self._follow(context, at)
         self._seen = len(context)
         if self._at < 0:
             return Proposal((), self.name)
-        return Proposal(self._prediction[self._at : self._at + limit], self.name, self._followed)
+        return Proposal(self._prediction[self._at : self._at + limit], self.name, self._match)
 
     def _follow(self, context: Sequence[int], at: int) -> None:
-        """Take note of the token at a place of the context."""
+        """Advance by the context's token at index `at`."""
         if 0 <= self._at < len(self._prediction) and self._prediction[self._at] == context[at]:
             self._at += 1
-            self._followed += 1
+            self._match += 1
             return
-        places = self._places.get((context[at - 1], context[at]), []) if at else []
-        self._at, self._followed = -1, 0
-        for place in places:
-            agree = self._agree(context, at + 1, place)
-            if agree > self._followed:
-                self._at, self._followed = place, agree
+        positions = self._positions.get((context[at - 1], context[at]), []) if at else []
+        self._at, self._match = -1, 0
+        for position in positions:
+            match = self._match_length(context, at + 1, position)
+            if match > self._match:
+                self._at, self._match = position, match
 
-    def _agree(self, context: Sequence[int], end: int, place: int) -> int:
-        """How many tokens before `end` and before `place` are the same."""
-        count = 0
-        while (
-            count < min(_LOOKED_AT, end, place)
-            and context[end - 1 - count] == self._prediction[place - 1 - count]
-        ):
-            count += 1
-        return count
+    def _match_length(self, context: Sequence[int], end: int, position: int) -> int:
+        """Tokens before `end` and before `position` that agree, at most `_MAX_COMPARED`."""
+        compared = min(_MAX_COMPARED, end, position)
+        return common_prefix_length(
+            context[end - compared : end][::-1],
+            self._prediction[position - compared : position][::-1],
+        )

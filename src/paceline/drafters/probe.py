@@ -1,19 +1,20 @@
-"""Counts what a drafter would have proposed and how much would have stood, without using it."""
+"""Counts the draft tokens a drafter would propose and have accepted, without using them."""
 
 from collections.abc import Sequence
 
+from paceline.decoding.prefix import common_prefix_length
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 
 
 class Probe(Drafter):
-    """Stands in for a drafter: asks it, proposes nothing, and compares its guess with the text.
+    """Wraps a drafter: proposes nothing, and compares the drafter's drafts with the text.
 
-    It asks as often as speculation would: a guess that stands for m tokens is followed by the next
-    one m + 1 tokens on.
+    It drafts as often as speculative decoding would: after m accepted tokens the next draft starts
+    m + 1 tokens later.
     """
 
     def __init__(self, drafter: Drafter, length: int) -> None:
-        """Watch `drafter`, asking for up to `length` tokens at a time."""
+        """Probe `drafter` with drafts of up to `length` tokens."""
         self.name = f"probe({drafter.name})"
         self.watched = drafter.name
         self.reads_logits = drafter.reads_logits
@@ -22,40 +23,38 @@ class Probe(Drafter):
         self.accepted = 0
         self._drafter = drafter
         self._length = length
-        self._guess: Sequence[int] = ()
-        self._start = -1  # where the open guess begins; -1 when none is open
+        self._draft: Sequence[int] = ()
+        self._start = -1  # position of the open draft; -1: none is open
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """Nothing; the guess is kept for counting."""
+        """Nothing; the draft is kept for counting."""
         self.settle(context)
         if self._start < 0:
-            self._guess = self._drafter.propose(context, self._length).tokens
+            self._draft = self._drafter.propose(context, self._length).tokens
             self._start = len(context)
         return Proposal((), self.name)
 
     def observe(self, computed: ComputedBlock) -> None:
-        """Pass it on."""
+        """See `Drafter.observe`."""
         self._drafter.observe(computed)
 
     def close(self) -> None:
-        """Pass it on."""
+        """See `Drafter.close`."""
         self._drafter.close()
 
     def settle(self, context: Sequence[int], *, ended: bool = False) -> None:
-        """Count the open guess, if the text that follows it is known far enough (or has ended)."""
+        """Count the open draft if the text shows how much of it is accepted (or has ended)."""
         if self._start < 0:
             return
-        came = context[self._start : self._start + len(self._guess) + 1]
-        stood = 0
-        while stood < min(len(came), len(self._guess)) and came[stood] == self._guess[stood]:
-            stood += 1
-        if stood < len(came) or ended:
+        text = context[self._start : self._start + len(self._draft) + 1]
+        accepted = common_prefix_length(text, self._draft)
+        if accepted < len(text) or ended:
             self.steps += 1
-            self.drafted += len(self._guess)
-            self.accepted += stood
+            self.drafted += len(self._draft)
+            self.accepted += accepted
             self._start = -1
 
     def count(self, context: Sequence[int]) -> dict[str, int]:
-        """What it would have had, now that the text has ended: steps, drafted and accepted."""
+        """Steps, drafted and accepted of the whole text, which has ended."""
         self.settle(context, ended=True)
         return {"steps": self.steps, "drafted": self.drafted, "accepted": self.accepted}

@@ -1,9 +1,8 @@
-"""A table of what the target usually says: after these tokens, that one.
+"""A back-off n-gram table: the most frequent successor of the last tokens, with its probability.
 
-Counted once from the target's own answers (`paceline train table`) and memory-mapped, so asking it
-costs nothing. It looks up the last five tokens, then fewer, down to one, and answers with the most
-frequent successor and how often it was that one. It knows the target's manner, not the request:
-that is what it has over the matchers, and the other way round.
+Counted once from the target's own answers (`paceline train table`) and memory-mapped, so a lookup
+is nearly free. It looks up the last five tokens, then fewer, down to one. It holds the target's
+habits and nothing of the request; the matchers hold the opposite.
 """
 
 from bisect import bisect_left
@@ -23,13 +22,13 @@ from paceline.storage.manifest import read_manifest
 KIND = "paceline table"
 KEYS, TOKENS, PROBABILITIES = "keys.npy", "tokens.npy", "chances.npy"
 PROBABILITY_UNITS = 255
-"""Chances are kept as whole numbers of this many parts."""
+"""Probabilities are stored as uint8 multiples of 1 / 255."""
 
 MAX_ORDER = 5
-"""Tokens of context that are looked up at most."""
+"""Maximum tokens of context in a lookup."""
 
-_HOPELESS = 0.05
-"""A draft ends where it stands whole less often than this."""
+_MIN_PROBABILITY = 0.05
+"""A draft ends before the probability that all of it is accepted falls below this."""
 
 _WIDTH = (1 << 64) - 1
 _FACTORS = (
@@ -43,11 +42,11 @@ _MIX = 0xFF51AFD7ED558CCD
 
 
 class Successor(NamedTuple):
-    """What follows a context."""
+    """The most frequent successor of a context."""
 
     token: int
     probability: float
-    """How likely it is to be this one."""
+    """P(token | context)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +61,15 @@ class TableFacts:
 class Table:
     """An open table; one serves all requests of a process.
 
-    Entries are sorted by a 32-bit hash of (order, tokens). Two contexts that share a hash (one in
-    some thousands for a full table) get one answer: a guess that is wrong, never a wrong token.
+    Entries are sorted by a 32-bit hash of (order, tokens). Two contexts with the same hash (one in
+    some thousands for a full table) share an entry: a bad draft token, never a wrong token.
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """Open the table in `folder` for a target.
 
         Raises:
-            ModelError: it is no table, or not one for a vocabulary of `vocab_size` tokens.
+            ModelError: not a table, or one for a vocabulary of another size.
         """
         facts = read_manifest(folder, KIND, TableFacts)
         if facts.vocab_size != vocab_size:
@@ -87,7 +86,7 @@ class Table:
             raise ModelError(f"{folder / TOKENS} has token {last}; this target has {vocab_size}")
 
     def after(self, context: Sequence[int]) -> Successor | None:
-        """What follows the longest ending of `context` that is in the table."""
+        """The successor of the longest suffix of `context` in the table."""
         for key in reversed(keys_of(context)):
             at = bisect_left(self._keys, key)
             if at < len(self._keys) and self._keys[at] == key:
@@ -96,7 +95,7 @@ class Table:
 
 
 class TableDrafter(Drafter):
-    """Proposes what the table says, token after token, as long as there is hope."""
+    """Proposes the table's successors, token by token, while they are likely."""
 
     name = "table"
 
@@ -105,26 +104,26 @@ class TableDrafter(Drafter):
         self._table = table
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The most usual way on, each token with its probability."""
-        ending = list(context[-MAX_ORDER:])
+        """The most likely continuation, each token with its probability."""
+        suffix = list(context[-MAX_ORDER:])
         tokens: list[int] = []
         probabilities: list[float] = []
-        stands = 1.0
+        all_accepted = 1.0
         while len(tokens) < limit:
-            found = self._table.after(ending)
+            found = self._table.after(suffix)
             if found is None:
                 break
-            stands *= found.probability
-            if stands < _HOPELESS:
+            all_accepted *= found.probability
+            if all_accepted < _MIN_PROBABILITY:
                 break
             tokens.append(found.token)
             probabilities.append(found.probability)
-            ending = [*ending[1 - MAX_ORDER :], found.token]
+            suffix = [*suffix[1 - MAX_ORDER :], found.token]
         return Proposal(tokens, self.name, 0, probabilities)
 
 
 def keys_of(context: Sequence[int]) -> list[int]:
-    """The keys of the last token of `context`, the last two, and so on; the shortest first."""
+    """Keys of the last token of `context`, of the last two, and so on; shortest first."""
     keys = []
     mixed = 0
     for order, token in enumerate(islice(reversed(context), MAX_ORDER)):
@@ -134,15 +133,15 @@ def keys_of(context: Sequence[int]) -> list[int]:
 
 
 def keys_at(tokens: npt.NDArray[np.int64], order: int) -> npt.NDArray[np.uint32]:
-    """For a whole text at once: the key of the `order` + 1 tokens that end at each place.
+    """Keys of a whole text at once: of the `order` + 1 tokens that end at each position.
 
-    [n] tokens -> [n - order] keys, of the endings at places `order` to n - 1; as in `keys_of`.
+    [n] tokens -> [n - order] keys, for positions `order` to n - 1; equal to those of `keys_of`.
     """
     count = len(tokens) - order
     mixed = np.zeros(max(count, 0), np.uint64)
     for back in range(order + 1):
-        place = order - back
-        mixed += (tokens[place : place + len(mixed)] + 1).astype(np.uint64) * np.uint64(
+        start = order - back
+        mixed += (tokens[start : start + len(mixed)] + 1).astype(np.uint64) * np.uint64(
             _FACTORS[back]
         )
     mixed ^= np.uint64(order)
@@ -151,12 +150,12 @@ def keys_at(tokens: npt.NDArray[np.int64], order: int) -> npt.NDArray[np.uint32]
 
 
 def token_type(vocab_size: int) -> type[np.unsignedinteger]:
-    """The smallest type that holds a token of this vocabulary."""
+    """The smallest dtype that holds a token of this vocabulary."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 def entry_bytes(vocab_size: int) -> int:
-    """What an entry takes on disk: key, token and probability."""
+    """Bytes of an entry on disk: key, token and probability."""
     return 4 + np.dtype(token_type(vocab_size)).itemsize + 1
 
 
@@ -165,7 +164,7 @@ def _finish(mixed: int, order: int) -> int:
 
 
 def _column(path: Path, kind: type[np.generic], entries: int) -> memoryview:
-    """A column as a memory map: its numbers are read without numpy's price for a single one."""
+    """A column as a memory map; a memoryview reads single numbers faster than numpy."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
