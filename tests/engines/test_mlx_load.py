@@ -88,7 +88,7 @@ def cut(path: Path) -> None:
         (lambda f: change(f, hidden_size=32), "cannot be loaded by mlx-lm: .*shape"),
         (lambda f: change(f, num_hidden_layers=2), "mlx-lm: Missing .* parameters"),
         (lambda f: change(f, model_file="code.py"), "disabled by default"),
-        (lambda f: change(f, max_position_embeddings=None), "does not say the context length"),
+        (lambda f: change(f, max_position_embeddings=None), "context length"),
         (lambda f: cut(f / "model.safetensors"), "cannot be loaded by mlx-lm: "),
     ],
     ids=["words", "weights", "kind", "none", "width", "layers", "code", "context", "cut off"],

@@ -86,7 +86,7 @@ def test_cut_off_weights_are_found_before_they_are_used(keep: float, exported: P
 @pytest.mark.parametrize("keep", [0, 0.5, 0.999])
 def test_a_cut_off_graph_is_found_before_it_is_used(keep: float, exported: Path):
     os.truncate(exported / GRAPH, int((exported / GRAPH).stat().st_size * keep))
-    assert "not a whole OpenVINO graph" in refusal(exported)
+    assert "not a complete OpenVINO graph" in refusal(exported)
 
 
 def test_a_prepared_folder_with_a_cut_off_file_is_refused(tiny_files: ModelFiles, tmp_path: Path):

@@ -1,7 +1,7 @@
-"""The cache folder: where prepared models live and how a new one gets there.
+"""The cache folder of prepared models: locks, free space, atomic publishing.
 
-Knows folders, locks and free space. Knows nothing about what is inside a model. The rule: a model's
-folder appears whole, by one rename, or not at all; whatever goes wrong, nothing half-made stays.
+Invariant: a model's folder appears complete, by one rename, or not at all; failures and crashes
+leave no partial model.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 def cache_dir() -> Path:
-    """The folder that holds everything paceline fetches: $PACELINE_CACHE, or the user's cache."""
+    """Folder of everything that paceline fetches: $PACELINE_CACHE, or the user's cache."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -33,22 +33,22 @@ def cache_dir() -> Path:
 
 
 def models_dir(cache: Path | None) -> Path:
-    """The folder of prepared models inside `cache` (None: the usual cache folder)."""
+    """Folder of prepared models inside `cache` (None: the usual cache folder)."""
     return (cache_dir() if cache is None else cache) / "models"
 
 
 def megabytes(count: int) -> str:
-    """`count` bytes as people read them."""
+    """`count` bytes for display, as in 12.3 MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 @contextlib.contextmanager
 def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
-    """A new empty folder in `parent` to make `name` in; gone at the end unless published.
+    """Yield a new empty folder in `parent` for making `name`; deleted at the end unless published.
 
-    `needed` is how many bytes the work takes at its peak, at least. Left-overs of processes that
-    no longer run are removed first. Raises ModelError when the disk has not the room or the folder
-    cannot be written; an OSError of the body is reported the same way, in one line.
+    Abandoned folders of ended processes are removed first. `needed` is the peak disk use in bytes.
+    Raises ModelError when the disk has less free or the folder cannot be written; an OSError of
+    the body becomes a ModelError too.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
             try:
                 yield work
             except (OSError, ModelError) as error:
-                # Those who write for us seldom say why they could not.
+                # Libraries seldom report a full disk as such.
                 if shutil.disk_usage(parent).free < _NO_ROOM_BYTES:
                     raise disk_full() from error
                 raise
@@ -75,10 +75,10 @@ def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
 
 
 def publish(work: Path, final: Path, *, replace: bool) -> None:
-    """Give the finished folder `work` its name `final`, in one rename.
+    """Rename the finished folder `work` to `final`, atomically; both are in the same folder.
 
-    Where `final` exists already (another process was first) it is kept and `work` is dropped,
-    unless `replace`. Both must be in the same folder. Raises OSError.
+    Without `replace`, an existing `final` (another process was first) is kept and `work` dropped.
+    Raises OSError.
     """
     while True:
         try:
@@ -94,7 +94,7 @@ def publish(work: Path, final: Path, *, replace: bool) -> None:
 
 
 def disk_full() -> OSError:
-    """The error to raise when a child process reports a full disk; `workspace` words it."""
+    """The error to raise when a child process reports a full disk; `workspace` adds the message."""
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -111,13 +111,13 @@ def _full(parent: Path, name: str, needed: int) -> str:
 
 @contextlib.contextmanager
 def _locked_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A new folder whose lock this process holds, so that nobody takes it for abandoned."""
+    """Yield a new folder, locked so that no other process takes it for abandoned."""
     while True:
         work = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{name}-{os.getpid()}-", dir=parent))
         handle = _lock(work, wait=True)
         if handle is None or work.exists():
             break
-        os.close(handle)  # removed between its making and its locking: make another
+        os.close(handle)  # another process removed it before it was locked
     try:
         yield work
     finally:
@@ -126,7 +126,7 @@ def _locked_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def _lock(folder: Path, *, wait: bool) -> int | None:
-    """A handle that holds the folder's lock, or None when it cannot be had."""
+    """Handle that holds the folder's lock; None where it is locked or cannot be."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -148,7 +148,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _remove_whole(folder: Path) -> None:
-    """Take `folder` out of sight in one rename, then delete it."""
+    """Rename `folder` to a hidden name, then delete it."""
     doomed = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder.parent))
     with contextlib.suppress(FileNotFoundError):  # another process removed it first
         folder.rename(doomed)

@@ -1,7 +1,6 @@
-"""A Hugging Face checkpoint made into an OpenVINO model, once.
+"""Exports a Hugging Face checkpoint to OpenVINO with optimum-intel, in a child process.
 
-Knows the command of optimum-intel, which comes with the extra `convert`. Knows nothing about
-weights: the exporter does the work, in a process of its own.
+optimum-intel comes with the extra `convert`.
 """
 
 import importlib.util
@@ -15,7 +14,7 @@ from paceline.models.processes import Finished, python, run_child
 from paceline.models.progress import Progress
 
 WEIGHTS = {"int8": "int8", "int4": "int4", "f16": "fp16"}
-"""Our names of weight forms, and optimum's."""
+"""Name of a weight format here -> in optimum."""
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 _NO_NETWORK = ("cannot find the requested files", "ConnectionError", "ConnectError", "Max retries")
@@ -24,8 +23,11 @@ _NO_NETWORK = ("cannot find the requested files", "ConnectionError", "ConnectErr
 def convert_checkpoint(source: str, work: Path, weights: str, progress: Progress) -> Facts:
     """Export the checkpoint `source` (a folder, or a hub name) into the folder `work`.
 
-    Raises MissingExtra without optimum-intel, InvalidRequest for an unknown weight form, ModelError
-    with the exporter's own reason. OSError passes through.
+    Raises:
+        MissingExtra: optimum-intel is not installed.
+        InvalidRequest: the weight format is unknown.
+        ModelError: the export failed, with the exporter's reason.
+        OSError: the files cannot be written.
     """
     if weights not in WEIGHTS:
         raise InvalidRequest(f"weights is {weights!r}; expected one of {', '.join(WEIGHTS)}")
@@ -51,7 +53,7 @@ def convert_checkpoint(source: str, work: Path, weights: str, progress: Progress
 
 
 def checkpoint_bytes(source: str) -> int:
-    """The size of a checkpoint folder's weights; 0 for a hub name.
+    """Bytes of a checkpoint folder's weights; 0 for a hub name.
 
     Raises ModelError for a folder without a checkpoint.
     """

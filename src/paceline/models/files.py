@@ -1,9 +1,7 @@
-"""A model that is ready for an engine: a graph, its tokenizer, its template, its facts.
+"""Opens model folders: those paceline prepared (with a manifest) and other OpenVINO exports.
 
-Knows two kinds of folder that can be used as they are: one that paceline prepared, for OpenVINO
-or Core ML (it has a manifest), and one that others exported for OpenVINO; `checkpoint` knows a
-third. Knows nothing about fetching or converting. The rule: everything that is missing from a
-folder is named in one error.
+`checkpoint.py` opens Hugging Face checkpoints. Independent of fetching and converting.
+Invariant: one error names all missing files of a folder.
 """
 
 import hashlib
@@ -13,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.models import hf_config as foreign
 from paceline.models.generation_config import Settings, read_generation_config
+from paceline.models.hf_config import read_facts, read_template
 from paceline.models.manifest import (
     GRAPH,
     REQUIRED,
@@ -29,24 +27,26 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.storage.manifest import MANIFEST
 
 _CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
-CONVERT_ADVICE = "convert it once with `paceline convert {} --to openvino --weights int8`"
 
 
 @dataclass(frozen=True)
 class ModelFiles:
     """A model on this disk that an engine can open."""
 
-    name: str  # what the user asked for
+    name: str
+    """The name that the user gave."""
     folder: Path
     facts: Facts
-    fingerprint: str  # identity of graph and weights, hex; the same in every run
+    fingerprint: str
+    """Identity of graph and weights, hex; the same in every run."""
     chat_template: str | None
-    source: str  # what it was made from, for people
-    engine: str = "openvino"  # who can run it
+    source: str
+    """What it was made from, for display."""
+    engine: str = "openvino"
 
     @property
     def context_length(self) -> int:
-        """The most tokens that prompt and answer may have together."""
+        """Maximum tokens of prompt and answer."""
         return self.facts.context_length
 
     @property
@@ -56,24 +56,24 @@ class ModelFiles:
 
     @property
     def path(self) -> Path:
-        """What its engine opens: the OpenVINO graph, whose weights lie beside it, or the folder."""
+        """What its engine opens: the OpenVINO graph, with its weights beside it, or the folder."""
         return self.folder / GRAPH if self.engine == "openvino" else self.folder
 
     @property
     def settings(self) -> Settings:
-        """How its authors say it should be sampled. Raises ModelError when that is nonsense."""
+        """The authors' sampling settings. Raises ModelError for invalid values."""
         return read_generation_config(self.folder)
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, read at the first call. Raises ModelError when it cannot be read."""
+        """Tokenizer, read at the first call. Raises ModelError when it cannot be read."""
         return self._tokenizer
 
     def template(self) -> ChatTemplate:
-        """The chat template, compiled at the first call. Raises ModelError when there is none."""
+        """Chat template, compiled at the first call. Raises ModelError when there is none."""
         return self._template
 
     def thinking(self) -> Thinking:
-        """How the model marks its thoughts, and how they are turned off."""
+        """How the model marks thoughts, and how its template turns them off."""
         return self._thinking
 
     @cached_property
@@ -96,24 +96,22 @@ class ModelFiles:
 
 
 def open_folder(folder: Path, name: str) -> ModelFiles:
-    """The model in `folder`, used where it is.
+    """Open the model in `folder`, without copying it.
 
-    Raises ModelError that names every missing piece, or says what to do with a folder that holds
-    another kind of model.
+    Raises ModelError, which names every missing file or how to use another kind of model.
     """
     if (folder / MANIFEST).exists():
         return _prepared(folder, name)
-    missing = [piece for piece in (*REQUIRED, "config.json") if not (folder / piece).is_file()]
+    missing = [name for name in (*REQUIRED, "config.json") if not (folder / name).is_file()]
     if GRAPH in missing:
         raise ModelError(_no_graph(folder, missing))
     if missing:
         raise ModelError(
-            f"{folder} is not a whole OpenVINO model: {', '.join(missing)} missing; "
+            f"{folder} is not a complete OpenVINO model: {', '.join(missing)} missing; "
             "export or download it again"
         )
     _check_weights(folder)
-    facts = foreign.read_facts(folder)
-    template = foreign.read_template(folder)
+    facts, template = read_facts(folder), read_template(folder)
     return ModelFiles(name, folder, facts, _stat_fingerprint(folder), template, str(folder))
 
 
@@ -124,7 +122,7 @@ def _prepared(folder: Path, name: str) -> ModelFiles:
     kind = manifest.source.get("kind", "unknown")
     rest = " ".join(text for key, text in manifest.source.items() if key not in ("kind", "sha256"))
     source = f"{kind}: {rest}"
-    template = foreign.read_template(folder)
+    template = read_template(folder)
     return ModelFiles(
         name, folder, manifest.facts, manifest.fingerprint, template, source, manifest.engine
     )
@@ -134,25 +132,25 @@ def _no_graph(folder: Path, missing: list[str]) -> str:
     weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
     if weights and "config.json" not in missing:
         return (
-            f"{folder} holds a Hugging Face checkpoint, not an OpenVINO model; "
-            + CONVERT_ADVICE.format(folder)
-            + ", or run it as it is with --engine mlx"
+            f"{folder} holds a Hugging Face checkpoint, not an OpenVINO model; convert it once "
+            f"with `paceline convert {folder} --to openvino --weights int8`, or run it without "
+            "conversion with --engine mlx"
         )
     ggufs = sorted(folder.glob("*.gguf"))
     if ggufs:
-        return f"{folder} holds no OpenVINO model; for its GGUF file, give the path {ggufs[0]}"
+        return f"{folder} has no OpenVINO model; for its GGUF file, give the path {ggufs[0]}"
     return f"{folder} is not an OpenVINO model: {', '.join(missing)} missing"
 
 
 def _check_weights(folder: Path) -> None:
-    """Raise ModelError when the graph is cut off or speaks of weights past the end of the file."""
+    """Raise ModelError for a truncated graph or truncated weights."""
     try:
         graph = (folder / GRAPH).read_bytes()
         size = (folder / WEIGHTS).stat().st_size
     except OSError as error:
         raise ModelError(f"cannot read {error.filename}: {error.strerror or error}") from error
     if not graph.rstrip().endswith(b"</net>"):
-        raise ModelError(f"{folder / GRAPH} is not a whole OpenVINO graph (truncated?)")
+        raise ModelError(f"{folder / GRAPH} is not a complete OpenVINO graph (truncated?)")
     end = max((int(at) + int(length) for at, length in _CONSTANT.findall(graph)), default=0)
     if end > size:
         raise ModelError(
@@ -162,7 +160,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def _stat_fingerprint(folder: Path) -> str:
-    # No checksums to go by and gigabytes to hash: names, sizes and times identify the weights.
+    # Hashing gigabytes takes too long: names, sizes and times identify the weights.
     digest = hashlib.sha256()
     for name in (GRAPH, WEIGHTS):
         stat = (folder / name).stat()

@@ -1,8 +1,7 @@
-"""How a model's authors say that it should be sampled.
+"""Sampling settings of a model's authors, under the names of `paceline.Options`.
 
-Knows `generation_config.json` as Hugging Face has it, and the `general.sampling.*` keys of GGUF
-files, which are the same settings. The result has the names of `paceline.Options`. Knows nothing of
-ranges, which are checked where they are used. The rule: what a file does not say is not made up.
+Reads `generation_config.json` and the same settings in GGUF metadata (`general.sampling.*`).
+Ranges are checked where the settings are used. Invariant: missing settings have no default here.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from paceline.storage.files import read_json, write_json
 GENERATION = "generation_config.json"
 
 Settings = Mapping[str, float | int]
-"""Name of an option -> its value."""
+"""Option -> value."""
 
 _NAMES = {
     "temperature": "temperature",
@@ -25,9 +24,9 @@ _NAMES = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Key of generation_config.json -> our name. These are the ones that vLLM honours."""
+"""Key of generation_config.json -> option. vLLM reads the same keys."""
 
-_WHOLE = ("top_k", "max_tokens")
+_INTEGER = ("top_k", "max_tokens")
 
 _GGUF = {
     "temp": "temperature",
@@ -36,28 +35,27 @@ _GGUF = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-"""The end of a `general.sampling.` key -> the key of generation_config.json that it was made of."""
+"""GGUF key after `general.sampling.` -> key of generation_config.json."""
 
 
 def read_generation_config(folder: Path) -> Settings:
-    """What the model in `folder` says; empty where it has no generation_config.json.
+    """Settings in the generation_config.json of `folder`; empty where there is no file.
 
-    `do_sample: false` is a temperature of 0, whatever temperature is beside it, and
-    `do_sample: true` without one is 1, as in transformers. Raises ModelError for values that are no
-    numbers.
+    `do_sample: false` is temperature 0, whatever the file's temperature; `do_sample: true` without
+    a temperature is 1, as in transformers. Raises ModelError for values that are not numbers.
     """
     path = folder / GENERATION
     if not path.exists():
         return {}
-    said = read_json(path)
+    config = read_json(path)
     found = {
-        ours: _number(path, theirs, said[theirs])
-        for theirs, ours in _NAMES.items()
-        if said.get(theirs) is not None
+        option: _number(path, key, config[key])
+        for key, option in _NAMES.items()
+        if config.get(key) is not None
     }
     if found.get("top_k", 0) < 0:
-        found["top_k"] = 0  # -1 is another way to say off
-    sample = said.get("do_sample")
+        found["top_k"] = 0  # -1 also means off
+    sample = config.get("do_sample")
     if sample is False:
         found["temperature"] = 0.0
     elif sample is True:
@@ -66,34 +64,34 @@ def read_generation_config(folder: Path) -> Settings:
 
 
 def write_gguf_settings(fields: Mapping[str, Any], folder: Path) -> None:
-    """Write what a GGUF file's metadata say as the generation_config.json of `folder`.
+    """Write the settings in GGUF metadata as the generation_config.json of `folder`.
 
-    The file is written also when they say nothing: without it, they would be read again.
+    An empty file is written where there are none, so that the metadata is not read again.
     """
     write_json(folder / GENERATION, from_gguf(fields))
 
 
 def from_gguf(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a generation_config.json that a GGUF file's metadata stand for."""
+    """Settings in GGUF metadata, under the keys of generation_config.json."""
     found = {
-        theirs: value
-        for key, theirs in _GGUF.items()
+        name: value
+        for key, name in _GGUF.items()
         if _is_number(value := fields.get(f"general.sampling.{key}"))
     }
     if fields.get("general.sampling.penalty_last_n") == 0:
-        found.pop("repetition_penalty", None)  # over no tokens
-    # f32 in the file: 0.9 is 0.8999999761581421 there.
+        found.pop("repetition_penalty", None)  # applies to no tokens
+    # The file has f32: 0.9 is 0.8999999761581421.
     return {name: round(v, 6) if isinstance(v, float) else v for name, v in found.items()}
 
 
 def _number(path: Path, name: str, value: Any) -> float | int:
-    whole = _NAMES[name] in _WHOLE
-    if not _is_number(value) or (whole and value != int(value)):
+    integer = _NAMES[name] in _INTEGER
+    if not _is_number(value) or (integer and value != int(value)):
         raise ModelError(
-            f"{path} has {name} {value!r}; expected a {'whole ' if whole else ''}number. Mend it, "
-            "or go without it with --generation-config none"
+            f"{path} has {name} {value!r}; expected {'an integer' if integer else 'a number'}. "
+            "Correct it, or ignore the file with --generation-config none"
         )
-    return int(value) if whole else float(value)
+    return int(value) if integer else float(value)
 
 
 def _is_number(value: object) -> bool:

@@ -1,7 +1,7 @@
-"""Facts about a model from the files that Hugging Face tools put beside its weights.
+"""Reads a model's facts and chat template from the files that Hugging Face tools write.
 
-Knows config.json, generation_config.json, tokenizer_config.json and where chat templates are kept.
-Knows nothing about graphs. The rule: what the files say wins over what is usual.
+Reads config.json, generation_config.json, tokenizer_config.json and tokenizer.json. These files
+differ between exporters, so values of an unexpected type are ignored, not rejected.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
 from paceline.models.tokenizer import Tokenizer
 from paceline.storage.files import read_json
 
-END_NAMES = frozenset(
+_END_TOKENS = frozenset(
     [
         "</s>",
         "<|im_end|>",
@@ -27,37 +27,37 @@ END_NAMES = frozenset(
         "<EOT>",
     ]
 )
-"""Control tokens that end an answer in the model families that use them."""
+"""Control tokens that end an answer, in any model family."""
 
 
 def read_facts(folder: Path) -> Facts:
-    """The facts about the model in `folder`. Raises ModelError for files that say nonsense."""
+    """Facts about the model in `folder`. Raises ModelError for unreadable files."""
     config = read_json(folder / "config.json")
-    words = _optional(folder / "tokenizer_config.json")
+    if isinstance(inner := config.get("text_config"), dict):
+        config = inner
     generation = _optional(folder / "generation_config.json")
+    settings = _optional(folder / "tokenizer_config.json")
     tokenizer = Tokenizer(folder / TOKENIZER)
-    inner = config.get("text_config")
-    text_config = inner if isinstance(inner, dict) else config
-    bos_token, eos_token = _token_name(words.get("bos_token")), _token_name(words.get("eos_token"))
+    bos_token, eos_token = (_token_name(settings.get(name)) for name in ("bos_token", "eos_token"))
     if bos_token is not None:
         bos_id = tokenizer.token_id(bos_token)
     else:
-        said = _ids(generation.get("bos_token_id")) or _ids(text_config.get("bos_token_id"))
-        bos_id = said[0] if said else None
+        ids = _ids(generation.get("bos_token_id")) or _ids(config.get("bos_token_id"))
+        bos_id = ids[0] if ids else None
     stops = {
         *_ids(generation.get("eos_token_id")),
-        *_ids(text_config.get("eos_token_id")),
+        *_ids(config.get("eos_token_id")),
         *_ids(tokenizer.token_id(eos_token) if eos_token is not None else None),
         *end_ids(tokenizer.special_tokens()),
     }
-    asked = words.get("add_bos_token")
-    if not isinstance(asked, bool):  # then the tokenizer's own file decides
-        asked = bos_id is not None and tokenizer.begins_with(bos_id)
+    add_bos = settings.get("add_bos_token")
+    if not isinstance(add_bos, bool):  # then tokenizer.json decides
+        add_bos = bos_id is not None and tokenizer.begins_with(bos_id)
     return Facts(
-        context_length=_context_length(folder, text_config),
+        context_length=_context_length(folder, config),
         stop_token_ids=tuple(sorted(stops)),
         bos_token_id=bos_id,
-        add_bos=asked and bos_id is not None,
+        add_bos=add_bos and bos_id is not None,
         bos_token=bos_token,
         eos_token=eos_token,
         license=None,
@@ -65,7 +65,7 @@ def read_facts(folder: Path) -> Facts:
 
 
 def read_template(folder: Path) -> str | None:
-    """The chat template of the model in `folder`, from whichever place it is kept in."""
+    """Chat template of the model in `folder`, from any of the files that may have it."""
     path = folder / TEMPLATE
     if path.is_file():
         try:
@@ -76,16 +76,16 @@ def read_template(folder: Path) -> str | None:
         found = _optional(folder / name).get("chat_template")
         if isinstance(found, str):
             return found
-        if isinstance(found, list):  # several, by name
-            named = {each.get("name"): each.get("template") for each in found if _is_map(each)}
-            if isinstance(default := named.get("default"), str):
-                return default
+        for each in found if isinstance(found, list) else ():  # named templates
+            match each:
+                case {"name": "default", "template": str(default)}:
+                    return default
     return None
 
 
 def end_ids(special: Mapping[str, int]) -> set[int]:
-    """The ids of the control tokens that end an answer, by their usual names."""
-    return {number for name, number in special.items() if name in END_NAMES}
+    """Ids of the control tokens that end an answer, by name."""
+    return {number for name, number in special.items() if name in _END_TOKENS}
 
 
 def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
@@ -94,25 +94,21 @@ def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
         if isinstance(value, int) and value > 0:
             return value
     raise ModelError(
-        f"{folder / 'config.json'} does not say the context length: expected "
+        f"{folder / 'config.json'} has no context length: expected "
         "max_position_embeddings, a number of tokens"
     )
 
 
 def _ids(value: object) -> list[int]:
-    """Token ids as the files give them: one, several or none."""
+    """Token ids of a value that is one id, a list of ids, or anything else."""
     many = value if isinstance(value, list) else [value]
     return [each for each in many if isinstance(each, int) and not isinstance(each, bool)]
 
 
 def _token_name(value: object) -> str | None:
-    """A token as tokenizer_config.json gives it: its name, or an object with its content."""
+    """Name of a token in tokenizer_config.json: a string, or the `content` of an object."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
-
-
-def _is_map(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 def _optional(path: Path) -> dict[str, Any]:

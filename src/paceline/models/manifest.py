@@ -1,8 +1,6 @@
-"""The manifest of a prepared model: what it is, from what, by which version, with checksums.
+"""Manifest of a prepared model: its name, source, facts, and the checksums of its files.
 
-Knows the shape of `manifest.json` and of the folder around it. Knows nothing about where models
-come from. The rule: a manifest is validated whole before anything is used, and every fault is
-named at once.
+Invariant: the whole manifest is validated before any of it is used; one error names every fault.
 """
 
 import dataclasses
@@ -61,20 +59,20 @@ class _Stored(Facts):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A prepared model's own description. `source` says what it was made from."""
+    """The validated content of `manifest.json`."""
 
     name: str
     source: Mapping[str, str]
+    """What it was made from."""
     made_by: str
     facts: Facts
     files: Mapping[str, FileRecord]
     engine: str = "openvino"
-    """Who can run it."""
 
     @property
     def fingerprint(self) -> str:
-        """The identity of the program and its weights: equal only for equal bytes."""
-        # A Core ML model's program is in many files, and how they go together in its manifest.
+        """Identity of the graph and its weights: equal only for equal bytes."""
+        # A Core ML model's graph is in many files.
         names = (GRAPH, WEIGHTS) if self.engine == "openvino" else sorted(self.files)
         text = " ".join(self.files[name].sha256 for name in names)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -83,7 +81,7 @@ class Manifest:
 def write_manifest(
     folder: Path, name: str, source: Mapping[str, str], facts: Facts, progress: Progress = QUIET
 ) -> None:
-    """Describe the finished `folder`: hash every file in it and write `manifest.json`."""
+    """Hash every file in the finished `folder` and write `manifest.json`."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
     sizes = {path.name: path.stat().st_size for path in paths}
     hashes: dict[str, str] = {}
@@ -131,7 +129,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def changed_files(folder: Path, manifest: Manifest, progress: Progress = QUIET) -> list[str]:
-    """The files of `folder` whose contents are not what the manifest recorded, with why."""
+    """Faults of the files in `folder` whose checksums differ from the manifest's."""
     faults: list[str] = []
     total, done = sum(record.bytes for record in manifest.files.values()), 0
     with progress.task(f"checking {manifest.name}", total) as reach:

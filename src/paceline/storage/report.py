@@ -1,4 +1,4 @@
-"""What a command hands to the command line, which prints it."""
+"""Results of commands, which the command line prints."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,24 +7,24 @@ from pathlib import Path
 from typing import Any
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-"""Title, head, rows."""
+"""Title, column names, rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a command found out."""
+    """Result of a command."""
 
     value: dict[str, Any]
-    """For JSON; written to --output where there is one."""
+    """The JSON output; written to --output if given."""
     passed: bool = True
     text: str = ""
     tables: Sequence[Table] = field(default_factory=tuple)
     journal: Path | None = None
-    """What kept the work while it was not done: removed when the result has been written."""
+    """Journal of the finished work; removed after the result is written."""
 
 
 def json_file(value: Mapping[str, Any]) -> bytes:
-    """A value as a file of JSON for people and `git diff`; if `rows` end it, each has a line."""
+    """Indented JSON for people and `git diff`; if `rows` is the last key, one line per row."""
     text = json.dumps(value, indent=1, ensure_ascii=False)
     rows = value.get("rows")
     if [*value][-1:] == ["rows"] and isinstance(rows, Sequence) and rows:
