@@ -19,7 +19,7 @@ from clients.server import Server, served
 
 import paceline
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
-from paceline.tools.bench.serve.load import Sample, Target, closed_loop
+from paceline.tools.bench.serve.load import Endpoint, Sample, closed_loop
 from paceline.tools.suite import SuitePrompt, load_suite
 
 TOKENS = 1000
@@ -99,8 +99,8 @@ def _user(text: str) -> Message:
 
 def _asked(server: Server, messages: Sequence[Message], *, cached: bool) -> Sample:
     extra = json.dumps({"cache_prompt": cached})
-    target = Target(server.url, DEFAULT_MODEL, ANSWER, extra=extra)
-    run = closed_loop(target, [SuitePrompt("turn", "any", messages)], clients=1, requests=1)
+    endpoint = Endpoint(server.url, DEFAULT_MODEL, ANSWER, extra=extra)
+    run = closed_loop(endpoint, [SuitePrompt("turn", "any", messages)], clients=1, requests=1)
     (sample,) = run.samples
     if sample.error or sample.first is None:
         raise RuntimeError(f"the server failed: {sample.error or 'no text came'}")

@@ -26,7 +26,7 @@ from clients.server import Server, served
 
 import paceline
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
-from paceline.tools.bench.serve.load import Target, closed_loop
+from paceline.tools.bench.serve.load import Endpoint, closed_loop
 from paceline.tools.suite import SuitePrompt, load_suite
 
 MANY = 8
@@ -69,9 +69,9 @@ def ours(server: Server, drafter: str, clients: int, *, known: bool = False) -> 
     )
 
     def answer(prompts: Sequence[SuitePrompt], max_tokens: int) -> Answered:
-        target = Target(server.url, DEFAULT_MODEL, max_tokens, extra=extra)
+        endpoint = Endpoint(server.url, DEFAULT_MODEL, max_tokens, extra=extra)
         before = {name: server.metric(f"paceline_{name}_total") for name in COUNTED}
-        run = closed_loop(target, prompts, clients=clients, requests=len(prompts))
+        run = closed_loop(endpoint, prompts, clients=clients, requests=len(prompts))
         if faults := {sample.error for sample in run.samples if sample.error}:
             raise RuntimeError(f"the server failed: {faults}")
         return Answered(

@@ -13,10 +13,9 @@ from paceline.runtime.model import Model
 from paceline.runtime.options import Request, check
 from paceline.tools.bench.ab_test import Case, Variant
 from paceline.tools.bench.peers.base import Question
-from paceline.tools.bench.peers.paceline_peer import Ours
+from paceline.tools.bench.peers.paceline_peer import PacelinePeer
 from paceline.tools.bench.sweep.cases import length_cases
-from paceline.tools.bench.verify.checks import SAMPLED, Verdict, check_tokens
-from paceline.tools.bench.verify.checks import Case as Verified
+from paceline.tools.bench.verify.checks import SAMPLED, Verdict, VerifyCase, check_tokens
 from paceline.tools.suite import load_suite
 from paceline.tools.train.answers import Settings, make_answers
 from paceline.tools.train.prompts import write_prompts
@@ -44,11 +43,11 @@ def _swept(model: Model, _: Path, __: Path) -> None:
 
 
 def _peers(model: Model, _: Path, __: Path) -> None:
-    Ours(model).answer(Question("a", "a", [], model.tokens("Hi")), 4, "auto")
+    PacelinePeer(model).answer(Question("a", "a", [], model.tokens("Hi")), 4, "auto")
 
 
 def _verified(model: Model, suite: Path, _: Path) -> None:
-    cases = [Verified("suffix", "fixed", 3, how) for how in ({"temperature": 0.0}, *SAMPLED)]
+    cases = [VerifyCase("suffix", "fixed", 3, how) for how in ({"temperature": 0.0}, *SAMPLED)]
     verdict = Verdict()
     check_tokens(model, load_suite(suite), cases, verdict, max_tokens=4)
     assert verdict.exact

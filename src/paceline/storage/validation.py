@@ -56,13 +56,15 @@ def validated(
         PacelineError: of the type `error`; its message has one line per fault.
     """
     from pydantic import ValidationError
-    from pydantic_core import to_json
+    from pydantic_core import PydanticSerializationError, to_json
 
     adapter: TypeAdapter[_T] = _adapter(kind)  # type: ignore[arg-type]
     try:
         return adapter.validate_json(to_json(value), strict=True)
     except ValidationError as found:
         faults = [_fault(each) for each in found.errors(include_url=False)]
+    except PydanticSerializationError as found:  # half a surrogate pair, which JSON may escape
+        faults = [str(found)]
     raise error(listed(name, faults))
 
 

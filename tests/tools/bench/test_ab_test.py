@@ -13,7 +13,7 @@ from paceline.tools.bench.ab_test import (
     SINGLE_ROW,
     Case,
     Variant,
-    called,
+    drafter_name,
     interleaved,
     measure,
     measure_all,
@@ -130,10 +130,10 @@ def test_an_answer_knows_nothing_of_those_before_it(model: Model):
 def test_what_is_kept_is_not_measured_again(model: Model, tmp_path: Path):
     variants = [plain(model)]
     head = Record("run", [])
-    with open_journal(tmp_path / "x.json", head) as kept:
-        first = measure_all(cases(5)[:2], variants, rounds=1, kept=kept, progress=QUIET)
-    with open_journal(tmp_path / "x.json", head) as kept:
-        every = measure_all(cases(5), variants, rounds=1, kept=kept, progress=QUIET)
+    with open_journal(tmp_path / "x.json", head) as journal:
+        first = measure_all(cases(5)[:2], variants, rounds=1, journal=journal, progress=QUIET)
+    with open_journal(tmp_path / "x.json", head) as journal:
+        every = measure_all(cases(5), variants, rounds=1, journal=journal, progress=QUIET)
     assert every[:2] == first
     assert [row.case for row in every] == ["p0", "p1", "p2"]
 
@@ -148,7 +148,7 @@ def test_what_is_kept_is_not_measured_again(model: Model, tmp_path: Path):
     ],
 )
 def test_a_drafter_is_called_without_its_folder(spec: str, name: str):
-    assert called(spec) == name
+    assert drafter_name(spec) == name
 
 
 @pytest.mark.parametrize("start", [0, 1, 5])

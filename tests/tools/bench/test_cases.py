@@ -7,11 +7,11 @@ import pytest
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.tools.bench.sweep.cases import (
+    default_lengths,
     dense_text,
     depth_cases,
     length_cases,
-    lengths_for,
-    longest,
+    max_context,
 )
 from paceline.tools.suite import load_suite
 
@@ -30,7 +30,7 @@ TEXT = "this is one and the user\n"
     ],
 )
 def test_lengths_are_the_experiments_then_doubled_up_to_the_most(limit: int, expected: list[int]):
-    assert lengths_for(limit) == expected
+    assert default_lengths(limit) == expected
 
 
 def test_a_prompt_has_just_so_many_tokens_of_the_text_again_and_again(model: Model):
@@ -45,16 +45,16 @@ def test_a_prompt_has_just_so_many_tokens_of_the_text_again_and_again(model: Mod
 
 def test_max_is_what_leaves_room_for_the_answer(model: Model):
     (case,) = length_cases(model, TEXT, ["max"], [{}], 8)
-    assert len(case.prompt) == longest(model) - 8
+    assert len(case.prompt) == max_context(model) - 8
     result = model.generate(case.prompt, **case.options, drafter="suffix", policy="fixed")
     assert result.completion_tokens == 8
 
 
 def test_a_prompt_that_does_not_fit_is_named(model: Model):
-    most = longest(model) - 8
+    most = max_context(model) - 8
     with pytest.raises(InvalidRequest, match=f"a prompt of {most + 1} tokens does not fit"):
         length_cases(model, TEXT, [most + 1], [{}], 8)
-    with pytest.raises(InvalidRequest, match="no prompt is left beside an answer of 9999"):
+    with pytest.raises(InvalidRequest, match="an answer of 9999 leaves none"):
         length_cases(model, TEXT, [], [{}], 9999)
 
 
@@ -86,7 +86,7 @@ def test_questions_stand_behind_other_text(model: Model, suite_file: Path):
 def test_the_greatest_depth_leaves_room_for_question_and_answer(model: Model, suite_file: Path):
     suite = load_suite(suite_file)
     for case in depth_cases(model, suite, ["max"], [{}], 8):
-        assert longest(model) - 150 < len(model.tokens(case.prompt)) < longest(model) - 8
+        assert max_context(model) - 150 < len(model.tokens(case.prompt)) < max_context(model) - 8
     with pytest.raises(InvalidRequest, match="a depth of 99999 tokens does not fit"):
         depth_cases(model, suite, [99999], [{}], 8)
 

@@ -224,7 +224,6 @@ def test_a_plan_has_costs_and_what_drafting_must_bring():
         {name: value for name, value in PLAN.items() if name != "model"},
     ],
 )
-def test_a_plan_that_is_broken_is_one_line(broken: dict[str, object]):
-    with pytest.raises(InvalidRequest, match=r"^it ") as caught:
+def test_a_broken_plan_is_rejected_by_name(broken: dict[str, object]):
+    with pytest.raises(InvalidRequest, match=r"^it\b"):
         plan_record(broken, "it")
-    assert "\n" not in str(caught.value)

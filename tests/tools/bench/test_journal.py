@@ -26,48 +26,48 @@ def journal(output: Path) -> Path:
 
 
 def test_what_was_measured_is_there_the_next_time(output: Path):
-    with open_journal(output, HEAD) as kept:
-        assert kept.get("one") is None
-        assert kept.add("one", ROWS) == ROWS
+    with open_journal(output, HEAD) as opened:
+        assert opened.get("one") is None
+        assert opened.add("one", ROWS) == ROWS
     # Another process, at another time: of its head that alone may be different.
     later = replace(HEAD, made="later", command="another", summary={"x": 1})
-    with open_journal(output, later) as kept:
-        assert kept.get("one") == ROWS
-        assert kept.get("two") is None
-        kept.add("two", ROWS[:1])
-    with open_journal(output, HEAD) as kept:
-        assert (kept.get("one"), kept.get("two")) == (ROWS, ROWS[:1])
+    with open_journal(output, later) as opened:
+        assert opened.get("one") == ROWS
+        assert opened.get("two") is None
+        opened.add("two", ROWS[:1])
+    with open_journal(output, HEAD) as opened:
+        assert (opened.get("one"), opened.get("two")) == (ROWS, ROWS[:1])
 
 
 def test_what_was_measured_stays_when_the_work_is_stopped(output: Path):
     def work() -> None:
-        with open_journal(output, HEAD) as kept:
-            kept.add("one", ROWS)
+        with open_journal(output, HEAD) as opened:
+            opened.add("one", ROWS)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    with open_journal(output, HEAD) as kept:
-        assert kept.get("one") == ROWS
+    with open_journal(output, HEAD) as opened:
+        assert opened.get("one") == ROWS
 
 
 def test_without_an_output_nothing_is_kept_on_disk(tmp_path: Path):
-    with open_journal(None, HEAD) as kept:
-        assert kept.add("one", ROWS) == ROWS
-        assert kept.get("one") == ROWS
+    with open_journal(None, HEAD) as opened:
+        assert opened.add("one", ROWS) == ROWS
+        assert opened.get("one") == ROWS
     assert [*tmp_path.iterdir()] == []
     assert journal_path(None) is None
 
 
 def test_a_torn_line_is_measured_again(output: Path, journal: Path):
-    with open_journal(output, HEAD) as kept:
-        kept.add("one", ROWS)
-        kept.add("two", ROWS)
+    with open_journal(output, HEAD) as opened:
+        opened.add("one", ROWS)
+        opened.add("two", ROWS)
     journal.write_bytes(journal.read_bytes()[:-10])
-    with open_journal(output, HEAD) as kept:
-        assert kept.get("one") == ROWS
-        assert kept.get("two") is None
-        kept.add("two", ROWS)
+    with open_journal(output, HEAD) as opened:
+        assert opened.get("one") == ROWS
+        assert opened.get("two") is None
+        opened.add("two", ROWS)
     assert len(journal.read_text().splitlines()) == 3
 
 
@@ -84,8 +84,8 @@ def test_a_torn_line_is_measured_again(output: Path, journal: Path):
 def test_a_run_of_other_settings_is_not_gone_on_with(
     other: dict[str, Any], said: str, output: Path, journal: Path
 ):
-    with open_journal(output, HEAD) as kept:
-        kept.add("one", ROWS)
+    with open_journal(output, HEAD) as opened:
+        opened.add("one", ROWS)
     before = journal.read_bytes()
     with (
         pytest.raises(InvalidRequest, match="has an interrupted run with another") as caught,
@@ -123,7 +123,7 @@ def test_an_entry_that_is_no_measurement_is_named(entry: Any, output: Path, jour
     with journal.open("a") as file:
         file.write(json.dumps(entry) + "\n")
     with (
-        pytest.raises(InvalidRequest, match=r"line 2 of .* is no measurement"),
+        pytest.raises(InvalidRequest, match=r"^line 2 of .*\.journal"),
         open_journal(output, HEAD),
     ):
         pass

@@ -15,8 +15,8 @@ from paceline.runtime.options import GREEDY
 from paceline.tools.bench.record import parse_record
 from paceline.tools.bench.serve.command import bench_serve
 from paceline.tools.bench.serve.load import (
+    Endpoint,
     Sample,
-    Target,
     closed_loop,
     model_of,
     open_loop,
@@ -38,25 +38,25 @@ def server(tiny_model: Model) -> Iterator[Running]:
 
 
 @pytest.fixture
-def target(server: Running) -> Target:
+def endpoint(server: Running) -> Endpoint:
     url = f"{server.url}/v1"
-    return Target(url, model_of(url), max_tokens=6, extra='{"ignore_eos": true}')
+    return Endpoint(url, model_of(url), max_tokens=6, extra='{"ignore_eos": true}')
 
 
 def test_load_is_greedy_whatever_the_servers_model_says(tiny_model: Model, server: Running):
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     hot = Defaults(registry={"temperature": 0.9, **dict.fromkeys(penalties, 1.7)})
     with running(Model(tiny_model.files, tiny_model.engine, defaults=hot)) as other:
-        target = Target(f"{other.url}/v1", "tiny", max_tokens=20)
-        (sample,) = closed_loop(target, PROMPTS[:1], clients=1, requests=1).samples
+        endpoint = Endpoint(f"{other.url}/v1", "tiny", max_tokens=20)
+        (sample,) = closed_loop(endpoint, PROMPTS[:1], clients=1, requests=1).samples
     expected = tiny_model.generate(PROMPTS[0].messages, max_tokens=20, drafter="none", **GREEDY)
     assert (sample.error, sample.text) == (None, expected.text)
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_clients_ask_until_enough_was_asked(target: Target, clients: int):
+def test_clients_ask_until_enough_was_asked(endpoint: Endpoint, clients: int):
     heard: list[Sample] = []
-    run = closed_loop(target, PROMPTS, clients=clients, requests=7, watch=heard.append)
+    run = closed_loop(endpoint, PROMPTS, clients=clients, requests=7, watch=heard.append)
     assert [sample.prompt for sample in sorted(run.samples, key=lambda s: s.started)] != []
     assert len(run.samples) == len(heard) == 7
     assert sorted(s.prompt for s in run.samples) == ["p0", "p0", "p0", "p1", "p1", "p2", "p2"]
@@ -77,23 +77,23 @@ def test_clients_ask_until_enough_was_asked(target: Target, clients: int):
     assert most == clients
 
 
-def test_the_same_prompt_has_the_same_text(target: Target):
-    run = closed_loop(target, PROMPTS, clients=3, requests=9)
+def test_the_same_prompt_has_the_same_text(endpoint: Endpoint):
+    run = closed_loop(endpoint, PROMPTS, clients=3, requests=9)
     texts = {(sample.prompt, sample.text) for sample in run.samples}
     assert len(texts) == len(PROMPTS)
     assert any(sample.cached_tokens for sample in run.samples)
 
 
-def test_requests_come_at_a_rate(target: Target):
-    run = open_loop(target, PROMPTS, rate=40.0, requests=8, seed=1)
+def test_requests_come_at_a_rate(endpoint: Endpoint):
+    run = open_loop(endpoint, PROMPTS, rate=40.0, requests=8, seed=1)
     starts = [sample.started for sample in sorted(run.samples, key=lambda s: s.started)]
     assert len(starts) == 8
     assert 0.05 < starts[-1] - starts[0] < 2
     assert run.as_dict()["failed"] == 0
 
 
-def test_errors_are_counted_and_said(target: Target):
-    wrong = Target(target.url, "nobody", 4)
+def test_errors_are_counted_and_said(endpoint: Endpoint):
+    wrong = Endpoint(endpoint.url, "nobody", 4)
     found = closed_loop(wrong, PROMPTS, clients=2, requests=3).as_dict()
     assert found["failed"] == 3
     assert "404" in found["errors"][0]

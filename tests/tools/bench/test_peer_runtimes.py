@@ -21,7 +21,7 @@ from paceline.runtime.model import Model
 from paceline.tools.bench.peers.base import Answer, NotComparable, Peer, Question
 from paceline.tools.bench.peers.registry import KNOWN
 from paceline.tools.bench.peers.server import AS_SERVED, Access, open_server
-from paceline.tools.bench.peers.target import Target
+from paceline.tools.bench.peers.target import TargetModel
 from paceline.tools.bench.record import read_record
 from paceline.tools.bench.serve import load
 from support.server import running
@@ -38,7 +38,7 @@ def opened(name: str, files: ModelFiles, **options: Any) -> Iterator[list[Peer]]
     for module in KNOWN[name].imports:
         pytest.importorskip(module)
     module = importlib.import_module(f"paceline.tools.bench.peers.{KNOWN[name].module}")
-    with Target(files, context=200, progress=QUIET, **options) as target:
+    with TargetModel(files, context=200, progress=QUIET, **options) as target:
         yield module.open_peers(target)
 
 
@@ -57,9 +57,9 @@ def question(model: Model) -> Question:
 
 def test_every_way_says_what_the_model_says(peers: list[Peer], question: Question, tiny_gguf: Path):
     for peer in peers:
-        assert len(peer.ways) > 1
-        for way in peer.ways:
-            found = peer.answer(question, 24, way)
+        assert len(peer.modes) > 1
+        for mode in peer.modes:
+            found = peer.answer(question, 24, mode)
             assert found.tokens is not None
             assert found.count == len(found.tokens) == 24
             _check_greedy(tiny_gguf, question, found)
@@ -72,7 +72,7 @@ def test_an_answer_ends_with_its_stop_token_and_is_compared_without_it(
     peers: list[Peer], question: Question, tiny_files: ModelFiles
 ):
     for peer in peers:
-        long = peer.answer(question, 24, peer.ways[0])
+        long = peer.answer(question, 24, peer.modes[0])
         assert long.tokens is not None
         stop = long.tokens[5]
         before = list(long.tokens[: long.tokens.index(stop)])
@@ -80,7 +80,7 @@ def test_an_answer_ends_with_its_stop_token_and_is_compared_without_it(
         facts = replace(tiny_files.facts, stop_token_ids=(stop,))
         usual, target.files = target.files, replace(tiny_files, facts=facts)
         try:
-            short = peer.answer(question, 24, peer.ways[0])
+            short = peer.answer(question, 24, peer.modes[0])
         finally:
             target.files = usual
         assert short.tokens == before
@@ -93,10 +93,10 @@ def test_an_answer_is_the_same_whatever_was_asked_before(
 ):
     other = replace(question, tokens=model.tokens("2 + 2 = 12"))
     for peer in peers:
-        for way in peer.ways:
-            first = peer.answer(question, 12, way)
-            peer.answer(other, 12, way)
-            assert peer.answer(question, 12, way).same(first)
+        for mode in peer.modes:
+            first = peer.answer(question, 12, mode)
+            peer.answer(other, 12, mode)
+            assert peer.answer(question, 12, mode).same(first)
 
 
 def _check_greedy(gguf: Path, question: Question, found: Answer) -> None:
@@ -112,9 +112,9 @@ def test_a_form_of_a_model_is_compared_with_what_it_was_made_from(
     tiny_files: ModelFiles, tiny_gguf: Path
 ):
     form = replace(tiny_files, name=f"{tiny_gguf}@coreml", engine="coreml")
-    with Target(form, context=9, progress=QUIET) as target:
+    with TargetModel(form, context=9, progress=QUIET) as target:
         assert target.gguf == tiny_gguf.resolve()
-    with Target(replace(tiny_files, engine="mlx"), context=9, progress=QUIET) as target:
+    with TargetModel(replace(tiny_files, engine="mlx"), context=9, progress=QUIET) as target:
         assert target.checkpoint == tiny_files.folder
 
 
@@ -129,13 +129,13 @@ def test_a_model_without_a_gguf_file_is_not_for_llama_cpp(
         (folder / name).write_text(text)
     shutil.copy(tiny_files.folder / "tokenizer.json", folder)
     monkeypatch.setattr("paceline.models.source.read_facts", lambda _: tiny_files.facts)
-    with Target(replace(tiny_files, name=str(folder)), context=9, progress=QUIET) as target:
+    with TargetModel(replace(tiny_files, name=str(folder)), context=9, progress=QUIET) as target:
         assert target.checkpoint == folder.resolve()
         with pytest.raises(NotComparable, match="was not made from a GGUF file"):
             _ = target.gguf
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with (
-        Target(tiny_files, context=9, progress=QUIET) as target,
+        TargetModel(tiny_files, context=9, progress=QUIET) as target,
         pytest.raises(MissingExtra, match="pip install torch transformers accelerate"),
     ):
         assert target.gguf == tiny_gguf.resolve()
@@ -155,7 +155,7 @@ def test_the_command_compares_with_genai(
     assert main([str(each) for each in [*asked, "--per-kind", 1, "--kind", "chat"]]) == 0
     record = read_record(output)
     assert record.kind == "peers"
-    genai = [f"{name}, {way}" for name in ("GenAI", "GenAI f32") for way in ("plain", "lookup")]
+    genai = [f"{name}, {mode}" for name in ("GenAI", "GenAI f32") for mode in ("plain", "lookup")]
     assert record.contenders == ["plain", "auto", *genai]
     assert record.settings["peers"]["GenAI f32"]["properties"]["KV_CACHE_PRECISION"] == "f16"
     printed = capsys.readouterr().out
@@ -168,19 +168,19 @@ def test_a_server_of_ours_is_asked_with_and_without_speculation(
 ):
     expected = model.generate(TEXT, max_tokens=24)
     sent: list[dict[str, Any]] = []
-    ask = load._ask
+    ask = load._send
 
-    async def spy(client: Any, target: load.Target, *rest: Any) -> Any:
-        sent.append(load.json.loads(target.extra))
-        return await ask(client, target, *rest)
+    async def spy(client: Any, endpoint: load.Endpoint, *rest: Any) -> Any:
+        sent.append(load.json.loads(endpoint.extra))
+        return await ask(client, endpoint, *rest)
 
-    monkeypatch.setattr(load, "_ask", spy)
+    monkeypatch.setattr(load, "_send", spy)
     with running(model) as server:
         peer = open_server(f"{server.url}/v1/", Access())
-        assert peer.ways == ("plain", "speculation")
+        assert peer.modes == ("plain", "speculation")
         assert f"http://{peer.name}" == f"{server.url}/v1"
-        for way in peer.ways:
-            found = peer.answer(question, 24, way)
+        for mode in peer.modes:
+            found = peer.answer(question, 24, mode)
             assert (found.text, found.tokens, found.count) == (expected.text, None, 24)
             assert found.rate is not None
             assert found.first_token_seconds > 0
@@ -200,10 +200,10 @@ def test_a_server_of_others_answers_as_it_was_started_unless_fields_are_given(
 ):
     monkeypatch.setattr("paceline.tools.bench.peers.server._is_paceline", lambda *_: False)
     url, model = "http://127.0.0.1:1/v1", "some-model"
-    assert open_server(url, Access(model)).ways == (AS_SERVED,)
+    assert open_server(url, Access(model)).modes == (AS_SERVED,)
     chosen = Access(model, plain='{"num_draft_tokens": 0}', speculation="{}")
     peer = open_server(url, chosen)
-    assert peer.ways == ("plain", "speculation")
+    assert peer.modes == ("plain", "speculation")
     assert peer.settings["fields"] == {"plain": {"num_draft_tokens": 0}, "speculation": {}}
 
 

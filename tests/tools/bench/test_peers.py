@@ -16,11 +16,11 @@ from paceline.storage.report import Report
 from paceline.tools.bench.journal import journal_path
 from paceline.tools.bench.peers import command, registry
 from paceline.tools.bench.peers.base import Answer, Peer, Question
-from paceline.tools.bench.peers.measure import OWN, Variant, measure, variants_of
-from paceline.tools.bench.peers.paceline_peer import Ours
-from paceline.tools.bench.peers.registry import KNOWN, Known, check_names, open_all
+from paceline.tools.bench.peers.measure import OWN, PeerVariant, measure, variants_of
+from paceline.tools.bench.peers.paceline_peer import PacelinePeer
+from paceline.tools.bench.peers.registry import KNOWN, KnownPeer, check_names, open_all
 from paceline.tools.bench.peers.server import Access
-from paceline.tools.bench.peers.summary import Rows, kept, summary, tables
+from paceline.tools.bench.peers.summary import PeerRows, is_exact, summary, tables
 from paceline.tools.bench.record import Row, parse_record
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
@@ -33,7 +33,7 @@ def answered(*tokens: int, seconds: float = 1.0, **more: Any) -> Answer:
 
 @dataclass
 class Fake:
-    """Gives the answers it has for a way, one after the other and then again."""
+    """Gives the answers it has for a mode, one after the other and then again."""
 
     answers: Mapping[str, Sequence[Answer]]
     name: str = "fake"
@@ -42,13 +42,13 @@ class Fake:
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     @property
-    def ways(self) -> Sequence[str]:
+    def modes(self) -> Sequence[str]:
         return tuple(self.answers)
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
-        given = self.answers[way]
-        turn = self.asked.count((question.id, way))
-        self.asked.append((question.id, way))
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+        given = self.answers[mode]
+        turn = self.asked.count((question.id, mode))
+        self.asked.append((question.id, mode))
         return replace(given[turn % len(given)])
 
 
@@ -56,7 +56,7 @@ PACELINE = Fake({"plain": [answered(7, 8, 9)], "auto": [answered(7, 8, 9, second
 
 
 def rows_of(peer: Peer, rounds: int = 1) -> dict[str, Row]:
-    ours = [Variant(way, "plain", PACELINE, way) for way in PACELINE.ways]
+    ours = [PeerVariant(mode, "plain", PACELINE, mode) for mode in PACELINE.modes]
     theirs = variants_of(PACELINE, [peer])[2:]  # type: ignore[arg-type]
     return {
         row.contender: row
@@ -151,7 +151,7 @@ def test_the_summary_says_how_fast_and_of_which_texts():
         *rows("b", 20, kept=True, ours=False),
         *rows("c", 320, kept=False, ours=False),
     ]
-    value = summary(Rows(found))
+    value = summary(PeerRows(found))
     assert value["texts_changed"] == {"auto": 0, "x, lookup": 1}
     assert value["texts_of_paceline"] == {"plain": 3, "x, plain": 3, "x, lookup": 1}
     assert value["over_own_plain"]["x, lookup"] == pytest.approx((0.5 * 2 * 32) ** (1 / 3))
@@ -161,19 +161,19 @@ def test_the_summary_says_how_fast_and_of_which_texts():
     assert value["auto_over"]["x, plain"] == pytest.approx(2)
     assert value["first_token_over_auto"]["x, lookup"] == pytest.approx(2)
     assert tables_of(found)["x, lookup"][2] == "1 of 3"
-    assert kept(Rows(found)), "only paceline is held to it"
-    assert not kept(Rows([replace(row, facts={"same_tokens": False}) for row in found]))
+    assert is_exact(PeerRows(found)), "only paceline is held to it"
+    assert not is_exact(PeerRows([replace(row, facts={"same_tokens": False}) for row in found]))
 
 
 def tables_of(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
-    found = [*tables(Rows(rows))]
+    found = [*tables(PeerRows(rows))]
     assert all(len(line) == len(head) for _, head, lines in found for line in lines)
     return {line[0]: line for line in found[0][2]}
 
 
 def test_a_peer_that_fails_is_named_with_the_question():
     class Broken(Fake):
-        def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
+        def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
             raise RuntimeError("out of\nmemory")
 
     with pytest.raises(ModelError, match="fake, plain fails at one: out of memory"):
@@ -194,7 +194,7 @@ def test_a_peer_that_fails_is_named_with_the_question():
 def test_a_name_that_means_nothing_here_is_refused(
     name: str, error: type[PacelineError], says: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(KNOWN, "absent", Known("none", ["no_such_module"], "something"))
+    monkeypatch.setitem(KNOWN, "absent", KnownPeer("none", ["no_such_module"], "something"))
     with pytest.raises(error, match=says):
         check_names(["http://127.0.0.1:1/v1", name])
 
@@ -214,7 +214,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, Any]], None
 
     def peers(found: Mapping[str, Any]) -> None:
         here = {
-            name: Known(name, ["json" if what else "no_such_module"], f"the-{name}")
+            name: KnownPeer(name, ["json" if what else "no_such_module"], f"the-{name}")
             for name, what in found.items()
         }
         monkeypatch.setattr(registry, "KNOWN", here)
@@ -231,13 +231,13 @@ def test_those_that_cannot_answer_are_left_out_with_a_line_each(
     fake = Fake({"plain": []})
     peers({"a": None, "b": ValueError("no such\nlayer"), "c": fake, "d": ModelError("not for d")})
     said = StringIO()
-    target: Any = type("Target", (), {"files": model.files})
+    target: Any = type("TargetModel", (), {"files": model.files})
     assert open_all([], target, Access(), Progress(said)) == [fake]
-    left = [line for line in said.getvalue().splitlines() if "left out" in line]
+    left = [line for line in said.getvalue().splitlines() if "skipped" in line]
     assert left == [
-        "a is left out: a is not installed here: pip install the-a",
-        f"b is left out: b cannot open {model.files.name}: no such layer",
-        "d is left out: not for d",
+        "a is skipped: a is not installed here: pip install the-a",
+        f"b is skipped: b cannot open {model.files.name}: no such layer",
+        "d is skipped: not for d",
     ]
 
 
@@ -246,7 +246,7 @@ def test_one_that_was_asked_for_is_opened_or_is_an_error(
     error: Exception, peers: Callable[..., None], model: Model
 ):
     peers({"b": error})
-    target: Any = type("Target", (), {"files": model.files})
+    target: Any = type("TargetModel", (), {"files": model.files})
     with pytest.raises(ModelError, match="no such layer"):
         open_all(["b"], target, Access(), QUIET)
 
@@ -302,10 +302,10 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     model: Model, suite_file: Path, peers: Callable[..., None], tmp_path: Path
 ):
     class Stops(Fake):
-        def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
+        def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
             if question.id == "two":
                 raise KeyboardInterrupt
-            return super().answer(question, max_tokens, way)
+            return super().answer(question, max_tokens, mode)
 
     output = tmp_path / "peers.json"
     peers({"fake": Stops({"plain": [answered(7, 8)]})})
@@ -327,14 +327,14 @@ def test_without_any_peer_there_is_nothing_to_compare(
     model: Model, suite_file: Path, peers: Callable[..., None]
 ):
     peers({"a": None})
-    with pytest.raises(MissingExtra, match="no peer is here"):
+    with pytest.raises(MissingExtra, match="no peer is installed"):
         bench(model, suite_file)
 
 
 def test_ours_is_asked_as_a_first_request_each_time(model: Model):
     tokens = model.tokens("this is one and the user, this is one and the user")
-    question, ours = Question("one", "chat", [], tokens), Ours(model)
-    first, second, auto = (ours.answer(question, 40, way) for way in ("plain", "plain", "auto"))
+    question, ours = Question("one", "chat", [], tokens), PacelinePeer(model)
+    first, second, auto = (ours.answer(question, 40, mode) for mode in ("plain", "plain", "auto"))
     assert first.tokens == model.generate(tokens, max_tokens=40, drafter="none").token_ids
     assert first.same(second)
     assert first.same(auto)

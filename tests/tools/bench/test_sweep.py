@@ -11,9 +11,9 @@ from paceline.errors import InvalidRequest
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline.tools.bench.ab_test import PLAIN
+from paceline.tools.bench.ab_test import PLAIN, variant_options
 from paceline.tools.bench.record import Record, parse_record, read_record
-from paceline.tools.bench.sweep.command import bench_sweep, ways
+from paceline.tools.bench.sweep.command import bench_sweep
 
 
 class Loading:
@@ -63,7 +63,7 @@ def test_every_drafter_meets_every_policy_and_block(
     drafters: list[str], policies: list[str], blocks: list[int], names: list[str] | None
 ):
     expected = names or ["suffix, fixed 4", "suffix, kelly 16", "suffix"]
-    found = ways(drafters, policies, blocks)
+    found = variant_options(drafters, policies, blocks)
     assert [*found] == [PLAIN, *expected]
     assert found[PLAIN] == {"drafter": "none"}
 

@@ -13,11 +13,11 @@ from paceline.runtime.options import POLICIES, Options
 from paceline.tools.bench.verify.checks import (
     BLOCKS,
     DRAFTERS,
-    Case,
     Verdict,
-    cases,
+    VerifyCase,
     check_rows,
     check_tokens,
+    verify_cases,
 )
 from paceline.tools.suite import load_suite
 from support.faulty import (
@@ -33,14 +33,14 @@ GREEDY: Options = {"temperature": 0.0}
 SAMPLED: Options = {"temperature": 0.9, "seed": 3, "top_p": 0.9}
 
 
-def pairs(chosen: list[Case]) -> set[object]:
+def pairs(chosen: list[VerifyCase]) -> set[object]:
     """Every two values that come together in a case."""
     values = [(c.drafter, c.policy, c.block, str(c.sampling)) for c in chosen]
     return {((i, a[i]), (j, a[j])) for a in values for i, j in combinations(range(4), 2)}
 
 
 def test_the_whole_list_has_every_drafter_policy_block_and_temperature():
-    every = cases(whole=True)
+    every = verify_cases(whole=True)
     assert {c.drafter for c in every} == {*DRAFTERS}
     assert {c.block for c in every} == {*range(2, 17)}
     hot = {(c.drafter, c.policy, c.block, c.sampling["temperature"] > 0) for c in every}
@@ -52,10 +52,10 @@ def test_the_whole_list_has_every_drafter_policy_block_and_temperature():
 
 
 def test_the_short_list_has_every_pair_of_values_that_the_whole_one_has():
-    every, chosen = cases(whole=True), cases(whole=False)
+    every, chosen = verify_cases(whole=True), verify_cases(whole=False)
     assert len(chosen) < len(every) / 5
     assert pairs(chosen) == pairs(every)
-    assert cases(whole=False) == chosen, "the same list each time"
+    assert verify_cases(whole=False) == chosen, "the same list each time"
 
 
 def test_rows_of_an_engine_that_keeps_its_promise_do_not_differ(model: Model):
@@ -146,7 +146,7 @@ def test_a_check_gives_all_slots_back_even_when_it_fails(model: Model):
 
 
 CHOSEN = [
-    Case(drafter, "fixed", block, sampling)
+    VerifyCase(drafter, "fixed", block, sampling)
     for drafter, block, sampling in zip(
         DRAFTERS, (2, 3, 8, 16, 5, 4), [GREEDY, SAMPLED] * 3, strict=True
     )
@@ -175,7 +175,7 @@ def test_an_answer_with_another_token_is_named_with_its_way_and_place(
 ):
     liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
     verdict = Verdict()
-    case = Case("suffix", "fixed", 4, GREEDY)
+    case = VerifyCase("suffix", "fixed", 4, GREEDY)
     check_tokens(liar, load_suite(suite_file), [case] * 3, verdict, max_tokens=60)
     assert verdict.answers_differing
     assert not verdict.exact
@@ -192,7 +192,7 @@ def test_an_answer_that_only_ends_sooner_differs_too(model: Model, suite_file: P
             return super().stream(prompt, **options)  # type: ignore[arg-type]
 
     verdict = Verdict()
-    case = Case("suffix", "fixed", 4, GREEDY)
+    case = VerifyCase("suffix", "fixed", 4, GREEDY)
     short = Short(model.files, model.engine)
     check_tokens(short, load_suite(suite_file), [case], verdict, max_tokens=9)
     assert len(verdict.answers_differing) == 1

@@ -29,8 +29,8 @@ from support.faulty import (
 
 @pytest.fixture
 def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = [case for case in checks.cases(whole=False) if case.policy == "fixed"][:8]
-    monkeypatch.setattr(command, "cases", lambda **_: chosen)
+    chosen = [case for case in checks.verify_cases(whole=False) if case.policy == "fixed"][:8]
+    monkeypatch.setattr(command, "verify_cases", lambda **_: chosen)
 
 
 @pytest.mark.usefixtures("few_cases")
@@ -194,7 +194,7 @@ def test_verify_sets_greedy_decoding_explicitly(model: Model, suite_file: Path):
             asked.append(options)
             return super().stream(prompt, **options)
 
-    case = checks.Case("suffix", "fixed", 4, {"temperature": 0.0})
+    case = checks.VerifyCase("suffix", "fixed", 4, {"temperature": 0.0})
     watched = Watched(model.files, model.engine)
     verdict = checks.Verdict()
     checks.check_tokens(watched, load_suite(suite_file), [case], verdict, max_tokens=3)

@@ -1,17 +1,18 @@
-"""Contenders against plain decoding: the same cases, in turns, as rows of a record.
+"""Interleaved A/B test of variants: every variant answers the same cases, and rows come out.
 
-In every round a case is answered by all variants (`turns.py`), each as a first request has it,
-and a ratio is taken within the round. Every answer is also compared with plain decoding's, token
-for token. Prefill and decode are measured apart.
+In each round all variants answer a case, each with a fresh cache and drafter, and a ratio is taken
+within the round. Every answer is compared with plain decoding's, token by token. Prefill and decode
+are measured separately.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeVar
 
+from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.model import Model, Prompt
 from paceline.runtime.options import GREEDY, Options
@@ -27,25 +28,25 @@ SINGLE_ROW = "plain, 1 row"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is asked."""
+    """A prompt and the options to answer it with."""
 
     id: str
     kind: str
     prompt: Prompt
     options: Options = field(default_factory=Options)
-    """How it is answered, whoever answers; with a temperature there is a seed."""
+    """Options for all variants; with a temperature there is a seed."""
     at: Mapping[str, float | str] = field(default_factory=dict)
     """As in `Row`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """As in `Row`."""
     keep_prompt: bool = True
-    """Whether the record has the prompt's tokens, so that the case can be simulated. Not those of
-    other people's data sets, which a record would publish."""
+    """True: the record has the prompt's tokens, so the case can be simulated. False for third-party
+    data sets, which a record would publish."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to decode: a model (its engine's settings count too) and options."""
+    """A model (with its engine's settings) and the options it decodes with."""
 
     name: str
     model: Model
@@ -53,32 +54,29 @@ class Variant:
 
     @property
     def block(self) -> dict[str, int]:
-        """`block`: the most rows of a block, where the options say so."""
+        """`block`: the most rows of a block, if the options limit them."""
         rows = self.options.get("max_block")
         return {} if rows is None else {"block": rows}
 
     @property
-    def way(self) -> str:
-        """What it has in common with those that differ in the block alone."""
-        return f"{called(self.options['drafter'])}, {self.options.get('policy', 'auto')}"
+    def curve(self) -> str:
+        """Name of the curve that joins the variants that differ in the block alone."""
+        return f"{drafter_name(self.options['drafter'])}, {self.options.get('policy', 'auto')}"
 
     def answer(self, case: Case) -> Result:
-        """The answer, as a first request has it: nothing is known of those before.
-
-        Greedy, unless the case says otherwise.
-        """
+        """Answer with nothing left of earlier requests; greedy unless the case says otherwise."""
         options: Options = {**GREEDY, **case.options, **self.options}
         return self.model.fresh().generate(case.prompt, **options)
 
 
-def called(drafter: str) -> str:
-    """A drafter's spec without the folders in it: those are no part of a result."""
-    parts = (part.partition(":") for part in drafter.split("+"))
+def drafter_name(spec: str) -> str:
+    """A drafter's spec with paths cut to their last part: a record has no folders."""
+    parts = (part.partition(":") for part in spec.split("+"))
     return "+".join(f"{kind}{colon}{Path(rest).name}" for kind, colon, rest in parts)
 
 
 def warm_up(variants: Sequence[Variant], case: Case) -> None:
-    """Let each answer once: whatever is done at the first request has then been done."""
+    """Answer once with each, so that work of the first request alone is not measured."""
     for each in variants:
         each.answer(case)
 
@@ -88,41 +86,32 @@ def measure_all(
     variants: Sequence[Variant],
     *,
     rounds: int,
-    kept: Journal,
+    journal: Journal,
     progress: Progress,
 ) -> list[Row]:
-    """The rows of all cases; what an interrupted run has kept is not measured again."""
+    """Rows of all cases; those in the journal are not measured again."""
     rows: list[Row] = []
     for number, case in enumerate(cases, start=1):
-        known = kept.get(case.id)
-        fresh = known or kept.add(case.id, measure(case, variants, rounds=rounds, start=number))
-        rows += fresh
-        progress.say(progress_line(fresh, f"{number}/{len(cases)}", before=known is not None))
+        call = partial(measure, case, variants, rounds=rounds, start=number)
+        rows += journal.get_or_measure(case.id, call, progress, f"{number}/{len(cases)}")
     return rows
 
 
-def progress_line(rows: Sequence[Row], place: str, *, before: bool) -> str:
-    """A case's ratios in one line; `place` is how far the run is."""
-    ratios = (f"{row.contender} {median(row.measures['ratio']):.2f}" for row in rows[1:])
-    note = " (measured before)" if before else ""
-    return f"{place} {rows[0].case}: {', '.join(ratios)}{note}"
-
-
 def measure(case: Case, variants: Sequence[Variant], *, rounds: int, start: int = 0) -> list[Row]:
-    """Let all variants answer a case, in turns.
+    """Answer a case with all variants, interleaved.
 
     Args:
-        case: what is asked.
-        variants: the first one is plain decoding, what the others are compared with. One called
-            `SINGLE_ROW` is what a second ratio is taken against.
-        rounds: how often each answers.
-        start: who begins; pass another number for each case.
+        case: prompt and options.
+        variants: the first is plain decoding, the baseline of `ratio`; one called `SINGLE_ROW` is
+            the baseline of `ratio_single_row`.
+        rounds: answers per variant.
+        start: as for `interleaved`; pass another number for each case.
 
     Returns:
-        A row for each variant; the first one's facts have the answer's tokens, and the prompt's.
+        One row per variant; the first row's facts have the tokens of answer and prompt.
     """
-    ways = {each.name: _answering(each, case) for each in variants}
-    answers = interleaved(ways, rounds, start)
+    calls = {each.name: partial(each.answer, case) for each in variants}
+    answers = interleaved(calls, rounds, start)
     first, *others = (_row(case, each, answers, variants[0].name) for each in variants)
     # With its tokens a case can be simulated.
     tokens = {"token_ids": answers[first.contender][0].token_ids}
@@ -134,15 +123,15 @@ def measure(case: Case, variants: Sequence[Variant], *, rounds: int, start: int 
 def interleaved(
     calls: Mapping[str, Callable[[], _T]], rounds: int, start: int = 0
 ) -> dict[str, list[_T]]:
-    """Run every call once a round, in an order that rotates, so that load on the machine hits all.
+    """Run every call once per round, in rotating order: other load on the machine hits all alike.
 
     Args:
         calls: what to run, by name.
-        rounds: how often each runs.
-        start: index of the call that begins round 0; the first call moves on by one a round.
+        rounds: runs per call.
+        start: index of the call that begins the first round; it moves on by one per round.
 
     Returns:
-        Name -> its results, one a round, in the order of `calls`.
+        Name -> results, one per round, in the order of `calls`.
     """
     found: dict[str, list[_T]] = {name: [] for name in calls}
     names = [*calls]
@@ -154,31 +143,76 @@ def interleaved(
 
 
 def about(model: Model) -> dict[str, Any]:
-    """What a record says of a model."""
+    """Fields of a record that describe a model."""
     return {
         "model": {"name": model.files.name, "fingerprint": model.files.fingerprint},
         "engine": model.engine.describe(),
     }
 
 
-def _answering(variant: Variant, case: Case) -> Callable[[], Result]:
-    return lambda: variant.answer(case)
+def variant_options(
+    drafters: Sequence[str], policies: Sequence[str], blocks: Sequence[int]
+) -> dict[str, Options]:
+    """Variant -> its options: plain decoding, then each drafter with each policy and block.
+
+    Raises:
+        InvalidRequest: the part of a policy after its colon is no number.
+    """
+    found: dict[str, Options] = {PLAIN: {"drafter": "none"}}
+    for drafter in drafters or ["auto"]:
+        for policy in policies or (["fixed"] if blocks else ["auto"]):
+            rule, colon, rows = policy.partition(":")
+            if colon and not rows.isdecimal():
+                raise InvalidRequest(
+                    f"policy {policy!r} has no block; expected a number of rows, as in {rule}:8"
+                )
+            chosen: list[int | None] = [int(rows)] if colon else [*blocks] or [None]
+            for block in chosen:
+                name = drafter_name(drafter)
+                if rule != "auto" or block:
+                    name += f", {rule}{f' {block}' if block else ''}"
+                found[name] = {"drafter": drafter, "policy": rule, "max_block": block}
+    return found
 
 
-def _rate(result: Result) -> float:
-    """Tokens per second of decoding; 1.0 for an answer of one token, which has no decoding."""
+def options_facts(options: Mapping[str, Options]) -> dict[str, Any]:
+    """The options of variants by name, for a record's settings: drafters without folders."""
+    return {
+        name: {**each, "drafter": drafter_name(each["drafter"])} for name, each in options.items()
+    }
+
+
+def measures_of(result: Result) -> dict[str, float]:
+    """Measures of one answer, by their names in `Row.measures`."""
+    stats = result.stats
+    computed = result.prompt_tokens - stats.cached_tokens
+    return {
+        "decode_tokens_per_second": stats.decode_tokens_per_second,
+        "prefill_tokens_per_second": computed / stats.prefill_seconds,
+        **{name: getattr(stats, name) for name in _STATS},
+    }
+
+
+_STATS = (
+    *("tokens_per_step", "acceptance_rate", "first_token_seconds", "prefill_seconds"),
+    *("decode_seconds", "draft_seconds", "verify_seconds", "sample_seconds"),
+)
+
+
+def _decode_rate(result: Result) -> float:
+    """Decode throughput, tokens/s; 1.0 for an answer of one token, which has no decode step."""
     return result.stats.decode_tokens_per_second or 1.0
 
 
 def _whole_rate(result: Result) -> float:
-    """Tokens per second from the prompt's first call to the last token."""
+    """Throughput of prefill and decode, in answer tokens/s."""
     return result.completion_tokens / (result.stats.prefill_seconds + result.stats.decode_seconds)
 
 
 def _row(case: Case, variant: Variant, answers: Mapping[str, Sequence[Result]], plain: str) -> Row:
     results = answers[variant.name]
 
-    def ratios(base: str, rate: Callable[[Result], float] = _rate) -> list[float]:
+    def ratios(base: str, rate: Callable[[Result], float] = _decode_rate) -> list[float]:
         pairs = zip(results, answers[base], strict=True)
         return [rate(mine) / rate(theirs) for mine, theirs in pairs]
 
@@ -201,27 +235,9 @@ def _row(case: Case, variant: Variant, answers: Mapping[str, Sequence[Result]], 
             "tokens": results[0].completion_tokens,
             "prompt_tokens": results[0].prompt_tokens,
             "same_tokens": all(result.token_ids == expected for result in results),
-            **({"way": variant.way} if variant.block else {}),
+            **({"way": variant.curve} if variant.block else {}),
         },
     )
-
-
-def measures_of(result: Result) -> dict[str, float]:
-    """What a record keeps of one answer, by the names that `Row.measures` has."""
-    stats = result.stats
-    computed = result.prompt_tokens - stats.cached_tokens
-    return {
-        "decode_tokens_per_second": stats.decode_tokens_per_second,
-        "prefill_tokens_per_second": computed / stats.prefill_seconds,
-        "tokens_per_step": stats.tokens_per_step,
-        "acceptance_rate": stats.acceptance_rate,
-        "first_token_seconds": stats.first_token_seconds,
-        "prefill_seconds": stats.prefill_seconds,
-        "decode_seconds": stats.decode_seconds,
-        "draft_seconds": stats.draft_seconds,
-        "verify_seconds": stats.verify_seconds,
-        "sample_seconds": stats.sample_seconds,
-    }
 
 
 def _counts(results: Sequence[Result]) -> dict[str, Any]:
@@ -237,8 +253,8 @@ def _counts(results: Sequence[Result]) -> dict[str, Any]:
             sums.update(getattr(stats, name))
         found[name] = dict(sums)
     for name in ("drafted_at", "accepted_at"):
-        places = Counter[int]()
+        positions = Counter[int]()
         for stats in every:
-            places.update(dict(enumerate(getattr(stats, name))))
-        found[name] = [places[place] for place in sorted(places)]
+            positions.update(dict(enumerate(getattr(stats, name))))
+        found[name] = [positions[position] for position in sorted(positions)]
     return found

@@ -1,89 +1,132 @@
-"""Measurements kept one by one beside the output, so that a stopped run goes on where it was.
+"""Journals of measurements beside the output file, so that an interrupted run can be resumed.
 
-The journal's first entry says what is measured, with what and where; another run's is not gone on
-with. Whoever writes the result removes it (`Report.journal`).
+The first entry describes the run: options, model, engine, machine. A journal of another run is
+rejected. The CLI deletes the journal once it has written the result (`Report.journal`).
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from paceline.errors import InvalidRequest
+from paceline.models import Progress
 from paceline.storage.json_lines import Append, appending, read_journal
-from paceline.tools.bench.record import Record, Row, row_of
-from paceline.tools.bench.record_faults import row_faults
+from paceline.storage.validation import validated
+from paceline.tools.bench.record import Record, Row
 
-_NOT_ASKED = ("made", "command", "summary", "rows")
-"""What two processes of one run need not have in common."""
+_MAY_DIFFER = ("made", "command", "summary", "rows")
+"""Fields of the head in which two processes of one run may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    key: str
+    rows: list[Row]
 
 
 class Journal:
-    """What has been measured so far, piece by piece.
-
-    A piece is what belongs together: mostly a case, with all its variants and rounds.
-    """
+    """Rows measured so far, by key: mostly a case's id, with rows of all variants."""
 
     def __init__(self, done: Mapping[str, list[Row]], append: Append) -> None:
         self._done = dict(done)
         self._append = append
 
     def get(self, key: str) -> list[Row] | None:
-        """The rows of a piece; None where it has not been measured."""
+        """Rows of a key; None if they have not been measured."""
         return self._done.get(key)
 
     def add(self, key: str, rows: Sequence[Row]) -> list[Row]:
-        """Keep the rows of a piece: they are there for good when the call returns."""
+        """Add the rows of a key; they are on disk when the call returns."""
         self._append({"key": key, "rows": [row.as_dict() for row in rows]})
         self._done[key] = [*rows]
         return self._done[key]
 
+    def get_or_measure(
+        self, key: str, measure: Callable[[], list[Row]], progress: Progress, place: str
+    ) -> list[Row]:
+        """Rows of a key, measured if they are new; reports their median ratios in one line.
+
+        `place` is how far the run is, as `3/20`.
+        """
+        known = self.get(key)
+        rows = known or self.add(key, measure())
+        ratios = "; ".join(
+            f"{row.contender} {median(row.measures['ratio']):.2f}"
+            for row in rows[1:]
+            if "ratio" in row.measures
+        )
+        progress.say(f"{place} {key}: {ratios}{' (measured before)' if known else ''}")
+        return rows
+
 
 def journal_path(output: Path | None) -> Path | None:
-    """Where the journal of a result is; None without an output: then nothing is kept."""
+    """Path of an output's journal; None without an output."""
     return None if output is None else output.with_name(f"{output.name}.journal")
 
 
 @contextlib.contextmanager
 def open_journal(output: Path | None, head: Record) -> Iterator[Journal]:
-    """What an interrupted run for `output` has measured already, and a place for more.
+    """Open the journal of `output`, with the rows of an interrupted run if there was one.
 
     Args:
-        output: where the result will be written; None: nothing is kept.
-        head: the record to be made, with no rows yet.
+        output: where the result will be written; None: the journal is in memory only.
+        head: the record of this run, without rows.
 
     Raises:
-        InvalidRequest: the journal cannot be read or written, or is that of another run.
+        InvalidRequest: the journal cannot be read or written, or it is another run's.
+    """
+    about = {name: each for name, each in head.as_dict().items() if name not in _MAY_DIFFER}
+    with resuming(output, about) as (entries, append):
+        measured = [
+            validated(_Entry, entry, f"line {number} of {journal_path(output)}")
+            for number, entry in entries
+        ]
+        yield Journal({entry.key: entry.rows for entry in measured}, append)
+
+
+@contextlib.contextmanager
+def resuming(
+    output: Path | None, about: Mapping[str, Any]
+) -> Iterator[tuple[list[tuple[int, dict[str, Any]]], Append]]:
+    """Yield (line number, entry) of an interrupted run, and a function that appends an entry.
+
+    Args:
+        output: where the result will be written; None: there are no entries, none are appended.
+        about: JSON that describes the run, the journal's first entry.
+
+    Raises:
+        InvalidRequest: the journal cannot be read or written, or it is another run's.
     """
     path = journal_path(output)
     if path is None:
-        yield Journal({}, lambda _: None)
+        yield [], lambda _: None
         return
-    about = {name: each for name, each in head.as_dict().items() if name not in _NOT_ASKED}
     entries = read_journal(path, {})
     with appending(path) as append:
         if entries:
-            check_same(path, entries[0].get("about"), about)
+            _check_same_run(path, entries[0].get("about"), about)
         else:
-            append({"about": about})
-        yield Journal(dict(_done(path, entries[1:])), append)
+            append({"about": dict(about)})
+        yield [*enumerate(entries[1:], start=2)], append
 
 
-def check_same(path: Path, here: Any, about: Mapping[str, Any]) -> None:
-    """Raise InvalidRequest where a journal begins with something else than `about`."""
-    if not isinstance(here, dict):
+def _check_same_run(path: Path, found: Any, about: Mapping[str, Any]) -> None:
+    if not isinstance(found, dict):
         raise InvalidRequest(f"{path} is no journal of `paceline bench`; choose another output")
     for name in about:
-        if here.get(name) != about[name]:
-            was, now = _differing(here.get(name), about[name])
+        if found.get(name) != about[name]:
+            was, now = _differing(found.get(name), about[name])
             raise InvalidRequest(
-                f"{path} has an interrupted run with another {name} ({was}, not {now}); go on as "
-                "it was begun, remove it, or choose another output"
+                f"{path} has an interrupted run with another {name} ({was}, not {now}); resume "
+                "it with the same options, remove it, or choose another output"
             )
 
 
 def _differing(was: Any, now: Any) -> tuple[str, str]:
-    """Both values, or where both are objects what differs in them."""
+    """Both values; of two objects only the fields that differ."""
     if isinstance(was, dict) and isinstance(now, dict):
         names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
         return (
@@ -91,15 +134,3 @@ def _differing(was: Any, now: Any) -> tuple[str, str]:
             ", ".join(f"{name} {now.get(name)}" for name in names),
         )
     return str(was), str(now)
-
-
-def _done(path: Path, entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Row]]]:
-    for number, entry in enumerate(entries, start=2):
-        rows = entry.get("rows")
-        if not (
-            isinstance(entry.get("key"), str)
-            and isinstance(rows, list)
-            and not any(fault for row in rows for fault in row_faults(row))
-        ):
-            raise InvalidRequest(f"line {number} of {path} is no measurement; remove the file")
-        yield entry["key"], [row_of(row) for row in rows]

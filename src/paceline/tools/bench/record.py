@@ -1,10 +1,9 @@
-"""The one form of a recorded result, whatever was measured: written, read, and never half believed.
+"""The recorded result of a benchmark, as one JSON file: written, read and validated.
 
-A record is a head (when, by which command and versions, on which machine, with which model, engine,
-prompts and settings) and rows. A row is one measurement: one case by one variant, with the values
-of every round, so that medians, spreads, ratios of ratios and charts need nothing else. Knows the
-form; knows nothing of how things are measured or drawn. The rule: what is read is validated whole,
-and a file that is no such result is refused in one line.
+A record has a head (time, command, versions, machine, model, engine, prompts, settings) and rows. A
+row is one measurement: one case by one variant, with the values of every round, so medians, spreads
+and charts need nothing else. This module does not depend on how anything is measured or drawn.
+Invariant: a file is validated as a whole, and every fault is reported.
 """
 
 import datetime
@@ -13,28 +12,34 @@ import os
 import platform
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import paceline
 from paceline.errors import InvalidRequest
 from paceline.storage.files import write_bytes, writing
 from paceline.storage.report import json_file
-from paceline.tools.bench.record_faults import record_faults
+from paceline.storage.validation import Limit, listed, validated
 
 FORM = "paceline-bench"
 VERSION = 1
 
 PACKAGES = ("numpy", "openvino", "tokenizers")
-"""Whose versions every record names, where they are installed."""
+"""Packages whose versions a record has, if they are installed."""
+
+_HEAD = ("made", "command", "paceline", "settings", "versions", "machine")
+"""Fields that a file must have although `Record` has defaults for them."""
+
+_Number = Annotated[float, Limit(allow_inf_nan=False)]
 
 
 class Spread(NamedTuple):
-    """What several rounds gave."""
+    """Median and range of a measure over several rounds."""
 
     median: float
     least: float
@@ -46,33 +51,41 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement: a case by a variant. No two rows of a record have both in common."""
+    """One measurement: a case by a variant. A record has one row at most for each such pair."""
 
     case: str
-    """What was asked: a prompt's id, or what else tells cases apart, such as `code, 372 tokens`."""
+    """Id of the prompt, or another unique name of the case, such as `code, 372 tokens`."""
     kind: str
-    """What kind of prompt it is; `any` where there are none."""
+    """Kind of prompt; `any` if there are none."""
     contender: str
-    """Who answered. What others are compared with is called `plain`."""
-    measures: Mapping[str, Sequence[float]]
-    """Name -> its value in each round, in the rounds' order. All variants of a case took part in
-    the same rounds, so that values at one place belong together. Usual names: `ratio` (decode speed
-    over plain's, in the same round), `ratio_single_row` (over single-row plain's),
-    `ratio_with_prefill` (over plain's, the prompt included), `decode_tokens_per_second`,
+    """Name of the variant that answered. The baseline is called `plain`."""
+    measures: Mapping[str, Sequence[_Number]]
+    """Name -> its value in each round. All variants of a case took part in the same rounds, so the
+    values at one index belong together. Usual names: `ratio` (decode speed over plain decoding's
+    in the same round), `ratio_single_row` (over single-row plain decoding's), `ratio_with_prefill`
+    (over plain decoding's, prefill included), `decode_tokens_per_second`,
     `prefill_tokens_per_second`, `tokens_per_step`, `acceptance_rate`; and in seconds
     `first_token_seconds`, `prefill_seconds`, `decode_seconds`, of which `draft_seconds`,
-    `verify_seconds` and `sample_seconds` are parts. What was not measured is not there."""
-    at: Mapping[str, float | str] = field(default_factory=dict)
-    """What else the case is at, by name: `prompt_tokens`, `depth`, `block`, `temperature`. Numbers
-    are what a curve is drawn over. `state` is `cold` for the first request after loading."""
-    counts: Mapping[str, int | Sequence[int] | Mapping[str, int]] = field(default_factory=dict)
-    """Whole numbers, summed over the rounds: `steps`, `drafted`, `accepted`; by drafter as
-    `drafted_by`, `accepted_by`; by position in the draft, the first at 0, as `drafted_at`,
-    `accepted_at`."""
+    `verify_seconds` and `sample_seconds` are parts. Ratios are more than 0."""
+    at: Mapping[str, int | _Number | str] = field(default_factory=dict)
+    """Parameters of the case: `prompt_tokens`, `depth` (context before the question, in tokens),
+    `block`, `temperature`. Curves are drawn over the numbers. `state` is `cold` for the first
+    request after loading."""
+    counts: Mapping[str, int | list[int] | Mapping[str, int]] = field(default_factory=dict)
+    """Sums over the rounds: `steps`, `drafted`, `accepted`; by drafter as `drafted_by`,
+    `accepted_by`; by position in the draft, from 0, as `drafted_at`, `accepted_at`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """The rest, as JSON. Usual names: `tokens` and `prompt_tokens`; `same_tokens`, whether the
-    answer of every round equals the variant's own plain answer; `way`, what variants have in
-    common that differ only in a number of `at`, such as the block: a curve over it joins them."""
+    """Anything else, as JSON. Usual names: `tokens` and `prompt_tokens`; `same_tokens`, true if the
+    answers of all rounds equal plain decoding's; `way`, the name of a curve over a number of `at`
+    (such as the block) that joins the variants that differ in nothing else."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a measure without values, or a ratio that is not more than 0."""
+        for name, values in self.measures.items():
+            if not values:
+                raise ValueError(f"measures.{name} is empty")
+            if "ratio" in name.split("_") and min(values) <= 0:
+                raise ValueError(f"measures.{name} is {min(values)}, expected more than 0")
 
     @property
     def key(self) -> tuple[str, str]:
@@ -80,12 +93,12 @@ class Row:
         return self.case, self.contender
 
     def spread(self, measure: str) -> Spread | None:
-        """Median, least and most of a measure over the rounds; None where it was not measured."""
+        """Median and range of a measure over the rounds; None if it was not measured."""
         values = self.measures.get(measure)
         return spread(values) if values else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; what is empty is left out."""
+        """JSON without empty fields."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -95,23 +108,23 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A result. `head` and `finish` say what is true of this process and of now."""
+    """A recorded result; `here()` has the fields that describe this process."""
 
     kind: str
     """`run`, `sweep`, `simulate`, `peers`, `serve`, ..."""
     rows: Sequence[Row]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What was asked for and decides what comes out; no paths, no times."""
+    """Options that the result depends on; no paths, no times."""
     model: Mapping[str, str] | None = None
-    """`name` and `fingerprint`; None where there was no model of ours."""
+    """`name` and `fingerprint`; None if no model was loaded here."""
     engine: Mapping[str, str] | None = None
-    """As the engine describes itself."""
+    """`Engine.describe()`."""
     suite_sha256: str | None = None
-    """Of the prompts' file."""
+    """SHA-256 of the file of prompts."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """What follows from the rows, for people and for `jq`; nothing here reads it."""
+    """Aggregates of the rows, for people and `jq`; only `bench report` reads it."""
     made: str = ""
-    """UTC, as ISO 8601 has it."""
+    """UTC in ISO 8601."""
     command: str = ""
     paceline: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -133,7 +146,7 @@ class Record:
         return list(dict.fromkeys(row.kind for row in self.rows))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the head, then the rows."""
+        """JSON: the head, then the rows."""
         names = [each.name for each in fields(self) if each.name not in ("rows", "kind")]
         head = ["made", "command", "paceline", "versions", "machine", "model", "engine"]
         names.sort(key=lambda name: head.index(name) if name in head else len(head))
@@ -147,12 +160,12 @@ class Record:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, least and most of at least one value."""
+    """Median and range of at least one value."""
     return Spread(median(values), min(values), max(values))
 
 
 def here(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
-    """What a record says of this process: when, by which command and versions, on which machine.
+    """Fields of a record that describe this process: time, command, versions, machine.
 
     >>> Record("run", rows, **here())
     """
@@ -161,31 +174,23 @@ def here(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
         "command": shlex.join(["paceline", *sys.argv[1:]]),
         "paceline": paceline.__version__,
         "versions": {"python": platform.python_version(), **dict(_versions(packages))},
-        "machine": {"processor": _processor(), "cores": _cores(), "system": platform.system()},
+        "machine": {"processor": _processor(), "cores": cpu_cores(), "system": platform.system()},
     }
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a record, beside and renamed.
-
-    Raises:
-        InvalidRequest: it cannot be written.
-    """
+    """Write a record atomically. Raises InvalidRequest if it cannot be written."""
     with writing(path):
         write_bytes(path, json_file(record.as_dict()))
 
 
 def read_record(path: Path) -> Record:
-    """A record, validated whole.
-
-    Raises:
-        InvalidRequest: it cannot be read, is broken off, or is something else; one line says what.
-    """
+    """Read and validate a record. Raises InvalidRequest, with one line per fault."""
     return parse_record(read_value(path), str(path))
 
 
 def read_value(path: Path) -> Any:
-    """The JSON in a file. Raises InvalidRequest when it cannot be read, or is broken off."""
+    """The JSON in a file. Raises InvalidRequest if the file cannot be read or is truncated."""
     try:
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -193,18 +198,18 @@ def read_value(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{path} is no result of `paceline bench`: not UTF-8 text") from error
     try:
-        return json.loads(text, parse_constant=_no_number)
+        return json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(
-            f"{path} is no result of `paceline bench`, or is broken off: {error}"
+            f"{path} is no result of `paceline bench`, or is truncated: {error}"
         ) from error
 
 
 def parse_record(value: Any, name: str) -> Record:
-    """A record from what JSON gave; `name` is what messages call it.
+    """Validate parsed JSON as a record; `name` names it in messages.
 
     Raises:
-        InvalidRequest: it is something else; the message names the first faults.
+        InvalidRequest: it is no record; the message has one line per fault.
     """
     if not isinstance(value, dict) or value.get("form") != FORM:
         raise InvalidRequest(
@@ -216,27 +221,16 @@ def parse_record(value: Any, name: str) -> Record:
             f"{name} has version {value.get('version')!r} of the form; this paceline reads version "
             f"{VERSION}"
         )
-    faults = [*record_faults(value)]
-    if faults:
-        more = f" (and {len(faults) - _SHOWN} more)" if len(faults) > _SHOWN else ""
-        raise InvalidRequest(f"{name} cannot be used: {'; '.join(faults[:_SHOWN])}{more}")
-    known = {each.name for each in fields(Record)} - {"rows"}
-    return Record(
-        rows=[row_of(row) for row in value["rows"]],
-        **{key: each for key, each in value.items() if key in known},
-    )
+    record = validated(Record, {**dict.fromkeys(_HEAD), **value}, name)
+    repeated = [key for key, count in Counter(row.key for row in record.rows).items() if count > 1]
+    if repeated:
+        raise InvalidRequest(
+            listed(name, [f"rows: {case!r} by {who!r} is there twice" for case, who in repeated])
+        )
+    return record
 
 
-def row_of(value: Mapping[str, Any]) -> Row:
-    """A row from JSON that has no `row_faults`."""
-    return Row(**{each.name: value[each.name] for each in fields(Row) if each.name in value})
-
-
-_SHOWN = 3
-"""Faults that a message names."""
-
-
-def _no_number(text: str) -> None:
+def _reject_constant(text: str) -> None:
     raise ValueError(f"{text} is no number in JSON")
 
 
@@ -249,7 +243,7 @@ def _versions(packages: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _processor() -> str:
-    """What the processor is called, as well as the system can say."""
+    """Name of the processor, as far as the system has it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -259,8 +253,8 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _cores() -> int:
-    """Those that this process may use."""
+def cpu_cores() -> int:
+    """CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

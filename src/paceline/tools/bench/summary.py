@@ -1,4 +1,4 @@
-"""What rows say together: geometric means of the medians over the rounds, and tables for people."""
+"""Aggregates of rows: geometric means of the medians over the rounds, and tables to print."""
 
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean, median
@@ -12,9 +12,9 @@ from paceline.tools.bench.record import Row
 def means(
     rows: Sequence[Row], measure: str = "ratio", kind: str | None = None
 ) -> Mapping[str, float]:
-    """Contender -> geometric mean of a measure's medians, over all rows or those of a kind.
+    """Variant -> geometric mean of a measure's medians, over all rows or those of a kind.
 
-    Rows without the measure do not count, and who has no others is not there.
+    Rows without the measure do not count; a variant without other rows is left out.
     """
     found: dict[str, list[float]] = {}
     for row in rows:
@@ -24,7 +24,7 @@ def means(
 
 
 def worst(rows: Sequence[Row], variant: str) -> float:
-    """The least median ratio that a variant had in any case."""
+    """Least median ratio of a variant in any case."""
     return min(
         median(row.measures["ratio"])
         for row in rows
@@ -32,19 +32,16 @@ def worst(rows: Sequence[Row], variant: str) -> float:
     )
 
 
-def same(rows: Sequence[Row]) -> bool:
-    """Whether all tokens equal plain decoding's.
-
-    Single-row decoding is not held to it: it is there to be an honest baseline.
-    """
+def all_same_tokens(rows: Sequence[Row]) -> bool:
+    """True if all tokens equal plain decoding's, except those of the single-row baseline."""
     return all(row.facts["same_tokens"] for row in rows if row.contender != SINGLE_ROW)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Means over all cases and by kind, and the worst case."""
+    """Means over all cases and by kind, and the worst case, for a record."""
     kinds = dict.fromkeys(row.kind for row in rows)
     return {
-        "same_tokens": same(rows),
+        "same_tokens": all_same_tokens(rows),
         "geometric_means": means(rows),
         "geometric_means_single_row": means(rows, "ratio_single_row"),
         "by_kind": {kind: means(rows, kind=kind) for kind in kinds},
@@ -52,8 +49,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def by_kind(rows: Sequence[Row]) -> Table:
-    """Means by kind, for people."""
+def kind_table(rows: Sequence[Row]) -> Table:
+    """Geometric means by kind of prompt."""
     all_means, single = means(rows), means(rows, "ratio_single_row")
     names = [name for name in all_means if name != PLAIN]
     lines = []
@@ -67,17 +64,17 @@ def by_kind(rows: Sequence[Row]) -> Table:
     return "speed over plain decoding, geometric means", ["kind", *names], lines
 
 
-def by_case(rows: Sequence[Row]) -> Table:
-    """Every row, for people."""
-    head = ["prompt", "contender", "tokens", "tok/s", "prefill", "tau", "accepted", "host"]
-    two = any("ratio_single_row" in row.measures for row in rows)
-    head += ["/ plain", "rounds", *(["/ 1 row"] if two else []), "same"]
-    return "prompts", head, [_line(row, two=two) for row in rows]
+def case_table(rows: Sequence[Row]) -> Table:
+    """All rows."""
+    head = ["prompt", "variant", "tokens", "tok/s", "prefill", "tau", "accepted", "host"]
+    single = any("ratio_single_row" in row.measures for row in rows)
+    head += ["/ plain", "rounds", *(["/ 1 row"] if single else []), "same"]
+    return "prompts", head, [_line(row, single=single) for row in rows]
 
 
 def cold_table(rows: Sequence[Row]) -> Table:
-    """The first requests after loading, for people."""
-    head = ["contender", "load", "first token", "prefill tok/s", "tok/s"]
+    """The first requests after loading."""
+    head = ["variant", "load", "first token", "prefill tok/s", "tok/s"]
     lines = []
     for row in rows:
         first = {name: values[0] for name, values in row.measures.items()}
@@ -93,7 +90,7 @@ def cold_table(rows: Sequence[Row]) -> Table:
     return "the first request after loading", head, lines
 
 
-def _line(row: Row, *, two: bool) -> list[str]:
+def _line(row: Row, *, single: bool) -> list[str]:
     middle = {name: median(values) for name, values in row.measures.items()}
     decode = row.measures["decode_seconds"]
     pairs = zip(decode, row.measures["verify_seconds"], strict=True)
@@ -111,6 +108,6 @@ def _line(row: Row, *, two: bool) -> list[str]:
         f"{100 * host:.1f} %",
         f"{ratio.median:.2f}",
         f"{ratio.least:.2f}-{ratio.most:.2f}",
-        *([f"{middle['ratio_single_row']:.2f}"] if two else []),
+        *([f"{middle['ratio_single_row']:.2f}"] if single else []),
         "yes" if row.facts["same_tokens"] else "NO",
     ]

@@ -1,5 +1,5 @@
-"""Other runtimes on the same prompts, in turns with ours: one file for each.
+"""`bench peers`: other runtimes and paceline on the same prompts, interleaved.
 
-Each file knows one runtime and how its own documentation sets it up, and imports it when it is
-opened. `command.py` lets them answer and says what came out.
+A file per runtime: it sets the runtime up as its own documentation does, and imports it only when
+it is opened.
 """

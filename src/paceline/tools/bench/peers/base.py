@@ -1,7 +1,7 @@
-"""What the rest of this room knows of a runtime: it answers a question greedily, in some ways.
+"""The protocol of a peer: a runtime that answers questions greedily, in one or more modes.
 
-The rule: everybody gets the same question with the same limit, answers it as a first request has it
-(nothing of an earlier answer is reused), and its times are its own or its client's, never guessed.
+Invariant: all peers get the same question and token limit, reuse nothing of earlier answers, and
+have times measured by the runtime itself or by its client.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,72 +12,72 @@ from paceline.errors import ModelError
 
 
 class NotComparable(ModelError):
-    """A runtime that cannot answer this model, or not here; the message says why."""
+    """A runtime that cannot run this model here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, in both forms: a peer that takes token ids gets these."""
+    """A prompt, as messages and as token ids: a peer gets what it takes."""
 
     id: str
     kind: str
     messages: Sequence[dict[str, Any]]
     tokens: Sequence[int]
-    """The messages as the model's chat template has them, encoded."""
+    """The messages in the model's chat template, encoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, and how long it took."""
+    """An answer and its times."""
 
     text: str
     tokens: Sequence[int] | None
-    """Without the token that ended it; None where only text comes back."""
+    """Without the stop token; None from a peer that returns text only."""
     count: int
-    """Tokens, with the one that ended it."""
+    """Tokens, the stop token included."""
     first_token_seconds: float
-    """From the request to the first token, with what came with it."""
+    """From the request to the first token and those accepted with it."""
     decode_seconds: float
-    """From then to the end."""
+    """From the first token to the end."""
     at_first: int = 1
-    """Tokens that came with the first: more than 1 where drafts are verified with the prompt."""
+    """Tokens of the first step: more than 1 if a draft is verified with the prompt."""
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second after the first; None of an answer that has none."""
+        """Decode throughput, tokens/s after the first step; None if there are no such tokens."""
         after = self.count - self.at_first
         return after / self.decode_seconds if after > 0 and self.decode_seconds > 0 else None
 
     def same(self, other: "Answer") -> bool:
-        """Whether both say the same: by tokens where both have them, else by text."""
+        """True if both are equal: by tokens if both have them, else by text."""
         if self.tokens is None or other.tokens is None:
             return self.text == other.text
         return list(self.tokens) == list(other.tokens)
 
 
 class Peer(Protocol):
-    """A runtime, opened and set up in one way."""
+    """A runtime with a model loaded."""
 
     @property
     def name(self) -> str:
-        """What it is called in results."""
+        """Name in results."""
         ...
 
     @property
     def packages(self) -> Sequence[str]:
-        """The packages whose versions a result names."""
+        """Packages whose versions a result has."""
         ...
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What was set, and what it says of itself: for the record, as JSON."""
+        """Settings of the runtime, as JSON for the record."""
         ...
 
     @property
-    def ways(self) -> Sequence[str]:
-        """How it can answer; the first is its own plain decoding, where a request can choose it."""
+    def modes(self) -> Sequence[str]:
+        """Decoding modes; the first is its plain decoding, if requests can choose that."""
         ...
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
-        """Answer greedily, in one of the ways. Raises whatever the runtime raises."""
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+        """Answer greedily in one of the modes. Raises any error of the runtime."""
         ...

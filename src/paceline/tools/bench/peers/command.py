@@ -12,11 +12,11 @@ from paceline.tools.bench.ab_test import about
 from paceline.tools.bench.journal import journal_path, open_journal
 from paceline.tools.bench.peers.base import Question
 from paceline.tools.bench.peers.measure import measure_all, variants_of
-from paceline.tools.bench.peers.paceline_peer import Ours
+from paceline.tools.bench.peers.paceline_peer import PacelinePeer
 from paceline.tools.bench.peers.registry import KNOWN, check_names, open_all
 from paceline.tools.bench.peers.server import Access
-from paceline.tools.bench.peers.summary import Rows, kept, summary, tables
-from paceline.tools.bench.peers.target import Target
+from paceline.tools.bench.peers.summary import PeerRows, is_exact, summary, tables
+from paceline.tools.bench.peers.target import TargetModel
 from paceline.tools.bench.record import PACKAGES, Record, here
 from paceline.tools.suite import Suite, load_suite
 
@@ -36,26 +36,26 @@ def bench_peers(
     output: Path | None = None,
     progress: Progress,
 ) -> Report:
-    """Every peer and paceline, plain and with speculation, on a suite, in turns.
+    """Every peer and paceline, plain and with speculation, on a suite, interleaved.
 
     Args:
         load: opens the model.
-        peers: names, or base URLs of servers; none: all that are installed here.
-        access: how servers are asked.
-        draft: a smaller model, for peers that draft with one.
-        threads: CPU threads of every peer; None leaves it to them.
-        suite: the prompts' file; None: paceline's own.
-        kinds: of these prompts, all when empty.
-        per_kind: so many of each kind; None: all.
-        rounds: how often each answers each prompt.
+        peers: names, or base URLs of servers; none: all installed peers.
+        access: options of requests to servers.
+        draft: a smaller model, for peers that use one as drafter.
+        threads: CPU threads of every peer; None: each peer's default.
+        suite: the file of prompts; None: paceline's own.
+        kinds: kinds of these prompts, all if empty.
+        per_kind: prompts of each kind; None: all.
+        rounds: answers per variant and prompt.
         max_tokens: of each answer.
-        output: where the result will be; what was measured is kept beside it until then.
-        progress: told how far it is.
+        output: where the result will be; rows are journaled beside it until then.
+        progress: shows how far the run is.
 
     Raises:
-        InvalidRequest: there is no such peer or server, or a value cannot be used.
-        MissingExtra: a peer that was asked for is not installed, or none is.
-        ModelError: one that was asked for cannot answer this model.
+        InvalidRequest: there is no such peer or server, or a value is invalid.
+        MissingExtra: a named peer is not installed, or without names none is.
+        ModelError: a named peer cannot run this model.
     """
     prompts = load_suite(suite).only(kinds, per_kind)
     check_names(peers)
@@ -64,13 +64,13 @@ def bench_peers(
     model.measure()
     questions = _questions(prompts, model)
     context = max(len(question.tokens) for question in questions) + max_tokens
-    with Target(
+    with TargetModel(
         model.files, context=context, threads=threads, draft=draft, progress=progress
     ) as target:
         opened = open_all(peers, target, access, progress)
         if not opened:
-            raise MissingExtra(f"no peer is here; install one of {', '.join(KNOWN)} with pip")
-        variants = variants_of(Ours(model), opened)
+            raise MissingExtra(f"no peer is installed; install one of {', '.join(KNOWN)} with pip")
+        variants = variants_of(PacelinePeer(model), opened)
         head = Record(
             "peers",
             rows=[],
@@ -86,21 +86,21 @@ def bench_peers(
             **about(model),
             **here([*PACKAGES, *dict.fromkeys(name for peer in opened for name in peer.packages)]),
         )
-        with open_journal(output, head) as known:
-            for each in variants:  # whatever is done at the first request has then been done
+        with open_journal(output, head) as journal:
+            for each in variants:  # warm-up
                 each.answer(questions[0], max_tokens)
             rows = measure_all(
                 questions,
                 variants,
                 rounds=rounds,
                 max_tokens=max_tokens,
-                kept=known,
+                journal=journal,
                 progress=progress,
             )
-    found = Rows(rows)
+    found = PeerRows(rows)
     record = replace(head, rows=rows, summary=summary(found))
     return Report(
-        record.as_dict(), kept(found), tables=[*tables(found)], journal=journal_path(output)
+        record.as_dict(), is_exact(found), tables=[*tables(found)], journal=journal_path(output)
     )
 
 

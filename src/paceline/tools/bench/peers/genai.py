@@ -1,7 +1,7 @@
 """OpenVINO GenAI: plain decoding, and prompt lookup as its documentation sets it up.
 
-Twice: with its own settings (an 8-bit cache, and whatever precision the processor is fastest at),
-and with those that paceline asks for, since with other roundings a model writes other texts.
+It runs twice: with its default precision (8-bit KV cache, and the processor's fastest precision),
+and with paceline's, since other rounding leads to other texts.
 """
 
 import sys
@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 
 from paceline.tools.bench.peers.base import Answer, NotComparable, Peer, Question
-from paceline.tools.bench.peers.target import Target
+from paceline.tools.bench.peers.target import TargetModel
 
 _OURS = {"KV_CACHE_PRECISION": "f16", "INFERENCE_PRECISION_HINT": "f32"}
 
 _DRAFT_TOKENS, _NGRAM = 5, 3
-"""As in its guide to prompt lookup."""
+"""From its guide to prompt lookup."""
 
 PLAIN, LOOKUP = "plain", "lookup"
 
 
-def open_peers(target: Target) -> list[Peer]:
-    """GenAI at its own precision and at ours.
+def open_peers(target: TargetModel) -> list[Peer]:
+    """GenAI at its default precision and at paceline's.
 
     Raises:
-        NotComparable: the model is not one for OpenVINO.
+        NotComparable: the model is not for OpenVINO.
     """
     if target.files.engine != "openvino":
         raise NotComparable(
@@ -36,13 +36,13 @@ def open_peers(target: Target) -> list[Peer]:
 
 
 class GenAi:
-    """Two pipelines on one graph: prompt lookup is chosen when a pipeline is made."""
+    """Two pipelines on one graph: prompt lookup is an option of the pipeline, not of a request."""
 
     packages: Sequence[str] = ("openvino-genai",)
-    ways = (PLAIN, LOOKUP)
+    modes = (PLAIN, LOOKUP)
 
-    def __init__(self, name: str, target: Target, properties: Mapping[str, str]) -> None:
-        """Open it with these properties of the device."""
+    def __init__(self, name: str, target: TargetModel, properties: Mapping[str, str]) -> None:
+        """Load the model with these properties of the device."""
         import openvino_genai as genai
 
         self.name = name
@@ -63,8 +63,8 @@ class GenAi:
             LOOKUP: genai.LLMPipeline(folder, "CPU", prompt_lookup=True, **options),
         }
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
-        """See `Peer`. The times are GenAI's own."""
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+        """See `Peer`. GenAI measures the times."""
         import openvino as ov
         import openvino_genai as genai
 
@@ -74,19 +74,19 @@ class GenAi:
         config.max_new_tokens = max_tokens
         config.eos_token_id = stops[-1]
         config.stop_token_ids = set(stops)
-        if way == LOOKUP:
+        if mode == LOOKUP:
             config.num_assistant_tokens = _DRAFT_TOKENS
             config.max_ngram_size = _NGRAM
         ids = np.array([question.tokens], dtype=np.int64)
         inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
-        found = self._pipelines[way].generate(inputs, config)
+        found = self._pipelines[mode].generate(inputs, config)
         first = found.perf_metrics.get_ttft().mean / 1e3
         whole = found.perf_metrics.get_generate_duration().mean / 1e3
         return self._target.answered(found.tokens[0], first, whole - first)
 
 
 def _scheduler() -> Any:
-    """Its own settings for one request, but for the cache of earlier prompts."""
+    """GenAI's defaults for a single request, without the prefix cache."""
     import openvino_genai as genai
 
     scheduler = genai.SchedulerConfig()

@@ -1,37 +1,37 @@
-"""transformers: plain decoding, and the prompt lookup that comes with it."""
+"""transformers: plain decoding, and its prompt lookup."""
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 from paceline.tools.bench.peers.base import Answer, Peer, Question
-from paceline.tools.bench.peers.target import Target
+from paceline.tools.bench.peers.target import TargetModel
 
 PLAIN, LOOKUP = "plain", "lookup"
 
 _DRAFT_TOKENS = 5
-"""As in its guide to assisted decoding."""
+"""From its guide to assisted decoding."""
 
 
-def open_peers(target: Target) -> list[Peer]:
+def open_peers(target: TargetModel) -> list[Peer]:
     """Transformers.
 
     Raises:
-        MissingExtra: what makes the Hugging Face form is not installed.
-        ModelError: the model has none.
+        MissingExtra: a package that makes the Hugging Face checkpoint is not installed.
+        ModelError: the model has no checkpoint.
     """
     return [Transformers(target)]
 
 
 class Transformers:
-    """The model as transformers loads it by itself, on the CPU."""
+    """The model with transformers' default settings, on the CPU."""
 
     name = "transformers"
     packages: Sequence[str] = ("transformers", "torch")
-    ways = (PLAIN, LOOKUP)
+    modes = (PLAIN, LOOKUP)
 
-    def __init__(self, target: Target) -> None:
-        """Open it."""
+    def __init__(self, target: TargetModel) -> None:
+        """Load the model."""
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
@@ -49,7 +49,7 @@ class Transformers:
             "threads": torch.get_num_threads(),
         }
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """See `Peer`."""
         import torch
         from transformers import GenerationConfig
@@ -60,7 +60,7 @@ class Transformers:
             max_new_tokens=max_tokens,
             eos_token_id=list(stops),
             pad_token_id=stops[0],
-            prompt_lookup_num_tokens=_DRAFT_TOKENS if way == LOOKUP else None,
+            prompt_lookup_num_tokens=_DRAFT_TOKENS if mode == LOOKUP else None,
         )
         ids = torch.tensor([list(question.tokens)])
         times = _Times()
@@ -75,20 +75,20 @@ class Transformers:
 
 
 class _Times:
-    """A streamer that sees when tokens come: the prompt is put first, then each step's."""
+    """A streamer that measures when tokens arrive: first the prompt, then those of each step."""
 
     def __init__(self) -> None:
         self._puts: list[tuple[float, int]] = []
 
     @property
     def first(self) -> tuple[float, int]:
-        """When the first tokens came, and how many."""
+        """(time, number of tokens) of the first step."""
         return self._puts[1]
 
     def put(self, tokens: Any) -> None:
-        """Take the tokens of a step."""
+        """Note the tokens of a step."""
         if len(self._puts) < 2:
             self._puts.append((perf_counter(), tokens.numel()))
 
     def end(self) -> None:
-        """Nothing: the caller sees the end."""
+        """Required of a streamer."""

@@ -1,6 +1,6 @@
 """llama.cpp through llama-cpp-python: plain decoding, and its prompt lookup.
 
-The GGUF file itself, so fewer bits a weight than paceline's form of it has.
+It runs the GGUF file itself, which may have fewer bits per weight than paceline's form of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,15 @@ from time import perf_counter
 from typing import Any
 
 from paceline.tools.bench.peers.base import Answer, Peer, Question
-from paceline.tools.bench.peers.target import Target
+from paceline.tools.bench.peers.target import TargetModel
 
 PLAIN = "plain"
 
 _DRAFT_TOKENS = (10, 2)
-"""Its documentation names the first for GPUs, the second for machines with CPUs only."""
+"""Its documentation recommends the first for GPUs, the second for CPUs."""
 
 
-def open_peers(target: Target) -> list[Peer]:
+def open_peers(target: TargetModel) -> list[Peer]:
     """llama.cpp.
 
     Raises:
@@ -26,21 +26,21 @@ def open_peers(target: Target) -> list[Peer]:
 
 
 class LlamaCpp:
-    """A context for each way: one with a draft model keeps every row's logits."""
+    """A context per mode: one with a draft model keeps the logits of every row."""
 
     name = "llama.cpp"
     packages: Sequence[str] = ("llama-cpp-python",)
-    ways = (PLAIN, *(f"lookup {tokens}" for tokens in _DRAFT_TOKENS))
+    modes = (PLAIN, *(f"lookup {tokens}" for tokens in _DRAFT_TOKENS))
 
-    def __init__(self, target: Target) -> None:
-        """Open it."""
+    def __init__(self, target: TargetModel) -> None:
+        """Load the model."""
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         drafts = (None, *(LlamaPromptLookupDecoding(num_pred_tokens=n) for n in _DRAFT_TOKENS))
         self._target = target
         self._contexts = {
-            way: Llama(
+            mode: Llama(
                 str(target.gguf),
                 n_ctx=target.context + max(_DRAFT_TOKENS) + 1,
                 n_threads=target.cores,
@@ -48,7 +48,7 @@ class LlamaCpp:
                 draft_model=draft,
                 verbose=False,
             )
-            for way, draft in zip(self.ways, drafts, strict=True)
+            for mode, draft in zip(self.modes, drafts, strict=True)
         }
         self.settings: Mapping[str, Any] = {
             "weights": target.gguf.name,
@@ -56,10 +56,10 @@ class LlamaCpp:
             "threads": target.cores,
         }
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """See `Peer`."""
-        context = self._contexts[way]
-        context.reset()  # or it would find the prompt in its cache
+        context = self._contexts[mode]
+        context.reset()  # or the prompt would be a cache hit
         answer: list[int] = []
         began = first = perf_counter()
         for token in context.generate(question.tokens, temp=0.0, repeat_penalty=1.0):

@@ -1,11 +1,11 @@
-"""The questions answered by all, in turns, as rows of a record.
+"""Rows of a record: all peers and paceline on the same questions, interleaved.
 
-A ratio is taken within a round. What is compared of the answers: with the variant's own first way
-(`same_tokens`), and with paceline's (`same_as_paceline`); by tokens where both have them.
+Ratios are taken within a round. An answer is compared with that of the peer's own first mode
+(`same_tokens`) and with paceline's (`same_as_paceline`); by tokens if both have them, else by text.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from paceline.errors import ModelError
@@ -13,106 +13,89 @@ from paceline.models import Progress
 from paceline.tools.bench.ab_test import PLAIN, interleaved
 from paceline.tools.bench.journal import Journal
 from paceline.tools.bench.peers.base import Answer, Peer, Question
-from paceline.tools.bench.peers.paceline_peer import Ours
-from paceline.tools.bench.peers.registry import reason
+from paceline.tools.bench.peers.paceline_peer import PacelinePeer
+from paceline.tools.bench.peers.registry import one_line
 from paceline.tools.bench.record import Row
 
 OWN = "ratio_own_plain"
-"""Of `Row.measures`: decode speed over that of the peer's own first way, in the same round."""
+"""A name in `Row.measures`: decode speed over that of the peer's first mode, in the same round."""
 
 
-class Variant(NamedTuple):
-    """A peer answering in one way."""
+class PeerVariant(NamedTuple):
+    """A peer answering in one mode."""
 
     name: str
     own: str
-    """The name of the peer's first way: its own plain decoding."""
+    """Name of the variant of the peer's first mode, its plain decoding."""
     peer: Peer
-    way: str
+    mode: str
 
     def answer(self, question: Question, max_tokens: int) -> Answer:
-        """The answer.
-
-        Raises:
-            ModelError: the peer cannot answer.
-        """
+        """Answer a question. Raises ModelError if the peer fails."""
         try:
-            return self.peer.answer(question, max_tokens, self.way)
-        except Exception as error:  # of any kind: every runtime has its own
-            if isinstance(self.peer, Ours):
+            return self.peer.answer(question, max_tokens, self.mode)
+        except Exception as error:  # every runtime has its own types
+            if isinstance(self.peer, PacelinePeer):
                 raise
-            raise ModelError(f"{self.name} fails at {question.id}: {reason(error)}") from error
+            raise ModelError(f"{self.name} fails at {question.id}: {one_line(error)}") from error
 
 
-def variants_of(ours: Ours, peers: Sequence[Peer]) -> list[Variant]:
-    """The ways of paceline, then each peer's."""
-    found = [Variant(way, PLAIN, ours, way) for way in ours.ways]
+def variants_of(ours: PacelinePeer, peers: Sequence[Peer]) -> list[PeerVariant]:
+    """Variants of paceline, then of each peer, one per mode."""
+    found = [PeerVariant(mode, PLAIN, ours, mode) for mode in ours.modes]
     for peer in peers:
-        own = f"{peer.name}, {peer.ways[0]}"
-        found += [Variant(f"{peer.name}, {way}", own, peer, way) for way in peer.ways]
+        own = f"{peer.name}, {peer.modes[0]}"
+        found += [PeerVariant(f"{peer.name}, {mode}", own, peer, mode) for mode in peer.modes]
     return found
 
 
 def measure_all(
     questions: Sequence[Question],
-    variants: Sequence[Variant],
+    variants: Sequence[PeerVariant],
     *,
     rounds: int,
     max_tokens: int,
-    kept: Journal,
+    journal: Journal,
     progress: Progress,
 ) -> list[Row]:
-    """The rows of all questions; what an interrupted run has kept is not measured again."""
+    """Rows of all questions; those in the journal are not measured again."""
     rows: list[Row] = []
     for number, question in enumerate(questions, start=1):
-        known = kept.get(question.id)
-        if known is None:
-            fresh = measure(question, variants, rounds=rounds, max_tokens=max_tokens, start=number)
-            known, note = kept.add(question.id, fresh), ""
-        else:
-            note = " (measured before)"
-        rows += known
-        ratios = [
-            f"{row.contender} {median(row.measures['ratio']):.2f}"
-            for row in known[1:]
-            if "ratio" in row.measures
-        ]
-        progress.say(f"{number}/{len(questions)} {question.id}: {'; '.join(ratios)}{note}")
+        call = partial(
+            measure, question, variants, rounds=rounds, max_tokens=max_tokens, start=number
+        )
+        rows += journal.get_or_measure(question.id, call, progress, f"{number}/{len(questions)}")
     return rows
 
 
 def measure(
     question: Question,
-    variants: Sequence[Variant],
+    variants: Sequence[PeerVariant],
     *,
     rounds: int,
     max_tokens: int,
     start: int = 0,
 ) -> list[Row]:
-    """Let all answer a question, in turns; a row for each.
+    """Answer a question with all variants, interleaved; one row per variant.
 
     Args:
-        question: what is asked.
+        question: the prompt.
         variants: the first is paceline's plain decoding.
-        rounds: how often each answers.
+        rounds: answers per variant.
         max_tokens: of each answer.
-        start: who begins; pass another number for each question.
+        start: as for `interleaved`; pass another number for each question.
 
     Raises:
-        ModelError: one of them cannot answer.
+        ModelError: a peer fails.
     """
-
-    def answering(variant: Variant) -> Callable[[], Answer]:
-        return lambda: variant.answer(question, max_tokens)
-
-    ways = {each.name: answering(each) for each in variants}
-    answers = interleaved(ways, rounds, start)
+    calls = {each.name: partial(each.answer, question, max_tokens) for each in variants}
+    answers = interleaved(calls, rounds, start)
     return [_row(question, each, answers, variants[0].name) for each in variants]
 
 
 def _row(
     question: Question,
-    variant: Variant,
+    variant: PeerVariant,
     answers: Mapping[str, Sequence[Answer]],
     plain: str,
 ) -> Row:
@@ -131,7 +114,7 @@ def _row(
         question.id,
         question.kind,
         variant.name,
-        {name: found for name, each in measures.items() if (found := _whole(each))},
+        {name: found for name, each in measures.items() if (found := _complete(each))},
         facts={
             "peer": variant.peer.name,
             "tokens": mine[0].count,
@@ -143,12 +126,12 @@ def _row(
 
 
 def _ratios(rates: Sequence[float | None], others: Sequence[Answer]) -> list[float | None]:
-    """Over the others' rates, round by round; None where one of the two has none."""
+    """Ratios over the others' rates by round; None if one of the two is missing."""
     pairs = zip(rates, [each.rate for each in others], strict=True)
     return [mine / other if mine and other else None for mine, other in pairs]
 
 
-def _whole(values: Sequence[float | None]) -> list[float]:
-    """The values, or nothing where one is missing: rounds have to stay at their places."""
+def _complete(values: Sequence[float | None]) -> list[float]:
+    """The values; none if one is missing, because an index is a round."""
     found = [value for value in values if value is not None]
     return found if len(found) == len(values) else []

@@ -1,4 +1,4 @@
-"""mlx-lm: plain decoding, and with a smaller model that drafts. It has no prompt lookup."""
+"""mlx-lm: plain decoding, and a smaller draft model. It has no prompt lookup."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -6,77 +6,77 @@ from time import perf_counter
 from typing import Any
 
 from paceline.tools.bench.peers.base import Answer, Peer, Question
-from paceline.tools.bench.peers.target import Target
+from paceline.tools.bench.peers.target import TargetModel
 
 PLAIN, DRAFT = "plain", "draft model"
 
 _DRAFT_TOKENS = 3
-"""As its command `mlx_lm.generate` has it by itself."""
+"""Default of its command `mlx_lm.generate`."""
 
 _GROUP, _BITS = 64, 8
-"""Weights as `mlx_lm.convert -q --q-bits 8` makes them, unless they are quantized already: about as
-many bytes a token as paceline reads. Where paceline runs the checkpoint itself, so does mlx-lm."""
+"""Weights as of `mlx_lm.convert -q --q-bits 8`, unless they are quantized already: about as many
+bytes per token as paceline reads. If paceline runs the checkpoint itself, so does mlx-lm."""
 
 
-def open_peers(target: Target) -> list[Peer]:
+def open_peers(target: TargetModel) -> list[Peer]:
     """mlx-lm.
 
     Raises:
-        MissingExtra: what makes the Hugging Face form is not installed.
-        ModelError: the model has none.
+        MissingExtra: a package that makes the Hugging Face checkpoint is not installed.
+        ModelError: the model has no checkpoint.
     """
     return [MlxLm(target)]
 
 
 class MlxLm:
-    """The model on the device that MLX chooses by itself."""
+    """The model on MLX's default device."""
 
     name = "mlx-lm"
     packages: Sequence[str] = ("mlx-lm", "mlx")
 
-    def __init__(self, target: Target) -> None:
-        """Open it."""
+    def __init__(self, target: TargetModel) -> None:
+        """Load the model, and the draft model if there is one."""
         import mlx.core as mx
 
         self._target = target
-        as_it_is = target.files.engine == "mlx"
-        self._model = _load(target.checkpoint, as_it_is=as_it_is)
+        unchanged = target.files.engine == "mlx"
+        self._model = _load(target.checkpoint, unchanged=unchanged)
         smaller = target.draft_checkpoint
-        self._draft = None if smaller is None else _load(smaller, as_it_is=as_it_is)
-        self.ways = (PLAIN,) if smaller is None else (PLAIN, DRAFT)
+        self._draft = None if smaller is None else _load(smaller, unchanged=unchanged)
+        self.modes = (PLAIN,) if smaller is None else (PLAIN, DRAFT)
         drafting = {"draft_model": target.draft, "num_draft_tokens": _DRAFT_TOKENS}
         self.settings: Mapping[str, Any] = {
             "device": str(mx.default_device()),
-            "weights": "the checkpoint's" if as_it_is else f"{_BITS} bits, groups of {_GROUP}",
+            "weights": "the checkpoint's" if unchanged else f"{_BITS} bits, groups of {_GROUP}",
             **({} if smaller is None else drafting),
         }
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """See `Peer`."""
         answer: list[int] = []
         drafted: list[bool] = []
         began = first = perf_counter()
-        for token, was_drafted in self._tokens(question.tokens, max_tokens, way):
+        for token, was_drafted in self._tokens(question.tokens, max_tokens, mode):
             if not answer:
                 first = perf_counter()
             answer.append(token)
             drafted.append(was_drafted)
             if token in self._target.stops:
                 break
-        # A step's drafts that stood come before the token that it ends with, all at one time.
+        # Accepted draft tokens of a step come before its bonus token, all at the same time.
         at_first = drafted.index(False) + 1 if False in drafted else len(answer)
         ended = perf_counter()
         return self._target.answered(answer, first - began, ended - first, at_first=at_first)
 
     def _tokens(
-        self, prompt: Sequence[int], max_tokens: int, way: str
+        self, prompt: Sequence[int], max_tokens: int, mode: str
     ) -> Iterator[tuple[int, bool]]:
-        """Tokens, and whether each was drafted."""
+        """Tokens, each with whether it was drafted."""
         import mlx.core as mx
         from mlx_lm.generate import generate_step, speculative_generate_step
 
         ids = mx.array(list(prompt))
-        if way == PLAIN:
+        if mode == PLAIN:
             for token, _ in generate_step(ids, self._model, max_tokens=max_tokens):
                 yield int(token), False
             return
@@ -90,12 +90,12 @@ class MlxLm:
             yield int(token), was_drafted
 
 
-def _load(folder: Path, *, as_it_is: bool) -> Any:
+def _load(folder: Path, *, unchanged: bool) -> Any:
     from mlx import nn
     from mlx_lm.utils import load_model
 
     model = load_model(folder)[0]
-    if not as_it_is:
+    if not unchanged:
         nn.quantize(model, _GROUP, _BITS, class_predicate=_can_be_quantized)
     return model
 

@@ -1,4 +1,4 @@
-"""paceline itself: plain decoding and auto, each answer a first request."""
+"""paceline itself as a peer: plain decoding and `auto`, nothing left of earlier requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,21 +12,21 @@ AUTO = "auto"
 _DRAFTERS = {PLAIN: "none", AUTO: "auto"}
 
 
-class Ours:
-    """paceline, as `generate` runs it."""
+class PacelinePeer:
+    """paceline with the options of `generate`."""
 
     name = "paceline"
     packages: Sequence[str] = ()
     settings: Mapping[str, Any] = {}
-    ways = tuple(_DRAFTERS)
+    modes = tuple(_DRAFTERS)
 
     def __init__(self, model: Model) -> None:
-        """Of a model that has been measured."""
+        """Use a model whose costs have been measured."""
         self._model = model
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """See `Peer`."""
-        options: Options = {**GREEDY, "max_tokens": max_tokens, "drafter": _DRAFTERS[way]}
+        options: Options = {**GREEDY, "max_tokens": max_tokens, "drafter": _DRAFTERS[mode]}
         found = self._model.fresh().generate(question.tokens, **options)
         stops = self._model.files.stop_token_ids
         ended = found.token_ids[-1] in stops

@@ -1,7 +1,7 @@
-"""Which peers there are by name, and opening those that are asked for.
+"""Known peers by name, and how they are opened.
 
-The rule: one that was asked for by name is opened or is an error; of the others those that are not
-installed, or cannot answer this model, are left out, with one line that says why.
+A peer that the user names is opened or an error. Without names all known peers are opened, and
+those that are not installed or cannot run the model are skipped, with one line of the reason.
 """
 
 import importlib.util
@@ -13,36 +13,36 @@ from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 from paceline.models import Progress
 from paceline.tools.bench.peers.base import NotComparable, Peer
 from paceline.tools.bench.peers.server import Access, open_server
-from paceline.tools.bench.peers.target import Target
+from paceline.tools.bench.peers.target import TargetModel
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownPeer:
     """A peer that runs in this process."""
 
     module: str
-    """Ours; it has `open_peers(target)`."""
+    """Module of this package with `open_peers(target)`."""
     imports: Sequence[str]
     packages: str
-    """What pip installs."""
+    """Arguments of `pip install`."""
 
 
 KNOWN = {
-    "openvino-genai": Known("genai", ["openvino_genai"], "openvino-genai"),
-    "llama-cpp-python": Known("llama_cpp", ["llama_cpp"], "llama-cpp-python"),
-    "transformers": Known(
+    "openvino-genai": KnownPeer("genai", ["openvino_genai"], "openvino-genai"),
+    "llama-cpp-python": KnownPeer("llama_cpp", ["llama_cpp"], "llama-cpp-python"),
+    "transformers": KnownPeer(
         "hugging_face", ["transformers", "torch"], "transformers torch accelerate"
     ),
-    "mlx-lm": Known("mlx", ["mlx_lm"], "mlx-lm"),
+    "mlx-lm": KnownPeer("mlx", ["mlx_lm"], "mlx-lm"),
 }
 
 
 def check_names(names: Sequence[str]) -> None:
-    """See to it that each is a peer that is here, or a server's base URL.
+    """Check that each name is an installed peer or a server's base URL.
 
     Raises:
         InvalidRequest: there is no such peer.
-        MissingExtra: it is not installed.
+        MissingExtra: a peer is not installed.
     """
     for name in names:
         if not _is_url(name):
@@ -55,12 +55,12 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def open_all(
-    names: Sequence[str], target: Target, access: Access, progress: Progress
+    names: Sequence[str], target: TargetModel, access: Access, progress: Progress
 ) -> list[Peer]:
-    """The peers of these names, or all that are known and here when there are none.
+    """Open the peers of these names; without names, all known peers that are installed.
 
     Raises:
-        PacelineError: one that was asked for cannot answer the model.
+        PacelineError: a named peer cannot run the model.
     """
     found: list[Peer] = []
     for name in dict.fromkeys(names or KNOWN):
@@ -72,11 +72,11 @@ def open_all(
         except PacelineError as error:
             if names:
                 raise
-            progress.say(f"{name} is left out: {error}")
+            progress.say(f"{name} is skipped: {error}")
     return found
 
 
-def _open(name: str, target: Target, access: Access) -> Sequence[Peer]:
+def _open(name: str, target: TargetModel, access: Access) -> Sequence[Peer]:
     try:
         if _is_url(name):
             return [open_server(name, access)]
@@ -84,13 +84,13 @@ def _open(name: str, target: Target, access: Access) -> Sequence[Peer]:
         peers: Sequence[Peer] = module.open_peers(target)
     except PacelineError:
         raise
-    except Exception as error:  # of any kind: every runtime has its own
-        raise NotComparable(f"{name} cannot open {target.files.name}: {reason(error)}") from error
+    except Exception as error:  # every runtime has its own types
+        raise NotComparable(f"{name} cannot open {target.files.name}: {one_line(error)}") from error
     return peers
 
 
-def reason(error: Exception) -> str:
-    """An error of somebody else's, in one line."""
+def one_line(error: Exception) -> str:
+    """Message of any exception, in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -1,9 +1,8 @@
-"""Any server that speaks OpenAI's API, asked for chat completions over the network.
+"""Any OpenAI-compatible server as a peer: chat completions over HTTP.
 
-Plain against speculation where a request can choose: by fields that a request may have. A paceline
-server is known by what it says of its models, and its fields are known; for another one they are
-given. What a server is not told it does as it was started, so that its answers may be drafted, and
-its prompts found in a cache.
+Plain decoding and speculation are compared if fields of a request can select them. The fields of a
+paceline server are built in; those of another server are options. Otherwise a server decodes as it
+was started: it may draft, and prompts may be prefix cache hits.
 """
 
 import json
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.tools.bench.peers.base import Answer, Peer, Question
-from paceline.tools.bench.serve.load import Target, closed_loop, model_of
+from paceline.tools.bench.serve.load import Endpoint, closed_loop, model_of
 from paceline.tools.suite import SuitePrompt
 
 PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
@@ -27,49 +26,49 @@ _PACELINE = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How servers are asked."""
+    """Options of requests to servers."""
 
     model: str | None = None
-    """None: the first that a server has."""
+    """None: the first model of a server."""
     key: str | None = None
     plain: str | None = None
-    """JSON: more fields of a request that is to be decoded plainly."""
+    """JSON: further fields of a request for plain decoding."""
     speculation: str | None = None
-    """The same for one that is to be speculated on."""
+    """JSON: further fields of a request for speculation."""
 
     def check(self) -> None:
-        """Raises InvalidRequest for fields that are no JSON objects, or for one without other."""
+        """Raise InvalidRequest unless both fields are JSON objects, or both are missing."""
         for name, given in (("--plain", self.plain), ("--speculation", self.speculation)):
             if given is not None and not isinstance(_parsed(given), dict):
                 raise InvalidRequest(f"{name} is {given!r}; expected a JSON object")
         if (self.plain is None) != (self.speculation is None):
             raise InvalidRequest(
                 "--plain and --speculation go together: a server's plain answers are compared with "
-                "those that it speculates on; {} where nothing has to be said"
+                "its speculative ones; use {} for no further fields"
             )
 
 
 def open_server(url: str, access: Access) -> Peer:
-    """The server at a base URL.
+    """Connect to the server at a base URL.
 
     Raises:
-        InvalidRequest: nobody answers there, or not as such a server does.
+        InvalidRequest: there is no OpenAI-compatible server at the URL.
         MissingExtra: httpx is not installed.
     """
     try:
         import httpx  # noqa: F401  (`load` asks with it)
     except ImportError as error:
-        raise MissingExtra(f"{url} is asked with httpx: pip install httpx") from error
+        raise MissingExtra(f"requests to {url} need httpx: pip install httpx") from error
     return Server(url.rstrip("/"), access)
 
 
 class Server:
-    """A server, by what its clients see: its times are ours, its tokens those that it counts."""
+    """A server, seen by a client: times are the client's, tokens are counted by the server."""
 
     packages: Sequence[str] = ()
 
     def __init__(self, url: str, access: Access) -> None:
-        """Ask it for its models."""
+        """Request the list of models."""
         self._key = access.key
         self._url = url
         self._model = access.model or model_of(url, access.key)
@@ -80,19 +79,19 @@ class Server:
             fields = {PLAIN: _parsed(access.plain), SPECULATION: _parsed(access.speculation)}
         elif _is_paceline(url, access.key):
             fields = _PACELINE
-        self.ways = tuple(fields)
-        self._fields = {way: json.dumps(each) for way, each in fields.items()}
+        self.modes = tuple(fields)
+        self._fields = {mode: json.dumps(each) for mode, each in fields.items()}
         self.settings: Mapping[str, Any] = {"model": self._model, "fields": fields}
 
-    def answer(self, question: Question, max_tokens: int, way: str) -> Answer:
-        """See `Peer`. Raises ModelError where it answers with an error, or counts no tokens."""
-        asked = Target(self._url, self._model, max_tokens, self._key, self._fields[way])
+    def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
+        """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
+        endpoint = Endpoint(self._url, self._model, max_tokens, self._key, self._fields[mode])
         prompt = SuitePrompt(question.id, question.kind, question.messages)
-        found = closed_loop(asked, [prompt], clients=1, requests=1).samples[0]
+        found = closed_loop(endpoint, [prompt], clients=1, requests=1).samples[0]
         if found.error is not None:
             raise ModelError(found.error.partition(": ")[2])
         if found.tokens < 1:
-            raise ModelError("it does not say how many tokens an answer has (usage)")
+            raise ModelError("the answer has no token count (usage)")
         whole = found.ended - found.started
         first = whole if found.first is None else found.first
         return Answer(found.text, None, found.tokens, first, whole - first)
@@ -106,7 +105,7 @@ def _parsed(text: str) -> Any:
 
 
 def _is_paceline(url: str, key: str | None) -> bool:
-    """Whether its models say that they are paceline's."""
+    """True if the server's models are owned by `paceline`."""
     import httpx
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -114,4 +113,4 @@ def _is_paceline(url: str, key: str | None) -> bool:
         models = httpx.get(f"{url}/models", headers=headers, timeout=30.0).json()["data"]
         return any(model["owned_by"] == "paceline" for model in models)
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
-        return False  # whatever it is, it is another
+        return False

@@ -1,8 +1,8 @@
-"""What the rows say together: how fast each is, whether it changed its text, and against paceline.
+"""Aggregates of the rows: speed of each variant, changed texts, and speed of paceline over it.
 
-Everything is a geometric mean, over the questions, of medians over the rounds of ratios within a
-round. A ratio over an answer with another text says how fast two texts were written: so there are
-also the means over those questions only where a peer kept its own text, and where it wrote ours.
+Every figure is a geometric mean over questions of medians over rounds of ratios within a round. A
+ratio between answers with different texts compares the speed of two texts, so there are also means
+over the questions where a peer kept its own plain text, and where its text equals paceline's.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,14 +18,13 @@ from paceline.tools.bench.record import Row
 _RATE, _FIRST = "decode_tokens_per_second", "first_token_seconds"
 
 Means = Mapping[str, float]
-"""Contender -> a mean; who has no values is not there."""
+"""Variant -> a mean; variants without values are left out."""
 
 
-class Rows:
+class PeerRows:
     """The rows of a run, by question and variant."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        """Of `measure_all`."""
         self.rows = rows
         self._by_key = {row.key: row for row in rows}
         self.contenders = [*dict.fromkeys(row.contender for row in rows)]
@@ -36,15 +35,15 @@ class Rows:
         return [row for row in self.rows if row.contender == variant]
 
     def count(self, variant: str, fact: str) -> int:
-        """In how many questions something is true of its answers."""
+        """Number of a variant's rows in which a fact is true."""
         return sum(bool(row.facts[fact]) for row in self.of(variant))
 
     def over_own_plain(self) -> Means:
-        """Speed over the peer's own plain decoding."""
+        """Decode speed over the peer's own plain decoding."""
         return self._means(lambda row: row.measures.get(OWN), self._all)
 
     def auto_over(self, of: Callable[[Row], bool] = lambda _: True) -> Means:
-        """Speed of paceline's auto over each, in the questions whose row is one of those."""
+        """Decode speed of paceline's auto over each variant, over the rows that pass `of`."""
 
         def ratios(row: Row) -> list[float] | None:
             auto, other = self._auto(row).measures.get(_RATE), row.measures.get(_RATE)
@@ -55,7 +54,7 @@ class Rows:
         return self._means(ratios, of)
 
     def first_token(self) -> Means:
-        """Seconds to the first token over those of paceline's auto."""
+        """Time to first token over that of paceline's auto."""
 
         def ratios(row: Row) -> list[float]:
             pairs = zip(row.measures[_FIRST], self._auto(row).measures[_FIRST], strict=True)
@@ -80,18 +79,18 @@ class Rows:
         return {name: geometric_mean(each) for name, each in found.items()}
 
 
-def kept(rows: Rows) -> bool:
-    """Whether paceline's own speculation changed nothing. What peers do is found out, not held."""
+def is_exact(rows: PeerRows) -> bool:
+    """True if paceline's own speculation changed no token; peers may change theirs."""
     return all(row.facts["same_tokens"] for row in rows.of(AUTO))
 
 
-def summary(rows: Rows) -> dict[str, Any]:
-    """For JSON."""
+def summary(rows: PeerRows) -> dict[str, Any]:
+    """Aggregates as JSON for a record."""
     questions = len(rows.of(PLAIN))
     others = [name for name in rows.contenders if name != AUTO]
     return {
         "questions": questions,
-        "same_tokens": kept(rows),
+        "same_tokens": is_exact(rows),
         "texts_changed": {
             name: questions - rows.count(name, "same_tokens") for name in rows.over_own_plain()
         },
@@ -107,11 +106,11 @@ def summary(rows: Rows) -> dict[str, Any]:
     }
 
 
-def tables(rows: Rows) -> Iterator[Table]:
-    """For people."""
+def tables(rows: PeerRows) -> Iterator[Table]:
+    """The same to print."""
     found = summary(rows)
     questions = found["questions"]
-    head = ["contender", "/ own plain", "changed its text", "auto / it", "text kept", "text ours"]
+    head = ["variant", "/ own plain", "changed its text", "auto / it", "text kept", "text ours"]
     head += ["has our text", "first token / auto's"]
     lines = []
     for name in rows.contenders:
@@ -133,7 +132,7 @@ def tables(rows: Rows) -> Iterator[Table]:
     by_kind = found["auto_over_by_kind"]
     yield (
         "speed of paceline's auto over each, by kind of prompt",
-        ["contender", *by_kind],
+        ["variant", *by_kind],
         [
             [name, *(_number(each.get(name)) for each in by_kind.values())]
             for name in rows.contenders

@@ -1,12 +1,11 @@
-"""The model that all answer, in the form that each runtime wants it.
+"""The model that all peers run, in the format that each needs.
 
-The rule: it is one model. A GGUF file is the one that paceline's own form was made from, and the
-Hugging Face form is transformers' reading of that file.
+Invariant: all formats are one model. The GGUF file is the one that paceline's form was made from,
+and the Hugging Face checkpoint is transformers' conversion of that file.
 """
 
 import contextlib
 import importlib.util
-import os
 import tempfile
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,12 +15,13 @@ from typing import Self
 from paceline.errors import MissingExtra
 from paceline.models import ModelFiles, Origin, Progress, open_origin
 from paceline.tools.bench.peers.base import Answer, NotComparable
+from paceline.tools.bench.record import cpu_cores
 
 _MAKES_CHECKPOINTS = ("torch", "transformers", "accelerate", "gguf")
 
 
-class Target(contextlib.ExitStack):
-    """A model's forms, made when they are asked for; gone at the end of the `with` block."""
+class TargetModel(contextlib.ExitStack):
+    """A model's formats, made on first use and deleted at the end of the `with` block."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class Target(contextlib.ExitStack):
         threads: int | None = None,
         draft: str | None = None,
     ) -> None:
-        """The model that `files` has paceline's form of.
+        """Use the model of `files`.
 
         Args:
-            files: paceline's form.
-            context: slots that the longest question and its answer need.
-            progress: told about long work.
-            threads: CPU threads; None leaves it to each runtime.
-            draft: the name of a smaller model, for runtimes that draft with one.
+            files: paceline's form of the model.
+            context: tokens of the longest question and its answer.
+            progress: shows long work.
+            threads: CPU threads; None: the runtime's default.
+            draft: name of a smaller model, for runtimes that use one as drafter.
         """
         super().__init__()
         self.files = files
@@ -49,27 +49,23 @@ class Target(contextlib.ExitStack):
         self._progress = progress
 
     def __enter__(self) -> Self:
-        """Make a folder for what has to be fetched or written."""
+        """Make a temporary folder for downloads and conversions."""
         self._work = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
         return self
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """Tokens that end an answer."""
+        """Stop tokens."""
         return self.files.stop_token_ids
 
     @property
     def cores(self) -> int:
-        """The threads that were asked for, or one for each core that this process may use."""
-        if self.threads is not None:
-            return self.threads
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
+        """CPU threads: the given number, or one per core that this process may use."""
+        return cpu_cores() if self.threads is None else self.threads
 
     @cached_property
     def gguf(self) -> Path:
-        """The GGUF file. Raises ModelError where there is none, or it cannot be fetched."""
+        """The GGUF file. Raises ModelError if there is none, or it cannot be fetched."""
         weights = self._origin.weights
         if not weights.is_file():
             raise NotComparable(f"{self.files.name} was not made from a GGUF file")
@@ -77,36 +73,36 @@ class Target(contextlib.ExitStack):
 
     @cached_property
     def checkpoint(self) -> Path:
-        """The folder with the Hugging Face form: config and weights.
+        """The folder with the Hugging Face checkpoint: config and weights.
 
         Raises:
-            MissingExtra: what writes it from a GGUF file is not installed.
-            ModelError: there is none, and none can be made.
+            MissingExtra: a package that converts the GGUF file is not installed.
+            ModelError: there is no checkpoint, and none can be made.
         """
-        if self.files.engine == "mlx":  # paceline's own form is one
+        if self.files.engine == "mlx":  # paceline runs the checkpoint itself
             return self.files.folder
         return self._as_checkpoint(self._origin)
 
     @cached_property
     def draft_checkpoint(self) -> Path | None:
-        """The same of the smaller model, where there is one."""
+        """The checkpoint of the draft model, if there is one."""
         return None if self.draft is None else self._as_checkpoint(self._open(self.draft))
 
     def answered(
         self, tokens: Sequence[int], first: float, decode: float, *, at_first: int = 1
     ) -> Answer:
-        """An answer from the tokens that a runtime gave; `first` and `decode` are seconds."""
-        kept = list(tokens)
-        while kept and kept[-1] in self.stops:
-            kept.pop()
-        text = self.files.tokenizer().decode(kept)
-        return Answer(text, kept, len(tokens), first, decode, at_first)
+        """An answer from a runtime's tokens; `first` and `decode` are seconds."""
+        answer = list(tokens)
+        while answer and answer[-1] in self.stops:
+            answer.pop()
+        text = self.files.tokenizer().decode(answer)
+        return Answer(text, answer, len(tokens), first, decode, at_first)
 
     @cached_property
     def _origin(self) -> Origin:
         name = self.files.name
         if not Path(name).exists():
-            name = name.partition("@")[0]  # what stands behind says which form of it
+            name = name.partition("@")[0]  # @FORM selects one of paceline's forms
         return self._open(name)
 
     def _open(self, name: str) -> Origin:
@@ -118,7 +114,7 @@ class Target(contextlib.ExitStack):
         missing = [name for name in _MAKES_CHECKPOINTS if importlib.util.find_spec(name) is None]
         if missing:
             raise MissingExtra(
-                f"the Hugging Face form of {origin.name} is made from its GGUF file with "
+                f"converting the GGUF file of {origin.name} to a Hugging Face checkpoint needs "
                 f"{', '.join(missing)}: pip install {' '.join(missing)}"
             )
         from paceline.tools.coreml.source import open_source

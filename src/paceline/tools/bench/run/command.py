@@ -8,16 +8,16 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.options import check
 from paceline.storage.report import Report
-from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW, Variant, about, called
+from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW, Variant, about, drafter_name
 from paceline.tools.bench.journal import journal_path, open_journal
 from paceline.tools.bench.record import Record, here
 from paceline.tools.bench.run.groups import group_summary, group_tables, notes
-from paceline.tools.bench.run.turns import ask, check_names
-from paceline.tools.bench.summary import by_case, by_kind, same, summary
+from paceline.tools.bench.run.turns import check_names, measure_turns
+from paceline.tools.bench.summary import all_same_tokens, case_table, kind_table, summary
 from paceline.tools.suite import load_suite
 
-_SHOWN = 64
-"""Cases that are printed one by one; of more, the result file has them."""
+_MAX_PRINTED = 64
+"""Cases. Of a longer run only the result file has a row for each."""
 
 
 def bench_run(
@@ -34,13 +34,13 @@ def bench_run(
     output: Path | None = None,
     progress: Progress,
 ) -> Report:
-    """Plain decoding, single-row plain decoding and the drafters on a suite, in turns.
+    """Plain decoding, single-row plain decoding and the drafters on a suite, interleaved, greedy.
 
-    All greedy. `load` opens the model with so many rows a call at least. What has been measured is
-    kept beside `output` until it is written.
+    `load` opens the model with at least the given number of rows per call. Rows are journaled
+    beside `output` until it is written.
 
     Raises:
-        InvalidRequest: an option or the suite cannot be used, or no prompt fits the context.
+        InvalidRequest: an option or the suite is invalid, or no prompt fits the context.
     """
     prompts = load_suite(suite).only(kinds, per_kind, limit)
     check_names(prompts.prompts)
@@ -51,7 +51,7 @@ def bench_run(
     variants = [
         Variant(PLAIN, model, {"drafter": "none"}),
         Variant(SINGLE_ROW, load(1), {"drafter": "none"}),
-        *(Variant(called(name), model, {"drafter": name, "policy": policy}) for name in drafters),
+        *(Variant(drafter_name(n), model, {"drafter": n, "policy": policy}) for n in drafters),
     ]
     head = Record(
         "run",
@@ -69,23 +69,19 @@ def bench_run(
         **about(model),
         **here(),
     )
-    with open_journal(output, head) as kept:
-        rows, skipped = ask(
+    with open_journal(output, head) as journal:
+        rows, skipped = measure_turns(
             prompts.prompts,
             variants,
             max_tokens=max_tokens,
             rounds=rounds,
-            kept=kept,
+            journal=journal,
             progress=progress,
         )
-    found = {
-        **summary(rows),
-        **group_summary(rows),
-        "skipped": [each._asdict() for each in skipped],
-    }
-    record = replace(head, rows=rows, summary=found)
-    tables = [by_kind(rows), *group_tables(rows)]
-    if len(record.cases) <= _SHOWN:
-        tables.append(by_case(rows))
+    skips = {"skipped": [each._asdict() for each in skipped]}
+    record = replace(head, rows=rows, summary={**summary(rows), **group_summary(rows), **skips})
+    tables = [kind_table(rows), *group_tables(rows)]
+    if len(record.cases) <= _MAX_PRINTED:
+        tables.append(case_table(rows))
     text = "\n".join([*map(str, skipped), *notes(rows)])
-    return Report(record.as_dict(), same(rows), text, tables, journal_path(output))
+    return Report(record.as_dict(), all_same_tokens(rows), text, tables, journal_path(output))

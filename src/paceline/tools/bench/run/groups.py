@@ -1,8 +1,13 @@
-"""What a run says by kind of prompt, with the answers that are loops and without them.
+"""Speed by kind of prompt, with the answers that are loops and without them.
 
-A case counts as a loop when plain decoding's answer is one (`loops.py`): the drafters' answers have
-the same tokens. Speeds are geometric means of the cases' medians. Tokens per step are all decoded
-tokens over all steps, as Spec-Bench counts its mean accepted tokens.
+A loop is an answer that repeats itself: drafters are fast on it, and it is of no use. An answer of
+n tokens has n - 7 8-grams, one at each position where eight tokens begin. Its repeated share is the
+share of these that equal an earlier 8-gram of the same answer; over 0.3 it is a loop. An answer of
+fewer than eight tokens has a share of 0. The prompt does not count: quoting it is no loop.
+
+A case is a loop if plain decoding's answer is one; the drafters' answers have the same tokens.
+Speeds are geometric means of the cases' medians. Tokens per step are all decoded tokens over all
+steps, as Spec-Bench counts its mean accepted tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +17,7 @@ from typing import Any
 from paceline.storage.report import Table
 from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline.tools.bench.record import Row
-from paceline.tools.bench.summary import means, same
+from paceline.tools.bench.summary import all_same_tokens, means
 
 ALL = "all"
 
@@ -24,48 +29,42 @@ _COLUMNS = (
     ("ratio_with_prefill", "with prefill"),
     ("ratio_single_row", "/ 1 row"),
 )
-
-
 _GRAM = 8
-_MOST_REPEATED = 0.3
+_MAX_REPEATED = 0.3
 
 
 def repeated_share(tokens: Sequence[int]) -> float:
-    """Share of an answer's 8-grams that equal an earlier one of it, 0 to 1."""
+    """Share of an answer's 8-grams that equal an earlier one, 0 to 1."""
     grams = [tuple(tokens[at : at + _GRAM]) for at in range(len(tokens) - _GRAM + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def is_loop(tokens: Sequence[int]) -> bool:
-    """True if over 30 % of an answer's 8-grams repeat an earlier one."""
-    return repeated_share(tokens) > _MOST_REPEATED
-
-
-def loop_cases(rows: Sequence[Row]) -> set[str]:
-    """The cases whose plain answer is a loop."""
-    return {row.case for row in rows if row.contender == PLAIN and is_loop(_tokens(row))}
+    """True if over 30 % of an answer's 8-grams equal an earlier one."""
+    return repeated_share(tokens) > _MAX_REPEATED
 
 
 def group_summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """For a record's summary: `loop_cases`, `single_row_texts_differing`, `groups`.
+    """`loop_cases`, `single_row_texts_differing` and `groups`, for a record's summary.
 
-    A group is a kind of prompt, or all; it has the number of its `answers` and `loops`, and by
-    variant what `_COLUMNS` names, `with_loops` and `without_loops`.
+    A group is a kind of prompt, or `all`. It has the numbers of its `answers` and `loops`, and the
+    figures of `_COLUMNS` by variant, `with_loops` and `without_loops`.
     """
-    circling = loop_cases(rows)
+    cases = dict.fromkeys(row.case for row in rows)
+    looping = {row.case for row in rows if row.contender == PLAIN and is_loop(_tokens(row))}
     kinds = dict.fromkeys(row.kind for row in rows)
-    found = {kind: _group([row for row in rows if row.kind == kind], circling) for kind in kinds}
+    found = {kind: _group([row for row in rows if row.kind == kind], looping) for kind in kinds}
     return {
-        "loop_cases": [
-            case for case in dict.fromkeys(row.case for row in rows) if case in circling
-        ],
-        "single_row_texts_differing": _differing(rows),
-        "groups": {**found, ALL: _group(rows, circling)},
+        "loop_cases": [case for case in cases if case in looping],
+        "single_row_texts_differing": sum(
+            row.contender == SINGLE_ROW and row.facts.get("same_tokens") is False for row in rows
+        ),
+        "groups": {**found, ALL: _group(rows, looping)},
     }
 
 
 def group_tables(rows: Sequence[Row]) -> list[Table]:
-    """For people: a table for each drafter; what holds without the loops is in brackets."""
+    """A table per drafter; values without the loops are in brackets."""
     groups = group_summary(rows)["groups"]
     names = [name for name in dict.fromkeys(row.contender for row in rows) if name != PLAIN]
     head = ["kind", "answers", *(title for _, title in _COLUMNS)]
@@ -80,46 +79,46 @@ def group_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
-    """What a table of speeds does not say, in lines."""
+    """Lines about loops and exactness, which a table of speeds does not show."""
     found = group_summary(rows)
-    answers, circling = found["groups"][ALL]["answers"], found["groups"][ALL]["loops"]
-    yield f"{answers} answers, of which {circling} are loops ({100 * circling / answers:.0f} %)"
-    equal = "equal" if same(rows) else "do NOT all equal"
+    answers, loops = found["groups"][ALL]["answers"], found["groups"][ALL]["loops"]
+    yield f"{answers} answers, of which {loops} are loops ({100 * loops / answers:.0f} %)"
+    equal = "equal" if all_same_tokens(rows) else "do NOT all equal"
     yield f"the drafters' tokens {equal} plain decoding's"
     if any(row.contender == SINGLE_ROW for row in rows):
         differing = found["single_row_texts_differing"]
         yield f"{SINGLE_ROW}: {differing} of {answers} answers differ from plain decoding's"
 
 
-def _group(rows: Sequence[Row], circling: set[str]) -> dict[str, Any]:
+def _group(rows: Sequence[Row], looping: set[str]) -> dict[str, Any]:
     cases = dict.fromkeys(row.case for row in rows)
-    straight = [row for row in rows if row.case not in circling]
     return {
         "answers": len(cases),
-        "loops": sum(case in circling for case in cases),
-        "with_loops": _by_contender(rows),
-        "without_loops": _by_contender(straight),
+        "loops": sum(case in looping for case in cases),
+        "with_loops": _by_variant(rows),
+        "without_loops": _by_variant([row for row in rows if row.case not in looping]),
     }
 
 
-def _by_contender(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+def _by_variant(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     ratios = {name: means(rows, name) for name in _RATIOS}
     found: dict[str, dict[str, float]] = {}
     for variant in dict.fromkeys(row.contender for row in rows):
         mine = [row for row in rows if row.contender == variant]
         steps = sum(_steps(row) for row in mine)
+        medians = [median(row.measures["ratio"]) for row in mine if "ratio" in row.measures]
         found[variant] = {
             **({"tokens_per_step": sum(map(_decoded, mine)) / steps} if steps else {}),
             **{name: each[variant] for name, each in ratios.items() if variant in each},
-            **({"least_ratio": min(least)} if (least := _ratios(mine)) else {}),
+            **({"least_ratio": min(medians)} if medians else {}),
         }
     return found
 
 
 def _line(kind: str, group: dict[str, Any], variant: str) -> list[str]:
-    every, straight = (group[name].get(variant, {}) for name in ("with_loops", "without_loops"))
+    every, without = (group[name].get(variant, {}) for name in ("with_loops", "without_loops"))
     count = group["answers"]
-    cells = [f"{_number(every, name)} ({_number(straight, name)})" for name, _ in _COLUMNS]
+    cells = [f"{_number(every, name)} ({_number(without, name)})" for name, _ in _COLUMNS]
     return [kind, f"{count} ({count - group['loops']})", *cells]
 
 
@@ -127,16 +126,8 @@ def _number(found: dict[str, float], name: str) -> str:
     return f"{found[name]:.2f}" if name in found else "-"
 
 
-def _differing(rows: Sequence[Row]) -> int:
-    return sum(row.facts.get("same_tokens") is False for row in rows if row.contender == SINGLE_ROW)
-
-
-def _ratios(rows: Sequence[Row]) -> list[float]:
-    return [median(row.measures["ratio"]) for row in rows if "ratio" in row.measures]
-
-
 def _tokens(row: Row) -> list[int]:
-    """An answer's tokens; none where a record does not have them."""
+    """Token ids of an answer; none if the record does not have them."""
     tokens = row.facts.get("token_ids")
     if not isinstance(tokens, list) or not all(isinstance(each, int) for each in tokens):
         return []
@@ -144,13 +135,13 @@ def _tokens(row: Row) -> list[int]:
 
 
 def _steps(row: Row) -> int:
-    """Over all rounds."""
+    """Steps of all rounds."""
     steps = row.counts.get("steps", 0)
     return steps if isinstance(steps, int) else 0
 
 
 def _decoded(row: Row) -> int:
-    """Tokens after the first, over all rounds."""
+    """Tokens after the first, in all rounds."""
     tokens = row.facts.get("tokens")
     rounds = max(map(len, row.measures.values()), default=0)
     return max(tokens - 1, 0) * rounds if isinstance(tokens, int) else 0

@@ -1,44 +1,45 @@
-"""A suite's prompts as cases, turn by turn, and those that do not fit the context.
+"""Cases of a suite's prompts, turn by turn, and the turns that do not fit the context.
 
-The prompt of a later turn holds the questions before it and plain decoding's answers to them, so
-that all variants read the same tokens. A turn fits when its prompt and `max_tokens` do; one that
-does not is skipped and named, and so is what would follow it.
+The prompt of a later turn has the questions before it and plain decoding's answers to them, so all
+variants read the same tokens. A turn fits if its prompt plus `max_tokens` does. One that does not
+is skipped and listed, and so are the turns after it.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
-from paceline.tools.bench.ab_test import Case, Variant, measure, progress_line, warm_up
+from paceline.tools.bench.ab_test import Case, Variant, measure, warm_up
 from paceline.tools.bench.journal import Journal
 from paceline.tools.bench.record import Row
-from paceline.tools.bench.sweep.cases import longest
+from paceline.tools.bench.sweep.cases import max_context
 from paceline.tools.suite import SuitePrompt
 
 
 class Skipped(NamedTuple):
-    """A turn that was not asked."""
+    """A turn that was not answered."""
 
     case: str
     tokens: int
-    """Of its prompt, or of the one before it that did not fit, and the longest answer."""
+    """Prompt plus `max_tokens`, of this turn or of the one before it that did not fit."""
     room: int
-    """Tokens that prompt and answer may have together."""
+    """Most tokens of prompt and answer together."""
 
     def __str__(self) -> str:
         return f"{self.case} skipped: {self.tokens} tokens with its answer, {self.room} fit"
 
 
-class Asked(NamedTuple):
-    """What was measured, and what was not."""
+class Measured(NamedTuple):
+    """Rows of the turns that fit, and the turns that do not."""
 
     rows: list[Row]
     skipped: list[Skipped]
 
 
 def check_names(prompts: Sequence[SuitePrompt]) -> None:
-    """Raise InvalidRequest where two prompts have the same id: their rows could not be told apart.
+    """Raise InvalidRequest if two prompts have the same id: ids identify the rows.
 
     >>> check_names(load_suite(path).prompts)
     """
@@ -49,36 +50,34 @@ def check_names(prompts: Sequence[SuitePrompt]) -> None:
         seen.add(prompt.id)
 
 
-def ask(
+def measure_turns(
     prompts: Sequence[SuitePrompt],
     variants: Sequence[Variant],
     *,
     max_tokens: int,
     rounds: int,
-    kept: Journal,
+    journal: Journal,
     progress: Progress,
-) -> Asked:
-    """Let all variants answer each turn, the first of them being plain decoding.
+) -> Measured:
+    """Answer each turn with all variants, the first of which is plain decoding.
 
     Raises:
-        InvalidRequest: not one prompt fits the context.
+        InvalidRequest: no prompt fits the context.
     """
-    room = min(longest(each.model) for each in variants)
+    room = min(max_context(each.model) for each in variants)
     plain = variants[0]
-    first = next(
-        (case for prompt in prompts if _size(case := _first(prompt, max_tokens), plain) <= room),
-        None,
-    )
-    if first is None:
+    first_turns = [_first_turn(prompt, max_tokens) for prompt in prompts]
+    fitting = next((case for case in first_turns if _size(case, plain) <= room), None)
+    if fitting is None:
         raise InvalidRequest(
-            f"not one prompt fits: prompt and answer may have {room} tokens together; ask for "
-            "shorter answers, or load the model with more cache tokens"
+            f"no prompt fits: prompt and answer may have {room} tokens together; use a smaller "
+            "--max-tokens, or load the model with more cache tokens"
         )
-    warm_up(variants, first)
+    warm_up(variants, fitting)
     total = sum(1 + len(prompt.turns) for prompt in prompts)
-    found = Asked([], [])
-    for prompt in prompts:
-        case = _first(prompt, max_tokens)
+    found = Measured([], [])
+    for prompt, first in zip(prompts, first_turns, strict=True):
+        case = first
         for turn, following in enumerate([*prompt.turns, None], start=1):
             if (size := _size(case, plain)) > room:
                 for name in _names(prompt, turn):
@@ -86,29 +85,26 @@ def ask(
                     progress.say(str(found.skipped[-1]))
                 break
             number = len(found.rows) // len(variants) + len(found.skipped) + 1
-            known = kept.get(case.id)
-            rows = known or kept.add(case.id, measure(case, variants, rounds=rounds, start=number))
+            call = partial(measure, case, variants, rounds=rounds, start=number)
+            rows = journal.get_or_measure(case.id, call, progress, f"{number}/{total}")
             found.rows.extend(rows)
-            progress.say(progress_line(rows, f"{number}/{total}", before=known is not None))
             if following is not None:
-                case = _next(case, prompt, turn, _answer(plain, rows), following)
+                case = _next_turn(case, prompt, turn, _answer(plain, rows), following)
     return found
 
 
-def _first(prompt: SuitePrompt, max_tokens: int) -> Case:
-    about = {"category": prompt.category, "turn": 1} if prompt.category else {}
+def _first_turn(prompt: SuitePrompt, max_tokens: int) -> Case:
     return Case(
         prompt.id,
         prompt.kind,
         prompt.messages,
         {"max_tokens": max_tokens},
-        facts=about,
+        facts={"category": prompt.category, "turn": 1} if prompt.category else {},
         keep_prompt=not prompt.category,
     )
 
 
-def _next(case: Case, prompt: SuitePrompt, turn: int, answer: str, question: str) -> Case:
-    """The case of the turn after `turn`."""
+def _next_turn(case: Case, prompt: SuitePrompt, turn: int, answer: str, question: str) -> Case:
     before: Any = case.prompt
     messages = [
         *before,
@@ -121,18 +117,18 @@ def _next(case: Case, prompt: SuitePrompt, turn: int, answer: str, question: str
 
 
 def _names(prompt: SuitePrompt, turn: int) -> Iterator[str]:
-    """What a question's turns from this one on are called."""
+    """Case ids of a prompt's turns from `turn` on, which counts from 1."""
     for number in range(turn, len(prompt.turns) + 2):
         yield prompt.id if number == 1 else f"{prompt.id}, turn {number}"
 
 
 def _size(case: Case, variant: Variant) -> int:
-    """Tokens of prompt and longest answer."""
+    """Tokens of the prompt plus `max_tokens`."""
     return len(variant.model.tokens(case.prompt)) + (case.options["max_tokens"] or 0)
 
 
 def _answer(plain: Variant, rows: Sequence[Row]) -> str:
-    """The text of plain decoding's answer, an ending stop token left out."""
+    """Text of plain decoding's answer without a stop token at its end."""
     tokens: list[int] = rows[0].facts["token_ids"]
     files = plain.model.files
     ended = tokens[-1] in files.stop_token_ids

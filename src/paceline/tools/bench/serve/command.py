@@ -1,4 +1,4 @@
-"""`bench serve`: a server under load, ours or another's."""
+"""`bench serve`: throughput and latency of any OpenAI-compatible server under load."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.report import Report
 from paceline.tools.bench.record import Record, Row, here
-from paceline.tools.bench.serve.load import Run, Target, closed_loop, model_of, open_loop
+from paceline.tools.bench.serve.load import Endpoint, LoadRun, closed_loop, model_of, open_loop
 from paceline.tools.suite import load_suite
 
 
@@ -29,10 +29,10 @@ def bench_serve(
     extra: str,
     progress: Progress,
 ) -> Report:
-    """A server under load: with so many clients at once, and with requests at so many a second.
+    """Measure a server with each number of clients, and at each rate of requests per second.
 
     Raises:
-        InvalidRequest: there is no such server, or a value is out of range.
+        InvalidRequest: there is no server at the URL, or a value is out of range.
     """
     prompts = load_suite(suite).only(kinds, None)
     url = url.rstrip("/")
@@ -42,21 +42,23 @@ def bench_serve(
         fields = None
     if not isinstance(fields, dict):
         raise InvalidRequest(f"--extra is {extra!r}; expected a JSON object")
-    target = Target(url, model or model_of(url, key), max_tokens, key, extra)
-    loads: list[tuple[str, Callable[..., Run]]] = [
+    endpoint = Endpoint(url, model or model_of(url, key), max_tokens, key, extra)
+    loads: list[tuple[str, Callable[..., LoadRun]]] = [
         *((f"{n} clients", partial(closed_loop, clients=n)) for n in clients),
         *((f"{rate:g} requests/s", partial(open_loop, rate=rate)) for rate in rates),
     ]
     runs = []
     for name, run in loads:
-        with progress.task(f"asking {target.model}: {name}", requests, unit="requests") as reach:
+        with progress.task(
+            f"requests to {endpoint.model}: {name}", requests, unit="requests"
+        ) as reach:
             done = count(1)
             watch = lambda _, done=done, reach=reach: reach(next(done))  # noqa: E731
-            runs.append(run(target, prompts.prompts, requests=requests, watch=watch))
+            runs.append(run(endpoint, prompts.prompts, requests=requests, watch=watch))
     settings = {"url": url, "extra": fields, "max_tokens": max_tokens, "kinds": [*kinds]}
     record = Record(
         "serve",
-        [_row(target, run) for run in runs],
+        [_row(endpoint, run) for run in runs],
         settings={**settings, "requests": requests},
         suite_sha256=prompts.sha256,
         **here(),
@@ -64,11 +66,11 @@ def bench_serve(
     rows = [_line(run.as_dict()) for run in runs]
     head = ("load", "tokens/s", "first token p50", "p99", "per token p50", "p99", "failed")
     passed = not any(row.facts["failed"] for row in record.rows)
-    return Report(record.as_dict(), passed, tables=[(f"{target.model} at {url}", head, rows)])
+    return Report(record.as_dict(), passed, tables=[(f"{endpoint.model} at {url}", head, rows)])
 
 
-def _row(target: Target, run: Run) -> Row:
-    """One load; for what each request has, its requests stand in the place of rounds."""
+def _row(endpoint: Endpoint, run: LoadRun) -> Row:
+    """Row of one load; measures of single requests have a value per request, not per round."""
     facts = run.as_dict()
     good = [sample for sample in run.samples if sample.error is None]
     measures = {
@@ -77,8 +79,8 @@ def _row(target: Target, run: Run) -> Row:
         "first_token_seconds": [one.first for one in good if one.first is not None],
         "per_token_seconds": [each for one in good if (each := one.per_token) is not None],
     }
-    kept = {name: values for name, values in measures.items() if values}
-    return Row(facts.pop("load"), "any", target.model, kept, facts=facts)
+    measured = {name: values for name, values in measures.items() if values}
+    return Row(facts.pop("load"), "any", endpoint.model, measured, facts=facts)
 
 
 def _line(run: dict[str, Any]) -> list[str]:

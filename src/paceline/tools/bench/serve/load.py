@@ -1,9 +1,9 @@
-"""Load on an OpenAI-compatible server, and how it bears it: any server, ours or another's.
+"""Load on an OpenAI-compatible server: throughput, time to first token, time per output token.
 
-Closed loop: so many clients, each of which asks again when its answer has ended. Open loop:
-requests come at random at a rate, whether or not the server keeps up (Poisson arrivals, seeded).
-Tokens are those that the server counts in `usage`; times are the client's. Time per token is the
-answer's time behind its first piece, over its other tokens: pieces may hold several.
+Closed loop: a number of clients, each of which sends a request when its last answer has ended.
+Open loop: requests at random times with a given rate, however many wait (Poisson, seeded).
+Tokens are counted by the server (`usage`), times by the client. Time per output token is the time
+after the first delta over the tokens after the first: a delta may have several tokens.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ _TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Who is asked, and for what."""
+class Endpoint:
+    """A server's URL and model, and the fields of every request."""
 
     url: str
-    """As `http://127.0.0.1:8000/v1`."""
+    """For example `http://127.0.0.1:8000/v1`."""
     model: str
     max_tokens: int
     key: str | None = None
     extra: str = "{}"
-    """JSON: more fields of every request."""
+    """JSON object with further fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Sample:
     """Seconds since the run began."""
     ended: float
     first: float | None = None
-    """Seconds to the first piece of text; None where none came."""
+    """Seconds to the first delta with text; None if there was none."""
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -53,22 +53,22 @@ class Sample:
 
     @property
     def per_token(self) -> float | None:
-        """Seconds for each token behind the first."""
+        """Time per output token after the first, in seconds."""
         if self.first is None or self.tokens < 2:
             return None
         return (self.ended - self.started - self.first) / (self.tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What one kind of load brought."""
+class LoadRun:
+    """Requests under one load."""
 
     load: str
     seconds: float
     samples: Sequence[Sample]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; times in seconds."""
+        """JSON; times in seconds."""
         good = [sample for sample in self.samples if sample.error is None]
         tokens = sum(sample.tokens for sample in good)
         return {
@@ -88,7 +88,7 @@ class Run:
 
 
 def percentiles(values: Iterator[float]) -> dict[str, float] | None:
-    """The median, the 90th and the 99th percentile, and the largest; None of nothing."""
+    """Median, 90th and 99th percentile and maximum; None without values."""
     found = sorted(values)
     if not found:
         return None
@@ -97,15 +97,15 @@ def percentiles(values: Iterator[float]) -> dict[str, float] | None:
 
 
 def model_of(url: str, key: str | None = None) -> str:
-    """The first model that a server has.
+    """The first model of a server.
 
     Raises:
-        InvalidRequest: nobody answers there, or not as an OpenAI-compatible server does.
+        InvalidRequest: there is no OpenAI-compatible server at the URL.
     """
     try:
         import httpx
     except ImportError as error:
-        raise MissingExtra(f"{url} is asked with httpx: pip install httpx") from error
+        raise MissingExtra(f"requests to {url} need httpx: pip install httpx") from error
     try:
         answer = httpx.get(f"{url}/models", headers=_headers(key), timeout=30.0)
         answer.raise_for_status()
@@ -117,53 +117,53 @@ def model_of(url: str, key: str | None = None) -> str:
 
 
 def closed_loop(
-    target: Target,
+    endpoint: Endpoint,
     prompts: Sequence[SuitePrompt],
     *,
     clients: int,
     requests: int,
     watch: Callable[[Sample], None] = lambda _: None,
-) -> Run:
-    """`clients` who each ask again when they were answered, until `requests` have been asked."""
-    waiting = islice(cycle(prompts), requests)
+) -> LoadRun:
+    """Send `requests` in all from `clients`, each of which sends one at a time."""
+    remaining = islice(cycle(prompts), requests)
 
-    async def run(ask: Callable[[SuitePrompt], Any]) -> None:
+    async def run(send: Callable[[SuitePrompt], Any]) -> None:
         async def client() -> None:
-            for prompt in waiting:
-                watch(await ask(prompt))
+            for prompt in remaining:
+                watch(await send(prompt))
 
         await asyncio.gather(*(client() for _ in range(clients)))
 
-    return asyncio.run(_run(f"{clients} client{'s' * (clients > 1)}", target, run))
+    return asyncio.run(_run(f"{clients} client{'s' * (clients > 1)}", endpoint, run))
 
 
 def open_loop(
-    target: Target,
+    endpoint: Endpoint,
     prompts: Sequence[SuitePrompt],
     *,
     rate: float,
     requests: int,
     seed: int = 0,
     watch: Callable[[Sample], None] = lambda _: None,
-) -> Run:
-    """`requests` that come at `rate` a second on average, whoever is still waiting."""
+) -> LoadRun:
+    """Send `requests` at `rate` per second on average, without waiting for answers."""
     gaps = random.Random(seed)
 
-    async def run(ask: Callable[[SuitePrompt], Any]) -> None:
+    async def run(send: Callable[[SuitePrompt], Any]) -> None:
         async def one(prompt: SuitePrompt, after: float) -> None:
             await asyncio.sleep(after)
-            watch(await ask(prompt))
+            watch(await send(prompt))
 
-        at, coming = 0.0, []
+        at, pending = 0.0, []
         for prompt in islice(cycle(prompts), requests):
-            coming.append(one(prompt, at))
+            pending.append(one(prompt, at))
             at += gaps.expovariate(rate)
-        await asyncio.gather(*coming)
+        await asyncio.gather(*pending)
 
-    return asyncio.run(_run(f"{rate:g} requests/s", target, run))
+    return asyncio.run(_run(f"{rate:g} requests/s", endpoint, run))
 
 
-async def _run(load: str, target: Target, run: Callable[[Any], Any]) -> Run:
+async def _run(load: str, endpoint: Endpoint, run: Callable[[Any], Any]) -> LoadRun:
     import httpx
 
     samples: list[Sample] = []
@@ -171,42 +171,42 @@ async def _run(load: str, target: Target, run: Callable[[Any], Any]) -> Run:
     async with httpx.AsyncClient(timeout=_TIMEOUT_SECONDS, limits=limits) as client:
         began = perf_counter()
 
-        async def ask(prompt: SuitePrompt) -> Sample:
-            sample = await _ask(client, target, prompt, began)
+        async def send(prompt: SuitePrompt) -> Sample:
+            sample = await _send(client, endpoint, prompt, began)
             samples.append(sample)
             return sample
 
-        await run(ask)
-        return Run(load, perf_counter() - began, samples)
+        await run(send)
+        return LoadRun(load, perf_counter() - began, samples)
 
 
-async def _ask(client: Any, target: Target, prompt: SuitePrompt, began: float) -> Sample:
-    """Ask once, and read the answer as it comes."""
+async def _send(client: Any, endpoint: Endpoint, prompt: SuitePrompt, began: float) -> Sample:
+    """Send one streaming request and read its answer."""
     import httpx
 
     started = perf_counter()
     body = {
-        "model": target.model,
+        "model": endpoint.model,
         "messages": list(prompt.messages),
-        "max_tokens": target.max_tokens,
-        # Greedy, whatever the model's own settings are on that server.
+        "max_tokens": endpoint.max_tokens,
+        # Greedy, whatever the server's defaults are.
         "temperature": 0,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **json.loads(target.extra),
+        **json.loads(endpoint.extra),
     }
     found: dict[str, Any] = {}
     pieces: list[str] = []
     try:
         async with client.stream(
-            "POST", f"{target.url}/chat/completions", json=body, headers=_headers(target.key)
+            "POST", f"{endpoint.url}/chat/completions", json=body, headers=_headers(endpoint.key)
         ) as answer:
             await _check(answer)
             async for line in answer.aiter_lines():
-                _take(line, started, found, pieces)
+                _read_line(line, started, found, pieces)
     except (httpx.HTTPError, _NotAnsweredError, ValueError) as error:
         found["error"] = f"{type(error).__name__}: {error}"
     return Sample(prompt.id, started - began, perf_counter() - began, text="".join(pieces), **found)
@@ -219,11 +219,11 @@ async def _check(answer: Any) -> None:
 
 
 class _NotAnsweredError(PacelineError):
-    """The server answered with an error."""
+    """The server returned an error."""
 
 
-def _take(line: str, started: float, found: dict[str, Any], pieces: list[str]) -> None:
-    """One line of the stream."""
+def _read_line(line: str, started: float, found: dict[str, Any], pieces: list[str]) -> None:
+    """Read one line of the event stream into `found` and `pieces`."""
     if not line.startswith("data:") or line.endswith("[DONE]"):
         return
     chunk = json.loads(line.removeprefix("data:"))

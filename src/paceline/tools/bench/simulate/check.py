@@ -15,12 +15,20 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.options import check
 from paceline.storage.report import Report, Table
-from paceline.tools.bench.ab_test import PLAIN, Case, Variant, about, called, measure, warm_up
+from paceline.tools.bench.ab_test import (
+    PLAIN,
+    Case,
+    Variant,
+    about,
+    measure,
+    options_facts,
+    variant_options,
+    warm_up,
+)
 from paceline.tools.bench.journal import journal_path, open_journal
 from paceline.tools.bench.record import Record, Row, here
 from paceline.tools.bench.simulate.command import drafter_resources
 from paceline.tools.bench.simulate.replay import Recording, Simulation, simulate
-from paceline.tools.bench.sweep.command import ways
 from paceline.tools.suite import load_suite
 
 TOLERATED = 0.1
@@ -53,7 +61,7 @@ def bench_simulate_check(
         ModelError: a drafter cannot be read.
     """
     prompts = load_suite(suite).only(kinds, per_kind)
-    options = ways(drafters, policies, blocks)
+    options = variant_options(drafters, policies, blocks)
     shared = drafter_resources(
         model, {n: each for n, each in options.items() if n != PLAIN}, progress
     )
@@ -69,9 +77,7 @@ def bench_simulate_check(
         rows=[],
         settings={
             "measured": True,
-            "contenders": {
-                name: {**each, "drafter": called(each["drafter"])} for name, each in options.items()
-            },
+            "contenders": options_facts(options),
             "rounds": rounds,
             "max_tokens": max_tokens,
         },
@@ -80,10 +86,10 @@ def bench_simulate_check(
         **here(),
     )
     rows: list[Row] = []
-    with open_journal(output, head) as kept:
+    with open_journal(output, head) as journal:
         warm_up(variants, cases[0])
         for number, case in enumerate(cases, start=1):
-            known = kept.get(case.id)
+            known = journal.get(case.id)
             if known is None:
                 plain, *others = measure(case, variants, rounds=rounds, start=number)
                 recording = Recording(
@@ -99,7 +105,7 @@ def bench_simulate_check(
                     (found,) = simulate([recording], request, cost, shared)
                     exact = request.policy != _READS_THE_CLOCK
                     known.append(_laid_beside(row, found, rounds, exact=exact))
-                kept.add(case.id, known)
+                journal.add(case.id, known)
             rows += known
             progress.say(f"{number}/{len(cases)} {case.id}")
     found_same = all(row.facts.get("same_steps", True) for row in rows)

@@ -18,13 +18,12 @@ from paceline.runtime.options import Options
 from paceline.runtime.options import check as check_options
 from paceline.storage.manifest import read_manifest
 from paceline.storage.report import Report
-from paceline.tools.bench.ab_test import PLAIN, called
+from paceline.tools.bench.ab_test import PLAIN, options_facts, variant_options
 from paceline.tools.bench.record import Record, here
 from paceline.tools.bench.simulate.costs import Costs, parse_costs
 from paceline.tools.bench.simulate.replay import Recording, check, simulate
 from paceline.tools.bench.simulate.report import Total, rows_of, summary, tables
 from paceline.tools.bench.simulate.texts import Texts
-from paceline.tools.bench.sweep.command import ways
 
 
 def bench_simulate(
@@ -47,7 +46,7 @@ def bench_simulate(
     Args:
         load: opens the model: only when costs are those of this machine.
         files: the model's files: only when something has to be made tokens of.
-        model: what it is called, by which the drafters that come with it are known.
+        model: what it is options_facts, by which the drafters that come with it are known.
         texts: files and folders, see `Texts`.
         raw: prompts that are text are taken without the chat template.
         prompt_tokens: how much of a plain text is its prompt.
@@ -63,7 +62,9 @@ def bench_simulate(
         ModelError: a drafter cannot be read.
     """
     options = {
-        name: each for name, each in ways(drafters, policies, blocks).items() if name != PLAIN
+        name: each
+        for name, each in variant_options(drafters, policies, blocks).items()
+        if name != PLAIN
     }
     shared = drafter_resources(model, options, progress)
     recordings = Texts(files, raw=raw, prompt_tokens=prompt_tokens).read(texts)
@@ -83,9 +84,7 @@ def bench_simulate(
         rows=[*rows_of(totals)],
         settings={
             "model": Path(model).name,
-            "contenders": {
-                name: {**each, "drafter": called(each["drafter"])} for name, each in options.items()
-            },
+            "contenders": options_facts(options),
             "cost": as_dict(costs),
             "carry": carry,
         },

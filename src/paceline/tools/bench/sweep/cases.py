@@ -1,8 +1,8 @@
-"""What a sweep asks: prompts of a length, and questions behind so much other text.
+"""Cases of a sweep: prompts of given lengths, and questions at given context depths.
 
-Two families. By length: one dense text of code, tiled and cut to the token, without a chat template
-(the prompt-length sweep of the Phi-4-mini experiment). By depth: a suite's questions, with other
-prompts' text in front of them (the context depths of the DFlash-on-MLX experiment).
+By length: one dense text of code, tiled and cut to the token, without a chat template (the
+prompt-length sweep of the Phi-4-mini experiment). By depth: a suite's questions, with text of other
+prompts before them (the context depths of the DFlash-on-MLX experiment).
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from paceline.runtime.options import Options
 from paceline.tools.bench.ab_test import Case
 from paceline.tools.suite import Suite, load_suite
 
-Place = int | Literal["max"]
-"""A number of tokens, or as many as the model holds."""
+TokenCount = int | Literal["max"]
+"""A number of tokens, or as many as fit the context."""
 
 LENGTHS = (100, 200, 372, 800)
 """Tokens of the experiment's prompts."""
@@ -27,14 +27,14 @@ _IN_PACKAGE = "dense_code.txt"
 _IN_CHECKOUT = Path(__file__).parents[5] / "benchmarks" / "dense_code.txt"
 
 _SPARE = 64
-"""Tokens that a text may have more when it has been cut, decoded and encoded with a question."""
+"""Tokens. A text may have more of them after cutting, decoding and encoding with a question."""
 
 
 def dense_text(path: Path | None = None) -> tuple[str, str]:
-    """A text to tile, paceline's own where none is named, and its hash.
+    """(text to tile, its SHA-256); paceline's own text if `path` is None.
 
     Raises:
-        InvalidRequest: it cannot be read, or is empty.
+        InvalidRequest: the file cannot be read, or is empty.
     """
     packaged = files("paceline.tools.bench").joinpath(_IN_PACKAGE)
     try:
@@ -52,9 +52,9 @@ def dense_text(path: Path | None = None) -> tuple[str, str]:
     return text, sha256(content).hexdigest()
 
 
-def lengths_for(limit: int) -> list[Place]:
-    """The experiment's lengths, then twice as many again and again, and the most there can be."""
-    lengths: list[Place] = [length for length in LENGTHS if length < limit]
+def default_lengths(limit: int) -> list[TokenCount]:
+    """The experiment's lengths, then their largest doubled while below `limit`, then `max`."""
+    lengths: list[TokenCount] = [length for length in LENGTHS if length < limit]
     further = 2 * LENGTHS[-1]
     while further < limit:
         lengths.append(further)
@@ -63,23 +63,27 @@ def lengths_for(limit: int) -> list[Place]:
 
 
 def length_cases(
-    model: Model, text: str, lengths: Sequence[Place], temperatures: Sequence[Options], tokens: int
+    model: Model,
+    text: str,
+    lengths: Sequence[TokenCount],
+    temperatures: Sequence[Options],
+    tokens: int,
 ) -> list[Case]:
-    """The text, tiled and cut, for each length and temperature; answers of just so many tokens.
+    """The text, tiled and cut, for each length and temperature; answers have exactly `tokens`.
 
     Raises:
-        InvalidRequest: a length is more than the model holds.
+        InvalidRequest: a length does not fit the context.
     """
-    limit = longest(model) - tokens
+    limit = max_context(model) - tokens
     if limit < 1:
         raise InvalidRequest(
-            f"{model.files.name} holds {longest(model)} tokens; no prompt is left beside an answer "
-            f"of {tokens}"
+            f"{model.files.name} has a context of {max_context(model)} tokens; an answer of "
+            f"{tokens} leaves none for the prompt"
         )
     tiled = model.tokens(text, raw=True)
     once = model.files.tokenizer().encode(text)
     cases = []
-    for length in _numbers(lengths or lengths_for(limit), limit, "prompt"):
+    for length in _numbers(lengths or default_lengths(limit), limit, "prompt"):
         while len(tiled) < length:
             tiled += once
         for sampling in temperatures:
@@ -93,20 +97,20 @@ def length_cases(
 def depth_cases(
     model: Model,
     suite: Suite,
-    depths: Sequence[Place],
+    depths: Sequence[TokenCount],
     temperatures: Sequence[Options],
     tokens: int,
 ) -> list[Case]:
-    """The suite's prompts behind so many tokens of other prompts' text (about so many).
+    """The suite's prompts, each after about `depth` tokens of other prompts' text.
 
     Raises:
-        InvalidRequest: a depth is more than the model holds.
+        InvalidRequest: a depth does not fit the context.
     """
     tokenizer = model.files.tokenizer()
     text = "\n\n".join(str(m["content"]) for p in load_suite().prompts for m in p.messages)
     once = tokenizer.encode(text)
     longest_prompt = max(len(model.tokens(prompt.messages)) for prompt in suite.prompts)
-    limit = longest(model) - tokens - longest_prompt - _SPARE
+    limit = max_context(model) - tokens - longest_prompt - _SPARE
     cases = []
     for depth in _numbers(depths, limit, "depth"):
         before = tokenizer.decode((once * (depth // len(once) + 1))[:depth])
@@ -117,22 +121,23 @@ def depth_cases(
             for sampling in temperatures:
                 options: Options = {**sampling, "max_tokens": tokens}
                 at = {"depth": depth, **_temperature(sampling)}
+                # These words are in recorded results, which `bench compare` matches by case.
                 name = f"{prompt.id} behind {depth} tokens{_suffix(sampling)}"
                 cases.append(Case(name, prompt.kind, messages, options, at))
     return cases
 
 
-def longest(model: Model) -> int:
-    """Tokens that prompt and answer may have together."""
+def max_context(model: Model) -> int:
+    """Most tokens of prompt and answer together."""
     return min(model.engine.context_length, model.engine.free_slots)
 
 
-def _numbers(places: Sequence[Place], limit: int, what: str) -> list[int]:
-    found = [max(limit, 0) if place == "max" else place for place in places]
-    for place in found:
-        if place > limit:
+def _numbers(counts: Sequence[TokenCount], limit: int, what: str) -> list[int]:
+    found = [max(limit, 0) if count == "max" else count for count in counts]
+    for count in found:
+        if count > limit:
             raise InvalidRequest(
-                f"a {what} of {place} tokens does not fit; expected at most {limit}, or max"
+                f"a {what} of {count} tokens does not fit; expected at most {limit}, or max"
             )
     return list(dict.fromkeys(found))
 

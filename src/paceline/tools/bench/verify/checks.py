@@ -1,9 +1,9 @@
-"""The promise, checked here: rows do not depend on how they are computed, and tokens are plain's.
+"""Checks of exactness: rows do not depend on how they are computed, tokens equal plain decoding's.
 
-Two kinds of check. Row invariance asks the engine for the same positions in blocks of every length,
-in prompts cut in every way and among other sequences, and wants the same bits. Token parity
-answers prompts with drafters, policies, blocks and samplings, alone and several in one call, and
-wants plain decoding's tokens.
+Row invariance: the engine computes the same positions in blocks of every length, after prefill in
+chunks of every size, from a prefix cache, and in batches; the logits must be equal bit for bit.
+Token parity: prompts are answered with drafters, policies, blocks and samplings, alone and several
+in one call; the tokens must equal plain decoding's.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,8 @@ from paceline.runtime.loop import run_together
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY as NEUTRAL
 from paceline.runtime.options import POLICIES, Options
-from paceline.tools.bench.verify.journal import CaseFound, VerifyJournal
+from paceline.storage.validation import validated
+from paceline.tools.bench.verify.journal import CaseResult, VerifyJournal
 from paceline.tools.suite import Suite
 
 DRAFTERS = (
@@ -59,23 +60,23 @@ _CHUNKS = (2, 3, 16, 31, 64, 100)
 
 @dataclass(slots=True)
 class Verdict:
-    """What was checked and what was not as it should be."""
+    """Numbers of comparisons, and the differences found."""
 
     conditions: dict[str, Compared] = field(default_factory=dict)
-    """Of `engines/invariance.py`: the rows that were compared under each."""
+    """Condition of `engines/invariance.py` -> rows compared under it."""
     answers_compared: int = 0
     answers_differing: list[str] = field(default_factory=list)
-    """What was asked, and where the first token differed."""
+    """One line per answer: prompt, case, and the first token that differs."""
     tokens_compared: int = 0
 
     @property
     def rows(self) -> Compared:
-        """All rows that were compared."""
+        """Comparisons of all conditions together."""
         return sum(self.conditions.values(), Compared())
 
     @property
     def exact(self) -> bool:
-        """Whether something was compared, and nothing differed."""
+        """True if something was compared and nothing differed."""
         compared = self.rows.rows or self.answers_compared
         return bool(compared) and not (self.rows.differing or self.answers_differing)
 
@@ -90,29 +91,25 @@ class Verdict:
             "conditions": {name: each.as_dict() for name, each in self.conditions.items()},
         }
 
-    def take_rows(self, kept: Mapping[str, Any]) -> None:
-        """Take what comparing rows found before.
-
-        Raises:
-            InvalidRequest: it is something else.
-        """
-        try:
-            self.conditions = {name: Compared(**each) for name, each in kept.items()}
-            known = self.rows.rows >= 0 and self.conditions.keys() <= {*CONDITIONS}
-        except TypeError:
-            known = False
-        if not known:
-            raise InvalidRequest("the journal has rows of another form; remove it")
+    def load_rows(self, rows: Mapping[str, Any]) -> None:
+        """Set `conditions` from a journal's JSON. Raises InvalidRequest if it is invalid."""
+        found = validated(dict[str, Compared], rows, "rows of the journal")
+        if unknown := found.keys() - {*CONDITIONS}:
+            raise InvalidRequest(f"the journal has other conditions ({', '.join(sorted(unknown))})")
+        self.conditions = found
 
     def add(self, condition: str, found: Logits, expected: Logits) -> None:
-        """Compare rows, computed under a condition, with those of a sequence alone."""
+        """Compare logits computed under a condition with those of a sequence alone.
+
+        Both are [rows, vocab] float32.
+        """
         so_far = self.conditions.get(condition, Compared())
         self.conditions[condition] = so_far + compare(found, expected)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One way to answer."""
+class VerifyCase:
+    """Drafter, policy, block and sampling of one comparison with plain decoding."""
 
     drafter: str
     policy: str
@@ -121,7 +118,7 @@ class Case:
 
     @property
     def options(self) -> Options:
-        """For `Model.stream`."""
+        """Options of `Model.stream`."""
         return {
             **NEUTRAL,
             **self.sampling,
@@ -135,27 +132,28 @@ class Case:
         return f"{self.drafter}, {self.policy}, block {self.block}, {how}"
 
 
-def drafters_of(model: Model) -> list[str]:
-    """The drafters to check for a model: those that know any text, and those that come with it."""
+def default_drafters(model: Model) -> list[str]:
+    """Drafters to check for a model: those for any model, and those shipped for this one."""
     shipped = drafters.shipped(model.files.name)
     return [*DRAFTERS, *shipped, *(f"suffix+{kind}" for kind in shipped)]
 
 
-def cases(*, whole: bool, chosen_from: Sequence[str] = DRAFTERS) -> list[Case]:
-    """Every drafter x policy x block, greedy and sampled, or a part that covers each pair.
+def verify_cases(*, whole: bool, drafters: Sequence[str] = DRAFTERS) -> list[VerifyCase]:
+    """Every drafter x policy x block, greedy and sampled.
 
-    The ways to sample take turns, so that each meets every drafter, policy and block.
+    The samplings alternate, so that each meets every drafter, policy and block. If not `whole`: a
+    subset in which every pair of two parameters' values occurs.
     """
     every = [
-        Case(drafter, policy, block, how)
-        for turn, (drafter, policy) in enumerate(product(chosen_from, POLICIES))
+        VerifyCase(drafter, policy, block, how)
+        for number, (drafter, policy) in enumerate(product(drafters, POLICIES))
         for block in BLOCKS
-        for how in (GREEDY, SAMPLED[(turn + block) % len(SAMPLED)])
+        for how in (GREEDY, SAMPLED[(number + block) % len(SAMPLED)])
     ]
     if whole:
         return every
     wanted = {pair for case in every for pair in _pairs(case)}
-    chosen: list[Case] = []
+    chosen: list[VerifyCase] = []
     rng = np.random.default_rng(0)
     order = [every[i] for i in rng.permutation(len(every))]
     while wanted:
@@ -169,7 +167,7 @@ def cases(*, whole: bool, chosen_from: Sequence[str] = DRAFTERS) -> list[Case]:
 
 
 def check_rows(engine: Engine, verdict: Verdict) -> None:
-    """Compare rows of the same positions, however they were computed, bit for bit."""
+    """Compare rows of the same positions, computed under every condition, bit for bit."""
     rng = np.random.default_rng(0)
     longest = max(BLOCKS)
     for context in _CONTEXTS:
@@ -204,53 +202,53 @@ def check_rows(engine: Engine, verdict: Verdict) -> None:
 def _check_forks(
     engine: Engine, verdict: Verdict, reference: Any, tokens: Sequence[int], context: int
 ) -> None:
-    """Compare rows after a prompt whose first slots `reference` has read, `context` of them."""
+    """Compare rows after prefixes forked from `reference`, which has read `context` tokens."""
     expected = _rows(engine, reference, tokens[context:])
     for shared in (context, context // 2):
         with closing(reference.fork(shared)) as child:
             _fill(engine, child, tokens[child.length : context], context)
             verdict.add(PREFIX_CACHE, _rows(engine, child, tokens[context:]), expected)
-    # The next turn of a chat: what was an answer is part of a prompt now.
-    said = context + len(expected) // 2
-    for token in tokens[context:said]:
+    # The next turn of a chat: decoded tokens are part of the prompt.
+    turn = context + len(expected) // 2
+    for token in tokens[context:turn]:
         engine.step([(reference, Block([token], 1))])
         reference.commit(1)
     with closing(engine.open()) as fresh:
-        _fill(engine, fresh, tokens[:said], said)
-        expected = _rows(engine, fresh, tokens[said:])
-    with closing(reference.fork(said)) as child:
-        _fill(engine, child, tokens[child.length : said], said)
-        verdict.add(PREFIX_CACHE, _rows(engine, child, tokens[said:]), expected)
+        _fill(engine, fresh, tokens[:turn], turn)
+        expected = _rows(engine, fresh, tokens[turn:])
+    with closing(reference.fork(turn)) as child:
+        _fill(engine, child, tokens[child.length : turn], turn)
+        verdict.add(PREFIX_CACHE, _rows(engine, child, tokens[turn:]), expected)
 
 
 def check_tokens(
     model: Model,
     suite: Suite,
-    chosen: Sequence[Case],
+    cases: Sequence[VerifyCase],
     verdict: Verdict,
     *,
     max_tokens: int,
     together: Sequence[int] = (),
     watch: Callable[[int], None] = lambda _: None,
-    kept: VerifyJournal | None = None,
+    journal: VerifyJournal | None = None,
 ) -> None:
-    """Answer with each case, on the suite's prompts in turn, and compare with plain decoding.
+    """Answer the suite's prompts with each case in turn, and compare with plain decoding.
 
-    `together`: how many sequences to put in one call, for each case in turn (1: alone). What is
-    `kept` of an earlier try is not checked again.
+    `together` has sequences per call, for each case in turn (1: alone). Cases in `journal` are not
+    checked again.
     """
-    kept = kept or VerifyJournal(lambda _: None)
+    journal = journal or VerifyJournal(lambda _: None)
     prompts = [model.tokens(prompt.messages) for prompt in suite.prompts]
 
     def expected(at: int, sampling: Options) -> list[int]:
-        known = kept.plain(at, str(sampling))
+        known = journal.plain(at, str(sampling))
         if known is not None:
             return known
         alone: Options = {**NEUTRAL, **sampling, "drafter": "none", "max_tokens": max_tokens}
         found = model.generate(prompts[at], **alone).token_ids
-        return kept.add_plain(at, str(sampling), found)
+        return journal.add_plain(at, str(sampling), found)
 
-    def check(case: Case, group: Sequence[int]) -> CaseFound:
+    def check(case: VerifyCase, group: Sequence[int]) -> CaseResult:
         options: Options = {**case.options, "max_tokens": max_tokens}
         streams = [model.stream(prompts[at], **options) for at in group]
         run_together(streams)
@@ -264,27 +262,27 @@ def check_tokens(
                 differing.append(
                     f"{suite.prompts[at].id} ({case}, {len(group)} together): token {first} differs"
                 )
-        return CaseFound(len(group), tokens, differing)
+        return CaseResult(len(group), tokens, differing)
 
     place = 0
-    for number, case in enumerate(chosen):
+    for number, case in enumerate(cases):
         count = together[number % len(together)] if together else 1
         group = [(place + i) % len(prompts) for i in range(count)]
         place = (place + count) % len(prompts)
-        found = kept.case(number) or kept.add_case(number, check(case, group))
+        found = journal.case(number) or journal.add_case(number, check(case, group))
         verdict.answers_compared += found.answers
         verdict.tokens_compared += found.tokens
         verdict.answers_differing += found.differing
         watch(number + 1)
 
 
-def _pairs(case: Case) -> set[tuple[str, str]]:
+def _pairs(case: VerifyCase) -> set[tuple[str, str]]:
     values = [case.drafter, case.policy, str(case.block), str(case.sampling)]
     return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
 
 
 def _chunks(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    # The engine gives a prompt two rows at least, so a last chunk of one is as good as another.
+    # The engine computes at least two rows of a prompt, so a last chunk of one row is valid.
     return (tokens[at : at + size] for at in range(0, len(tokens), size))
 
 

@@ -1,4 +1,4 @@
-"""What the commands `verify` and `plan` do; printing is the command line's."""
+"""`verify`: row invariance and token parity on this machine, as a verdict."""
 
 import datetime
 from collections.abc import Callable, Sequence
@@ -12,11 +12,20 @@ from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.runtime.options import check
 from paceline.storage.report import Report
-from paceline.tools.bench.ab_test import called
+from paceline.tools.bench.ab_test import drafter_name
 from paceline.tools.bench.journal import journal_path
-from paceline.tools.bench.verify.checks import Verdict, cases, check_rows, check_tokens, drafters_of
-from paceline.tools.bench.verify.journal import verifying
+from paceline.tools.bench.verify.checks import (
+    Verdict,
+    check_rows,
+    check_tokens,
+    default_drafters,
+    verify_cases,
+)
+from paceline.tools.bench.verify.journal import open_verify_journal
 from paceline.tools.suite import Suite, load_suite
+
+_TOGETHER = (1, 2, 1, 3, 1, 5, 1, 8)
+"""Sequences per call, in turn."""
 
 
 def verify(
@@ -29,43 +38,55 @@ def verify(
     progress: Progress,
     output: Path | None = None,
 ) -> Report:
-    """Row invariance and token parity, with a verdict. `load` opens the model.
+    """Check row invariance and token parity; the report passes if the model is exact here.
 
-    `drafters` are those to check; none named: all that the model has. What has been checked is kept
-    beside `output` until it is written, so that a stopped verification goes on where it was.
+    Args:
+        load: opens the model.
+        suite: the file of prompts; None: paceline's own.
+        max_tokens: of each answer.
+        whole: check all cases, not only enough to cover each pair of their parameters.
+        drafters: drafters to check; none: `default_drafters`.
+        progress: shows how far the verification is.
+        output: where the result will be; results are journaled beside it until then.
 
     Raises:
-        InvalidRequest: the suite or a drafter cannot be used, or the journal is another's.
+        InvalidRequest: the suite or a drafter is invalid, or the journal is another run's.
     """
     prompts = load_suite(suite)
     for name in drafters:
         check({"drafter": name})
     model = load()
-    named = drafters or drafters_of(model)
-    chosen = cases(whole=whole, chosen_from=named)
+    named = drafters or default_drafters(model)
+    cases = verify_cases(whole=whole, drafters=named)
     about = {**_about(model, prompts), "max_tokens": max_tokens, "whole": whole}
-    settings = {"drafters": [called(name) for name in named], "cases": len(chosen)}
+    settings = {"drafters": [drafter_name(name) for name in named], "cases": len(cases)}
     verdict = Verdict()
     fixed = {name: each for name, each in {**about, **settings}.items() if name != "date"}
-    with verifying(output, fixed) as kept:
+    with open_verify_journal(output, fixed) as journal:
         with progress.task("comparing rows"):
-            if kept.rows is None:
+            if journal.rows is None:
                 check_rows(model.engine, verdict)
-                kept.add_rows({name: asdict(each) for name, each in verdict.conditions.items()})
+                rows = {name: asdict(each) for name, each in verdict.conditions.items()}
+                journal.add_rows(rows)
             else:
-                verdict.take_rows(kept.rows)
-        label = f"comparing answers ({len(chosen)} combinations)"
-        with progress.task(label, len(chosen), unit="combinations") as reach:
+                verdict.load_rows(journal.rows)
+        label = f"comparing answers ({len(cases)} combinations)"
+        with progress.task(label, len(cases), unit="combinations") as reach:
             check_tokens(
                 model,
                 prompts,
-                chosen,
+                cases,
                 verdict,
                 max_tokens=max_tokens,
-                together=(1, 2, 1, 3, 1, 5, 1, 8),
+                together=_TOGETHER,
                 watch=reach,
-                kept=kept,
+                journal=journal,
             )
+    value = {**about, "drafters": settings["drafters"], **verdict.as_dict()}
+    return Report(value, verdict.exact, _text(model, verdict), journal=journal_path(output))
+
+
+def _text(model: Model, verdict: Verdict) -> str:
     rows = verdict.rows
     invariant = "are" if not rows.differing else "are NOT"
     lines = [
@@ -79,8 +100,7 @@ def verify(
         f"{'is' if verdict.exact else 'is NOT'} exact here: rows {invariant} independent of how "
         "they are computed",
     ]
-    value = {**about, "drafters": settings["drafters"], **verdict.as_dict()}
-    return Report(value, verdict.exact, "\n".join(lines), journal=journal_path(output))
+    return "\n".join(lines)
 
 
 def _condition_line(name: str, found: Compared) -> str:

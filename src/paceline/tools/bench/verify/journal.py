@@ -1,7 +1,7 @@
-"""What a verification has found so far, kept beside its output, so that a stopped one goes on.
+"""Journal of a verification, beside its output, so that an interrupted one can be resumed.
 
-Each entry of the journal is for good when the call that adds it returns: all comparisons of rows
-together, each plain answer, each case. Another verification's journal is not gone on with.
+Its entries are the row comparisons (one entry), each plain answer, and each case. An entry is on
+disk when the call that adds it returns.
 """
 
 import contextlib
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import InvalidRequest
-from paceline.storage.json_lines import Append, appending, read_journal
-from paceline.tools.bench.journal import check_same, journal_path
+from paceline.storage.json_lines import Append
+from paceline.tools.bench.journal import journal_path, resuming
 
 
-class CaseFound(NamedTuple):
-    """What came of one case."""
+class CaseResult(NamedTuple):
+    """Answers and tokens compared in one case, and a line for each answer that differed."""
 
     answers: int
     tokens: int
@@ -23,42 +23,42 @@ class CaseFound(NamedTuple):
 
 
 class VerifyJournal:
-    """What is done; and more, as it gets done."""
+    """Results so far."""
 
     def __init__(self, append: Append) -> None:
         self._append = append
         self.rows: dict[str, Any] | None = None
-        """What comparing rows found, as JSON; None while that has not been done."""
+        """Row comparisons by condition, as JSON; None if they have not been done."""
         self._plain: dict[tuple[int, str], list[int]] = {}
-        self._cases: dict[int, CaseFound] = {}
+        self._cases: dict[int, CaseResult] = {}
 
     def add_rows(self, found: dict[str, Any]) -> None:
-        """Keep what comparing rows found."""
+        """Add the row comparisons."""
         self._append({"rows": found})
         self.rows = found
 
     def plain(self, prompt: int, sampling: str) -> list[int] | None:
-        """Plain decoding's tokens for a prompt; None where they are not known."""
+        """Plain decoding's tokens for a prompt; None if it has not been answered."""
         return self._plain.get((prompt, sampling))
 
     def add_plain(self, prompt: int, sampling: str, tokens: list[int]) -> list[int]:
-        """Keep plain decoding's tokens for a prompt."""
+        """Add plain decoding's tokens for a prompt."""
         self._append({"plain": [prompt, sampling], "token_ids": tokens})
         self._plain[prompt, sampling] = tokens
         return tokens
 
-    def case(self, number: int) -> CaseFound | None:
-        """What came of a case; None where it has not been checked."""
+    def case(self, number: int) -> CaseResult | None:
+        """Result of a case; None if it has not been checked."""
         return self._cases.get(number)
 
-    def add_case(self, number: int, found: CaseFound) -> CaseFound:
-        """Keep what came of a case."""
+    def add_case(self, number: int, found: CaseResult) -> CaseResult:
+        """Add the result of a case."""
         self._append({"case": number, **found._asdict()})
         self._cases[number] = found
         return found
 
     def read(self, entry: Mapping[str, Any]) -> bool:
-        """Take in an entry of the journal; False if it is none."""
+        """Add an entry of the file; False if it is not an entry of a verification."""
         match entry:
             case {"rows": dict(rows)}:
                 self.rows = rows
@@ -70,37 +70,29 @@ class VerifyJournal:
                 "tokens": int(count),
                 "differing": [*differing],
             }:
-                self._cases[number] = CaseFound(answers, count, list(differing))
+                self._cases[number] = CaseResult(answers, count, list(differing))
             case _:
                 return False
         return True
 
 
 @contextlib.contextmanager
-def verifying(output: Path | None, about: Mapping[str, Any]) -> Iterator[VerifyJournal]:
-    """What an interrupted verification for `output` has found, and a place for more.
+def open_verify_journal(output: Path | None, about: Mapping[str, Any]) -> Iterator[VerifyJournal]:
+    """Open the journal of `output`, with the results of an interrupted verification, if any.
 
     Args:
-        output: where the result will be written; None: nothing is kept on disk.
-        about: what is verified, how and where; JSON.
+        output: where the result will be written; None: the journal is in memory only.
+        about: JSON that describes the verification: options, model, engine.
 
     Raises:
-        InvalidRequest: the journal cannot be read or written, or is that of another verification.
+        InvalidRequest: the journal cannot be read or written, or is another verification's.
     """
-    path = journal_path(output)
-    if path is None:
-        yield VerifyJournal(lambda _: None)
-        return
-    entries = read_journal(path, {})
-    with appending(path) as append:
-        kept = VerifyJournal(append)
-        if entries:
-            check_same(path, entries[0].get("about"), about)
-        else:
-            append({"about": dict(about)})
-        for number, entry in enumerate(entries[1:], start=2):
-            if not kept.read(entry):
+    with resuming(output, about) as (entries, append):
+        journal = VerifyJournal(append)
+        for number, entry in entries:
+            if not journal.read(entry):
                 raise InvalidRequest(
-                    f"line {number} of {path} is no part of a verification; remove the file"
+                    f"line {number} of {journal_path(output)} is no part of a verification; remove "
+                    "the file"
                 )
-        yield kept
+        yield journal
