@@ -18,10 +18,10 @@ from paceline.decoding.types import Block, ComputedBlock, Pending
 from paceline.drafters import Own, Shared, create
 from paceline.drafters.dflash import (
     Config,
-    DFlash,
     DFlashDrafter,
-    MlxDFlash,
+    MlxNetwork,
     Network,
+    OpenVinoNetwork,
     read_config,
 )
 from paceline.engines.base import Engine
@@ -78,13 +78,13 @@ class Lent:
 class Shown:
     """A network that takes numpy's arrays for features."""
 
-    def __init__(self, network: MlxDFlash) -> None:
-        self.context, self._network = network.context, network
+    def __init__(self, network: MlxNetwork) -> None:
+        self.new_cache, self._network = network.new_cache, network
 
-    def read(self, context: Any, features: np.ndarray, start: int) -> None:
+    def prefill(self, context: Any, features: np.ndarray, start: int) -> None:
         import mlx.core as mx
 
-        self._network.read(context, mx.array(features), start)
+        self._network.prefill(context, mx.array(features), start)
 
     def draft(self, context: Any, token: int, position: int, rows: np.ndarray, start: int) -> Any:
         import mlx.core as mx
@@ -99,8 +99,8 @@ class Case(Stored):
     def network(self) -> Any:
         return Shown(self.opened())
 
-    def opened(self, *, kind: str = "float32", **options: Any) -> MlxDFlash:
-        return MlxDFlash(self.folder, Lent(self.ends, kind), **options)
+    def opened(self, *, kind: str = "float32", **options: Any) -> MlxNetwork:
+        return MlxNetwork(self.folder, Lent(self.ends, kind), **options)
 
 
 MakeCase = Callable[..., Case]
@@ -134,8 +134,8 @@ def test_a_block_says_what_the_paper_says(form: Case, length: int, way: Callable
 def test_rows_stand_at_their_positions_whatever_lies_between(form: Case):
     rows = form.features(30)
     positions = [*range(10, 25), *range(90, 105)]
-    network, context = form.network, form.network.context()
-    network.read(context, rows[:15], 10)
+    network, context = form.network, form.network.new_cache()
+    network.prefill(context, rows[:15], 10)
     found = [network.draft(context, 3, 105, rows[15:], 90)]
     found += [network.draft(context, token, 105, rows[:0], 105) for token in FIRST_TOKENS]
     found += [network.draft(context, 3, 110, rows[:0], 105)]
@@ -147,7 +147,7 @@ def test_rows_stand_at_their_positions_whatever_lies_between(form: Case):
 
 def test_new_rows_that_end_before_the_block_stand_at_their_positions(form: Case):
     rows = form.features(20)
-    found = form.network.draft(form.network.context(), 3, 40, rows, 10)
+    found = form.network.draft(form.network.new_cache(), 3, 40, rows, 10)
     assert_same([found], [form.expected(rows, 3, 40, positions=range(10, 30))])
 
 
@@ -173,14 +173,14 @@ def test_sixteen_bits_stay_and_say_nearly_the_same(make_case: MakeCase, kind: st
 
     case = make_case(kind=kind)
     network, rows = case.opened(kind=target), case.features(100)
-    context = network.context()
-    features = network.features({"tap.0": rows[:, :64], "tap.1": rows[:, 64:]}, 100)
-    network.read(context, features, 0)
-    nothing = network.joined([])
+    context = network.new_cache()
+    features = network.tapped({"tap.0": rows[:, :64], "tap.1": rows[:, 64:]}, 100)
+    network.prefill(context, features, 0)
+    nothing = network.concat([])
     found = [network.draft(context, token, 100, nothing, 100) for token in FIRST_TOKENS]
     assert_close(found, [case.expected(rows, token) for token in FIRST_TOKENS])
     expected_kind = mx.bfloat16 if kind == "BF16" else mx.float16
-    assert {each.keys.dtype for each in context.rows.caches} == {expected_kind}
+    assert {each.keys.dtype for each in context.kv.caches} == {expected_kind}
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -211,10 +211,10 @@ def in_few_bits(weight: np.ndarray, bits: int) -> np.ndarray:
 def test_drafts_are_those_of_the_network_in_openvino(form: Case, window: int | None):
     """Step by step, with blocks of which some rows fall, a gap, a rewind and a fork."""
     networks: list[Network] = [
-        DFlash(form.folder, form.files.path, window=window, int8=False),
+        OpenVinoNetwork(form.folder, form.files.path, window=window, int8=False),
         form.opened(window=window),
     ]
-    drafters = [DFlashDrafter(network, network.context()) for network in networks]
+    drafters = [DFlashDrafter(network, network.new_cache()) for network in networks]
     rng = np.random.default_rng(3)
     at, compared = 0, 0
 
@@ -228,7 +228,7 @@ def test_drafts_are_those_of_the_network_in_openvino(form: Case, window: int | N
 
     def show(count: int, kept: int) -> None:
         nonlocal at
-        rows = rng.normal(size=(count, form.config.feature_size)).astype(np.float32)
+        rows = rng.normal(size=(count, form.config.tapped_size)).astype(np.float32)
         taps = dict(
             zip(
                 [f"tap.{tap}" for tap in form.config.target_layer_ids],
@@ -251,11 +251,11 @@ def test_drafts_are_those_of_the_network_in_openvino(form: Case, window: int | N
     for cut in (100, 60, 33):
         at = cut
         for drafter in drafters:
-            drafter._context.cut(cut)
+            drafter._cache.truncate(cut)
         compare()
         show(8, 4)
     forks = [
-        DFlashDrafter(network, drafter._context.copy(25))
+        DFlashDrafter(network, drafter._cache.copy(25))
         for network, drafter in zip(networks, drafters, strict=True)
     ]
     before = at
@@ -272,7 +272,7 @@ def test_drafts_are_those_of_the_network_in_openvino(form: Case, window: int | N
 
 def test_what_an_engine_shows_may_change_after_it_was_shown(case: Case):
     network = case.opened()
-    drafter, rows = DFlashDrafter(network, network.context()), case.features(12)
+    drafter, rows = DFlashDrafter(network, network.new_cache()), case.features(12)
     shown = seen(rows.copy(), 0)
     drafter.observe(shown)
     for array in shown.taps.values():
@@ -284,13 +284,13 @@ def test_what_an_engine_shows_may_change_after_it_was_shown(case: Case):
 @pytest.mark.parametrize("cut", [900, 512, 20])
 def test_a_long_prompt_is_read_as_it_comes(case: Case, cut: int):
     network = case.opened()
-    context, rows = network.context(), case.features(1000)
+    context, rows = network.new_cache(), case.features(1000)
     drafter = DFlashDrafter(network, context)
     for start, part in parts(rows, 250):
         drafter.observe(seen(part, start))
-        assert sum(map(len, context.waiting)) <= 750
+        assert sum(map(len, context.pending)) <= 750
     assert len(context) >= 750
-    context.cut(cut)
+    context.truncate(cut)
     found = drafter.propose([1] * cut + [8], 7)
     assert_same([(found.tokens, found.probabilities)], [case.expected(rows[:cut], 8)])
 
@@ -303,7 +303,7 @@ def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case):
     first.propose([1] * 21, 7)
     first.observe(seen(rows[20:], 20))
     (context,) = own.memory.values()
-    context.cut(17)
+    context.truncate(17)
     (second,) = create(f"dflash:{case.folder}", shared, own)
     found = second.propose([1] * 17 + [8], 7)
     assert_same([(found.tokens, found.probabilities)], [case.expected(rows[:17], 8)])
@@ -312,8 +312,8 @@ def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case):
 
 def test_it_says_what_a_block_takes(case: Case):
     network = case.opened()
-    drafter = DFlashDrafter(network, network.context())
-    assert drafter.cost(1) == drafter.cost(15) == network.cost.short > 0
+    drafter = DFlashDrafter(network, network.new_cache())
+    assert drafter.cost(1) == drafter.cost(15) == network.cost.base > 0
 
 
 # -- on a target in MLX ----------------------------------------------------------------------------
@@ -493,7 +493,7 @@ def test_its_features_are_those_that_an_engine_shows_the_host(one: Target):
     (network,) = one.shared.networks.values()
     with closing(one.engine.open()) as sequence:
         (taps,) = one.engine.step([(sequence, Block(prompt_of(0), 1))]).taps
-    found = network.features(taps, 9)
+    found = network.tapped(taps, 9)
     shown = np.concatenate([taps["tap.0"], taps["tap.1"]], axis=1)
     np.testing.assert_allclose(np.array(found.astype(mx.float32)), shown[:9], rtol=1e-2)
 
@@ -773,7 +773,7 @@ def test_a_folder_that_is_none_is_named(model: Model, tmp_path: Path):
 def test_a_drafter_for_another_target_is_refused(one: Target, tmp_path: Path):
     write_checkpoint(tmp_path, config_for(one.engine, hidden_size=96, num_target_layers=9))
     with pytest.raises(ModelError) as refused:
-        MlxDFlash(tmp_path, one.engine.model)
+        MlxNetwork(tmp_path, one.engine.model)
     said = str(refused.value)
     assert "its hidden size is 96, the target's 64; its number of target layers is 9" in said
     assert "\n" not in said
@@ -783,7 +783,7 @@ def test_a_drafter_for_another_target_is_refused(one: Target, tmp_path: Path):
     ("tensors", "said"),
     [
         ({"fc.weight": LEFT_OUT}, "fc.weight is missing"),
-        ({"norm.weight": np.full(64, np.nan, np.float32)}, "values that are no numbers"),
+        ({"norm.weight": np.full(64, np.nan, np.float32)}, "values that are not finite"),
         ({"norm.weight": np.ones(3, np.float32)}, r"norm.weight is \[3\], expected \[64\]"),
     ],
     ids=["missing", "no number", "shape"],
@@ -793,7 +793,7 @@ def test_weights_that_cannot_be_used_are_named(
 ):
     write_checkpoint(tmp_path, config_for(one.engine), tensors=tensors)
     with pytest.raises(ModelError, match=said):
-        MlxDFlash(tmp_path, one.engine.model)
+        MlxNetwork(tmp_path, one.engine.model)
 
 
 def test_a_type_that_is_not_known_is_refused(one: Target, tmp_path: Path):
@@ -804,7 +804,7 @@ def test_a_type_that_is_not_known_is_refused(one: Target, tmp_path: Path):
     weights = dict(mx.load(str(path)))
     mx.save_safetensors(str(path), {**weights, "fc.weight": mx.zeros((64, 128), mx.int32)})
     with pytest.raises(ModelError, match=r"fc\.weight is int32, expected bfloat16, float16 or"):
-        MlxDFlash(tmp_path, one.engine.model)
+        MlxNetwork(tmp_path, one.engine.model)
 
 
 @pytest.mark.parametrize("end", [0, 4, 100, -1])
@@ -813,7 +813,7 @@ def test_a_file_that_is_cut_short_is_refused(one: Target, tmp_path: Path, end: i
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:end])
     with pytest.raises(ModelError, match=r"model\.safetensors cannot be read") as refused:
-        MlxDFlash(tmp_path, one.engine.model)
+        MlxNetwork(tmp_path, one.engine.model)
     assert "\n" not in str(refused.value)
 
 
@@ -824,8 +824,8 @@ def test_names_may_begin_with_model_and_weights_lie_in_several_files(one: Target
     said = []
     for name in ("one", "other"):
         assert read_config(tmp_path / name) == config
-        network = MlxDFlash(tmp_path / name, one.engine.model)
-        said.append([list(each) for each in network.draft(network.context(), 3, 0, [], 0)])
+        network = MlxNetwork(tmp_path / name, one.engine.model)
+        said.append([list(each) for each in network.draft(network.new_cache(), 3, 0, [], 0)])
     assert said[0] == said[1]
 
 

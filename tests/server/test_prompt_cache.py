@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import Block
-from paceline.drafters.dflash import Context, HostRows
+from paceline.drafters.dflash import ContextCache, HostKV
 from paceline.server.prefix_cache import Begun, PromptCache
 from support.toy import ToyEngine
 
@@ -146,21 +146,21 @@ def test_a_short_one_goes_on_itself(cache: PromptCache, engine: ToyEngine):
 
 def test_what_drafters_know_goes_along(cache: PromptCache, engine: ToyEngine):
     begun = cache.begin(tokens(TEXT))
-    known = begun.memory.setdefault("dflash", Context(HostRows(1, 1, 2)))
+    known = begun.memory.setdefault("dflash", ContextCache(HostKV(1, 1, 2)))
     rows = np.arange(40 * 2, dtype=np.float32).reshape(40, 1, 2)
-    known.rows.put(0, [rows, rows], 40)
+    known.kv.write(0, [rows, rows], 40)
     known.positions += range(40)
     run(engine, begun, TEXT)
     cache.keep(tokens(TEXT), begun)
     other = cache.begin(tokens([*TEXT[:20], 50, 51]))
     copied = other.memory["dflash"]
     assert copied.positions == list(range(16))
-    assert (copied.rows.ending(0, 16)[0, :16] == rows[:16]).all()
+    assert (copied.kv.padded(0, 16)[0, :16] == rows[:16]).all()
     # Each goes its own way from here.
-    copied.rows.put(16, [rows[:1] * 0, rows[:1] * 0], 1)
+    copied.kv.write(16, [rows[:1] * 0, rows[:1] * 0], 1)
     copied.positions.append(16)
     assert known.positions == list(range(40))
-    assert (known.rows.ending(0, 40)[0, 16] == rows[16]).all()
+    assert (known.kv.padded(0, 40)[0, 16] == rows[16]).all()
     other.slots.close()
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from paceline.drafters.dflash import Config, Context, HostRows
+from paceline.drafters.dflash import Config, ContextCache, HostKV
 from paceline.drafters.dflash.network import DraftCost
-from paceline.drafters.dflash.target import matrix, read_target
+from paceline.drafters.dflash.target_weights import read_matrix, read_target
 from paceline.models import ModelFiles
 from paceline.tools.train.shape import shape
 
@@ -176,7 +176,9 @@ def stored_ends(gguf: Path) -> Ends:
 def ends_of(files: ModelFiles) -> Ends:
     """Embeddings and head as the converted model has them, rounded to 8 bits."""
     target = read_target(files.path)
-    return Ends(matrix(target.embeddings).astype(float), matrix(target.head).astype(float))
+    return Ends(
+        read_matrix(target.embeddings).astype(float), read_matrix(target.head).astype(float)
+    )
 
 
 class Drafted(NamedTuple):
@@ -282,16 +284,16 @@ class Rehearsed:
         self._features = features
         self._wrong_at = set(wrong_at)
 
-    def context(self) -> Context[HostRows]:
-        return Context(HostRows(1, 1, 2))
+    def new_cache(self) -> ContextCache[HostKV]:
+        return ContextCache(HostKV(1, 1, 2))
 
-    def features(self, taps: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+    def tapped(self, taps: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         return np.concatenate([taps["tap.0"][:rows], taps["tap.1"][:rows]], axis=1)
 
-    def joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def concat(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate([self._features[:0], *parts])
 
-    def read(self, context: Context[HostRows], features: np.ndarray, start: int) -> None:
+    def prefill(self, context: ContextCache[HostKV], features: np.ndarray, start: int) -> None:
         positions = range(start, start + len(features))
         assert np.array_equal(features, self._features[start : start + len(features)])
         assert [*context.positions, *positions] == [*range(start + len(features))]
@@ -299,13 +301,13 @@ class Rehearsed:
 
     def draft(
         self,
-        context: Context[HostRows],
+        context: ContextCache[HostKV],
         token: int,
         position: int,
         features: np.ndarray,
         start: int,
     ) -> tuple[list[int], list[float]]:
-        self.read(context, features, start)
+        self.prefill(context, features, start)
         assert len(context) == position
         assert token == self._text[position]
         block = range(position + 1, position + self.config.block_size)

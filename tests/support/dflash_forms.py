@@ -80,7 +80,7 @@ class Stored:
 
     def features(self, count: int, seed: int = 0) -> np.ndarray:
         rng = np.random.default_rng((seed, count))
-        return rng.normal(size=(count, self.config.feature_size)).astype(np.float32)
+        return rng.normal(size=(count, self.config.tapped_size)).astype(np.float32)
 
     def expected(
         self, features: np.ndarray, token: int, position: int | None = None, **options: Any
@@ -91,24 +91,24 @@ class Stored:
 
 
 def as_features(network: Network, rows: np.ndarray, token: int) -> Any:
-    return network.draft(network.context(), token, len(rows), rows, 0)
+    return network.draft(network.new_cache(), token, len(rows), rows, 0)
 
 
 def read_at_once(network: Network, rows: np.ndarray, token: int) -> Any:
-    context = network.context()
-    network.read(context, rows, 0)
+    context = network.new_cache()
+    network.prefill(context, rows, 0)
     return network.draft(context, token, len(rows), rows[:0], 0)
 
 
 def read_in_parts(network: Network, rows: np.ndarray, token: int) -> Any:
-    context = network.context()
+    context = network.new_cache()
     for start, part in parts(rows, 77):
-        network.read(context, part, start)
+        network.prefill(context, part, start)
     return network.draft(context, token, len(rows), rows[:0], 0)
 
 
 def grown_by_drafting(network: Network, rows: np.ndarray, token: int) -> Any:
-    context = network.context()
+    context = network.new_cache()
     # Earlier blocks add their rows, and leave nothing else behind.
     for start, part in parts(rows, 61):
         network.draft(context, 7, start + len(part), part, start)

@@ -9,12 +9,12 @@ from typing import Any
 from paceline.decoding.types import Drafter
 from paceline.drafters.ahead import AheadDrafter
 from paceline.drafters.dflash import (
-    Context,
-    DFlash,
+    ContextCache,
     DFlashDrafter,
-    MlxDFlash,
+    MlxNetwork,
     MlxTarget,
     Network,
+    OpenVinoNetwork,
     read_config,
 )
 from paceline.drafters.model import DraftModel, ModelDrafter
@@ -65,7 +65,7 @@ def shipped(model: str) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
-class Memory(dict[str, Context[Any]]):
+class Memory(dict[str, ContextCache[Any]]):
     """What the drafters of one sequence know of it, by spec.
 
     Who keeps a sequence keeps it too, and cuts it where the sequence is cut.
@@ -78,7 +78,7 @@ class Memory(dict[str, Context[Any]]):
     def cut(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
         for known in self.values():
-            known.cut(length)
+            known.truncate(length)
 
 
 @dataclass(slots=True)
@@ -196,7 +196,7 @@ def _dflash(argument: str, shared: Shared, own: Own) -> Drafter:
     if argument not in shared.networks:
         shared.networks[argument] = _network(argument, shared)
     network = shared.networks[argument]
-    return DFlashDrafter(network, own.memory.setdefault(argument, network.context()))
+    return DFlashDrafter(network, own.memory.setdefault(argument, network.new_cache()))
 
 
 def _network(argument: str, shared: Shared) -> Network:
@@ -208,7 +208,7 @@ def _network(argument: str, shared: Shared) -> Network:
                 "dflash has int8, which is for drafting with OpenVINO; this target runs in MLX: "
                 "expected bits=8 or bits=4, or neither for the drafter's own precision"
             )
-        return MlxDFlash(_folder("dflash", path, shared), shared.mlx, window=window, bits=bits)
+        return MlxNetwork(_folder("dflash", path, shared), shared.mlx, window=window, bits=bits)
     if shared.graph is None:
         raise InvalidRequest("dflash needs a target whose embeddings and head it can use")
     if bits is not None:
@@ -217,7 +217,7 @@ def _network(argument: str, shared: Shared) -> Network:
             "int8=1, or int8=0 for float32"
         )
     folder, int8 = _folder("dflash", path, shared), bool(options.get("int8", 1))
-    return DFlash(folder, shared.graph, window=window, int8=int8)
+    return OpenVinoNetwork(folder, shared.graph, window=window, int8=int8)
 
 
 def _dflash_folder(argument: str, shared: Shared) -> Path:

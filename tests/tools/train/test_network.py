@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.drafters.dflash import Config, DFlash, read_config
+from paceline.drafters.dflash import Config, OpenVinoNetwork, read_config
 from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_weights
 from paceline.models import ModelFiles
 from support.dflash import Ends, ends_of, random_weights, reference_draft, tiny_config
@@ -71,7 +71,7 @@ def made(config: Config, seed: int = 0) -> Network:
 
 def features(config: Config, length: int, texts: int = 1) -> np.ndarray:
     rng = np.random.default_rng(length)
-    return rng.normal(size=(texts, length, config.feature_size)).astype(np.float32)
+    return rng.normal(size=(texts, length, config.tapped_size)).astype(np.float32)
 
 
 def hidden(
@@ -148,7 +148,7 @@ def test_a_saved_network_drafts_what_it_drafted_in_training(
 ):
     config = network.config
     save_checkpoint(network.weights(), config, tmp_path)
-    runs = DFlash(tmp_path, tiny_files.path, int8=False)
+    runs = OpenVinoNetwork(tmp_path, tiny_files.path, int8=False)
     same, sure = [], []
     for length in (1, 5, 60, 300):
         rows = features(config, length)
@@ -157,7 +157,7 @@ def test_a_saved_network_drafts_what_it_drafted_in_training(
         chances, tokens = logits.softmax(-1).max(-1)
         two = logits.topk(2, -1).values
         for place, token in enumerate(TOKENS):
-            context = runs.context()
+            context = runs.new_cache()
             drafts, said = runs.draft(context, token, length, rows[0], 0)
             np.testing.assert_allclose(said, chances[place], rtol=1e-3)
             same += (np.array(drafts) == tokens[place].numpy()).tolist()
@@ -197,7 +197,7 @@ def test_a_checkpoint_does_not_show_in_what_measure_it_was_learnt(
     network: Network, ends: Ends, tmp_path: Path
 ):
     config, rows = network.config, features(network.config, 60)
-    spread = torch.linspace(0.1, 30, config.feature_size)
+    spread = torch.linspace(0.1, 30, config.tapped_size)
     other = Network(config, spread)
     other.take(network.weights())
     assert not torch.allclose(other.fc.weight, network.fc.weight)

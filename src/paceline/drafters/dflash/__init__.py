@@ -1,26 +1,26 @@
-"""DFlash: a small network that fills a whole block in one pass, from what the target has seen.
+"""DFlash: a block-diffusion drafter that fills a block of draft tokens in one forward pass.
 
-The public form (arXiv 2602.06036; z-lab's checkpoints): a few Qwen3-style layers whose keys and
-values come from two places, hidden states tapped from the target for all tokens so far, and the
-block itself, `[last token, mask, mask, ...]`, without a causal mask. Embeddings and head are the
-target's. `checkpoint` reads the files, `graph` builds the OpenVINO graph, `openvino_network` and
-`mlx_network` run the network, `drafter` drafts with either.
+The architecture is the public one (arXiv 2602.06036; z-lab's checkpoints): a few Qwen3-style layers
+without a causal mask. Queries come from the block, `[last token, mask, mask, ...]`; keys and values
+from the block and from hidden states tapped from the target for all tokens so far. Embeddings and
+head are the target's. `checkpoint` reads the files, `graph` builds the OpenVINO graphs,
+`openvino_network` and `mlx_network` run the network, `drafter` drafts with either.
 """
 
 from paceline.drafters.dflash.checkpoint import Config, read_config
 from paceline.drafters.dflash.drafter import DFlashDrafter
-from paceline.drafters.dflash.mlx_network import MlxDFlash, MlxTarget
-from paceline.drafters.dflash.network import Context, Network
-from paceline.drafters.dflash.openvino_network import DFlash, HostRows
+from paceline.drafters.dflash.mlx_network import MlxNetwork, MlxTarget
+from paceline.drafters.dflash.network import ContextCache, Network
+from paceline.drafters.dflash.openvino_network import HostKV, OpenVinoNetwork
 
 __all__ = [
     "Config",
-    "Context",
-    "DFlash",
+    "ContextCache",
     "DFlashDrafter",
-    "HostRows",
-    "MlxDFlash",
+    "HostKV",
+    "MlxNetwork",
     "MlxTarget",
     "Network",
+    "OpenVinoNetwork",
     "read_config",
 ]

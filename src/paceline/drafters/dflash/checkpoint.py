@@ -1,31 +1,36 @@
-"""A DFlash checkpoint on disk: `config.json` and safetensors, as z-lab publishes them.
+"""Reads a DFlash checkpoint: `config.json` and safetensors, as z-lab publishes them.
 
-Everything that is wrong with a checkpoint, or with a pair of drafter and target, is named in one
-error before anything is computed.
+Every fault of a checkpoint, or of a drafter for another target, is named in one error before
+anything is computed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
+from paceline.storage.validation import Count, Limit, Positive, listed, validated
 
 Array = npt.NDArray[np.float32]
 
-ARCHITECTURE = "DFlashDraftModel"
+ARCHITECTURE: Literal["DFlashDraftModel"] = "DFlashDraftModel"
 CONFIG = "config.json"
 DRAFT_VOCAB = "draft_vocab.npy"
-"""Our addition, which others pass over: the tokens that are drafted at all, where not all are."""
+"""Optional, Paceline's own addition: the tokens that are drafted, ascending."""
+
+_PositiveFloat = Annotated[float, Limit(gt=0)]
+_One = Annotated[float, Limit(ge=1, le=1)]
+_NotEmpty = Limit(min_length=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a checkpoint's config.json says."""
+    """Shape of a DFlash network."""
 
     hidden_size: int
     intermediate_size: int
@@ -37,17 +42,17 @@ class Config:
     rms_norm_eps: float
     rope_theta: float
     block_size: int
-    """Rows of a block: the last token and block_size - 1 drafts."""
+    """Rows of a block: the last token and block_size - 1 draft tokens."""
     num_target_layers: int
     target_layer_ids: tuple[int, ...]
-    """Layers of the target (0 is the first) after which hidden states are tapped."""
+    """Layers of the target, from 0, after which hidden states are tapped."""
     mask_token_id: int
     windows: tuple[int | None, ...]
-    """For each layer how many positions back it sees; None: all."""
+    """Sliding window of each layer, in tokens; None: full attention."""
 
     @property
-    def feature_size(self) -> int:
-        """Width of the tapped features of a token, all taps side by side."""
+    def tapped_size(self) -> int:
+        """Width of a token's tapped hidden states, all taps concatenated."""
         return len(self.target_layer_ids) * self.hidden_size
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -55,7 +60,7 @@ class Config:
         d, ff, hd = self.hidden_size, self.intermediate_size, self.head_dim
         q, kv = self.num_attention_heads * hd, self.num_key_value_heads * hd
         shapes: dict[str, tuple[int, ...]] = {
-            "fc.weight": (d, self.feature_size),
+            "fc.weight": (d, self.tapped_size),
             "hidden_norm.weight": (d,),
             "norm.weight": (d,),
         }
@@ -79,52 +84,102 @@ class Config:
         return shapes
 
 
-_COUNTS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "block_size",
-    "num_target_layers",
-)
+@dataclass
+class _DFlashConfig:
+    target_layer_ids: Annotated[list[Count], _NotEmpty]
+    mask_token_id: Count
 
 
-_KINDS = {"full_attention", "sliding_attention"}
+@dataclass
+class _Rope:
+    """`rope_parameters` of transformers 5, or `rope_scaling` of transformers 4."""
+
+    rope_type: Literal["default"] | None = None
+    type: Literal["default"] | None = None
+    rope_theta: _PositiveFloat | None = None
+    partial_rotary_factor: _One = 1.0
+
+
+@dataclass
+class _ConfigFile:
+    """The fields of config.json that decide what the network computes."""
+
+    architectures: Annotated[list[Literal["DFlashDraftModel"]], _NotEmpty]
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    vocab_size: Positive
+    block_size: Annotated[int, Limit(ge=2)]
+    num_target_layers: Positive
+    dflash_config: _DFlashConfig
+    head_dim: Annotated[int, Limit(ge=2, multiple_of=2)] | None = None
+    rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
+    rope_theta: _PositiveFloat = 10_000.0
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+    partial_rotary_factor: _One = 1.0
+    attention_bias: Literal[False] | None = None
+    hidden_act: Literal["silu"] = "silu"
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    sliding_window: int | None = None
 
 
 def read_config(folder: Path) -> Config:
-    """Read and check `config.json`.
+    """Read and validate `config.json`.
 
     Raises:
-        ModelError: it is no DFlash checkpoint, or of a form that is not known here; the message
-            names every fault.
+        ModelError: it is no DFlash checkpoint, or of an unsupported form; the message names every
+            fault.
     """
-    value = read_json(folder / CONFIG)
-    own = value.get("dflash_config")
-    own = own if isinstance(own, dict) else {}
-    taps, mask = own.get("target_layer_ids"), own.get("mask_token_id")
-    faults = _field_faults(value)
-    if not (isinstance(taps, list) and taps and all(map(_is_place, taps))):
-        faults.append(f"dflash_config.target_layer_ids is {taps}, expected a list of layers")
-    if not _is_place(mask):
-        faults.append(f"dflash_config.mask_token_id is {mask!r}, expected a token")
-    theta, rope_faults = _rope(value)
-    faults += rope_faults
-    if not faults:
-        faults += _disagreements(value, taps or [], mask or 0)
-    if faults:
-        raise ModelError(f"{folder / CONFIG} cannot be used: {'; '.join(faults)}")
-    return _config(value, theta, tuple(taps or ()), mask or 0)
+    path = folder / CONFIG
+    file = validated(_ConfigFile, read_json(path), str(path), error=ModelError)
+    if faults := _contradictions(file):
+        raise ModelError(listed(str(path), faults))
+    kinds = file.layer_types or ["full_attention"] * file.num_hidden_layers
+    rope_theta = file.rope_parameters and file.rope_parameters.rope_theta
+    values: dict[str, Any] = {
+        each.name: getattr(file, each.name, None) for each in fields(Config)
+    } | {
+        "head_dim": file.head_dim or file.hidden_size // file.num_attention_heads,
+        "rope_theta": rope_theta or file.rope_theta,
+        "target_layer_ids": tuple(file.dflash_config.target_layer_ids),
+        "mask_token_id": file.dflash_config.mask_token_id,
+        "windows": tuple(
+            file.sliding_window if kind == "sliding_attention" else None for kind in kinds
+        ),
+    }
+    return Config(**values)
+
+
+def _contradictions(file: _ConfigFile) -> list[str]:
+    """Values that are valid alone and contradict each other."""
+    faults = []
+    heads, kinds = file.num_attention_heads, file.layer_types
+    last_tap, mask = max(file.dflash_config.target_layer_ids), file.dflash_config.mask_token_id
+    if not file.head_dim and file.hidden_size % (2 * heads):
+        faults.append(f"hidden_size {file.hidden_size} over {heads} heads is no even head size")
+    if heads % file.num_key_value_heads:
+        faults.append("num_attention_heads is no multiple of num_key_value_heads")
+    if last_tap >= file.num_target_layers:
+        faults.append(f"layer {last_tap} is tapped, the target has {file.num_target_layers}")
+    if mask >= file.vocab_size:
+        faults.append(f"mask_token_id is {mask}, the vocabulary has {file.vocab_size} tokens")
+    if kinds is not None:
+        if len(kinds) != file.num_hidden_layers:
+            faults.append(f"layer_types has {len(kinds)} entries, not {file.num_hidden_layers}")
+        if "sliding_attention" in kinds and not (file.sliding_window or 0) > 0:
+            faults.append(f"sliding_window is {file.sliding_window} for sliding_attention")
+    return faults
 
 
 def read_weights(folder: Path, config: Config) -> dict[str, Array]:
-    """All tensors of a checkpoint as float32, under their names.
+    """Read all tensors as float32, by name.
 
     Raises:
-        ModelError: a file cannot be read, or a tensor is missing or of another shape; the message
-            names them all.
+        ModelError: a file cannot be read, or tensors are missing or of another shape; the message
+            names them.
     """
     import safetensors
 
@@ -141,7 +196,7 @@ def read_weights(folder: Path, config: Config) -> dict[str, Array]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors of a checkpoint.
+    """The safetensors files of a checkpoint.
 
     Raises:
         ModelError: there are none.
@@ -153,12 +208,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_weights(
-    folder: Path, config: Config, found: Mapping[str, Any], finite: Callable[[Any], bool]
+    folder: Path, config: Config, found: Mapping[str, Any], is_finite: Callable[[Any], bool]
 ) -> None:
-    """Refuse tensors, by name, that are not those of the config; `finite` says it of all numbers.
+    """Check names, shapes and values of the tensors; `is_finite` tests all numbers of one.
 
     Raises:
-        ModelError: naming every fault.
+        ModelError: the message names the first five faults and counts the others.
     """
     faults = []
     for name, shape in config.shapes().items():
@@ -166,15 +221,15 @@ def check_weights(
             faults.append(f"{name} is missing")
         elif found[name].shape != shape:
             faults.append(f"{name} is {list(found[name].shape)}, expected {list(shape)}")
-        elif not finite(found[name]):
-            faults.append(f"{name} has values that are no numbers")
+        elif not is_finite(found[name]):
+            faults.append(f"{name} has values that are not finite")
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise ModelError(f"the weights in {folder} cannot be used: {'; '.join(faults[:5])}{more}")
 
 
 def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | None:
-    """The tokens that are drafted at all, ascending; None where all are.
+    """The tokens that the drafter may draft, [n] ascending; None: the whole vocabulary.
 
     Raises:
         ModelError: the file is no ascending list of tokens.
@@ -186,9 +241,9 @@ def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | No
         tokens: npt.NDArray[Any] = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    numbers = tokens.ndim == 1 and tokens.size and tokens.dtype.kind in "iu"
+    is_list = tokens.ndim == 1 and tokens.size and tokens.dtype.kind in "iu"
     if not (
-        numbers
+        is_list
         and np.all(np.diff(tokens.astype(np.int64)) > 0)
         and 0 <= int(tokens[0]) <= int(tokens[-1]) < config.vocab_size
     ):
@@ -199,107 +254,12 @@ def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | No
     return np.asarray(tokens, np.int64)
 
 
-def _config(value: Mapping[str, Any], theta: float, taps: tuple[int, ...], mask: int) -> Config:
-    layers = value["num_hidden_layers"]
-    kinds = value.get("layer_types") or ["full_attention"] * layers
-    window = value.get("sliding_window")
-    return Config(
-        **{name: value[name] for name in _COUNTS},
-        head_dim=value.get("head_dim") or value["hidden_size"] // value["num_attention_heads"],
-        rms_norm_eps=float(value.get("rms_norm_eps", 1e-6)),
-        rope_theta=theta,
-        target_layer_ids=taps,
-        mask_token_id=mask,
-        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
-    )
-
-
-def _field_faults(value: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a field on its own."""
-    architectures, kinds = value.get("architectures"), value.get("layer_types")
-    epsilon, head = value.get("rms_norm_eps", 1e-6), value.get("head_dim")
-    faults = []
-    if not isinstance(architectures, list) or ARCHITECTURE not in architectures:
-        faults.append(f"architectures is {architectures!r}, expected {ARCHITECTURE}")
-    faults += [
-        f"{name} is {value.get(name)!r}, expected a whole number above 0"
-        for name in _COUNTS
-        if not _is_count(value.get(name))
-    ]
-    if head is not None and not (_is_count(head) and head % 2 == 0):
-        faults.append(f"head_dim is {head!r}, expected an even whole number above 0")
-    if not (_is_number(epsilon) and epsilon >= 0):
-        faults.append(f"rms_norm_eps is {epsilon!r}, expected a small number")
-    if value.get("attention_bias"):
-        faults.append("attention_bias is set, expected none")
-    if value.get("hidden_act", "silu") != "silu":
-        faults.append(f"hidden_act is {value['hidden_act']!r}, expected 'silu'")
-    if kinds is not None and not (isinstance(kinds, list) and set(map(str, kinds)) <= _KINDS):
-        faults.append(
-            f"layer_types is {kinds!r}, expected a list of {' and '.join(sorted(_KINDS))}"
-        )
-    return faults
-
-
-def _rope(value: Mapping[str, Any]) -> tuple[float, list[str]]:
-    """theta, and what is not known here: transformers 4 and 5 write it in different places."""
-    new, old = value.get("rope_parameters") or {}, value.get("rope_scaling") or {}
-    if not (isinstance(new, dict) and isinstance(old, dict)):
-        return 1.0, ["rope_parameters or rope_scaling is no object"]
-    kind = new.get("rope_type") or old.get("rope_type") or old.get("type") or "default"
-    theta = new.get("rope_theta", value.get("rope_theta", 10_000.0))
-    faults = [] if kind == "default" else [f"RoPE is of type {kind!r}, expected 'default'"]
-    if new.get("partial_rotary_factor", value.get("partial_rotary_factor", 1.0)) != 1:
-        faults.append("RoPE turns a part of the head, expected all of it")
-    if not _is_number(theta) or not theta > 0:
-        faults.append(f"rope_theta is {theta!r}, expected a number above 0")
-        theta = 1.0
-    return float(theta), faults
-
-
-def _disagreements(value: Mapping[str, Any], taps: list[int], mask: int) -> list[str]:
-    """Numbers that are fine alone and do not go together."""
-    faults = []
-    heads = value["num_attention_heads"]
-    if not value.get("head_dim") and value["hidden_size"] % (2 * heads):
-        faults.append(f"hidden_size {value['hidden_size']} gives {heads} heads no even size")
-    if heads % value["num_key_value_heads"]:
-        faults.append("num_attention_heads is no multiple of num_key_value_heads")
-    if value["block_size"] < 2:
-        faults.append("block_size is 1, which drafts nothing")
-    if max(taps) >= value["num_target_layers"]:
-        faults.append(
-            f"layer {max(taps)} is tapped of a target with {value['num_target_layers']} layers"
-        )
-    if not 0 <= mask < value["vocab_size"]:
-        faults.append(f"mask_token_id is {mask}, the vocabulary has {value['vocab_size']} tokens")
-    kinds = value.get("layer_types")
-    if kinds is not None:
-        if len(kinds) != value["num_hidden_layers"]:
-            faults.append("layer_types has not one entry a layer")
-        if "sliding_attention" in kinds and not _is_count(value.get("sliding_window")):
-            faults.append("there are sliding layers, and sliding_window is not set")
-    return faults
-
-
 def _as_float32(path: Path, name: str, tensor: Mapping[str, Any]) -> Array:
-    kind, data = tensor["dtype"], tensor["data"]
-    if kind == "BF16":  # the upper half of a float32
+    dtype, data = tensor["dtype"], tensor["data"]
+    if dtype == "BF16":  # the upper half of a float32
         wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
         return wide.view(np.float32).reshape(tensor["shape"])
     known = {"F32": np.float32, "F16": np.float16}
-    if kind not in known:
-        raise ModelError(f"{path}: {name} is {kind}, expected BF16, F16 or F32")
-    return np.frombuffer(data, known[kind]).astype(np.float32).reshape(tensor["shape"])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_place(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if dtype not in known:
+        raise ModelError(f"{path}: {name} is {dtype}, expected BF16, F16 or F32")
+    return np.frombuffer(data, known[dtype]).astype(np.float32).reshape(tensor["shape"])

@@ -1,10 +1,10 @@
-"""The drafter of one request. Its network, which all requests share, computes where it likes."""
+"""The DFlash drafter of one request. All requests to a target share its network."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
-from paceline.drafters.dflash.network import LONG, Context, Network
+from paceline.drafters.dflash.network import PREFILL_CHUNK, ContextCache, Network
 
 
 class DFlashDrafter(Drafter):
@@ -12,42 +12,43 @@ class DFlashDrafter(Drafter):
 
     name = "dflash"
 
-    def __init__(self, network: Network, context: Context[Any]) -> None:
-        """Draft with `network`; `context` holds what is known of the sequence already."""
+    def __init__(self, network: Network, cache: ContextCache[Any]) -> None:
+        """Draft with `network`; `cache` may have earlier tokens of the sequence."""
         self._network = network
-        self._context = context
-        self._asked_at = -1
-        self._last = Proposal((), self.name)
+        self._cache = cache
+        self._drafted_at = -1
+        """Length of the context that `_block` was drafted for."""
+        self._block = Proposal((), self.name)
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The block after the last token; nothing before the target was seen at work."""
-        known = self._context
-        if not (known.waiting or len(known)):
+        """The draft after the last token; empty before the first hidden states were observed."""
+        cache = self._cache
+        if not (cache.pending or len(cache)):
             return Proposal((), self.name)
-        if self._asked_at != len(context):
-            features = self._network.joined(known.waiting)
-            known.waiting = []
+        if self._drafted_at != len(context):
+            tapped = self._network.concat(cache.pending)
+            cache.pending = []
             tokens, chances = self._network.draft(
-                known, context[-1], len(context) - 1, features, known.waits_from
+                cache, context[-1], len(context) - 1, tapped, cache.pending_start
             )
-            self._last = Proposal(tokens, self.name, 0, chances)
-            self._asked_at = len(context)
-        return self._last.cut(limit)
+            self._block = Proposal(tokens, self.name, 0, chances)
+            self._drafted_at = len(context)
+        return self._block.cut(limit)
 
     def observe(self, computed: ComputedBlock) -> None:
-        """Keep the features of the rows that are part of the sequence now."""
+        """Keep the tapped hidden states of the rows that are now part of the sequence."""
         if not computed.taps or not computed.kept:
             return
-        known = self._context
-        count = known.wait
-        # A long prompt is read as it comes; and so is what stands before a gap.
-        if count > LONG or (count and known.waits_from + count != computed.start):
-            self._network.read(known, self._network.joined(known.waiting), known.waits_from)
-            known.waiting = []
-        if not known.waiting:
-            known.waits_from = computed.start
-        known.waiting.append(self._network.features(computed.taps, computed.kept))
+        cache = self._cache
+        count = cache.pending_count
+        # Pending rows are contiguous, and few: a long prompt is prefilled as it comes.
+        if count > PREFILL_CHUNK or (count and cache.pending_start + count != computed.start):
+            self._network.prefill(cache, self._network.concat(cache.pending), cache.pending_start)
+            cache.pending = []
+        if not cache.pending:
+            cache.pending_start = computed.start
+        cache.pending.append(self._network.tapped(computed.taps, computed.kept))
 
     def cost(self, limit: int) -> float:
-        """What a block takes, however little of it is wanted."""
-        return self._network.cost(len(self._context) + self._context.wait)
+        """Seconds of a forward pass at this context; `limit` does not change it."""
+        return self._network.cost(len(self._cache) + self._cache.pending_count)

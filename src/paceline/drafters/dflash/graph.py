@@ -1,9 +1,9 @@
-"""The DFlash network as OpenVINO graphs, with numbers in and numbers out.
+"""The DFlash network as OpenVINO graphs.
 
-Two graphs of the same weights. `draft_graph` takes new rows of context and a block, and returns the
-drafts and the new rows' keys and values; `context_graph` returns keys and values alone, for the
-many rows of a prompt. The caller keeps keys and values and hands them in: nothing is cut or copied
-in here. Context and block go through one matrix for keys and values together.
+Two graphs share one set of weights. `draft_graph` takes new context rows and a block, and returns
+the draft tokens and the keys and values of the new rows; `context_graph` returns keys and values
+alone, for the many rows of a prompt. Keys and values of earlier tokens are inputs: the graphs have
+no state. One matrix computes keys and values, of context and block together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.drafters.dflash.checkpoint import Array, Config
-from paceline.drafters.dflash.target import Target, matrix
+from paceline.drafters.dflash.target_weights import TargetWeights, read_matrix
 from paceline.storage.int8 import as_int8
 
-HIDDEN = -1e9
-"""What a mask adds where a row may not look."""
+MASKED = -1e9
+"""Added to the attention score of a masked position."""
 
 
 class Layer(NamedTuple):
@@ -34,11 +34,11 @@ class Layer(NamedTuple):
     down: Any
 
 
-class Builder:
-    """Makes nodes of one checkpoint."""
+class GraphBuilder:
+    """Builds graphs from one checkpoint."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], *, int8: bool) -> None:
-        """Prepare the weights; `int8` stores matrices as 8 bits per output channel."""
+        """Prepare the weights; `int8` quantizes matrices to 8 bits per output channel."""
         from openvino import opset13
 
         self._ops = opset13
@@ -49,13 +49,13 @@ class Builder:
         self._norm = self._vector(weights["norm.weight"])
         self._layers = [self._layer(weights, at) for at in range(config.num_hidden_layers)]
 
-    def draft_graph(self, target: Target, draft_vocab: npt.NDArray[np.int64] | None) -> Any:
-        """Drafts for a block.
+    def draft_graph(self, target: TargetWeights, draft_vocab: npt.NDArray[np.int64] | None) -> Any:
+        """Graph that appends context rows and drafts a block.
 
-        Inputs: `tokens` [B] int64; `features` [N, taps * d] of new context rows; `positions`
-        [N + B] float32, the rows' then the block's; for each layer `keys.i` and `values.i`
-        [S, kv_heads, head_dim], the context so far; `mask.full` and, where a layer has a window,
-        `mask.window`, [B, S + N + B] float32, added to attention's scores.
+        Inputs: `tokens` [B] int64; `tapped` [N, taps * d], hidden states of new context rows;
+        `positions` [N + B] float32, of these rows, then of the block; for each layer `keys.i` and
+        `values.i` [S, kv_heads, head_dim], the context so far; `mask.full` and, where a layer has
+        a window, `mask.window`, [B, S + N + B] float32, added to attention scores.
 
         Outputs: `drafts` [B - 1] int64, `chances` [B - 1] float32, and for each layer
         `new_keys.i`, `new_values.i` [N, kv_heads, head_dim].
@@ -65,21 +65,21 @@ class Builder:
         ops, config = self._ops, self._config
         inputs = {
             "tokens": self._input("tokens", [-1], np.int64),
-            "features": self._input("features", [-1, config.feature_size]),
+            "tapped": self._input("tapped", [-1, config.tapped_size]),
             "positions": self._input("positions", [-1]),
             **self._masks(),
         }
         caches = self._caches()
         results = []
-        cos, sin = self._turns(inputs["positions"])
-        context = self._context(inputs["features"])
-        rows = self._size(inputs["features"])
-        hidden = ops.gather(target.embeddings, inputs["tokens"], self._number(0))
+        cos, sin = self._rope_tables(inputs["positions"])
+        context = self._context(inputs["tapped"])
+        rows = self._row_count(inputs["tapped"])
+        hidden = ops.gather(target.embeddings, inputs["tokens"], self._ints(0))
         for at, layer in enumerate(self._layers):
-            normed = self._rms(hidden, layer.input_norm)
+            normed = self._rms_norm(hidden, layer.input_norm)
             both = ops.concat([context, normed], 0)
             keys, values = self._keys_values(layer, both, cos, sin)
-            results += self._kept(at, keys, values, rows)
+            results += self._kv_outputs(at, keys, values, rows)
             window = "mask.full" if config.windows[at] is None else "mask.window"
             attended = self._attention(
                 self._queries(layer, normed, self._after(cos, rows), self._after(sin, rows)),
@@ -87,28 +87,28 @@ class Builder:
                 ops.concat([caches[f"values.{at}"], values], 0),
                 inputs[window],
             )
-            hidden = ops.add(hidden, self._times(attended, layer.output))
+            hidden = ops.add(hidden, self._linear(attended, layer.output))
             hidden = ops.add(hidden, self._feed_forward(layer, hidden))
-        drafted = self._after(self._rms(hidden, self._norm), self._number([1]))
+        drafted = self._after(self._rms_norm(hidden, self._norm), self._ints([1]))
         if draft_vocab is None:
             logits = ops.matmul(drafted, target.head, False, True)
         else:
-            logits = self._times(drafted, self._matrix(matrix(target.head, draft_vocab)))
-        results += self._picked(logits, draft_vocab)
+            logits = self._linear(drafted, self._matrix(read_matrix(target.head, draft_vocab)))
+        results += self._greedy(logits, draft_vocab)
         return ov.Model(results, [*inputs.values(), *caches.values()], "dflash")
 
     def context_graph(self) -> Any:
-        """Keys and values of context rows: `features` and `positions` [N] in, `new_*` out."""
+        """Graph for keys and values alone: `tapped` and `positions` [N] in, `new_*` out."""
         import openvino as ov
 
-        features = self._input("features", [-1, self._config.feature_size])
+        tapped = self._input("tapped", [-1, self._config.tapped_size])
         positions = self._input("positions", [-1])
-        cos, sin = self._turns(positions)
-        context = self._context(features)
+        cos, sin = self._rope_tables(positions)
+        context = self._context(tapped)
         results = []
         for at, layer in enumerate(self._layers):
-            results += self._kept(at, *self._keys_values(layer, context, cos, sin))
-        return ov.Model(results, [features, positions], "dflash context")
+            results += self._kv_outputs(at, *self._keys_values(layer, context, cos, sin))
+        return ov.Model(results, [tapped, positions], "dflash context")
 
     def _layer(self, weights: Mapping[str, Array], at: int) -> Layer:
         def of(*names: str) -> Array:
@@ -128,77 +128,77 @@ class Builder:
 
     # --- the network
 
-    def _context(self, features: Any) -> Any:
-        """[N, taps * d] -> [N, d]: what all layers see of the target."""
-        return self._rms(self._times(features, self._fc), self._hidden_norm)
+    def _context(self, tapped: Any) -> Any:
+        """[N, taps * d] -> [N, d], the input of every layer's keys and values."""
+        return self._rms_norm(self._linear(tapped, self._fc), self._hidden_norm)
 
     def _queries(self, layer: Layer, hidden: Any, cos: Any, sin: Any) -> Any:
-        heads = self._heads(self._times(hidden, layer.query), self._config.num_attention_heads)
-        return self._turned(self._rms(heads, layer.query_norm), cos, sin)
+        heads = self._heads(self._linear(hidden, layer.query), self._config.num_attention_heads)
+        return self._apply_rope(self._rms_norm(heads, layer.query_norm), cos, sin)
 
     def _keys_values(self, layer: Layer, hidden: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
-        """[R, d] -> keys, turned to their positions, and values, [R, kv_heads, head_dim] each."""
+        """[R, d] -> keys, rotated to their positions, and values: [R, kv_heads, head_dim] each."""
         kv_heads = self._config.num_key_value_heads
-        both = self._heads(self._times(hidden, layer.keys_values), 2 * kv_heads)
-        keys, values = self._ops.split(both, self._number(1), 2).outputs()
-        return self._turned(self._rms(keys, layer.key_norm), cos, sin), values
+        both = self._heads(self._linear(hidden, layer.keys_values), 2 * kv_heads)
+        keys, values = self._ops.split(both, self._ints(1), 2).outputs()
+        return self._apply_rope(self._rms_norm(keys, layer.key_norm), cos, sin), values
 
     def _attention(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
-        """[B, heads, hd] on [R, kv_heads, hd]: every query head on its share of key heads."""
+        """[B, heads, hd], [R, kv_heads, hd] twice -> [B, heads * hd]; grouped-query attention."""
         ops, config = self._ops, self._config
         kv_heads, hd = config.num_key_value_heads, config.head_dim
-        shares = config.num_attention_heads // kv_heads
-        grouped = ops.reshape(queries, self._number([0, kv_heads, shares, hd]), True)
-        grouped = ops.transpose(grouped, self._number([1, 2, 0, 3]))  # [kv, shares, B, hd]
-        keys = ops.unsqueeze(ops.transpose(keys, self._number([1, 2, 0])), self._number(1))
-        values = ops.unsqueeze(ops.transpose(values, self._number([1, 0, 2])), self._number(1))
-        scores = ops.multiply(ops.matmul(grouped, keys, False, False), self._real(hd**-0.5))
+        group = config.num_attention_heads // kv_heads
+        grouped = ops.reshape(queries, self._ints([0, kv_heads, group, hd]), True)
+        grouped = ops.transpose(grouped, self._ints([1, 2, 0, 3]))  # [kv_heads, group, B, hd]
+        keys = ops.unsqueeze(ops.transpose(keys, self._ints([1, 2, 0])), self._ints(1))
+        values = ops.unsqueeze(ops.transpose(values, self._ints([1, 0, 2])), self._ints(1))
+        scores = ops.multiply(ops.matmul(grouped, keys, False, False), self._floats(hd**-0.5))
         weights = ops.softmax(ops.add(scores, mask), -1)
         attended = ops.transpose(
-            ops.matmul(weights, values, False, False), self._number([2, 0, 1, 3])
+            ops.matmul(weights, values, False, False), self._ints([2, 0, 1, 3])
         )
         width = config.num_attention_heads * hd
-        return ops.reshape(attended, self._number([0, width]), True)
+        return ops.reshape(attended, self._ints([0, width]), True)
 
     def _feed_forward(self, layer: Layer, hidden: Any) -> Any:
         ops = self._ops
-        both = self._times(self._rms(hidden, layer.post_norm), layer.gate_up)
-        gate, up = ops.split(both, self._number(1), 2).outputs()
-        return self._times(ops.multiply(ops.swish(gate), up), layer.down)
+        both = self._linear(self._rms_norm(hidden, layer.post_norm), layer.gate_up)
+        gate, up = ops.split(both, self._ints(1), 2).outputs()
+        return self._linear(ops.multiply(ops.swish(gate), up), layer.down)
 
-    def _turns(self, positions: Any) -> tuple[Any, Any]:
-        """Cos and sin of RoPE (half rotation), [R, 1, head_dim]."""
+    def _rope_tables(self, positions: Any) -> tuple[Any, Any]:
+        """Cos and sin of RoPE (half rotation), [R, 1, head_dim] each."""
         ops, config = self._ops, self._config
         half = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
-        frequencies = self._real(1 / np.float32(config.rope_theta) ** half)
-        angles = ops.multiply(ops.unsqueeze(positions, self._number([1, 2])), frequencies)
+        frequencies = self._floats(1 / np.float32(config.rope_theta) ** half)
+        angles = ops.multiply(ops.unsqueeze(positions, self._ints([1, 2])), frequencies)
         angles = ops.concat([angles, angles], -1)
         return ops.cos(angles), ops.sin(angles)
 
-    def _turned(self, heads: Any, cos: Any, sin: Any) -> Any:
+    def _apply_rope(self, heads: Any, cos: Any, sin: Any) -> Any:
         ops = self._ops
-        left, right = ops.split(heads, self._number(2), 2).outputs()
-        across = ops.concat([ops.multiply(right, self._real(-1)), left], -1)
-        return ops.add(ops.multiply(heads, cos), ops.multiply(across, sin))
+        left, right = ops.split(heads, self._ints(2), 2).outputs()
+        rotated = ops.concat([ops.multiply(right, self._floats(-1)), left], -1)
+        return ops.add(ops.multiply(heads, cos), ops.multiply(rotated, sin))
 
-    def _rms(self, hidden: Any, weight: Any) -> Any:
+    def _rms_norm(self, hidden: Any, weight: Any) -> Any:
         ops = self._ops
-        mean = ops.reduce_mean(ops.multiply(hidden, hidden), self._number([-1]), True)
-        root = ops.sqrt(ops.add(mean, self._real(self._config.rms_norm_eps)))
+        mean = ops.reduce_mean(ops.multiply(hidden, hidden), self._ints([-1]), True)
+        root = ops.sqrt(ops.add(mean, self._floats(self._config.rms_norm_eps)))
         return ops.multiply(ops.divide(hidden, root), weight)
 
-    def _picked(self, logits: Any, draft_vocab: npt.NDArray[np.int64] | None) -> list[Any]:
-        """The likeliest token of each row, and how likely it is."""
+    def _greedy(self, logits: Any, draft_vocab: npt.NDArray[np.int64] | None) -> list[Any]:
+        """The most probable token of each row, and its probability."""
         ops = self._ops
-        best = ops.topk(logits, self._number(1), -1, "max", "none", index_element_type="i64")
+        best = ops.topk(logits, self._ints(1), -1, "max", "none", index_element_type="i64")
         top, tokens = best.outputs()
-        spread = ops.subtract(logits, top)
+        relative = ops.subtract(logits, top)
         chances = ops.divide(
-            self._real(1), ops.reduce_sum(ops.exp(spread), self._number([-1]), False)
+            self._floats(1), ops.reduce_sum(ops.exp(relative), self._ints([-1]), False)
         )
-        tokens = ops.squeeze(tokens, self._number([-1]))
+        tokens = ops.squeeze(tokens, self._ints([-1]))
         if draft_vocab is not None:
-            tokens = ops.gather(self._number(draft_vocab), tokens, self._number(0))
+            tokens = ops.gather(self._ints(draft_vocab), tokens, self._ints(0))
         return [self._output("drafts", tokens), self._output("chances", chances)]
 
     # --- inputs, outputs and weights
@@ -220,8 +220,8 @@ class Builder:
             for kind in ("keys", "values")
         }
 
-    def _kept(self, at: int, keys: Any, values: Any, rows: Any = None) -> list[Any]:
-        """Outputs for the keys and values of context, the first `rows`."""
+    def _kv_outputs(self, at: int, keys: Any, values: Any, rows: Any = None) -> list[Any]:
+        """Outputs for the keys and values of the first `rows`; None: of all."""
         found = []
         for name, rows_of in (("new_keys", keys), ("new_values", values)):
             kept = rows_of if rows is None else self._before(rows_of, rows)
@@ -238,33 +238,33 @@ class Builder:
         result.output(0).set_names({name})
         return result
 
-    def _size(self, rows: Any) -> Any:
-        """How many rows, as [1] int64."""
+    def _row_count(self, rows: Any) -> Any:
+        """Number of rows, [1] int64."""
         shape = self._ops.shape_of(rows, "i64")
-        return self._ops.gather(shape, self._number([0]), self._number(0))
+        return self._ops.gather(shape, self._ints([0]), self._ints(0))
 
     def _before(self, rows: Any, end: Any) -> Any:
-        return self._ops.slice(rows, self._number([0]), end, self._number([1]), self._number([0]))
+        return self._ops.slice(rows, self._ints([0]), end, self._ints([1]), self._ints([0]))
 
     def _after(self, rows: Any, start: Any) -> Any:
-        end = self._number([np.iinfo(np.int64).max])
-        return self._ops.slice(rows, start, end, self._number([1]), self._number([0]))
+        end = self._ints([np.iinfo(np.int64).max])
+        return self._ops.slice(rows, start, end, self._ints([1]), self._ints([0]))
 
     def _heads(self, rows: Any, heads: int) -> Any:
-        return self._ops.reshape(rows, self._number([0, heads, self._config.head_dim]), True)
+        return self._ops.reshape(rows, self._ints([0, heads, self._config.head_dim]), True)
 
-    def _times(self, rows: Any, matrix: Any) -> Any:
+    def _linear(self, rows: Any, matrix: Any) -> Any:
         return self._ops.matmul(rows, matrix, False, True)
 
     def _matrix(self, weight: Array) -> Any:
-        """[out, in], as 8 bits a row when asked for."""
+        """[out, in], quantized if this builder does."""
         return as_int8(weight) if self._int8 else self._vector(weight)
 
     def _vector(self, weight: Array) -> Any:
         return self._ops.constant(np.ascontiguousarray(weight))
 
-    def _number(self, value: Any) -> Any:
+    def _ints(self, value: Any) -> Any:
         return self._ops.constant(np.array(value, np.int64))
 
-    def _real(self, value: Any) -> Any:
+    def _floats(self, value: Any) -> Any:
         return self._ops.constant(np.array(value, np.float32))

@@ -1,4 +1,4 @@
-"""A DFlash checkpoint's weights in MLX: as precise as they are stored, or with 8 or 4 bits."""
+"""Reads a DFlash checkpoint's weights into MLX: as stored, or quantized to 8 or 4 bits."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,14 +8,14 @@ from paceline.drafters.dflash.checkpoint import Config, check_weights, weight_fi
 from paceline.errors import ModelError
 
 MlxArray = Any
-"""An `mlx.core.array`, lazy unless said otherwise."""
+"""An `mlx.core.array`; lazy."""
 
 _GROUPS = (64, 32)
-"""Columns of a quantized matrix that share a scale: the first that divides a row."""
+"""Quantization group sizes, in columns; the first that divides a row is used."""
 
 
 class Matrix:
-    """[out, in], as it is or with a few bits for each number."""
+    """A linear layer's weight [out, in]: quantized if `bits` is given and a group size fits."""
 
     def __init__(self, weight: MlxArray, bits: int | None) -> None:
         import mlx.core as mx
@@ -51,11 +51,11 @@ class Layer(NamedTuple):
 
 
 def read_weights(folder: Path, config: Config) -> dict[str, MlxArray]:
-    """All tensors of a checkpoint under their names, in the precision of the first matrix.
+    """Read all tensors, by name, as the dtype of `fc.weight`.
 
     Raises:
-        ModelError: a file cannot be read, or a tensor is missing or of another shape or type; the
-            message names them all.
+        ModelError: a file cannot be read, or tensors are missing or of another shape or dtype; the
+            message names them.
     """
     import mlx.core as mx
 
@@ -73,8 +73,8 @@ def read_weights(folder: Path, config: Config) -> dict[str, MlxArray]:
                 raise ModelError(f"{path}: {name} is {kind}, expected bfloat16, float16 or float32")
             found[name.removeprefix("model.")] = tensor
     check_weights(folder, config, found, lambda rows: bool(mx.isfinite(rows).all().item()))
-    kind = found["fc.weight"].dtype
-    return {name: array.astype(kind) for name, array in found.items()}
+    dtype = found["fc.weight"].dtype
+    return {name: array.astype(dtype) for name, array in found.items()}
 
 
 def layer_of(weights: Mapping[str, MlxArray], at: int, *, bits: int | None) -> Layer:

@@ -1,6 +1,7 @@
-"""What a drafter needs of an opened network, whatever computes it, and what is kept of a sequence.
+"""The `Network` protocol of DFlash, its KV cache of one sequence, and its cost.
 
-Knows neither OpenVINO nor MLX. Features and rows are arrays of the network's own kind.
+Imports neither OpenVINO nor MLX: hidden states, keys and values are arrays of the network's own
+kind. Invariant: a key is rotated to its token's position, so positions may have gaps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,166 +12,165 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from paceline.drafters.dflash.checkpoint import Array, Config
 
-LONG = 512
-"""Rows of a prompt that are read at once."""
+PREFILL_CHUNK = 512
+"""Tokens of a prompt in one prefill call."""
 
-_TIMED = 5
-_DEEP = 2048
-"""Tokens of context behind which a block is timed again."""
+_TIMED_CALLS = 5
+_LONG_CONTEXT = 2048
+"""Tokens of context for the second measurement of a block's cost."""
 
-Features = Any
-"""[n, taps * d]: what the target showed of n tokens, all taps side by side."""
+Tapped = Any
+"""[n, taps * d]: the target's hidden states of n tokens, all taps concatenated."""
 
 
-class Rows(Protocol):
-    """Keys and values of a context, layer by layer. `Context` says how many of them count."""
+class KVStorage(Protocol):
+    """Keys and values of a context by layer; `ContextCache` has the number of valid rows."""
 
     def copy(self) -> Self:
-        """The same, for a sequence that goes its own way from here."""
+        """An independent copy."""
         ...
 
-    def first(self, features: Features, count: int) -> Features:
-        """The first rows of features; of what waits for its own rows."""
+    def first(self, tapped: Tapped, count: int) -> Tapped:
+        """The first `count` rows of pending hidden states."""
         ...
 
 
-R = TypeVar("R", bound=Rows)
+S = TypeVar("S", bound=KVStorage)
 
 
-class Context(Generic[R]):
-    """What is known of one sequence: keys and values of its tokens.
+class ContextCache(Generic[S]):
+    """A network's KV cache of one sequence, and hidden states that have no keys and values yet.
 
-    In decoding it is only extended and cut, never copied. A token's keys are turned to its
-    position, so gaps do no harm: what was not seen is not there.
+    Decoding only appends and truncates it.
     """
 
-    def __init__(self, rows: R) -> None:
-        self.rows = rows
-        """May have more rows than there are positions: those behind are forgotten."""
+    def __init__(self, kv: S) -> None:
+        self.kv = kv
+        """Rows after the last position are invalid."""
         self.positions: list[int] = []
         """The position of each row, ascending."""
-        self.waiting: list[Features] = []
-        """Features of the tokens behind those, as they came; they have no rows yet."""
-        self.waits_from = 0
-        """The position of the first that waits; there are no gaps between them."""
+        self.pending: list[Tapped] = []
+        """Hidden states of later tokens, in order and without gaps."""
+        self.pending_start = 0
+        """The position of the first pending token."""
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
-    def wait(self) -> int:
-        """How many tokens wait."""
-        return sum(map(len, self.waiting))
+    def pending_count(self) -> int:
+        """Tokens in `pending`."""
+        return sum(map(len, self.pending))
 
-    def copy(self, position: int) -> "Context[R]":
-        """The same for a sequence that shares the tokens before this position."""
-        other = Context(self.rows.copy())
-        other.positions, other.waiting = list(self.positions), list(self.waiting)
-        other.waits_from = self.waits_from
-        other.cut(position)
+    def copy(self, position: int) -> "ContextCache[S]":
+        """An independent copy of what is before this position."""
+        other = ContextCache(self.kv.copy())
+        other.positions, other.pending = list(self.positions), list(self.pending)
+        other.pending_start = self.pending_start
+        other.truncate(position)
         return other
 
-    def cut(self, position: int) -> None:
-        """Forget the rows of this position and later ones."""
+    def truncate(self, position: int) -> None:
+        """Drop the tokens from this position on."""
         while self.positions and self.positions[-1] >= position:
             self.positions.pop()
-        kept = max(position - self.waits_from, 0)
-        parts, self.waiting = self.waiting, []
+        kept = max(position - self.pending_start, 0)
+        parts, self.pending = self.pending, []
         for part in parts:
             if kept > 0:
-                self.waiting.append(self.rows.first(part, kept))
+                self.pending.append(self.kv.first(part, kept))
                 kept -= len(part)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """Seconds that a block takes, by how much context there is."""
+    """Seconds of a forward pass, by context length."""
 
-    short: float
-    """Behind next to none."""
+    base: float
+    """Without context."""
     per_token: float = 0.0
-    """What each token of context adds."""
-    most: int | None = None
-    """Tokens of context that are looked at, at most; None: all."""
+    """Added by each token of context."""
+    max_context: int | None = None
+    """Tokens of context that attention reads at most; None: all."""
 
     def __call__(self, context: int) -> float:
-        """Behind so many tokens."""
-        looked_at = context if self.most is None else min(context, self.most)
-        return self.short + self.per_token * looked_at
+        """Seconds at `context` tokens."""
+        attended = context if self.max_context is None else min(context, self.max_context)
+        return self.base + self.per_token * attended
 
 
 class Network(Protocol):
-    """A checkpoint opened for a target. Not for several threads at once."""
+    """A checkpoint opened for a target. Not thread-safe."""
 
     config: Config
     taps: tuple[int, ...]
     """Layers of the target whose hidden states it needs."""
     cost: DraftCost
 
-    def context(self) -> Context[Any]:
-        """Room for a new sequence's keys and values."""
+    def new_cache(self) -> ContextCache[Any]:
+        """An empty cache for a sequence."""
         ...
 
-    def features(self, taps: Mapping[str, Array], rows: int) -> Features:
-        """The features of a block's first rows, from what an engine tapped.
+    def tapped(self, taps: Mapping[str, Array], rows: int) -> Tapped:
+        """Hidden states of a call's first `rows` rows, [rows, taps * d].
 
-        They stay what they are when the engine goes on.
+        They stay valid when the engine runs its next call.
         """
         ...
 
-    def joined(self, parts: Sequence[Features]) -> Features:
-        """Features one behind the other; of no parts, no rows."""
+    def concat(self, parts: Sequence[Tapped]) -> Tapped:
+        """Concatenate along tokens: [n, taps * d]; without parts [0, taps * d]."""
         ...
 
-    def read(self, context: Context[Any], features: Features, start: int) -> None:
-        """Add tokens to the context: their features, at positions from `start`."""
+    def prefill(self, cache: ContextCache[Any], tapped: Tapped, start: int) -> None:
+        """Append keys and values of `tapped`, at positions from `start`, to the cache."""
         ...
 
     def draft(
-        self, context: Context[Any], token: int, position: int, features: Features, start: int
+        self, cache: ContextCache[Any], token: int, position: int, tapped: Tapped, start: int
     ) -> tuple[Sequence[int], Sequence[float]]:
-        """Fill a block that begins with `token` at `position`; adds what is new to the context.
+        """Append `tapped` to the cache and fill a block that begins with `token` at `position`.
 
         Args:
-            context: of the tokens before.
-            token: the last token, whose features are not known yet.
-            position: where it stands.
-            features: of the newest tokens before it, not yet in the context.
+            cache: of the tokens before `start`.
+            token: the last token, whose hidden states are not known yet.
+            position: of `token`.
+            tapped: hidden states of the newest tokens before it.
             start: the position of the first of them.
 
         Returns:
-            block_size - 1 tokens, and for each the chance that the network gives it.
+            block_size - 1 draft tokens, and the probability of each.
         """
         ...
 
 
-def measured(
-    network: Network, features: Callable[[int], Features], window: int | None
+def measure_cost(
+    network: Network, tapped: Callable[[int], Tapped], window: int | None
 ) -> DraftCost:
-    """What blocks take here, behind next to nothing and behind a long text.
+    """Measure a block's cost at one token of context and at a long context.
 
     Args:
-        network: opened, but for its cost.
-        features: makes so many rows, whatever is in them.
-        window: tokens of context that it looks at, at most; None: what its layers do.
+        network: opened, except for its cost.
+        tapped: makes n rows of hidden states of any value.
+        window: tokens of context in attention at most; None: as the layers have it.
     """
     layers = network.config.windows
     windows = [window, None if None in layers else max(each for each in layers if each is not None)]
-    most = min((each for each in windows if each is not None), default=None)
-    short = _block_seconds(network, network.context(), features(1))
-    deep = _DEEP if most is None else min(_DEEP, most)
-    context = network.context()
-    network.read(context, features(deep), 0)
-    further = _block_seconds(network, context, features(1)) - short
-    return DraftCost(short, max(further, 0.0) / deep, most)
+    max_context = min((each for each in windows if each is not None), default=None)
+    base = _block_seconds(network, network.new_cache(), tapped(1))
+    length = _LONG_CONTEXT if max_context is None else min(_LONG_CONTEXT, max_context)
+    cache = network.new_cache()
+    network.prefill(cache, tapped(length), 0)
+    added = _block_seconds(network, cache, tapped(1)) - base
+    return DraftCost(base, max(added, 0.0) / length, max_context)
 
 
-def _block_seconds(network: Network, context: Context[Any], one: Features) -> float:
-    """The median of some blocks, each behind one token more."""
+def _block_seconds(network: Network, cache: ContextCache[Any], one: Tapped) -> float:
+    """Median seconds of a block, each at one more token of context."""
     times = []
-    for _ in range(_TIMED + 1):  # the first also prepares
-        at = len(context)
+    for _ in range(_TIMED_CALLS + 1):  # the first one compiles
+        at = len(cache)
         started = perf_counter()
-        list(network.draft(context, 0, at + 1, one, at)[0])
+        list(network.draft(cache, 0, at + 1, one, at)[0])
         times.append(perf_counter() - started)
     return median(times[1:])

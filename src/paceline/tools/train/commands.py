@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.drafters.dflash.target import matrix, read_target
+from paceline.drafters.dflash.target_weights import read_matrix, read_target
 from paceline.drafters.table import entry_bytes
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest, MissingExtra
@@ -180,7 +180,7 @@ def dflash(
     drafted = None if vocab is None else most_frequent(answers, vocab)
     trainer = Trainer(
         config,
-        share(matrix(graph.embeddings), matrix(graph.head), drafted, device),
+        share(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device),
         features=features,
         answers=answers,
         schedule=Schedule(**schedule),

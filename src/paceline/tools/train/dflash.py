@@ -250,7 +250,7 @@ class Trainer:
         for row, text, places in zip(tokens, texts, anchors, strict=True):
             row[:, 0] = torch.tensor(text.tokens)[places]
         embedded = self._shared.embeddings[tokens.to(self._device)]
-        features = rows[..., : config.feature_size]
+        features = rows[..., : config.tapped_size]
         with torch.autocast(self._device.partition(":")[0], torch.bfloat16):
             hidden: Tensor = self.network(features, embedded, anchors.to(self._device))
         return hidden[:, :, 1:].bfloat16()
@@ -272,7 +272,7 @@ class Trainer:
         """
         some = self._learnt[:: -(-len(self._learnt) // _LOOKED_AT)]
         rows = np.concatenate([self._features.of(text.place)[1:] for text in some])
-        seen = torch.from_numpy(rows[:, : self._config.feature_size].astype(np.float32))
+        seen = torch.from_numpy(rows[:, : self._config.tapped_size].astype(np.float32))
         return seen.std(0).clamp(min=1e-6)
 
     def _batches(self) -> Iterator[list[Text]]:

@@ -123,10 +123,10 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         self.spread: Tensor
-        given = torch.ones(config.feature_size) if spread is None else spread
+        given = torch.ones(config.tapped_size) if spread is None else spread
         self.register_buffer("spread", given, persistent=False)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
-        self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear(config.tapped_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         for name, weight in self.named_parameters():

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.drafters.dflash import Config
-from paceline.drafters.dflash.target import Target
+from paceline.drafters.dflash.target_weights import TargetWeights
 from paceline.errors import InvalidRequest
 from paceline.tools.train.answers import Answer
 
@@ -40,7 +40,7 @@ def mask_token(answers: Sequence[Answer], special: Sequence[int], vocab_size: in
 
 
 def shape(
-    target: Target, *, layers: int, block: int, taps: tuple[int, ...], mask_token_id: int
+    target: TargetWeights, *, layers: int, block: int, taps: tuple[int, ...], mask_token_id: int
 ) -> Config:
     """A drafter as wide as its target, with a feed-forward of 8/3 its width.
 

@@ -1,8 +1,8 @@
-"""What a DFlash drafter shares with its target: the embeddings and the head.
+"""The embeddings and the head that a DFlash drafter shares with its target.
 
-They are taken from the target's own OpenVINO graph, as nodes: the weights stay where they are, in
-the target's mapped file, and in its precision. A Core ML model has them as matrices of float16.
-Of a target that MLX runs they are asked for where they are used, in `mlx_network`.
+From an OpenVINO graph they are nodes: the weights stay in the target's mapped file and in its
+precision. A Core ML model has them as float16 matrices. A target in MLX provides them as functions
+(`mlx_network`).
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 
 
-class Sizes(Protocol):
-    """A target's, which a drafter's have to be."""
+class TargetShape(Protocol):
+    """Sizes of a target that its drafter must match."""
 
     @property
     def layers(self) -> int:
-        """How many it has."""
+        """Number of layers."""
         ...
 
     @property
@@ -34,26 +34,26 @@ class Sizes(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the head."""
+        """Tokens in the vocabulary."""
         ...
 
 
 @dataclass(frozen=True)
-class Target:
-    """A target's graph as far as a drafter needs it."""
+class TargetWeights:
+    """Embeddings, head and sizes of a target."""
 
     path: Path
     model: Any
-    """The graph as read; it must outlive what is built on its nodes. None without a graph."""
+    """The OpenVINO graph, which must outlive graphs built on its nodes; None for Core ML."""
     embeddings: Any
-    """An output of the graph: [vocab, d]."""
+    """[vocab, d], a graph output."""
     head: Any
-    """An output of the graph: [vocab, d]."""
+    """[vocab, d], a graph output."""
     layers: int
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the head."""
+        """Tokens in the vocabulary."""
         return int(self.head.partial_shape[0].get_length())
 
     @property
@@ -62,19 +62,19 @@ class Target:
         return int(self.head.partial_shape[1].get_length())
 
 
-def read_target(path: Path) -> Target:
-    """Find embeddings, head and the number of layers of a language model.
+def read_target(path: Path) -> TargetWeights:
+    """Find embeddings, head and number of layers of a language model.
 
     Args:
         path: an OpenVINO graph, or the folder of a Core ML model.
 
     Raises:
-        ModelError: it cannot be read, or is of a form that is not known here.
+        ModelError: it cannot be read, or its form is not supported.
     """
     return _core_ml(path) if path.is_dir() else _openvino(path)
 
 
-def _core_ml(folder: Path) -> Target:
+def _core_ml(folder: Path) -> TargetWeights:
     from openvino import opset13
 
     manifest = read_json(folder / MANIFEST)
@@ -84,10 +84,10 @@ def _core_ml(folder: Path) -> Target:
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder}: its embeddings cannot be read: {error}") from error
     nodes = [opset13.convert(opset13.constant(matrix), "f32").output(0) for matrix in matrices]
-    return Target(folder, None, nodes[0], nodes[1], manifest["layers"])
+    return TargetWeights(folder, None, nodes[0], nodes[1], manifest["layers"])
 
 
-def _openvino(path: Path) -> Target:
+def _openvino(path: Path) -> TargetWeights:
     import openvino as ov
 
     try:
@@ -108,18 +108,18 @@ def _openvino(path: Path) -> Target:
     ]
     layers = sum(node.get_type_name() == "ScaledDotProductAttention" for node in ops)
     if head.get_type_name() != "MatMul" or not gathers or not layers:
-        raise ModelError(f"{path}: a drafter finds no embeddings, head or layers to share in it")
+        raise ModelError(f"{path} has no embeddings, head or layers that a drafter can share")
     weights = head.input_value(1)
     if weights.partial_shape.is_dynamic or weights.partial_shape != gathers[0].partial_shape:
         raise ModelError(
             f"{path}: the head is {weights.partial_shape} and the embeddings "
             f"{gathers[0].partial_shape}; a drafter needs both as [vocabulary, hidden]"
         )
-    return Target(path, model, gathers[0], weights, layers)
+    return TargetWeights(path, model, gathers[0], weights, layers)
 
 
-def matrix(weight: Any, rows: npt.NDArray[np.int64] | None = None) -> Array:
-    """The numbers of `Target.embeddings` or `Target.head`: all rows, or some; [rows, d]."""
+def read_matrix(weight: Any, rows: npt.NDArray[np.int64] | None = None) -> Array:
+    """Values of a target's embeddings or head, [n, d]: all rows, or those in `rows`."""
     import openvino as ov
     from openvino import opset13
 
@@ -131,11 +131,11 @@ def matrix(weight: Any, rows: npt.NDArray[np.int64] | None = None) -> Array:
     return found
 
 
-def check_pair(folder: Path, config: Config, target: Sizes) -> None:
-    """Refuse a drafter that was made for another target.
+def check_pair(folder: Path, config: Config, target: TargetShape) -> None:
+    """Check that a drafter was made for this target.
 
     Raises:
-        ModelError: naming every number that differs.
+        ModelError: the message names every size that differs.
     """
     pairs = {
         "hidden size": (config.hidden_size, target.hidden_size),
