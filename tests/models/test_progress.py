@@ -21,7 +21,7 @@ def test_where_nobody_watches_a_task_is_one_plain_line():
     with Progress(stream).task("fetching [x] of y", 100) as reach:
         reach(50)
     assert stream.getvalue() == "fetching [x] of y\n"
-    assert not Progress(stream).watched
+    assert not Progress(stream).is_shown
 
 
 def test_a_quiet_one_says_nothing_even_to_a_terminal():
@@ -31,14 +31,14 @@ def test_a_quiet_one_says_nothing_even_to_a_terminal():
     with progress.task("work") as reach:
         reach(1)
     assert stream.getvalue() == ""
-    assert not progress.watched
+    assert not progress.is_shown
 
 
 @pytest.mark.parametrize(("total", "unit"), [(None, "bytes"), (100, "bytes"), (3, "prompts")])
 def test_a_terminal_sees_what_is_done_and_how_far(total: int | None, unit: str):
     stream = Terminal()
     progress = Progress(stream)
-    assert progress.watched
+    assert progress.is_shown
     with progress.task("fetching [x]", total, unit=unit) as reach:
         reach(1)
     assert "fetching [x]" in stream.getvalue()
@@ -63,7 +63,7 @@ def test_a_stream_that_is_closed_is_no_reason_to_stop():
         progress.say("hello")
         with progress.task("work", 1) as reach:
             reach(1)
-        assert not progress.watched
+        assert not progress.is_shown
 
 
 def test_standard_output_is_left_to_answers(

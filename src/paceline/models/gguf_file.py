@@ -1,8 +1,8 @@
-"""Reading GGUF files, and writing one again with other weights.
+"""Reads GGUF files (versions 2 and 3, little-endian), and writes one with other weights.
 
-Knows the layout of versions 2 and 3 (little-endian); knows nothing of what the metadata means. The
-rule: a file is not trusted. Every count is compared with the bytes that are left before anything is
-made of it, so that memory is in proportion to the file, and whatever is wrong is one ModelError.
+Independent of what the metadata means. Invariant: a file is untrusted; every count is compared with
+the remaining bytes before allocation, so memory is proportional to the file, and any fault is a
+ModelError.
 """
 
 import math
@@ -22,72 +22,72 @@ Bytes = npt.NDArray[np.uint8]
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
-_MOST_DIMENSIONS = 4
-_MOST_METADATA = 256 * 2**20
-"""Bytes of metadata. The largest vocabularies in use take less than 20 MiB."""
+_MAX_DIMENSIONS = 4
+_MAX_METADATA = 256 * 2**20
+"""Bytes. The largest vocabularies in use take less than 20 MiB."""
 
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {
     **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1"},
     **{10: "<u8", 11: "<i8", 12: "<f8"},
 }
-"""Type of a value -> numpy's name of it."""
+"""GGUF type of a number -> numpy dtype."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberArray:
-    """An array of numbers in the metadata; equal to nothing, so that it is taken for no number."""
+    """An array of numbers in the metadata; compares unequal to any number."""
 
     values: npt.NDArray[Any]
     """[count], a view of the file."""
 
 
 class Tensor(NamedTuple):
-    """The weights of a name, as they are in the file."""
+    """A tensor as stored in the file."""
 
     name: str
     shape: tuple[int, ...]
-    """Sizes from the outermost on: [out, in] of a matrix."""
+    """Outermost size first: [out, in] of a matrix."""
     kind: int
-    """The number of its `GGMLQuantizationType`."""
+    """Number of its `GGMLQuantizationType`."""
     data: Bytes
     """[..., bytes of a row] uint8, a view of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What a file has."""
+    """Content of a file."""
 
     fields: Mapping[str, Any]
     """Metadata: numbers, strings, lists of strings, and arrays of numbers."""
     raw: Mapping[str, Bytes]
-    """The bytes of each field, with its name and its type."""
+    """Bytes of each field, including its name and type."""
     tensors: list[Tensor]
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read the metadata of a file and find its weights.
+    """Read the metadata of a file; tensors are views of the file.
 
     Raises:
-        ModelError: it cannot be read, or is not a whole GGUF file.
+        ModelError: it cannot be read, or is not a complete GGUF file.
     """
     _check_header(path)
     try:
         return _Reader(np.memmap(path, np.uint8, mode="r")).read()
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-    except _WrongError as error:
+    except _FormatError as error:
         raise ModelError(
-            f"{path} is not a whole GGUF file (truncated?): {error}; fetch it again"
+            f"{path} is not a complete GGUF file (truncated?): {error}; fetch it again"
         ) from error
 
 
-class _WrongError(Exception):
-    """What is wrong with a file."""
+class _FormatError(Exception):
+    """A fault of a file."""
 
 
 class _Reader:
-    """Goes through a file from its beginning."""
+    """Reads a file sequentially."""
 
     def __init__(self, data: Bytes) -> None:
         self._data = data
@@ -96,7 +96,7 @@ class _Reader:
         self._end = len(data)
 
     def read(self) -> GgufFile:
-        """Everything, in the file's order."""
+        """Read the whole file."""
         self._take(len(_MAGIC) + 4)
         tensor_count, field_count = self._number("<Q"), self._number("<Q")
         fields: dict[str, Any] = {}
@@ -105,11 +105,11 @@ class _Reader:
             begin = self._at
             name = self._text()
             if name in fields:
-                raise _WrongError(f"the field {_short(name)} is there twice")
+                raise _FormatError(f"the field {short(repr(name))} occurs twice")
             fields[name] = self._value(self._number("<I"), name)
             raw[name] = self._data[begin : self._at]
-            if self._at > _MOST_METADATA:
-                raise _WrongError(f"its metadata is larger than {_MOST_METADATA} bytes")
+            if self._at > _MAX_METADATA:
+                raise _FormatError(f"its metadata is larger than {_MAX_METADATA} bytes")
         infos = [self._tensor_info() for _ in self._times(tensor_count, 8 + 4 + 8 + 4 + 8)]
         return GgufFile(fields, raw, self._tensors(infos, _alignment(fields)))
 
@@ -124,21 +124,21 @@ class _Reader:
         return NumberArray(self._numbers(inner, count, name))
 
     def _numbers(self, kind: int, count: int, name: str) -> npt.NDArray[Any]:
-        """[count] of a number's type, a view of the file."""
+        """Return [count] numbers of the type `kind`, a view of the file."""
         if kind == _ARRAY:
-            raise _WrongError(f"the field {_short(name)} has arrays in an array")
+            raise _FormatError(f"the field {short(repr(name))} has nested arrays")
         if kind not in _NUMBERS:
-            raise _WrongError(f"the field {_short(name)} is of type {kind}")
+            raise _FormatError(f"the field {short(repr(name))} is of the unknown type {kind}")
         dtype = np.dtype(_NUMBERS[kind])
         begin = self._take(count * dtype.itemsize)
         found = self._data[begin : self._at]
         return found != 0 if dtype == np.bool_ else found.view(dtype)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, sizes from the innermost on, type, and where its data begins."""
+        """Return name, sizes (innermost first), type, and offset of the data."""
         name, dimensions = self._text(), self._number("<I")
-        if not 1 <= dimensions <= _MOST_DIMENSIONS:
-            raise _WrongError(f"tensor {_short(name)} has {dimensions} dimensions")
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise _FormatError(f"tensor {short(repr(name))} has {dimensions} dimensions")
         sizes = tuple(self._number("<Q") for _ in range(dimensions))
         return name, sizes, self._number("<I"), self._number("<Q")
 
@@ -152,20 +152,22 @@ class _Reader:
         total = 0
         for name, sizes, kind, offset in infos:
             if name in found:
-                raise _WrongError(f"tensor {_short(name)} is there twice")
+                raise _FormatError(f"tensor {short(repr(name))} occurs twice")
             try:
                 block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
             except (ValueError, KeyError):
-                raise _WrongError(f"tensor {_short(name)} is of type {kind}") from None
+                raise _FormatError(
+                    f"tensor {short(repr(name))} is of the unknown type {kind}"
+                ) from None
             if not all(sizes) or sizes[0] % block:
-                raise _WrongError(f"tensor {_short(name)} has the shape {sizes}")
+                raise _FormatError(f"tensor {short(repr(name))} has the invalid shape {sizes}")
             shape = tuple(reversed(sizes))
             rows = (*shape[:-1], sizes[0] // block * block_bytes)
             count = math.prod(rows)
             total += count
             start = begin + offset
             if start + count > self._end or total > self._end:
-                raise _WrongError(f"tensor {_short(name)} is cut off")
+                raise _FormatError(f"tensor {short(repr(name))} is truncated")
             found[name] = Tensor(name, shape, kind, self._data[start : start + count].reshape(rows))
         return list(found.values())
 
@@ -174,24 +176,24 @@ class _Reader:
         try:
             return str(self._view[begin : self._at], "utf-8")
         except UnicodeDecodeError:
-            raise _WrongError(f"there is a string at byte {begin} that is not UTF-8") from None
+            raise _FormatError(f"the string at byte {begin} is not UTF-8") from None
 
     def _number(self, form: str) -> int:
         begin = self._take(struct.calcsize(form))
         value: int = struct.unpack_from(form, self._view, begin)[0]
         return value
 
-    def _times(self, count: int, least: int) -> range:
-        """For `count` items that take `least` bytes each at least."""
-        if count * least > self._end - self._at:
-            raise _WrongError(f"it ends before {count} items at byte {self._at}")
+    def _times(self, count: int, min_bytes: int) -> range:
+        """Return range(count) if the file has `count` items of `min_bytes` each."""
+        if count * min_bytes > self._end - self._at:
+            raise _FormatError(f"it ends before {count} items at byte {self._at}")
         return range(count)
 
     def _take(self, count: int) -> int:
-        """Go on by `count` bytes; returns where they begin."""
+        """Advance by `count` bytes; returns their offset."""
         begin = self._at
         if count > self._end - begin:
-            raise _WrongError(f"it ends before {count} bytes at byte {begin}")
+            raise _FormatError(f"it ends before {count} bytes at byte {begin}")
         self._at += count
         return begin
 
@@ -201,18 +203,18 @@ def write_gguf(
     source: GgufFile,
     dtypes: Mapping[str, tuple[int, np.dtype[Any]]],
     values: Callable[[Tensor], npt.NDArray[Any]],
-    reach: Callable[[int], Any],
+    update: Callable[[int], Any],
 ) -> None:
-    """Write a file with the metadata of another and other weights.
+    """Write a file with the metadata of `source` and other weights.
 
     Args:
         path: the file to write.
-        source: whose metadata and names.
-        dtypes: for each tensor the number of its type in GGUF, and numpy's.
-        values: the weights of a tensor, of its shape and dtype.
-        reach: is called with the bytes of weights that were written so far.
+        source: its metadata and tensor names are kept.
+        dtypes: tensor name -> its type in GGUF and in numpy.
+        values: returns the weights of a tensor, in its shape and dtype.
+        update: called with the bytes of weights written so far.
     """
-    # An empty list cannot be told from one of another type; and the weights' places are new.
+    # Empty lists have lost their type, and the alignment is that of this writer.
     kept = [
         raw
         for name, raw in source.raw.items()
@@ -235,7 +237,7 @@ def write_gguf(
             written = values(tensor)
             file.write(np.ascontiguousarray(written).data)
             _pad(file)
-            reach(done := done + written.nbytes)
+            update(done := done + written.nbytes)
 
 
 def _check_header(path: Path) -> None:
@@ -248,13 +250,13 @@ def _check_header(path: Path) -> None:
         raise ModelError(f"{path} is not a GGUF file (it begins with {head[:4]!r}, not {_MAGIC!r})")
     version = struct.unpack("<I", head[4:])[0] if len(head) == 8 else 0
     if version not in _VERSIONS:
-        raise ModelError(f"{path} is GGUF version {version}; versions 2 and 3 can be read")
+        raise ModelError(f"{path} is GGUF version {version}; expected version 2 or 3")
 
 
 def _alignment(fields: Mapping[str, Any]) -> int:
     value = fields.get("general.alignment", _ALIGNMENT)
     if not isinstance(value, int) or value < 1 or value & (value - 1):
-        raise _WrongError(f"its alignment is {_short(str(value))}, not a power of 2")
+        raise _FormatError(f"its alignment is {short(repr(value))}, expected a power of 2")
     return value
 
 
@@ -272,6 +274,6 @@ def _pad(file: BinaryIO) -> None:
     file.write(bytes(_aligned(at) - at))
 
 
-def _short(name: str) -> str:
-    """A name for a message, in one line."""
-    return repr(name[:64])
+def short(value: object) -> str:
+    """An untrusted value for a message: one line, at most 64 characters."""
+    return " ".join(str(value)[:64].split())

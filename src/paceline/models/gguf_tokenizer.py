@@ -1,8 +1,7 @@
-"""The tokenizer inside a GGUF file, as a `tokenizer.json`.
+"""Converts the tokenizer in GGUF metadata to a `tokenizer.json`: byte-level BPE only.
 
-Knows byte-level BPE in the variants that the supported architectures use. GGUF names a variant by
-`tokenizer.ggml.pre`, and what that means is a regular expression in the reader's source; those here
-are the ones that the models' own tokenizer.json files have.
+GGUF has only the name of a pre-tokenizer (`tokenizer.ggml.pre`). The regular expressions here are
+those in the models' own tokenizer.json files.
 """
 
 from collections.abc import Mapping
@@ -10,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.models.gguf_file import NumberArray
+from paceline.models.gguf_file import NumberArray, short
 
 REQUIRED_FIELDS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
-"""Without these there is no tokenizer in the file."""
 
 _CONTROL = 3
-"""`tokenizer.ggml.token_type` of tokens that are not text."""
-
+"""`tokenizer.ggml.token_type` of control tokens."""
 _USER_DEFINED = 4
-"""The type of added tokens that are text."""
+"""The type of added text tokens."""
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -30,25 +27,20 @@ _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _PRE = ("default", "gpt-2", "llama-bpe", "llama3", "qwen2", "smollm")
 
 
-def short(value: object) -> str:
-    """A value of a file that is not trusted, for a message: one line, at most 64 characters."""
-    return " ".join(str(value)[:64].split())
-
-
 def _types(fields: Mapping[str, Any]) -> Any:
-    """`tokenizer.ggml.token_type`, as a list where it is an array of numbers."""
+    """Return `tokenizer.ggml.token_type`, as a list if it is an array of numbers."""
     value = fields["tokenizer.ggml.token_type"]
     return value.values.tolist() if isinstance(value, NumberArray) else value
 
 
 def special_tokens(fields: Mapping[str, Any]) -> dict[str, int]:
-    """The control tokens by name."""
+    """Control tokens: name -> id."""
     tokens, types = fields["tokenizer.ggml.tokens"], _types(fields)
     return {tokens[i]: i for i, kind in enumerate(types) if kind == _CONTROL}
 
 
 def vocabulary_faults(fields: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the tokens, their types and the merges: they must fit together."""
+    """Faults of the tokens, their types and the merges."""
     tokens, types = fields["tokenizer.ggml.tokens"], _types(fields)
     merges = fields.get("tokenizer.ggml.merges", [])
     faults = [
@@ -68,20 +60,20 @@ def vocabulary_faults(fields: Mapping[str, Any]) -> list[str]:
     for merge in merges:
         left, space, right = merge.partition(" ")
         if not space or not {left, right, left + right} <= known:
-            return [f"the merge {short(repr(merge))} is not of two tokens into one"]
+            return [f"the merge {short(repr(merge))} does not join two tokens to a token"]
     return []
 
 
 def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
-    """The text of a tokenizer.json. Raises ModelError for a kind that is not known here."""
+    """Text of a tokenizer.json. Raises ModelError for an unsupported kind."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
     if kind != "gpt2" or pre not in _PRE:
         raise ModelError(
-            f"{path} has a tokenizer of kind {short(kind)}/{short(pre)}; GGUF files with "
-            f"byte-level BPE ({', '.join(_PRE)}) can be used. Its Hugging Face form will work: "
+            f"{path} has a tokenizer of kind {short(kind)}/{short(pre)}; expected byte-level BPE "
+            f"({', '.join(_PRE)}). Its Hugging Face checkpoint works: "
             "`paceline convert FOLDER --to openvino`"
         )
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
@@ -102,8 +94,8 @@ def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
-    for text, sort in zip(tokens, types, strict=True):
-        if sort in (_CONTROL, _USER_DEFINED):
-            added = AddedToken(text, special=sort == _CONTROL, normalized=False)
-            (tokenizer.add_special_tokens if sort == _CONTROL else tokenizer.add_tokens)([added])
+    for text, type_ in zip(tokens, types, strict=True):
+        if type_ in (_CONTROL, _USER_DEFINED):
+            added = AddedToken(text, special=type_ == _CONTROL, normalized=False)
+            (tokenizer.add_special_tokens if type_ == _CONTROL else tokenizer.add_tokens)([added])
     return tokenizer.to_str()

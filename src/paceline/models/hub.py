@@ -101,7 +101,7 @@ def fetch_snapshot(name: str, progress: Progress, files: FileSet = OPENVINO) -> 
 
     # Its warnings repeat our error message.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    if not progress.watched:
+    if not progress.is_shown:
         disable_progress_bars()
     progress.say(f"fetching {name} from the Hugging Face hub")
     try:

@@ -1,7 +1,6 @@
-"""Weights of an OpenVINO graph as 8 bits per output channel, symmetric.
+"""Stores the weights of an OpenVINO graph as symmetric int8, one scale per output channel.
 
-Knows one thing about graphs: an f16 matrix that is converted to f32 is a weight. Everything else in
-the graph stays as it is.
+A weight is an f16 matrix that is converted to f32; nothing else in the graph changes.
 """
 
 from pathlib import Path

@@ -85,10 +85,10 @@ def write_manifest(
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
     sizes = {path.name: path.stat().st_size for path in paths}
     hashes: dict[str, str] = {}
-    with progress.task(f"checksums of {name}", sum(sizes.values())) as reach:
+    with progress.task(f"checksums of {name}", sum(sizes.values())) as update:
         done = 0
         for path in paths:
-            hashes[path.name] = sha256_of(path, reach, done)
+            hashes[path.name] = sha256_of(path, update, done)
             done += sizes[path.name]
     value = {
         "format": FORMAT,
@@ -132,9 +132,9 @@ def changed_files(folder: Path, manifest: Manifest, progress: Progress = QUIET) 
     """Faults of the files in `folder` whose checksums differ from the manifest's."""
     faults: list[str] = []
     total, done = sum(record.bytes for record in manifest.files.values()), 0
-    with progress.task(f"checking {manifest.name}", total) as reach:
+    with progress.task(f"checking {manifest.name}", total) as update:
         for name, record in manifest.files.items():
-            found = sha256_of(folder / name, reach, done)
+            found = sha256_of(folder / name, update, done)
             done += record.bytes
             if found != record.sha256:
                 faults.append(f"{name}: SHA-256 is {found}, expected {record.sha256}")

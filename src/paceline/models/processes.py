@@ -1,7 +1,6 @@
-"""Running one helper program and reading what it says.
+"""Runs a child process and reads its output.
 
-Knows how to start a child, read its lines, and end it. Knows nothing about what the child does. The
-rule: however this call ends (result, error, Ctrl-C), no child of it is left running.
+Invariant: however the call ends (result, error, Ctrl-C), the child has ended too.
 """
 
 import subprocess
@@ -15,31 +14,31 @@ GRACE_SECONDS = 5.0
 
 
 class Finished(NamedTuple):
-    """How a child ended: its exit status (negative: the signal) and its last lines."""
+    """Exit status of a child (negative: the signal) and its last lines of output."""
 
     code: int
     lines: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        """The kept lines as one string."""
+        """The lines as one string."""
         return "\n".join(self.lines)
 
     @property
     def disk_full(self) -> bool:
-        """Whether it says that the disk is full."""
+        """Whether the output reports a full disk."""
         return "No space left" in self.text or "Disk quota" in self.text
 
     @property
     def reason(self) -> str:
-        """The last line that says something, or how the child ended."""
+        """The last line that is not empty, or how the child ended."""
         if self.code < 0:
             return f"ended by signal {-self.code}"
         return next((line for line in reversed(self.lines) if line.strip()), "it gave no reason")
 
 
 def python(*arguments: str) -> list[str]:
-    """A command line for this interpreter that imports nothing from the current folder."""
+    """Command line of this interpreter, without imports from the current folder."""
     return [sys.executable, "-P", *arguments]
 
 
@@ -49,9 +48,9 @@ def run_child(
     env: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> Finished:
-    """Run `argv` to its end, handing each line of its output (both streams) to `on_line`.
+    """Run `argv` to its end; `on_line` gets each line of its output (both streams).
 
-    Raises OSError when it cannot be started. Any exception, Ctrl-C included, ends the child first.
+    Raises OSError when it cannot be started. On any exception, Ctrl-C included, the child is ended.
     """
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     child = subprocess.Popen(

@@ -1,7 +1,6 @@
-"""Telling a person how far long work is, on standard error.
+"""Shows the progress of long work on standard error.
 
-Knows a stream and whether a person watches it. Knows nothing about models. The rule: nothing here
-ever writes to standard output, and nothing here can make the work itself fail.
+Invariant: nothing is written to standard output, and no output error stops the work.
 """
 
 import contextlib
@@ -9,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-Reach = Callable[[int], None]
-"""Called with how much is done so far."""
+Update = Callable[[int], None]
+"""Called with the amount done so far."""
 
 
 class Progress:
@@ -26,21 +25,23 @@ class Progress:
     def say(self, text: str) -> None:
         """Write one line."""
         if not self._quiet:
-            with contextlib.suppress(OSError, ValueError):  # a closed pipe is no reason to stop
+            with contextlib.suppress(OSError, ValueError):  # a closed pipe must not stop the work
                 stream = self._target()
                 stream.write(text + "\n")
                 stream.flush()
 
     @contextlib.contextmanager
-    def task(self, label: str, total: int | None = None, *, unit: str = "bytes") -> Iterator[Reach]:
-        """Show `label` while the body runs; the body reports how many of `total` are done.
+    def task(
+        self, label: str, total: int | None = None, *, unit: str = "bytes"
+    ) -> Iterator[Update]:
+        """Show `label` while the body runs; the body reports the amount done of `total`.
 
         A `total` of None is unknown. `unit` is `bytes`, or anything else for plain numbers.
 
-        >>> with Progress(quiet=True).task("copying", total=100) as reach:
-        ...     reach(50)
+        >>> with Progress(quiet=True).task("copying", total=100) as update:
+        ...     update(50)
         """
-        if not self.watched:
+        if not self.is_shown:
             self.say(label)
             yield lambda _done: None
             return
@@ -70,8 +71,8 @@ class Progress:
                 bars.update(bar, completed=total)
 
     @property
-    def watched(self) -> bool:
-        """Whether a person sees it: not quiet, and on a terminal."""
+    def is_shown(self) -> bool:
+        """Whether bars are drawn: not quiet, and on a terminal."""
         try:
             return not self._quiet and self._target().isatty()
         except (OSError, ValueError):
@@ -82,4 +83,4 @@ class Progress:
 
 
 QUIET = Progress(quiet=True)
-"""Says nothing."""
+"""Writes nothing."""

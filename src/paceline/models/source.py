@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from paceline.errors import ModelError
 from paceline.models import hub
-from paceline.models.gguf import write_words
+from paceline.models.gguf import write_tokenizer
 from paceline.models.hf_config import read_facts, read_template
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
 from paceline.models.names import as_path, unknown
@@ -68,7 +68,7 @@ def open_origin(name: str, work: Path, progress: Progress) -> Origin:
 
 
 def _gguf(name: str, kind: str, path: Path, work: Path, progress: Progress) -> Origin:
-    facts = write_words(path, work, progress)
+    facts = write_tokenizer(path, work, progress)
     template = work / TEMPLATE
     text = template.read_text(encoding="utf-8") if template.is_file() else None
     return Origin(name, kind, path, work / TOKENIZER, text, facts)

