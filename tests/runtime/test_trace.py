@@ -13,7 +13,7 @@ from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.runtime.options import Options
 from paceline.runtime.trace import FORM, Trace
-from paceline.tools.bench.trace.reader import Recorded, parse_trace, read_trace
+from paceline.tools.bench.trace.reader import RecordedTrace, parse_trace, read_trace
 
 PROMPT = "this is one and the user, this is one and the user, this is"
 ASKED: Options = {"max_tokens": 40, "drafter": "suffix", "policy": "fixed", "max_block": 5}
@@ -57,7 +57,7 @@ def test_a_trace_says_all_that_happened(traced: Any, model: Model):
         assert step.context == context
         assert step.rows == len(step.proposed) + 1
         assert list(step.proposed[: step.stood]) == list(step.tokens[: step.stood])
-        assert step.stood + step.refused == len(step.proposed)
+        assert step.stood + step.rejected == len(step.proposed)
         assert step.guess == model.files.tokenizer().decode(step.proposed)
         context += len(step.tokens)
     assert {step.source for step in trace.steps if step.proposed} <= {"ngram", "suffix"}
@@ -143,7 +143,7 @@ def lines(trace: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
 
 
-def parsed(entries: list[Any]) -> Recorded:
+def parsed(entries: list[Any]) -> RecordedTrace:
     return parse_trace([json.dumps(entry) for entry in entries], "this")
 
 
@@ -153,25 +153,24 @@ def parsed(entries: list[Any]) -> Recorded:
         (0, {"form": "other"}, "is no trace"),
         (0, {"version": 9}, "version 9"),
         (0, {"prompt_token_ids": []}, "line 1 of this: prompt_token_ids"),
-        (0, {"settings": None}, "line 1 of this: settings is None"),
-        (1, {"tokens": "x"}, "line 2 of this: tokens is 'x'; expected token ids"),
+        (0, {"settings": None}, "line 1 of this: settings: .* None"),
+        (1, {"tokens": "x"}, "line 2 of this: tokens: .* 'x'"),
         (1, {"prefill_seconds": "1"}, "line 2 of this: prefill_seconds"),
-        (2, {"stood": -1}, "line 3 of this: stood is -1; expected a whole number"),
+        (2, {"stood": -1}, "line 3 of this: stood: .* -1"),
         (2, {"pieces": [1]}, "line 3 of this: pieces"),
-        (2, {"seconds": {"draft": 1}}, "line 3 of this: seconds"),
+        (2, {"seconds": {"draft": 1}}, "line 3 of this has 3 faults"),
         (3, {"chances": [True]}, "line 4 of this: chances"),
-        (-1, {"result": 3}, "result is no object"),
+        (-1, {"result": 3}, "result: .* 3"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(
+def test_every_fault_of_a_trace_is_named_with_its_line(
     line: int, change: dict[str, Any], message: str, traced: Any
 ):
     entries = lines(traced())
     parsed(entries)
     entries[line] |= change
-    with pytest.raises(InvalidRequest, match=message) as raised:
+    with pytest.raises(InvalidRequest, match=message):
         parsed(entries)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

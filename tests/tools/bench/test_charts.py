@@ -78,7 +78,7 @@ def test_time_is_milliseconds_a_token_in_four_parts():
     # Medians 3.0, of which 2.25, 0.375 and 0.1875, for ten tokens after the first.
     parts = {part: values[1] for part, values in found.parts.items()}
     assert parts == pytest.approx(
-        {"verify": 225, "draft": 37.5, "pick and text": 18.75, "the rest of the host": 18.75}
+        {"verify": 225, "draft": 37.5, "sample and text": 18.75, "the rest of the host": 18.75}
     )
 
 

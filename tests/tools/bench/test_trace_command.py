@@ -10,17 +10,17 @@ from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.runtime.trace import FORM
 from paceline.tools.bench.trace.command import (
-    OWN,
-    REFUSED,
-    STOOD,
+    ACCEPTED,
+    BONUS,
+    REJECTED,
     bench_trace,
+    draft_source,
+    escaped,
     headline,
-    plain,
     totals,
-    who,
 )
 from paceline.tools.bench.trace.page import page
-from paceline.tools.bench.trace.reader import Recorded, parse_trace
+from paceline.tools.bench.trace.reader import RecordedTrace, parse_trace
 
 
 def step(**changes: object) -> dict[str, object]:
@@ -61,7 +61,7 @@ RESULT = {"result": {"finish_reason": "stop", "policy": "auto", "drafter": "suff
 
 
 @pytest.fixture
-def trace() -> Recorded:
+def trace() -> RecordedTrace:
     return parse_trace([json.dumps(line) for line in [*LINES, RESULT]], "this")
 
 
@@ -72,29 +72,34 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_totals(trace: Recorded):
+def test_totals(trace: RecordedTrace):
     found = totals(trace)
     assert (found["tokens"], found["steps"], found["ended"]) == (8, 4, True)
     assert found["tokens_per_step"] == 7 / 4
-    # What a grammar forces is no guess.
+    # Tokens that a grammar forces are no draft.
     assert found["drafted_by"] == {"suffix": 2, "table": 2}
     assert found["accepted_by"] == {"suffix": 1, "table": 2}
     assert found["seconds"]["whole"] == pytest.approx(0.1)
     assert headline(trace) == (
-        "tiny: 8 tokens, 1.75 a step in 4 steps, 3 of 4 guesses stood, 70.0 tokens/s"
+        "tiny: 8 tokens, 1.75 a step in 4 steps, 3 of 4 draft tokens accepted, 70.0 tokens/s"
     )
 
 
-def test_a_trace_that_was_broken_off_at_once_is_shown_too(tmp_path: Path):
+def test_a_trace_that_was_interrupted_before_the_first_step_is_shown(tmp_path: Path):
     for count in (1, 2):
         trace = parse_trace([json.dumps(line) for line in LINES[:count]], "this")
-        assert headline(trace).endswith("0 steps, no guesses; broken off")
-        assert "broken off" in page(trace)
+        assert headline(trace).endswith("0 steps, no drafts; interrupted")
+        assert "interrupted" in page(trace)
 
 
-def test_who_guessed_and_how_sure(trace: Recorded):
-    assert [who(each) for each in trace.steps] == ["suffix 4", "-", "table 50%", "forced 4"]
-    assert plain("a\n\tb\\") == "a\\n\\tb\\\\"
+def test_a_draft_source_has_its_match_length_or_probability(trace: RecordedTrace):
+    assert [draft_source(each) for each in trace.steps] == [
+        "suffix 4",
+        "-",
+        "table 50%",
+        "forced 4",
+    ]
+    assert escaped("a\n\tb\\") == "a\\n\\tb\\\\"
 
 
 def test_the_terminal_shows_every_step_in_one_line(
@@ -106,10 +111,10 @@ def test_the_terminal_shows_every_step_in_one_line(
     assert "The <i>big\n<dog> &xy{}" in out, "the answer as it is"
     bars = [line.split() for line in out.splitlines() if re.match(r" *\d+ ", line)]
     assert [line[-2] for line in bars] == [
-        STOOD + REFUSED + OWN,
-        OWN,
-        STOOD * 2,
-        STOOD + OWN,
+        ACCEPTED + REJECTED + BONUS,
+        BONUS,
+        ACCEPTED * 2,
+        ACCEPTED + BONUS,
     ]
     assert "\x1b" not in out
 
@@ -154,7 +159,7 @@ class Reader(HTMLParser):
         return (text for where, text in self.texts if where == tag)
 
 
-def test_the_page_is_whole_and_escaped(trace: Recorded):
+def test_the_page_is_whole_and_escaped(trace: RecordedTrace):
     pytest.importorskip("matplotlib")
     made = page(trace)
     reader = Reader()
@@ -165,8 +170,8 @@ def test_the_page_is_whole_and_escaped(trace: Recorded):
     assert "<i>" not in made
     assert "https://" not in made and "http://" not in made.replace("http://www.w3.org", "")
     marked = list(reader.of("u"))
-    assert {" <i>big", "xy", "{"} <= set(marked), "what stood is underlined"
-    assert list(reader.of("s")) == [" <b>"], "what did not is struck out"
+    assert {" <i>big", "xy", "{"} <= set(marked), "accepted draft tokens are underlined"
+    assert list(reader.of("s")) == [" <b>"], "rejected ones are struck out"
     assert "suffix+table" in " ".join(reader.of("dd"))
 
 

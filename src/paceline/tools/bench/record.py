@@ -48,6 +48,11 @@ class Spread(NamedTuple):
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
 
+    def rounded(self, digits: int) -> str:
+        """The median with the range, or the median alone if all three look the same."""
+        texts = [f"{value:.{digits}f}" for value in self]
+        return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -1,1 +1,1 @@
-"""`bench report`: recorded results as charts, and as one page."""
+"""`bench report`: records as charts, and as one page of HTML."""

@@ -1,7 +1,7 @@
-"""Which charts a record has: whatever its rows have the measures for, of any kind of run.
+"""The charts of a record: every chart that its rows have the measures for, whatever the command.
 
-Knows what measures are called (`record.Row`). Knows nothing of how charts look, nor of files. Cold
-requests are drawn apart from warm ones, prefill apart from decode.
+This module depends on the names of measures (`record.Row`), not on how charts look, nor on files.
+Cold requests are drawn apart from warm ones, prefill apart from decode.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,54 +10,54 @@ from operator import attrgetter
 from statistics import fmean, geometric_mean, median
 
 from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW
-from paceline.tools.bench.record import Record, Row, Spread
+from paceline.tools.bench.record import Record, Row, Spread, spread
 from paceline.tools.bench.report.costs import cost_charts
 from paceline.tools.bench.report.shapes import Chart, Curves, Dots, Stacks
 
 _OVER = {
     "prompt_tokens": "tokens of the prompt",
-    "depth": "tokens before the question",
+    "depth": "tokens of context before the question",
     "block": "rows of a block",
     "temperature": "temperature",
 }
-"""What a number of `Row.at` is called."""
+"""Axis labels for the numbers of `Row.at`."""
 
 _CURVES = (
     ("ratio", "Speed over plain decoding", 1.0),
-    ("tokens_per_step", "Tokens kept per call of the model (tau)", None),
+    ("tokens_per_step", "Tokens per step (tau)", None),
     ("decode_tokens_per_second", "Decode, tokens a second", None),
     ("prefill_tokens_per_second", "Prefill, tokens a second", None),
 )
 _OWN = ("ratio_own_plain", "Speed over its own plain decoding", 1.0)
-"""What a peer's speculation brings it."""
+"""Speed-up of a peer's own speculation."""
 _PARTS = {
     "verify": "verify_seconds",
     "draft": "draft_seconds",
-    "pick and text": "sample_seconds",
+    "sample and text": "sample_seconds",
 }
 _EXPECTED = "expected_ratio"
-"""What a simulation expected, where a row has both."""
+"""Speed-up that a simulation expected; such rows have a measured `ratio`, too."""
 
-_LEAST_DRAFTS = 5
-"""A share of fewer drafts says nothing."""
+_MIN_DRAFTS = 5
+"""Positions with fewer draft tokens are left out: their acceptance rate is noise."""
 
 
 def record_charts(record: Record) -> list[Chart]:
-    """The charts of a record, the most telling first."""
+    """The charts of a record, the most important first."""
     warm = [row for row in record.rows if row.at.get("state") != "cold"]
     cold = [row for row in record.rows if row.at.get("state") == "cold"]
     found: list[Chart] = []
-    places = _places(warm)
-    for place in places:
-        found += _curves(warm, place)
-    if not places:
+    axes = _axes(warm)
+    for axis in axes:
+        found += _curves(warm, axis)
+    if not axes:
         found += _by_group(warm)
     found += [*_positions(warm), *_times(warm), *_first(cold, warm), *_loads(warm)]
     return [*found, *cost_charts(warm)]
 
 
-def _places(rows: Sequence[Row]) -> list[str]:
-    """The numbers of `at` that take several values."""
+def _axes(rows: Sequence[Row]) -> list[str]:
+    """Names in `Row.at` with several numeric values."""
     values: dict[str, set[float]] = {}
     for row in rows:
         for name, value in row.at.items():
@@ -73,13 +73,13 @@ def _curves(rows: Sequence[Row], place: str) -> Iterator[Chart]:
             at = row.at.get(place, "")
             if measure not in row.measures or isinstance(at, str):
                 continue
-            # Contenders that differ in this number alone are one line.
+            # Variants that differ in the block alone are one line.
             name = str(row.facts.get("way", row.contender)) if place == "block" else row.contender
             groups.setdefault(name, {}).setdefault(float(at), []).append(row)
         found = {
             name: [(at, _joined(each, measure)) for at, each in sorted(places.items())]
             for name, places in groups.items()
-            if not _is_one(measure, [row for each in places.values() for row in each])
+            if not _is_baseline(measure, [row for each in places.values() for row in each])
         }
         joined = [each for places in groups.values() for each in places.values()]
         over = _OVER.get(place, place)
@@ -97,7 +97,7 @@ def _curves(rows: Sequence[Row], place: str) -> Iterator[Chart]:
 
 
 def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Speed-up and tokens per step, by kind of prompt, or by case where there is one kind."""
+    """Speed-up and tokens per step by kind of prompt; by case if there is only one kind."""
     for measure, title, line in (*_CURVES[:2], _OWN):
         there = [row for row in rows if measure in row.measures]
         kinds = list(dict.fromkeys(row.kind for row in there))
@@ -106,7 +106,7 @@ def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
         names = [
             name
             for name in dict.fromkeys(row.contender for row in there)
-            if not _is_one(measure, [row for row in there if row.contender == name])
+            if not _is_baseline(measure, [row for row in there if row.contender == name])
         ]
         if not names:
             continue
@@ -135,36 +135,36 @@ def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def _positions(rows: Sequence[Row]) -> Iterator[Chart]:
-    """How often a guess stood, by its position in the draft."""
+    """Acceptance rate by position in the draft."""
     found = {}
     for name in dict.fromkeys(row.contender for row in rows):
         mine = [row for row in rows if row.contender == name]
         drafted, accepted = _summed(mine, "drafted_at"), _summed(mine, "accepted_at")
         points = [
-            (place, _certain(stood / tried))
-            for place, (tried, stood) in enumerate(
+            (place, _single(accepted_here / tried))
+            for place, (tried, accepted_here) in enumerate(
                 zip_longest(drafted, accepted, fillvalue=0), start=1
             )
-            if tried >= _LEAST_DRAFTS
+            if tried >= _MIN_DRAFTS
         ]
         if points:
             found[name] = points
     if found:
         yield Curves(
             "acceptance-by-position",
-            "Guesses that stood, by their position in the draft",
-            "Of the guesses that were made at a position, the share that the model picked too, "
-            f"those before them included; positions with under {_LEAST_DRAFTS} guesses are left "
-            "out. Long drafts are tried where they are likely to stand, so that a line may rise.",
+            "Acceptance rate by position in the draft",
+            "The share of the draft tokens at a position that were accepted, with all before them; "
+            f"positions with under {_MIN_DRAFTS} draft tokens are left out. Long drafts are made "
+            "where acceptance is likely, so a line may rise.",
             "position in the draft",
-            "share that stood",
+            "acceptance rate",
             found,
             spacing="linear",
         )
 
 
 def _times(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Where decode time goes, a token."""
+    """Decode time per token, by part."""
     names, parts = [], {part: [0.0] * 0 for part in (*_PARTS, "the rest of the host")}
     for name in dict.fromkeys(row.contender for row in rows):
         mine = [
@@ -190,7 +190,7 @@ def _times(rows: Sequence[Row]) -> Iterator[Chart]:
         yield Stacks(
             "time-by-bucket",
             "Where decode time goes",
-            "Over all cases, warm, without the prompt. Verify is the engine's calls; all else is "
+            "Over all warm cases, without prefill. Verify is the time in engine calls; all else is "
             "the host's.",
             "milliseconds a token",
             names,
@@ -199,7 +199,7 @@ def _times(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def _first(cold: Sequence[Row], warm: Sequence[Row]) -> Iterator[Chart]:
-    """The first request after loading, and the same request later."""
+    """Time to first token of the first request after loading, and of the same request later."""
     if not cold:
         return
     found: dict[str, list[Spread | None]] = {}
@@ -219,9 +219,9 @@ def _first(cold: Sequence[Row], warm: Sequence[Row]) -> Iterator[Chart]:
         ]
     yield Dots(
         "cold-and-warm",
-        "Loading, and the first token of a request: cold and warm",
-        "Cold is the first request after loading, asked once; warm is the same request later, with "
-        "its range over the rounds.",
+        "Loading, and time to first token: cold and warm",
+        "Cold is the first request after loading, once; warm is the same request later, with its "
+        "range over the rounds.",
         "seconds",
         ["loading", "first token, cold", "first token, warm"],
         found,
@@ -229,9 +229,9 @@ def _first(cold: Sequence[Row], warm: Sequence[Row]) -> Iterator[Chart]:
 
 
 def _loads(rows: Sequence[Row]) -> Iterator[Chart]:
-    """A server's answers, by how it was loaded."""
+    """Throughput and time to first token of a server, by load."""
     for measure, title, note in (
-        ("tokens_per_second", "Tokens a second, of all clients together", "One run of each load."),
+        ("tokens_per_second", "Tokens a second, of all clients together", "One run per load."),
         (
             "first_token_seconds",
             "Seconds to the first token",
@@ -253,20 +253,19 @@ def _loads(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def _joined(rows: Sequence[Row], measure: str) -> Spread:
-    """A row's spread over its rounds; of several rows their mean, and the least and most median.
+    """Spread of a row over its rounds; of several rows the mean and range of their medians.
 
-    Ratios have a geometric mean, all else an arithmetic one.
+    The mean is geometric for ratios, else arithmetic.
     """
     if len(rows) == 1:
-        values = rows[0].measures[measure]
-        return Spread(median(values), min(values), max(values))
+        return spread(rows[0].measures[measure])
     middle = [median(row.measures[measure]) for row in rows]
     mean = geometric_mean(middle) if measure.startswith("ratio") else fmean(middle)
     return Spread(mean, min(middle), max(middle))
 
 
 def _range_note(joined: Sequence[Sequence[Row]], measure: str) -> str:
-    """What a mark and its line are, where these rows stand behind one mark each."""
+    """Note on what a mark and its line show; `joined` has the rows of each mark."""
     if any(len(rows) > 1 for rows in joined):
         return "The mean of the cases (geometric for ratios); lines from the least to the most."
     if all(len(row.measures[measure]) == 1 for rows in joined for row in rows):
@@ -274,8 +273,8 @@ def _range_note(joined: Sequence[Sequence[Row]], measure: str) -> str:
     return "The median of the rounds; lines from the least round to the most."
 
 
-def _is_one(measure: str, rows: Sequence[Row]) -> bool:
-    """Whether this is what ratios are taken to, or has one token a step because nobody drafts."""
+def _is_baseline(measure: str, rows: Sequence[Row]) -> bool:
+    """True for the baseline: a ratio of 1, or one token per step without a drafter."""
     if measure == "ratio":
         return all(value == 1 for row in rows for value in row.measures[measure])
     return measure == "tokens_per_step" and rows[0].contender in (PLAIN, SINGLE_ROW)
@@ -296,5 +295,5 @@ def _decoded(row: Row) -> int:
     return max(tokens - 1, 0) if isinstance(tokens, int) else 0
 
 
-def _certain(value: float) -> Spread:
+def _single(value: float) -> Spread:
     return Spread(value, value, value)

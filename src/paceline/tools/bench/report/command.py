@@ -1,7 +1,6 @@
-"""`bench report`: recorded results as charts, and as one page that needs nothing else.
+"""`bench report`: records as charts, and as one self-contained page of HTML.
 
-The rule: the same results give the same bytes. So nothing of now, and nothing of where the files
-lie, gets into what is written.
+Invariant: the same results give the same bytes, so the output has no current time and no paths.
 """
 
 import re
@@ -21,11 +20,11 @@ from paceline.tools.bench.run.groups import group_tables, notes
 _PAGE = "index.html"
 
 _ABOUT = {
-    "run": "drafters against plain decoding, prompt by prompt",
+    "run": "drafters against plain decoding, by prompt",
     "sweep": "drafters against plain decoding, over lengths, depths or temperatures",
-    "plan": "what a call costs by its rows, and what drafting must bring",
+    "plan": "cost of a call by its rows, and the acceptance that drafting needs",
     "peers": "other runtimes on the same prompts",
-    "simulate": "drafters replayed over known texts, without the model",
+    "simulate": "drafters on recorded texts, without the model",
     "serve": "a server under load",
 }
 
@@ -47,12 +46,12 @@ def bench_report(paths: Sequence[Path], output: Path) -> list[Path]:
     """Draw results.
 
     Args:
-        paths: what `bench ... --output` or `plan --output` wrote.
-        output: a folder, made when needed, for the page and every chart as PNG; or the page alone
-            where the name ends in `.html`.
+        paths: files of `bench ... --output` or `plan --output`.
+        output: a folder, created if needed, for the page and every chart as PNG; if the name ends
+            in `.html`, only the page is written.
 
     Returns:
-        The files that were written, the page first.
+        Paths of the written files, the page first.
 
     Raises:
         InvalidRequest: a file is no result, or the output cannot be written.
@@ -86,20 +85,20 @@ def bench_report(paths: Sequence[Path], output: Path) -> list[Path]:
 
 
 def read_result(path: Path) -> Record:
-    """A recorded result, or what `paceline plan --output` wrote.
+    """Read a record, or the output of `paceline plan`.
 
     Raises:
-        InvalidRequest: it is neither, or cannot be read.
+        InvalidRequest: the file is neither, or cannot be read.
     """
     value = read_value(path)
     return plan_record(value, str(path)) if is_plan(value) else parse_record(value, str(path))
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """What the results are called: their files' names, with a number where these are the same.
+    """Names of the results: those of their files, numbered if they are the same.
 
     Raises:
-        InvalidRequest: a file is there twice.
+        InvalidRequest: a file is given twice.
     """
     names: list[str] = []
     if len(set(paths)) < len(paths):
@@ -137,11 +136,11 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
         yield "answers", next(notes(record.rows))
     if skipped := record.summary.get("skipped"):
         names = [str(each.get("case")) for each in skipped if isinstance(each, dict)]
-        yield "skipped, as they did not fit the context", ", ".join(names)
+        yield "skipped: they do not fit the context", ", ".join(names)
 
 
 def _same(record: Record) -> Iterator[str]:
-    """How many cases of each variant kept plain decoding's tokens."""
+    """Number of cases in which each variant's tokens equal plain decoding's."""
     for name in record.contenders:
         mine = [
             row.facts["same_tokens"]
@@ -153,10 +152,10 @@ def _same(record: Record) -> Iterator[str]:
 
 
 def _every(record: Record) -> Table:
-    """All rows, with the measures that there are."""
+    """All rows, with a column for each measure that any has."""
     columns = [each for each in _COLUMNS if any(each[0] in row.measures for row in record.rows)]
     same = any("same_tokens" in row.facts for row in record.rows)
-    head = ["case", "contender", *(title for _, title, _ in columns), *(["same"] if same else [])]
+    head = ["case", "variant", *(title for _, title, _ in columns), *(["same"] if same else [])]
     rows = [
         [
             row.case,
@@ -171,10 +170,7 @@ def _every(record: Record) -> Table:
 
 def _cell(row: Row, measure: str, digits: int) -> str:
     found = row.spread(measure)
-    if found is None:
-        return ""
-    texts = [f"{value:.{digits}f}" for value in found]
-    return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
+    return "" if found is None else found.rounded(digits)
 
 
 def _yes(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The charts of a plan: what calls cost by their rows, and what drafting must bring."""
+"""The charts of a plan: cost of calls by rows, and the acceptance that drafting needs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,14 +7,14 @@ from paceline.tools.bench.report.shapes import Chart, Curves, Point
 
 
 def cost_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """What calls cost by rows, and what drafting must bring."""
+    """Charts of the rows with `cost_ratio` and `break_even`."""
     if ratios := _points(rows, "cost_ratio"):
         numbers = sorted({at for each in ratios.values() for at, _ in each})
         yield Curves(
             "cost-by-rows",
-            "What a call costs, by its rows",
-            "Where the line stays low, guesses are nearly free; over the dotted line even guesses "
-            "that always stand lose.",
+            "Cost of a call by its rows",
+            "Where the line is low, draft tokens are nearly free; over the dotted line drafting is "
+            "slower even if every draft token is accepted.",
             "rows of a call (T)",
             "cost over that of plain decoding",
             ratios,
@@ -26,18 +26,18 @@ def cost_charts(rows: Sequence[Row]) -> Iterator[Chart]:
     if even := _points(rows, "break_even"):
         yield Curves(
             "break-even-by-rows",
-            "How sure guesses must be for a block to pay",
-            "The chance for each guess at which a block is as fast as plain decoding. Where there "
-            "is no mark, even certainty does not pay.",
+            "Acceptance at which a block breaks even",
+            "The acceptance chance per draft token at which a block is as fast as plain decoding. "
+            "Without a mark it is slower even if every draft token is accepted.",
             "rows of a call (T)",
-            "chance for each guess",
+            "acceptance chance per draft token",
             even,
             spacing="log",
         )
 
 
 def _points(rows: Sequence[Row], measure: str) -> Mapping[str, Sequence[Point]]:
-    """Contender -> a point for each T of 1 or more, ascending."""
+    """Variant -> a point per T of 1 or more, ascending."""
     found: dict[str, dict[float, Point]] = {}
     for row in rows:
         at, each = row.at.get("rows", ""), row.spread(measure)

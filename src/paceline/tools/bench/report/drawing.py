@@ -1,8 +1,7 @@
-"""Charts as pictures.
+"""Draws charts (`shapes.py`) with matplotlib.
 
-What a chart (`shapes.py`) looks like is decided here alone, by these rules: everything that tells
-things apart is there without colours, too (markers, dashes, hatches); a range is drawn where there
-is one; and the same chart is the same bytes, whatever the user's matplotlib is set to.
+Invariants: markers, dashes and hatches distinguish what colours do; a range is drawn if there is
+one; the same chart gives the same bytes, whatever the user's matplotlib settings are.
 """
 
 import io
@@ -15,8 +14,8 @@ from paceline.tools.bench.record import Spread
 from paceline.tools.bench.report.shapes import Chart, Curves, Dots, Stacks
 
 _WIDTH = 7.5  # inches
-_LETTERS = 80
-"""That fit beside each other below a chart; a mark is as wide as six."""
+_LINE_LETTERS = 80
+"""Letters that fit on a line below a chart; a mark is as wide as six."""
 
 LOOKS = (
     ("#0072b2", "o", "-", "///"),
@@ -32,8 +31,8 @@ LOOKS = (
     ("#44aa99", "p", (0, (2, 4)), "xx"),
     ("#999933", "d", (0, (9, 2, 2, 2)), "++"),
 )
-"""Colour (Okabe and Ito's, then some of Tol's, which the colour-blind can tell apart), marker,
-dashes, hatch."""
+"""Colour (Okabe and Ito's, then some of Tol's, both safe for the colour-blind), marker, dashes,
+hatch."""
 
 _SETTINGS: Mapping[str, Any] = {
     "svg.hashsalt": "paceline",
@@ -48,10 +47,10 @@ _SETTINGS: Mapping[str, Any] = {
 
 
 def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()) -> bytes:
-    """A chart as a picture; the same bytes every time.
+    """A chart as a picture.
 
-    A PNG has the title in it and stands alone; an SVG is for a page, which says the title itself.
-    What is in `names` looks the same in every chart for which they are given.
+    A PNG has its title; an SVG is for a page that has the title as text. Each of `names` has the
+    same colour and marker in all charts that get the same `names`.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -72,7 +71,7 @@ def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()
 
 
 def saved(figure: Any, form: Literal["png", "svg"]) -> bytes:
-    """A figure's file, without date or version: the same results are the same bytes."""
+    """A figure's file without date and version, so that equal figures are equal bytes."""
     file = io.BytesIO()
     metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
     figure.savefig(file, format=form, dpi=150, metadata=metadata)
@@ -81,7 +80,7 @@ def saved(figure: Any, form: Literal["png", "svg"]) -> bytes:
 
 @contextmanager
 def new_figure() -> Iterator[Any]:
-    """A figure that knows nothing of the user's settings."""
+    """A figure with paceline's settings, not the user's."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -211,13 +210,13 @@ def _draw_stacks(chart: Stacks, axes: Any) -> None:
 
 
 def _look(name: str, names: Sequence[str], number: int) -> tuple[str, str, Any, str]:
-    """How one of several looks: by its place among `names`, or behind them by its number."""
+    """Look by the index in `names`; of another name, by its number after those."""
     place = names.index(name) if name in names else len(names) + number
     return LOOKS[place % len(LOOKS)]
 
 
 def _log(axis: Any, found: Sequence[Spread], line: float | None) -> None:
-    """A logarithmic axis with the numbers that people know."""
+    """Make an axis logarithmic, with round numbers as ticks."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     ends = [value for each in found for value in (each.least, each.most)]
     ends += [] if line is None else [line]
@@ -229,14 +228,14 @@ def _log(axis: Any, found: Sequence[Spread], line: float | None) -> None:
 
 
 def _legend(axes: Any) -> None:
-    """Under the chart, where it hides nothing, with as many columns as there is room for."""
+    """Draw the legend below the chart, with as many columns as fit."""
     labels = axes.get_legend_handles_labels()[1]
-    columns = max(_LETTERS // (max(map(len, labels)) + 6), 1)
+    columns = max(_LINE_LETTERS // (max(map(len, labels)) + 6), 1)
     ncols = min(columns, len(labels))
     axes.figure.legend(loc="outside lower center", ncols=ncols, frameon=False)
 
 
 def pale(colour: str) -> tuple[float, ...]:
-    """A colour mixed with white: the hatch over it stays black."""
+    """A colour mixed with white, for areas under a black hatch."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     return tuple(0.5 + part / 2 for part in parts)

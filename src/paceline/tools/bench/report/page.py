@@ -1,7 +1,6 @@
-"""One page of HTML that needs nothing else: charts inline, their figures in tables beside them.
+"""A self-contained page of HTML: charts inline, with their values in tables beside them.
 
-Knows HTML; knows nothing of files, and of results only what a section holds. Everything that comes
-from a result is escaped.
+Invariant: all text of a result is escaped.
 """
 
 from base64 import b64encode
@@ -15,18 +14,18 @@ from paceline.tools.bench.report.shapes import Chart
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One result."""
+    """A result on the page."""
 
     name: str
     about: str
-    """What was measured, in a sentence."""
+    """What was measured, in one sentence."""
     facts: Sequence[tuple[str, str]]
     charts: Sequence[tuple[Chart, bytes]]
-    """With their pictures, as SVG."""
+    """Charts with their pictures as SVG."""
     every: Table
     """All rows."""
     tables: Sequence[Table] = ()
-    """What the rows say together."""
+    """Aggregates."""
 
 
 _STYLE = """
@@ -55,7 +54,7 @@ summary { cursor: pointer; }
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """The whole page."""
+    """The page."""
     links = "".join(
         f'<li><a href="#s{number}">{escape(each.name)}</a>: {escape(each.about)}</li>\n'
         for number, each in enumerate(sections, start=1)
@@ -107,7 +106,7 @@ def _section(anchor: str, section: Section) -> Iterator[str]:
 
 
 def _scrolling(table: Table, more: str = "") -> str:
-    """A table in a region that can be reached, and so scrolled, with the keyboard."""
+    """A table in a region that has keyboard focus, so that it can be scrolled."""
     title, head, rows = table
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     lines = "\n".join(

@@ -1,6 +1,6 @@
-"""`bench trace`: what happened step by step, on a terminal.
+"""`bench trace`: one answer step by step, on a terminal, or as a picture or page.
 
-Knows traces that were read. The rule: everything that colours say, marks say, too.
+Invariant: everything that colours show, characters show, too.
 """
 
 import sys
@@ -9,20 +9,20 @@ from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.runtime.highlight import GUESSED
-from paceline.tools.bench.trace.reader import Recorded, read_trace
-from paceline.tools.bench.trace.summary import headline, plain, totals, who
+from paceline.tools.bench.trace.reader import RecordedTrace, read_trace
+from paceline.tools.bench.trace.summary import draft_source, escaped, headline, totals
 
-STOOD, REFUSED, OWN = "█", "░", "▌"
-"""In a step's bar: guesses that stood, guesses that did not, and the model's own token."""
+ACCEPTED, REJECTED, BONUS = "█", "░", "▌"
+"""Characters of a step's bar, one per token."""
 
 _WIDTH = 120
 
 
-def bench_trace(path: Path, output: Path | None) -> tuple[dict[str, Any], Recorded]:
-    """A trace and its totals; drawn to `output` when there is one.
+def bench_trace(path: Path, output: Path | None) -> tuple[dict[str, Any], RecordedTrace]:
+    """A trace and its totals; drawn to `output` if there is one.
 
     Raises:
-        InvalidRequest: the file is no trace, or the output cannot be written or is of another form.
+        InvalidRequest: the file is no trace, or the output cannot be written or has another suffix.
         MissingExtra: matplotlib is not installed.
     """
     if output is not None and output.suffix not in (".png", ".html"):
@@ -35,8 +35,8 @@ def bench_trace(path: Path, output: Path | None) -> tuple[dict[str, Any], Record
     return totals(trace), trace
 
 
-def show(trace: Recorded) -> None:
-    """Print the answer, with what was guessed marked, and a line for each step."""
+def show(trace: RecordedTrace) -> None:
+    """Print the answer, with accepted draft tokens marked, and a line per step."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -50,13 +50,12 @@ def show(trace: Recorded) -> None:
     console.print()
     console.print(answer)
     console.print()
-    console.print(
-        Text(f"{STOOD} a guess that stood   {REFUSED} one that did not   {OWN} own token")
-    )
+    legend = f"{ACCEPTED} accepted draft token   {REJECTED} rejected   {BONUS} bonus token"
+    console.print(Text(legend))
     table = Table(box=None, pad_edge=False)
-    for name in ("step", "behind", "ms", "draft"):
+    for name in ("step", "context", "ms", "draft"):
         table.add_column(name, justify="right")
-    table.add_column("guessed by", no_wrap=True)
+    table.add_column("drafted by", no_wrap=True)
     table.add_column("tokens", no_wrap=True)
     table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
     for number, step in enumerate(trace.steps, start=1):
@@ -65,11 +64,13 @@ def show(trace: Recorded) -> None:
             str(step.context),
             f"{1e3 * step.seconds.whole:.1f}",
             f"{1e3 * step.seconds.draft:.1f}",
-            who(step),
-            Text.assemble((STOOD * step.stood, "green"), REFUSED * step.refused, OWN * step.own),
+            draft_source(step),
             Text.assemble(
-                (plain("".join(step.pieces[: step.accepted])), GUESSED),
-                plain("".join(step.pieces[step.accepted :])),
+                (ACCEPTED * step.stood, "green"), REJECTED * step.rejected, BONUS * step.bonus
+            ),
+            Text.assemble(
+                (escaped("".join(step.pieces[: step.accepted])), GUESSED),
+                escaped("".join(step.pieces[step.accepted :])),
             ),
         )
     console.print(table)

@@ -1,6 +1,6 @@
-"""A trace as one page of HTML that needs nothing else, or as a picture.
+"""A trace as a self-contained page of HTML, or as a picture.
 
-Knows HTML. Everything that comes from a trace is escaped, and the same trace is the same bytes.
+Invariants: all text of a trace is escaped; the same trace gives the same bytes.
 """
 
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from paceline.storage.files import write_bytes, writing
 from paceline.tools.bench.trace.picture import picture, sources
-from paceline.tools.bench.trace.reader import Recorded, TracedStep
-from paceline.tools.bench.trace.summary import headline, plain, who
+from paceline.tools.bench.trace.reader import RecordedTrace, TracedStep
+from paceline.tools.bench.trace.summary import draft_source, escaped, headline
 
 _HUES = (210, 20, 160, 320, 45, 190)
 
@@ -37,11 +37,11 @@ th { border-bottom-color: var(--line); }
 """
 
 
-def draw(trace: Recorded, output: Path) -> None:
-    """Write the picture to a `.png`, or the page to anything else.
+def draw(trace: RecordedTrace, output: Path) -> None:
+    """Write the picture to a `.png`, or the page to any other file.
 
     Raises:
-        InvalidRequest: it cannot be written.
+        InvalidRequest: the file cannot be written.
         MissingExtra: matplotlib is not installed.
     """
     if output.suffix == ".png":
@@ -52,8 +52,8 @@ def draw(trace: Recorded, output: Path) -> None:
         write_bytes(output, content)
 
 
-def page(trace: Recorded) -> str:
-    """The page."""
+def page(trace: RecordedTrace) -> str:
+    """A self-contained page of HTML: answer, picture, and a table of the steps."""
     names = sources(trace.steps)
     hues = "".join(
         f".s{number} {{ --hue: {_HUES[number % len(_HUES)]} }}\n" for number in range(len(names))
@@ -67,8 +67,8 @@ def page(trace: Recorded) -> str:
     head = "".join(
         f'<th scope="col"{extra}>{name}</th>'
         for name, extra in (
-            *((name, "") for name in ("step", "behind", "rows", "ms", "draft ms")),
-            *((name, ' class="text"') for name in ("guessed by", "guess", "came")),
+            *((name, "") for name in ("step", "context", "rows", "ms", "draft ms")),
+            *((name, ' class="text"') for name in ("drafted by", "draft", "new tokens")),
         )
     )
     return f"""<!DOCTYPE html>
@@ -83,12 +83,12 @@ def page(trace: Recorded) -> str:
 <h1>{escape(headline(trace))}</h1>
 <dl>{facts}</dl>
 <h2>The answer</h2>
-<p>Underlined is what was guessed, and stood: {key or "nothing"}. The rest the model said itself.
+<p>Accepted draft tokens are underlined: {key or "none"}. The rest are bonus tokens.
 Point at a word to see its step.</p>
 <div class="answer">{"".join(_answer(trace, names))}</div>
 <h2>Step by step</h2>
 <div class="scrolls" tabindex="0">{image}</div>
-<p>In the table, what stood is underlined, and what did not is struck out.</p>
+<p>In the table, accepted draft tokens are underlined and rejected ones are struck out.</p>
 <div class="scrolls" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>
 {lines}
 </tbody></table></div>
@@ -97,22 +97,21 @@ Point at a word to see its step.</p>
 """
 
 
-def _facts(trace: Recorded) -> Iterator[tuple[str, str]]:
+def _facts(trace: RecordedTrace) -> Iterator[tuple[str, str]]:
     yield "made", str(trace.about.get("made", ""))
-    yield "asked with", json.dumps(trace.about["settings"], ensure_ascii=False)
+    yield "settings", json.dumps(trace.about["settings"], ensure_ascii=False)
     for name in ("engine", "drafter", "policy", "finish_reason"):
         if trace.result is not None and name in trace.result:
             yield name.replace("_", " "), str(trace.result[name])
 
 
-def _answer(trace: Recorded, names: list[str]) -> Iterator[str]:
+def _answer(trace: RecordedTrace, names: list[str]) -> Iterator[str]:
     yield escape("".join(trace.first_pieces))
     for number, step in enumerate(trace.steps, start=1):
-        stood, own = _parts(step)
-        if stood:
-            title = escape(f"step {number}: {who(step)}", quote=True)
-            yield f'<u class="s{names.index(step.source)}" title="{title}">{escape(stood)}</u>'
-        yield escape(own)
+        if accepted := step.accepted_text:
+            title = escape(f"step {number}: {draft_source(step)}", quote=True)
+            yield f'<u class="s{names.index(step.source)}" title="{title}">{escape(accepted)}</u>'
+        yield escape(step.bonus_text)
 
 
 def _row(number: int, step: TracedStep) -> str:
@@ -123,15 +122,13 @@ def _row(number: int, step: TracedStep) -> str:
         f"{1e3 * step.seconds.whole:.1f}",
         f"{1e3 * step.seconds.draft:.2f}",
     ]
-    stood, own = _parts(step)
-    guess = step.guess
-    # A guess is cut where its text agrees with what came; no text is taken apart in a character.
-    kept = stood if guess.startswith(stood) else ""
-    refused = guess[len(kept) :] if step.refused else ""
+    # A draft is split only where its text agrees with the answer's, never inside a character.
+    accepted = step.accepted_text if step.guess.startswith(step.accepted_text) else ""
+    rejected = step.guess[len(accepted) :] if step.rejected else ""
     texts = [
-        escape(who(step)),
-        _marked("u", kept) + _marked("s", refused),
-        _marked("u", stood) + escape(plain(own)),
+        escape(draft_source(step)),
+        _marked("u", accepted) + _marked("s", rejected),
+        _marked("u", step.accepted_text) + escape(escaped(step.bonus_text)),
     ]
     return (
         "<tr>"
@@ -141,10 +138,5 @@ def _row(number: int, step: TracedStep) -> str:
     )
 
 
-def _parts(step: TracedStep) -> tuple[str, str]:
-    """What stood, and the model's own, as text."""
-    return "".join(step.pieces[: step.stood]), "".join(step.pieces[step.stood :])
-
-
 def _marked(tag: str, text: str) -> str:
-    return f"<{tag}>{escape(plain(text))}</{tag}>" if text else ""
+    return f"<{tag}>{escape(escaped(text))}</{tag}>" if text else ""

@@ -1,23 +1,22 @@
-"""A trace as a picture: what each step tried and kept, and where its time went.
+"""A trace as a picture: draft, accepted and bonus tokens of each step, and its time by part.
 
-What tells things apart is there without colours, too: hatches, and outlines for what did not stand.
-The same trace is the same bytes.
+Invariants: hatches and outlines distinguish what colours do; the same trace gives the same bytes.
 """
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from paceline.tools.bench.report.drawing import LOOKS, new_figure, pale, saved
-from paceline.tools.bench.trace.reader import Recorded, TracedStep
+from paceline.tools.bench.trace.reader import RecordedTrace, TracedStep
 
 _LEAST, _MOST, _A_STEP = 7.5, 40.0, 0.13
-"""Inches: the least and the most width, and what a step adds."""
+"""Inches: least and most width, and width per step."""
 
-_PARTS = ("verify", "draft", "pick and text", "the rest of the host")
+_PARTS = ("verify", "draft", "sample and text", "the rest of the host")
 
 
-def picture(trace: Recorded, title: str, form: Literal["png", "svg"]) -> bytes:
-    """The picture; with no `title` in it where that is empty.
+def picture(trace: RecordedTrace, title: str, form: Literal["png", "svg"]) -> bytes:
+    """The picture, with `title` in it unless that is empty.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -36,7 +35,7 @@ def picture(trace: Recorded, title: str, form: Literal["png", "svg"]) -> bytes:
 
 
 def sources(steps: Sequence[TracedStep]) -> list[str]:
-    """Who proposed what stood, in the order of their first."""
+    """Sources of accepted draft tokens, in the order of their first ones."""
     return list(dict.fromkeys(step.source for step in steps if step.stood))
 
 
@@ -48,15 +47,15 @@ def _draw_tokens(steps: Sequence[TracedStep], axes: Any) -> None:
         axes.bar(range(1, len(steps) + 1), values, bottom=begin, width=0.8, label=label, **looks)
         begin = [a + b for a, b in zip(begin, values, strict=True)]
 
-    # At the bottom, so that all above one is gained.
-    stack([step.own for step in steps], "the model's own", facecolor="0.35", edgecolor="black")
+    # At the bottom, so that everything above it is gained by speculation.
+    stack([step.bonus for step in steps], "bonus token", facecolor="0.35", edgecolor="black")
     for number, source in enumerate(sources(steps)):
         colour, _, _, hatch = LOOKS[number % len(LOOKS)]
         values = [step.stood if step.source == source else 0 for step in steps]
-        stack(values, f"{source}, stood", facecolor=pale(colour), edgecolor="black", hatch=hatch)
+        stack(values, f"{source}, accepted", facecolor=pale(colour), edgecolor="black", hatch=hatch)
     stack(
-        [step.refused for step in steps],
-        "guesses that did not stand",
+        [step.rejected for step in steps],
+        "rejected draft tokens",
         facecolor="white",
         edgecolor="0.5",
         linestyle=":",
@@ -87,7 +86,7 @@ def _draw_times(steps: Sequence[TracedStep], axes: Any) -> None:
 
 
 def _spent(steps: Sequence[TracedStep]) -> list[list[float]]:
-    """Milliseconds of each part, step by step."""
+    """Milliseconds of each of `_PARTS`, by step."""
     times = [step.seconds for step in steps]
     return [
         [1e3 * each.verify for each in times],

@@ -1,7 +1,7 @@
-"""Traces as files: what `trace.py` writes, read and validated.
+"""Reads and validates trace files, which `runtime/trace.py` writes.
 
-The rule: a file that is no trace, or one with a line that is wrong, is refused in one line; one
-that was broken off is read up to there.
+Invariant: a file with an invalid line is rejected, with every fault of that line. A file without
+its last lines, of an answer that was interrupted, is read as far as it goes.
 """
 
 import contextlib
@@ -9,91 +9,125 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from paceline.decoding.generation import FORCED
 from paceline.errors import InvalidRequest
 from paceline.runtime.trace import FORM, VERSION, Seconds
+from paceline.storage.validation import Count, Limit, validated
+
+_Tokens = Annotated[list[Count], Limit(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """A step after the prompt."""
+    """A step after prefill. The fields have the names that they have in the file."""
 
-    context: int
-    """Tokens whose keys and values were there before it."""
-    rows: int
-    """Of the call."""
+    context: Count
+    """Tokens in the KV cache before the step."""
+    rows: Count
+    """Rows of the call."""
     source: str
-    """Who proposed; `none`, `forced`, or a drafter."""
-    match: int
-    """What the drafter said of its first token: how many before it matched."""
-    chances: Sequence[float]
-    """What it said of each, if it did."""
-    proposed: Sequence[int]
+    """Source of the draft: `none`, `forced` (by a grammar), or a drafter."""
+    match: Count
+    """Length of the match before the draft, as the drafter reported it."""
+    chances: list[float]
+    """The drafter's probabilities of the draft tokens, if it has them."""
+    proposed: list[Count]
+    """Draft tokens."""
     guess: str
-    """Their text."""
-    stood: int
-    """How many of them were kept."""
-    tokens: Sequence[int]
-    """What came: those that stood, and the model's own behind them."""
-    pieces: Sequence[str]
-    """The text of each of `tokens`."""
+    """Text of the draft."""
+    stood: Count
+    """Number of draft tokens that were accepted."""
+    tokens: _Tokens
+    """New tokens: the accepted ones, then the bonus token."""
+    pieces: list[str]
+    """Text of each of `tokens`."""
     seconds: Seconds
 
     @property
     def drafted(self) -> int:
-        """How many guesses there were: what a grammar forces is none."""
+        """Number of draft tokens; 0 if a grammar forced them."""
         return 0 if self.source == FORCED else len(self.proposed)
 
     @property
     def accepted(self) -> int:
-        """How many of the guesses stood."""
+        """Number of accepted draft tokens; 0 if a grammar forced them."""
         return 0 if self.source == FORCED else self.stood
 
     @property
-    def refused(self) -> int:
-        """How many proposed tokens did not stand, or came to be behind the answer's end."""
+    def rejected(self) -> int:
+        """Number of draft tokens that were rejected, or that the answer ended before."""
         return len(self.proposed) - self.stood
 
     @property
-    def own(self) -> int:
-        """How many tokens the model said itself: one, or none at the answer's end."""
+    def bonus(self) -> int:
+        """Number of bonus tokens: 1, or 0 if the answer ended with a draft token."""
         return len(self.tokens) - self.stood
+
+    @property
+    def accepted_text(self) -> str:
+        """Text of the accepted draft tokens."""
+        return "".join(self.pieces[: self.stood])
+
+    @property
+    def bonus_text(self) -> str:
+        """Text of the bonus token."""
+        return "".join(self.pieces[self.stood :])
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A trace that was read."""
+class RecordedTrace:
+    """The content of a trace file."""
 
     about: Mapping[str, Any]
-    """`model`, `fingerprint`, `engine`, `settings` (as asked), `made`, `paceline`."""
+    """`model`, `fingerprint`, `engine`, `settings` (of the request), `made`, `paceline`."""
     prompt: Sequence[int]
-    """Its token ids."""
+    """Token ids."""
     cached: int
-    """How many of them needed not be computed."""
+    """Prompt tokens that were prefix cache hits."""
     first: Sequence[int]
-    """The answer's first token, which the prompt's last call brings; empty: not even that came."""
+    """The answer's first token, from prefill; empty if the answer was interrupted before it."""
     first_pieces: Sequence[str]
     prefill_seconds: float
     steps: Sequence[TracedStep]
     result: Mapping[str, Any] | None
-    """`Result.as_dict()`; None: broken off."""
+    """`Result.as_dict()`; None if the answer was interrupted."""
 
     @property
     def answer(self) -> list[int]:
-        """Its token ids, as far as they were written."""
+        """Token ids of the answer, as far as the file has them."""
         return [*self.first, *(token for step in self.steps for token in step.tokens)]
 
 
-def read_trace(path: Path) -> Recorded:
-    """A trace, also of an answer that was broken off.
+@dataclass(frozen=True, slots=True)
+class _Head:
+    model: str
+    settings: dict[str, Any]
+    cached: Count
+    prompt_token_ids: _Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    tokens: _Tokens
+    pieces: list[str]
+    prefill_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    result: dict[str, Any]
+
+
+def read_trace(path: Path) -> RecordedTrace:
+    """Read a trace, also that of an interrupted answer.
 
     Raises:
-        InvalidRequest: it cannot be read, or it is no trace; the message names the line.
+        InvalidRequest: the file cannot be read or is no trace; the message names the line.
     """
     try:
-        # Without the end of a line that was being written when all ended.
+        # The last line has no end if it was being written when the process ended.
         lines = [line.decode("utf-8") for line in path.read_bytes().split(b"\n")[:-1]]
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
@@ -102,16 +136,16 @@ def read_trace(path: Path) -> Recorded:
     return parse_trace(lines, str(path))
 
 
-def parse_trace(lines: Sequence[str], name: str) -> Recorded:
-    """The trace that these lines are; `name` is what messages call it.
+def parse_trace(lines: Sequence[str], name: str) -> RecordedTrace:
+    """Parse the lines of a trace; `name` names it in messages.
 
     Raises:
-        InvalidRequest: they are none.
+        InvalidRequest: they are no trace.
     """
-    head: dict[str, Any] = {}
+    head: Any = None
     with contextlib.suppress(InvalidRequest):
-        head = _object(lines[0] if lines else "", name, 1)
-    if head.get("form") != FORM:
+        head = _json(lines[0] if lines else "", name)
+    if not isinstance(head, dict) or head.get("form") != FORM:
         raise InvalidRequest(
             f"{name} is no trace of paceline's; make one with `paceline generate --trace FILE`"
         )
@@ -119,89 +153,31 @@ def parse_trace(lines: Sequence[str], name: str) -> Recorded:
         raise InvalidRequest(
             f"{name} is a trace of version {head.get('version')!r}; this paceline reads {VERSION}"
         )
-    _check(head, _HEAD, name, 1)
-    rest = [_object(line, name, number) for number, line in enumerate(lines[1:], start=2)]
-    result = None
-    if rest and "result" in rest[-1]:
-        result = rest.pop()["result"]
-        if not isinstance(result, dict):
-            raise InvalidRequest(f"line {len(lines)} of {name}: result is no object")
-    for number, line in enumerate(rest, start=2):
-        _check(line, _FIRST if number == 2 else _STEP, name, number)
-    first: dict[str, Any] = (
-        rest[0] if rest else {"tokens": [], "pieces": [], "prefill_seconds": 0.0}
-    )
-    return Recorded(
+    start = validated(_Head, head, f"line 1 of {name}")
+    first, steps, result = _First([], [], 0.0), [], None
+    for number, line in enumerate(lines[1:], start=2):
+        where = f"line {number} of {name}"
+        value = _json(line, where)
+        if number == len(lines) and isinstance(value, dict) and "result" in value:
+            result = validated(_Last, value, where).result
+        elif number == 2:
+            first = validated(_First, value, where)
+        else:
+            steps.append(validated(TracedStep, value, where))
+    return RecordedTrace(
         about={key: each for key, each in head.items() if key != "prompt_token_ids"},
-        prompt=head["prompt_token_ids"],
-        cached=head["cached"],
-        first=first["tokens"],
-        first_pieces=first["pieces"],
-        prefill_seconds=first["prefill_seconds"],
-        steps=[_step(line) for line in rest[1:]],
+        prompt=start.prompt_token_ids,
+        cached=start.cached,
+        first=first.tokens,
+        first_pieces=first.pieces,
+        prefill_seconds=first.prefill_seconds,
+        steps=steps,
         result=result,
     )
 
 
-def _step(line: Mapping[str, Any]) -> TracedStep:
-    values = {name: line[name] for name in _STEP}
-    return TracedStep(**{**values, "seconds": Seconds(**{n: line["seconds"][n] for n in _SECONDS})})
-
-
-def _object(line: str, name: str, number: int) -> dict[str, Any]:
+def _json(line: str, where: str) -> Any:
     try:
-        found = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"line {number} of {name} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"line {number} of {name} is not a JSON object")
-    return found
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _are(fits: Any) -> Any:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
-
-
-_SECONDS = Seconds._fields
-_HEAD = {
-    "model": (lambda value: isinstance(value, str), "text"),
-    "settings": (lambda value: isinstance(value, dict), "an object"),
-    "cached": (_is_whole, "a whole number"),
-    "prompt_token_ids": (lambda value: value and _are(_is_whole)(value), "token ids"),
-}
-_CAME = {
-    "tokens": (lambda value: value and _are(_is_whole)(value), "token ids"),
-    "pieces": (_are(lambda each: isinstance(each, str)), "texts"),
-}
-_FIRST = {**_CAME, "prefill_seconds": (_is_number, "a number")}
-_STEP = {
-    "context": (_is_whole, "a whole number"),
-    "rows": (_is_whole, "a whole number"),
-    "source": (lambda value: isinstance(value, str), "text"),
-    "match": (_is_whole, "a whole number"),
-    "chances": (_are(_is_number), "numbers"),
-    "proposed": (_are(_is_whole), "token ids"),
-    "guess": (lambda value: isinstance(value, str), "text"),
-    "stood": (_is_whole, "a whole number"),
-    **_CAME,
-    "seconds": (
-        lambda value: isinstance(value, dict) and all(_is_number(value.get(n)) for n in _SECONDS),
-        f"an object with {', '.join(_SECONDS)}",
-    ),
-}
-"""What each kind of line has: how a value is known, and what is expected."""
-
-
-def _check(line: Mapping[str, Any], expected: Mapping[str, Any], name: str, number: int) -> None:
-    for key, (fits, words) in expected.items():
-        if not fits(line.get(key)):
-            text = repr(line.get(key))
-            raise InvalidRequest(f"line {number} of {name}: {key} is {text[:40]}; expected {words}")
+        raise InvalidRequest(f"{where} is not JSON: {error}") from error

@@ -1,13 +1,13 @@
-"""A trace in one line, and in totals."""
+"""Totals of a trace, and its headline."""
 
 from collections import Counter
 from typing import Any
 
-from paceline.tools.bench.trace.reader import Recorded, TracedStep
+from paceline.tools.bench.trace.reader import RecordedTrace, TracedStep
 
 
-def totals(trace: Recorded) -> dict[str, Any]:
-    """For JSON."""
+def totals(trace: RecordedTrace) -> dict[str, Any]:
+    """Sums over the steps, as JSON."""
     drafted, accepted = Counter[str](), Counter[str]()
     for step in trace.steps:
         if step.drafted:
@@ -25,30 +25,28 @@ def totals(trace: Recorded) -> dict[str, Any]:
         "accepted_by": dict(accepted),
         "prefill_seconds": trace.prefill_seconds,
         "seconds": {
-            "draft": sum(step.seconds.draft for step in steps),
-            "verify": sum(step.seconds.verify for step in steps),
-            "sample": sum(step.seconds.sample for step in steps),
-            "whole": sum(step.seconds.whole for step in steps),
+            name: sum(getattr(step.seconds, name) for step in steps)
+            for name in ("draft", "verify", "sample", "whole")
         },
     }
 
 
-def headline(trace: Recorded) -> str:
-    """The whole in a line."""
+def headline(trace: RecordedTrace) -> str:
+    """The totals in one line."""
     found = totals(trace)
     drafted, accepted = sum(found["drafted_by"].values()), sum(found["accepted_by"].values())
-    guesses = f"{accepted} of {drafted} guesses stood" if drafted else "no guesses"
+    drafts = f"{accepted} of {drafted} draft tokens accepted" if drafted else "no drafts"
     took = found["seconds"]["whole"]
     rate = f", {sum(len(s.tokens) for s in trace.steps) / took:.1f} tokens/s" if took else ""
-    end = "" if found["ended"] else "; broken off"
+    end = "" if found["ended"] else "; interrupted"
     return (
         f"{found['model']}: {found['tokens']} tokens, {found['tokens_per_step']:.2f} a step in "
-        f"{found['steps']} steps, {guesses}{rate}{end}"
+        f"{found['steps']} steps, {drafts}{rate}{end}"
     )
 
 
-def who(step: TracedStep) -> str:
-    """Who proposed, and with how much evidence: a match of so many tokens, or a chance."""
+def draft_source(step: TracedStep) -> str:
+    """Source of the draft with its evidence: length of the match, or first token's probability."""
     if not step.proposed:
         return "-"
     if step.chances:
@@ -56,6 +54,6 @@ def who(step: TracedStep) -> str:
     return f"{step.source} {step.match}" if step.match else step.source
 
 
-def plain(text: str) -> str:
-    """A text in one line."""
+def escaped(text: str) -> str:
+    """The text on one line, with tabs and line breaks escaped."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
