@@ -15,7 +15,7 @@ from paceline.cli.arguments.numbers import BLOCK, SECONDS, THREADS
 from paceline.engines import EngineSettings
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import InvalidRequest
-from paceline.server.settings import MOST_SECONDS
+from paceline.server.settings import MAX_SECONDS
 
 TEXT = (None, str, Path, variables)
 """Types of arguments that are no numbers."""
@@ -181,7 +181,7 @@ def test_a_number_out_of_range_ends_the_command_with_status_2(
 
 def test_limits_of_arguments_are_those_of_the_library():
     assert BLOCK.most == MAX_ROWS
-    assert SECONDS.most == MOST_SECONDS
+    assert SECONDS.most == MAX_SECONDS
     EngineSettings(threads=THREADS.most)
     with pytest.raises(InvalidRequest):
         EngineSettings(threads=THREADS.most + 1)

@@ -699,7 +699,7 @@ def test_streams_may_be_interleaved_and_run_together(
 def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: list[list[int]]):
     import queue
 
-    from paceline.server.request import Done, Failed
+    from paceline.server.request import Done, Failed, ServerRequest
     from paceline.server.scheduler import Scheduler
 
     options = {"drafter": f"suffix+dflash:{drafter}", **OPTIONS}
@@ -712,7 +712,8 @@ def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: li
             policy = ("fixed", "auto")[number % 2]
             tell = lambda event, number=number: heard.put((number, event))  # noqa: E731
             tokens = model.tokens(text, raw=True)
-            scheduler.submit(tokens, check({**options, "policy": policy}), tell)
+            request = ServerRequest(tokens, check({**options, "policy": policy}))
+            scheduler.submit(request, tell)
         answers: dict[int, list[int]] = {}
         while len(answers) < 4 * len(TEXTS):
             number, event = heard.get(timeout=120)

@@ -10,12 +10,11 @@ import pytest
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
-from paceline.runtime.options import check
-from paceline.runtime.result import Result
-from paceline.server.request import Done, Event, Failed, Ticket
+from paceline.server.request import QueuedRequest
 from paceline.server.scheduler import Scheduler
 from support.command import served
 from support.others import CHAT, TEXT
+from support.scheduling import Submitted
 from support.server import HTTP, running
 from support.waiting import PATIENCE, until
 
@@ -27,29 +26,6 @@ PROMPTS = [
     "a",
     "all the world and the one",
 ]
-
-
-class Asked:
-    """A request, and how it ended."""
-
-    def __init__(self, scheduler: Scheduler, prompt: str, **options: Any) -> None:
-        self.prompt, self.options = prompt, options
-        self._ended = threading.Event()
-        self._end: Event | None = None
-        tokens = scheduler.model.tokens(prompt, raw=True)
-        self.ticket: Ticket = scheduler.submit(tokens, check(options), self._listen)  # type: ignore[arg-type]
-
-    def _listen(self, event: Event) -> None:
-        if isinstance(event, Done | Failed):
-            self._end = event
-            self._ended.set()
-
-    def result(self) -> Result:
-        assert self._ended.wait(PATIENCE)
-        if isinstance(self._end, Failed):
-            raise self._end.error
-        assert isinstance(self._end, Done)
-        return self._end.result
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +58,7 @@ def most_at_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def plain(model: Model, asked: Asked) -> list[int]:
+def plain(model: Model, asked: Submitted) -> list[int]:
     options = {**asked.options, "drafter": "none"}
     return model.generate(asked.prompt, raw=True, **options).token_ids
 
@@ -93,7 +69,7 @@ def test_requests_without_max_tokens_decode_in_the_same_calls(
     scheduler = Scheduler(model)
     counts = most_at_once(model, monkeypatch)
     asked = [
-        Asked(scheduler, prompt, seed=n, temperature=0.5, stop="q")
+        Submitted(scheduler, prompt, seed=n, temperature=0.5, stop="q")
         for n, prompt in enumerate(PROMPTS)
     ]
     scheduler.start()
@@ -111,7 +87,7 @@ def test_requests_without_max_tokens_decode_in_the_same_calls(
 def test_preempted_requests_go_on_to_the_same_tokens(model: Model, drafter: str, policy: str):
     scheduler = Scheduler(model)
     asked = [
-        Asked(
+        Submitted(
             scheduler,
             prompt,
             max_tokens=300,
@@ -140,13 +116,13 @@ def test_preempted_requests_go_on_to_the_same_tokens(model: Model, drafter: str,
 def test_a_request_that_was_preempted_can_be_cancelled_while_it_waits(model: Model):
     scheduler = Scheduler(model)
     old, young = (
-        Asked(scheduler, prompt, max_tokens=400, ignore_eos=True) for prompt in PROMPTS[:2]
+        Submitted(scheduler, prompt, max_tokens=400, ignore_eos=True) for prompt in PROMPTS[:2]
     )
     preempt = scheduler._preempt
 
     def cancelling() -> bool:
         done = preempt()
-        young.ticket.cancel()
+        young.queued.cancel()
         return done
 
     scheduler._preempt = cancelling  # type: ignore[method-assign]
@@ -161,7 +137,7 @@ def test_a_request_that_was_preempted_can_be_cancelled_while_it_waits(model: Mod
 
 def test_the_oldest_request_is_never_preempted(model: Model):
     scheduler = Scheduler(model)
-    asked = [Asked(scheduler, prompt, max_tokens=300, ignore_eos=True) for prompt in PROMPTS]
+    asked = [Submitted(scheduler, prompt, max_tokens=300, ignore_eos=True) for prompt in PROMPTS]
     scheduler.start()
     results = [each.result() for each in asked]
     scheduler.close()
@@ -171,29 +147,29 @@ def test_the_oldest_request_is_never_preempted(model: Model):
 def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
     scheduler = Scheduler(model)
     admit, refused = scheduler.admission.admit, []
-    begin, begun = scheduler.prompts.begin, []
+    begin, begun = scheduler.prefix_cache.open, []
 
     def counted(*arguments: Any) -> Any:
         begun.append(arguments)
         return begin(*arguments)
 
-    scheduler.prompts.begin = counted  # type: ignore[method-assign]
+    scheduler.prefix_cache.open = counted  # type: ignore[method-assign]
 
-    def watched(ticket: Ticket, running: Sequence[Ticket]) -> Any:
-        before = len(scheduler.prompts)
-        found = admit(ticket, running)
+    def watched(queued: QueuedRequest, running: Sequence[QueuedRequest]) -> Any:
+        before = len(scheduler.prefix_cache)
+        found = admit(queued, running)
         if found is None:
-            refused.append((before, len(scheduler.prompts)))
+            refused.append((before, len(scheduler.prefix_cache)))
         return found
 
     scheduler.admission.admit = watched  # type: ignore[method-assign]
     scheduler.start()
-    Asked(scheduler, "this is the one " * 6, max_tokens=4).result()
-    assert len(scheduler.prompts) == 1
+    Submitted(scheduler, "this is the one " * 6, max_tokens=4).result()
+    assert len(scheduler.prefix_cache) == 1
     # Its prompt needs most of the cache, which it cannot have while the other one runs.
-    first = Asked(scheduler, "the rain", max_tokens=200, ignore_eos=True, drafter="none")
+    first = Submitted(scheduler, "the rain", max_tokens=200, ignore_eos=True, drafter="none")
     until(lambda: scheduler.load.running == 1)
-    big = Asked(scheduler, "one and two and " * 38, max_tokens=20, ignore_eos=True)
+    big = Submitted(scheduler, "one and two and " * 38, max_tokens=20, ignore_eos=True)
     assert len(first.result().token_ids) == 200
     assert len(big.result().token_ids) == 20
     scheduler.close()
@@ -206,8 +182,8 @@ def test_a_second_question_after_one_system_message_finds_it_in_the_prefix_cache
     scheduler = Scheduler(model)
     scheduler.start()
     system = "this is the one and only " * 12
-    first = Asked(scheduler, system + "and one", stop="e").result()
-    second = Asked(scheduler, system + "the rain", stop="e").result()
+    first = Submitted(scheduler, system + "and one", stop="e").result()
+    second = Submitted(scheduler, system + "the rain", stop="e").result()
     scheduler.close()
     assert first.stats.cached_tokens == 0
     size = model.engine.block_size
@@ -227,7 +203,7 @@ def test_requests_with_a_draft_model_end_whole_when_they_run_at_once(
         assert model.draft_slots(drafter) == tiny_model.engine.free_slots, "opened at the start"
         scheduler = server.scheduler
         asked = [
-            Asked(
+            Submitted(
                 scheduler,
                 prompt,
                 max_tokens=300,
@@ -264,7 +240,7 @@ def test_a_draft_model_without_slots_abstains_and_the_answers_are_whole(
     counted = scheduler.admission._fits_drafter
     scheduler.admission._fits_drafter = lambda *_: True  # type: ignore[method-assign]
     asked = [
-        Asked(scheduler, prompt, max_tokens=300, ignore_eos=True, drafter=drafter)
+        Submitted(scheduler, prompt, max_tokens=300, ignore_eos=True, drafter=drafter)
         for prompt in PROMPTS[:4]
     ]
     scheduler.start()
@@ -273,13 +249,13 @@ def test_a_draft_model_without_slots_abstains_and_the_answers_are_whole(
     for each, result in zip(asked, results, strict=True):
         assert result.token_ids == plain(tiny_model, each)
     # Admission counts them, so that as a rule it does not come to that.
-    other = Asked(scheduler, PROMPTS[0], max_tokens=3, drafter=drafter)
+    other = Submitted(scheduler, PROMPTS[0], max_tokens=3, drafter=drafter)
     other.result()
-    tickets = [each.ticket for each in asked]
-    for ticket in tickets:
-        ticket.most_tokens = 320
-    assert not counted(other.ticket, tickets)
-    assert counted(other.ticket, [])
+    queued = [each.queued for each in asked]
+    for each in queued:
+        each.max_length = 320
+    assert not counted(other.queued, queued)
+    assert counted(other.queued, [])
     scheduler.close()
 
 
@@ -302,7 +278,7 @@ def test_a_request_between_queue_and_batch_is_not_dropped_at_the_end(
         return begin(*arguments, **more)
 
     monkeypatch.setattr(model, "begin", begins)
-    asked = Asked(scheduler, PROMPTS[0], max_tokens=30, ignore_eos=True)
+    asked = Submitted(scheduler, PROMPTS[0], max_tokens=30, ignore_eos=True)
     scheduler.start()
     assert len(asked.result().token_ids) == 30
     closing.join(PATIENCE)

@@ -122,7 +122,7 @@ def test_a_model_without_a_chat_template_says_what_to_use(server: Running):
 
 
 def test_more_answers_than_may_wait_are_refused_for_good(module_model: Model):
-    with running(module_model, Settings(most_waiting=3)) as server:
+    with running(module_model, Settings(max_waiting=3)) as server:
         fault(server.post(TEXT, {"prompt": ["a", "b"], "n": 2}))
 
 

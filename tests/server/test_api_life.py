@@ -64,10 +64,10 @@ def test_what_takes_long_to_read_is_read_one_at_a_time(tiny_model: Model):
         reading -= 1
 
     with running(tiny_model) as server:
-        apart = server.server.service.apart
+        run = server.server.service.run_in_reader
 
         async def all_at_once() -> None:
-            await asyncio.gather(*(apart(read) for _ in range(5)))
+            await asyncio.gather(*(run(read) for _ in range(5)))
 
         asyncio.run(all_at_once())
     assert most == 1
@@ -108,7 +108,7 @@ def test_a_call_that_does_not_come_back_is_bad_health(
 
 
 def test_who_waits_hears_that_the_server_is_there(slow_model: Model):
-    with running(slow_model, Settings(most_running=1, keepalive_seconds=0.05)) as server:
+    with running(slow_model, Settings(max_running=1, keepalive_seconds=0.05)) as server:
         first = sent(server, LONG)
         until(lambda: server.scheduler.load.running == 1)
         with HTTP.stream(

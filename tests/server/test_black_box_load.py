@@ -58,7 +58,7 @@ def idle(server: Running) -> bool:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_row_19_a_client_out_of_patience(slow_model: Model, stream: bool):
-    with running(slow_model, Settings(most_running=1)) as server:
+    with running(slow_model, Settings(max_running=1)) as server:
         if stream:
             body = {**LONG, "stream": True}
             with HTTP.stream("POST", server.url + TEXT, json=body) as response:
@@ -79,7 +79,7 @@ def test_row_20_two_hundred_clients_out_of_patience(slow_model: Model):
             found = await asyncio.gather(*asks, return_exceptions=True)
         return Counter(type(each).__name__ for each in found)
 
-    with running(slow_model, Settings(most_running=4)) as server:
+    with running(slow_model, Settings(max_running=4)) as server:
         assert asyncio.run(asked(server.url + TEXT))["ReadTimeout"] == 200
         good(server.post(TEXT, {**LONG, "max_tokens": 20}))
         until(lambda: idle(server))
@@ -90,7 +90,7 @@ def test_row_21_one_more_than_may_wait(slow_model: Model):
     body = {**LONG, "max_tokens": 40}
     expected = slow_model.generate(PROMPT, raw=True, max_tokens=40, ignore_eos=True).text
     with (
-        running(slow_model, Settings(most_running=1, most_waiting=2)) as server,
+        running(slow_model, Settings(max_running=1, max_waiting=2)) as server,
         ThreadPoolExecutor(3) as pool,
     ):
         held = []

@@ -28,7 +28,7 @@ from support.others import ASKED, CHAT, LONG, TEXT, Others, fault, slowed
 from support.server import Running, running
 from support.waiting import PATIENCE, until
 
-SETTINGS = Settings(most_running=8, most_waiting=320, body_seconds=1.5, reading_seconds=1.5)
+SETTINGS = Settings(max_running=8, max_waiting=320, body_seconds=1.5, reading_seconds=1.5)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_five_hundred_connections(server: Running, others: Others):
     found = asyncio.run(run())
     statuses = Counter(told.split()[1] for told, _ in found)
     # They may all come during one call of the engine, with the two others in the queue.
-    assert statuses[b"200"] >= SETTINGS.most_waiting - len(ASKED)
+    assert statuses[b"200"] >= SETTINGS.max_waiting - len(ASKED)
     assert statuses[b"200"] + statuses[b"429"] == 500
     for told, body in found:
         if b" 429 " in told:

@@ -24,7 +24,7 @@ from support.others import LONG, TEXT, Others, answer, fault, slowed
 from support.server import HTTP, Running, running
 from support.waiting import leaves_after
 
-SETTINGS = Settings(most_running=8)
+SETTINGS = Settings(max_running=8)
 
 
 @pytest.fixture(scope="module")

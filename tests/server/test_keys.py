@@ -9,7 +9,7 @@ from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.server.api_keys import VARIABLE, api_keys
-from paceline.server.settings import MOST_SECONDS, Settings
+from paceline.server.settings import MAX_SECONDS, Settings
 from support.server import running
 
 EMPTY = ["", " ", "\t", " \n"]
@@ -121,7 +121,7 @@ def test_every_known_key_is_compared_in_constant_time(
     "name",
     ["header_seconds", "body_seconds", "reading_seconds", "request_seconds", "keepalive_seconds"],
 )
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), MOST_SECONDS + 1, "1"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), MAX_SECONDS + 1, "1"])
 def test_a_time_limit_that_is_no_time_is_refused(name: str, value: Any):
     with pytest.raises(InvalidRequest, match=name):
         Settings(**{name: value})
@@ -134,7 +134,7 @@ def test_a_grace_that_is_no_time_is_refused(value: Any):
     assert Settings(grace_seconds=0).grace_seconds == 0
 
 
-@pytest.mark.parametrize("name", ["most_waiting", "most_running", "body_bytes"])
+@pytest.mark.parametrize("name", ["max_waiting", "max_running", "body_bytes"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, float("nan"), None, True])
 def test_a_count_of_the_server_that_is_none_is_refused(name: str, value: Any):
     with pytest.raises(InvalidRequest, match=name):

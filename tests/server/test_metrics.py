@@ -241,7 +241,7 @@ def test_refusals_are_counted_by_their_reason(module_model: Model, body: Any, re
 
 
 def test_what_goes_on_is_seen_and_a_client_that_leaves(slow_model: Model):
-    settings = Settings(most_running=1, most_waiting=1)
+    settings = Settings(max_running=1, max_waiting=1)
     with running(slow_model, settings) as server, ExitStack() as stack:
         asked = {"method": "POST", "url": f"{server.url}/v1/completions", "json": LONG}
         client = stack.enter_context(httpx.Client())

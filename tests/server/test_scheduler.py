@@ -1,6 +1,5 @@
 """Many requests at once: every answer is what its request gets alone, and no slot is lost."""
 
-import queue
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,20 +9,10 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
-from paceline.runtime.options import check
-from paceline.runtime.result import Result
-from paceline.server.request import (
-    Done,
-    Draining,
-    Event,
-    Failed,
-    Progress,
-    QueueFull,
-    Ticket,
-    TimedOut,
-)
+from paceline.server.request import Draining, QueueFull, TimedOut
 from paceline.server.scheduler import Scheduler
-from support.waiting import PATIENCE, until
+from support.scheduling import Submitted
+from support.waiting import until
 
 PROMPTS = [
     "the rain in the rain in the",
@@ -32,33 +21,6 @@ PROMPTS = [
     "this is the one " * 12,
     "th is is all that it is and all that it was",
 ]
-
-
-class Asked:
-    """A request, and what came of it."""
-
-    def __init__(self, scheduler: Scheduler, prompt: str | list[int], **options: Any) -> None:
-        self.events: queue.Queue[Event] = queue.Queue()
-        kept = {
-            name: options.pop(name) for name in ("salt", "cached", "seconds") if name in options
-        }
-        self.tokens = scheduler.model.tokens(prompt, raw=True)
-        self.options = options
-        self.ticket: Ticket = scheduler.submit(self.tokens, check(options), self.events.put, **kept)
-        self.text = ""
-        self.streamed: list[int] = []
-
-    def result(self) -> Result:
-        while True:
-            event = self.events.get(timeout=PATIENCE)
-            match event:
-                case Progress():
-                    self.text += event.step.text
-                    self.streamed += event.step.tokens
-                case Done():
-                    return event.result
-                case Failed():
-                    raise event.error
 
 
 @pytest.fixture
@@ -90,9 +52,11 @@ def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler:
     asked = []
     for number in range(60):
         prompt = picked.choice(PROMPTS)
-        asked.append((prompt, options_of(number), Asked(scheduler, prompt, **options_of(number))))
+        asked.append(
+            (prompt, options_of(number), Submitted(scheduler, prompt, **options_of(number)))
+        )
     for _, _, each in asked[::7]:
-        each.ticket.cancel()
+        each.queued.cancel()
     results = [each.result() if at % 7 else None for at, (_, _, each) in enumerate(asked)]
     scheduler.close(grace=10)
     for (prompt, options, each), result in zip(asked, results, strict=True):
@@ -105,15 +69,15 @@ def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler:
 
 def test_a_prompt_that_was_there_before_is_not_computed_again(model: Model, scheduler: Scheduler):
     prompt = "this is the one " * 20
-    first = Asked(scheduler, prompt, max_tokens=8, drafter="none").result()
-    again = Asked(scheduler, prompt, max_tokens=8, drafter="none").result()
-    more = Asked(scheduler, prompt + "and more", max_tokens=8, drafter="none")
+    first = Submitted(scheduler, prompt, max_tokens=8, drafter="none").result()
+    again = Submitted(scheduler, prompt, max_tokens=8, drafter="none").result()
+    more = Submitted(scheduler, prompt + "and more", max_tokens=8, drafter="none")
     size = model.engine.block_size
     assert first.stats.cached_tokens == 0
     assert again.stats.cached_tokens >= first.prompt_tokens - size
     assert again.token_ids == first.token_ids
     assert more.result().stats.cached_tokens >= first.prompt_tokens - size
-    assert scheduler.prompts.found > 0
+    assert scheduler.prefix_cache.hit_tokens > 0
 
 
 @pytest.mark.parametrize("salt", ["", "mine"])
@@ -121,15 +85,15 @@ def test_several_who_ask_the_same_at_once_read_it_once(model: Model, salt: str):
     prompt = "this is the one " * 20
     scheduler = Scheduler(model)
     asked = [
-        Asked(scheduler, prompt, max_tokens=30, temperature=0.8, seed=n, salt=salt)
+        Submitted(scheduler, prompt, max_tokens=30, temperature=0.8, seed=n, salt=salt)
         for n in range(4)
     ]
-    other = Asked(scheduler, "one and two and " * 20, max_tokens=5, salt=salt)
+    other = Submitted(scheduler, "one and two and " * 20, max_tokens=5, salt=salt)
     scheduler.start()
     try:
         results = [each.result() for each in asked]
         other.result()
-        found = scheduler.prompts.found
+        found = scheduler.prefix_cache.hit_tokens
     finally:
         scheduler.close()
     size, length = model.engine.block_size, results[0].prompt_tokens
@@ -143,14 +107,14 @@ def test_several_who_ask_the_same_at_once_read_it_once(model: Model, salt: str):
 def test_who_waits_for_a_prompt_reads_it_where_its_reader_leaves(model: Model):
     prompt = "this is the one " * 20
     scheduler = Scheduler(model)
-    first, second = (Asked(scheduler, prompt, max_tokens=5) for _ in range(2))
+    first, second = (Submitted(scheduler, prompt, max_tokens=5) for _ in range(2))
     step, calls = model.engine.step, 0
 
     def leaves(work: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 1:
-            first.ticket.cancel()
+            first.queued.cancel()
             raise RuntimeError("one that fails before anything is read")
         return step(work)
 
@@ -166,17 +130,19 @@ def test_who_waits_for_a_prompt_reads_it_where_its_reader_leaves(model: Model):
 @pytest.mark.parametrize("apart", [{"salt": "b"}, {"cached": False}])
 def test_requests_can_be_kept_apart(scheduler: Scheduler, apart: dict[str, Any]):
     prompt = "this is the one " * 20
-    Asked(scheduler, prompt, max_tokens=3, salt="a").result()
-    other = Asked(scheduler, prompt, max_tokens=3, **apart)
+    Submitted(scheduler, prompt, max_tokens=3, salt="a").result()
+    other = Submitted(scheduler, prompt, max_tokens=3, **apart)
     assert other.result().stats.cached_tokens == 0
-    same = Asked(scheduler, prompt, max_tokens=3, salt="a")
+    same = Submitted(scheduler, prompt, max_tokens=3, salt="a")
     assert same.result().stats.cached_tokens > 0
 
 
 def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole(scheduler: Scheduler):
     prompt = "this is the one " * 20
     for _ in range(2):
-        found = Asked(scheduler, prompt, max_tokens=2, logprobs=1, prompt_logprobs=True).result()
+        found = Submitted(
+            scheduler, prompt, max_tokens=2, logprobs=1, prompt_logprobs=True
+        ).result()
         assert found.stats.cached_tokens == 0
         assert len(found.prompt_logprobs) == found.prompt_tokens
         assert len(found.logprobs) == 2
@@ -190,7 +156,7 @@ def test_a_prompt_that_is_there_to_its_last_token(model: Model, scheduler: Sched
         prompt = tokens[:length]
         expected = model.generate(prompt, max_tokens=6, drafter="none").token_ids
         for _ in range(3):
-            asked = Asked(scheduler, prompt, max_tokens=6)
+            asked = Submitted(scheduler, prompt, max_tokens=6)
             assert asked.result().token_ids == expected
 
 
@@ -201,8 +167,8 @@ def test_the_cache_gives_way_to_requests(model: Model):
     try:
         for number in range(40):
             prompt = f"{number} " + "this is the one and only " * 12
-            Asked(scheduler, prompt, max_tokens=60).result()
-        kept = len(scheduler.prompts)
+            Submitted(scheduler, prompt, max_tokens=60).result()
+        kept = len(scheduler.prefix_cache)
         assert 2 < kept < 40
         assert model.engine.free_slots < total
     finally:
@@ -212,37 +178,37 @@ def test_the_cache_gives_way_to_requests(model: Model):
 
 def test_those_that_do_not_fit_wait_for_their_turn(model: Model, scheduler: Scheduler):
     # Each may need the whole context, and the cache holds eight of them.
-    asked = [Asked(scheduler, f"the {n}", max_tokens=None, stop="e") for n in range(24)]
+    asked = [Submitted(scheduler, f"the {n}", max_tokens=None, stop="e") for n in range(24)]
     assert all(each.result().finish_reason in ("stop", "length") for each in asked)
     assert scheduler.load.running == 0
 
 
 def test_the_queue_is_bounded(model: Model):
-    scheduler = Scheduler(model, most_waiting=3)  # not started: nobody is let in
-    asked = [Asked(scheduler, "a", max_tokens=4) for _ in range(3)]
+    scheduler = Scheduler(model, max_waiting=3)  # not started: nobody is let in
+    asked = [Submitted(scheduler, "a", max_tokens=4) for _ in range(3)]
     with pytest.raises(QueueFull, match="3 requests wait already"):
-        Asked(scheduler, "a", max_tokens=4)
-    assert scheduler.load.refused == 1
+        Submitted(scheduler, "a", max_tokens=4)
+    assert scheduler.load.rejected == 1
     scheduler.start()
     assert all(len(each.result().token_ids) <= 4 for each in asked)
     scheduler.close()
 
 
 def test_a_cancelled_request_gives_its_slots_back(model: Model, scheduler: Scheduler):
-    long = Asked(scheduler, "a", max_tokens=400, ignore_eos=True, cached=False)
+    long = Submitted(scheduler, "a", max_tokens=400, ignore_eos=True, cached=False)
     until(lambda: scheduler.load.running == 1)
-    other = Asked(scheduler, "the one", max_tokens=5)
-    long.ticket.cancel()
+    other = Submitted(scheduler, "the one", max_tokens=5)
+    long.queued.cancel()
     assert len(long.result().token_ids) < 400
     assert other.result().token_ids == alone(model, "the one", {"max_tokens": 5})
     until(lambda: scheduler.load.running == 0)
 
 
 def test_a_request_that_takes_too_long_ends(scheduler: Scheduler):
-    slow = Asked(scheduler, "a", max_tokens=400, ignore_eos=True, drafter="none", seconds=0.02)
+    slow = Submitted(scheduler, "a", max_tokens=400, ignore_eos=True, drafter="none", timeout=0.02)
     with pytest.raises(TimedOut):
         slow.result()
-    assert Asked(scheduler, "a", max_tokens=3).result().token_ids
+    assert Submitted(scheduler, "a", max_tokens=3).result().token_ids
 
 
 def test_an_error_of_one_request_leaves_the_others_alone(
@@ -257,8 +223,8 @@ def test_an_error_of_one_request_leaves_the_others_alone(
         return step(work)
 
     monkeypatch.setattr(model.engine, "step", breaking)
-    asked = [Asked(scheduler, prompt, max_tokens=12) for prompt in PROMPTS]
-    broken = Asked(scheduler, "all that it was", max_tokens=12)
+    asked = [Submitted(scheduler, prompt, max_tokens=12) for prompt in PROMPTS]
+    broken = Submitted(scheduler, "all that it was", max_tokens=12)
     with pytest.raises(RuntimeError, match="the engine broke"):
         broken.result()
     results = [each.result() for each in asked]
@@ -295,8 +261,8 @@ class Stuck:
 
 @pytest.mark.parametrize("where", ["masked", "push", "forced"])
 def test_a_form_that_fails_ends_its_answer_alone(model: Model, scheduler: Scheduler, where: str):
-    stuck = Asked(scheduler, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
-    other = Asked(scheduler, "this is", max_tokens=12)
+    stuck = Submitted(scheduler, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
+    other = Submitted(scheduler, "this is", max_tokens=12)
     with pytest.raises(InvalidRequest, match="stuck"):
         stuck.result()
     assert other.result().token_ids == alone(model, "this is", {"max_tokens": 12})
@@ -314,31 +280,31 @@ def test_what_could_never_be_served_is_refused_at_once(
     scheduler: Scheduler, prompt: str, options: dict[str, Any], said: str
 ):
     with pytest.raises(Exception, match=said):
-        Asked(scheduler, prompt, **options)
+        Submitted(scheduler, prompt, **options)
     assert scheduler.load.waiting == 0
 
 
 def test_a_request_that_cannot_begin_fails_alone(scheduler: Scheduler):
     # The tiny model has no table, which shows when its drafters are made.
     with pytest.raises(InvalidRequest):
-        Asked(scheduler, "a", drafter="table", max_tokens=3).result()
-    assert Asked(scheduler, "a", max_tokens=3).result().token_ids
+        Submitted(scheduler, "a", drafter="table", max_tokens=3).result()
+    assert Submitted(scheduler, "a", max_tokens=3).result().token_ids
 
 
 def test_it_ends_gracefully(model: Model):
     scheduler = Scheduler(model)
     scheduler.start()
-    asked = [Asked(scheduler, prompt, max_tokens=20, ignore_eos=True) for prompt in PROMPTS]
+    asked = [Submitted(scheduler, prompt, max_tokens=20, ignore_eos=True) for prompt in PROMPTS]
     scheduler.close(grace=30)
     assert [len(each.result().token_ids) for each in asked] == [20] * len(asked)
     with pytest.raises(Draining):
-        Asked(scheduler, "a", max_tokens=3)
+        Submitted(scheduler, "a", max_tokens=3)
 
 
 def test_without_grace_those_that_run_hear_of_it(model: Model):
     scheduler = Scheduler(model)
     scheduler.start()
-    asked = Asked(scheduler, "a", max_tokens=400, ignore_eos=True)
+    asked = Submitted(scheduler, "a", max_tokens=400, ignore_eos=True)
     until(lambda: scheduler.load.running == 1)
     scheduler.close()
     with pytest.raises(Draining):
@@ -346,7 +312,7 @@ def test_without_grace_those_that_run_hear_of_it(model: Model):
 
 
 def test_short_requests_are_not_held_up_by_a_long_prompt(model: Model, scheduler: Scheduler):
-    writing = Asked(scheduler, "a", max_tokens=60, ignore_eos=True, drafter="none")
+    writing = Submitted(scheduler, "a", max_tokens=60, ignore_eos=True, drafter="none")
     until(lambda: scheduler.load.running == 1)
     longest = 0
     step = model.engine.step
@@ -359,7 +325,7 @@ def test_short_requests_are_not_held_up_by_a_long_prompt(model: Model, scheduler
 
     model.engine.step = watched  # type: ignore[method-assign]
     try:
-        reading = Asked(scheduler, "this is the one " * 24, max_tokens=4)
+        reading = Submitted(scheduler, "this is the one " * 24, max_tokens=4)
         assert len(reading.result().token_ids) <= 4
         writing.result()
     finally:
@@ -372,7 +338,7 @@ def test_a_prediction_is_drafted_from(model: Model, scheduler: Scheduler):
     expected = alone(model, prompt, {"max_tokens": 40, "ignore_eos": True})
     wrong = [*expected[:20], 3, *expected[20:]]
     for prediction in (expected, wrong):
-        found = Asked(
+        found = Submitted(
             scheduler,
             prompt,
             max_tokens=40,
@@ -394,9 +360,9 @@ def test_memory_of_the_slots_is_whole_again(tiny_model: Model, cache: Any):
     picked = np.random.default_rng(1)
     asked = []
     for number in range(80):
-        each = Asked(scheduler, PROMPTS[number % 5], **options_of(number))
+        each = Submitted(scheduler, PROMPTS[number % 5], **options_of(number))
         asked.append(each)
         if picked.random() < 0.4:
-            asked[picked.integers(len(asked))].ticket.cancel()
+            asked[picked.integers(len(asked))].queued.cancel()
     scheduler.close(grace=picked.random())
     assert model.engine.free_slots == free

@@ -1,7 +1,7 @@
-"""API keys, from the command line, a file or the environment.
+"""API keys from the command line, a file or the environment.
 
-The rule: a key that was given and is empty is an error, wherever it came from. A shell variable
-that is not set must not make a server that anyone may use.
+Invariant: an empty key is an error, whatever its source. An unset shell variable must not start a
+server without keys.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,18 +12,18 @@ from paceline.errors import InvalidRequest
 VARIABLE = "PACELINE_API_KEY"
 """The environment variable of a key."""
 
-_MOST_BYTES = 2**20
-"""The largest file of keys."""
+_MAX_BYTES = 2**20
+"""Size limit of a key file."""
 
 
 def api_keys(
     given: Sequence[str], file: Path | None, environment: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The keys of `--api-key` and `--api-key-file`; without either, of the environment.
+    """The keys of `--api-key` and `--api-key-file`; without them, of the environment.
 
     Raises:
-        InvalidRequest: a key cannot be used, or the file cannot be read or has no key. The message
-            names the source, and never the key.
+        InvalidRequest: a key is not valid, or the file cannot be read or has no key. The message
+            names the source, never the key.
     """
     keys = [_checked(key, "--api-key") for key in given]
     if file is not None:
@@ -33,8 +33,8 @@ def api_keys(
     return tuple(keys)
 
 
-def fault_of(key: str) -> str | None:
-    """Why a key cannot be used; None: it can be."""
+def key_fault(key: str) -> str | None:
+    """Why a key is not valid; None: it is valid."""
     if not key.strip():
         return "is empty"
     if key != key.strip():
@@ -44,26 +44,26 @@ def fault_of(key: str) -> str | None:
     return None
 
 
-def encoded(keys: Iterable[str]) -> list[bytes]:
-    """Keys as clients send them: UTF-8, or the bytes that the shell gave where they are not."""
+def encode_keys(keys: Iterable[str]) -> list[bytes]:
+    """Keys as clients send them: UTF-8, or the shell's bytes if those are not UTF-8."""
     return [key.encode("utf-8", "surrogateescape") for key in keys]
 
 
 def _checked(key: str, source: str) -> str:
-    if fault := fault_of(key):
-        raise InvalidRequest(f"{source}: the API key {fault}; give a key, or leave it out")
+    if fault := key_fault(key):
+        raise InvalidRequest(f"{source}: the API key {fault}; set it, or remove the option")
     return key
 
 
 def _from_file(path: Path) -> list[str]:
-    """One key a line; lines that begin with # are comments, as in llama.cpp."""
+    """Read one key a line; lines with # are comments, as in llama.cpp."""
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise InvalidRequest(f"cannot read --api-key-file {path}: {error.strerror}") from error
-    if len(content) > _MOST_BYTES:
-        raise InvalidRequest(f"--api-key-file {path} is larger than {_MOST_BYTES} bytes")
+    if len(content) > _MAX_BYTES:
+        raise InvalidRequest(f"--api-key-file {path} is larger than {_MAX_BYTES} bytes")
     lines = content.decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
     keys = [
         _checked(line.removesuffix("\r"), f"--api-key-file {path}, line {number}")

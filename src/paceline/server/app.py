@@ -1,10 +1,9 @@
-"""The server as an ASGI application: which path is answered by whom, and what stands before them.
+"""The ASGI application: routes, middleware and error handlers.
 
-Knows Starlette. The rule: whatever goes wrong anywhere, clients get OpenAI's error object.
+Invariant: clients get OpenAI's error object for every error.
 """
 
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,62 +17,64 @@ from starlette.types import HTTPExceptionHandler
 
 from paceline.server.api.chat import Chat
 from paceline.server.api.completions import Completions
-from paceline.server.api.endpoint import generating, report
-from paceline.server.api.errors import Refused, refused
-from paceline.server.api.info import Plain
-from paceline.server.api.openapi import described
+from paceline.server.api.endpoint import generation, observed
+from paceline.server.api.errors import ApiError
+from paceline.server.api.info import InfoHandlers
+from paceline.server.api.openapi import openapi
 from paceline.server.api.responses import Responses
-from paceline.server.middleware import Door, Keys
+from paceline.server.middleware import ApiKeyMiddleware, HostMiddleware
 from paceline.server.service import Service
 
 _PUBLIC = ("/health", "/v1/health")
-"""What is answered without a key: whoever watches over the server has none."""
+"""Paths without a key: health checks have none."""
 
 
 def make_app(
     service: Service, routes: Sequence[BaseRoute] = (), page: Sequence[BaseRoute] = ()
 ) -> Starlette:
-    """The application that serves `service`: every path with /v1 before it and without.
+    """The application of `service`: every path with the prefix /v1 and without it.
 
-    `routes` are others beside its own. `page` are those of a page, which are there without a key: a
-    browser that opens it has none yet.
+    `routes` are further routes. The routes in `page` need no key: a browser that opens the page has
+    none yet.
     """
-    plain = Plain(service)
+    info = InfoHandlers(service)
     posts: dict[str, Any] = {
-        "/chat/completions": generating(service, Chat, templated=True),
-        "/completions": generating(service, Completions),
-        "/responses": generating(service, Responses, templated=True),
-        "/tokenize": plain.tokenize(),
-        "/detokenize": plain.detokenize(),
+        "/chat/completions": generation(service, Chat),
+        "/completions": generation(service, Completions),
+        "/responses": generation(service, Responses),
+        "/tokenize": info.tokenize(),
+        "/detokenize": info.detokenize(),
     }
     gets: dict[str, Any] = {
-        "/models": plain.models,
-        "/models/{name:path}": plain.model,
-        "/health": plain.health,
-        "/tokenizer_info": plain.tokenizer_info,
+        "/models": info.models,
+        "/models/{name:path}": info.model,
+        "/health": info.health,
+        "/tokenizer_info": info.tokenizer_info,
     }
-    about = described()
+    document = openapi()
 
-    async def openapi(_request: Request) -> Response:
-        return JSONResponse(about)
+    async def describe(_request: Request) -> Response:
+        return JSONResponse(document)
 
-    found: list[BaseRoute] = [*routes, *page, Route("/openapi.json", openapi)]
-    for before in ("/v1", ""):
-        found += [Route(before + path, work, methods=["POST"]) for path, work in posts.items()]
-        found += [Route(before + path, work, methods=["GET"]) for path, work in gets.items()]
+    found: list[BaseRoute] = [*routes, *page, Route("/openapi.json", describe)]
+    for prefix in ("/v1", ""):
+        found += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
+        found += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
     return Starlette(
         routes=found,
         middleware=_middleware(service, [route.path for route in page if isinstance(route, Route)]),
-        exception_handlers=dict.fromkeys((HTTPException, Refused, Exception), _answered(service)),
+        exception_handlers=dict.fromkeys(
+            (HTTPException, ApiError, Exception), _error_handler(service)
+        ),
     )
 
 
 def _middleware(service: Service, page: Sequence[str]) -> list[Middleware]:
     settings = service.settings
-    count = service.watch.refused
-    found = [Middleware(Door, settings, count)]
+    on_error = service.observer.on_error
+    found = [Middleware(HostMiddleware, settings, on_error)]
     if settings.origins:
-        # Before the keys: a browser asks whether it may without bringing one.
+        # Before the key check: a browser's preflight request has no key.
         found.append(
             Middleware(
                 CORSMiddleware,
@@ -83,21 +84,19 @@ def _middleware(service: Service, page: Sequence[str]) -> list[Middleware]:
                 expose_headers=["X-Request-Id"],
             )
         )
-    return [*found, Middleware(Keys, settings, {*_PUBLIC, *page}, count)]
+    return [*found, Middleware(ApiKeyMiddleware, settings, {*_PUBLIC, *page}, on_error)]
 
 
-def _answered(service: Service) -> HTTPExceptionHandler:
-    """What answers an error that no endpoint has answered, and has it counted."""
+def _error_handler(service: Service) -> HTTPExceptionHandler:
+    """The handler of errors outside of endpoints."""
 
-    async def answered(request: Request, error: Exception) -> Response:
+    async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
             code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-            told = Refused(error.detail, status=error.status_code, code=code, headers=error.headers)
-        else:
-            told = refused(error)
-        if told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            report(request.scope.get("state", {}).get("request_id", ""), error)
-        service.watch.refused(told)
-        return JSONResponse(told.body, told.status, told.headers)
+            error = ApiError(
+                error.detail, status=error.status_code, code=code, headers=error.headers
+            )
+        found = observed(service, error, request.scope.get("state", {}).get("request_id", ""))
+        return JSONResponse(found.body, found.status, found.headers)
 
-    return answered
+    return handle

@@ -1,97 +1,170 @@
-"""The blocks of the next call: decodes, and as many rows of prefills as do not hold those up.
+"""Batches: a block of every decode, and as many prefill rows as do not delay those.
 
-Knows tickets and what calls cost. Knows nothing of queues, or of what becomes of the rows.
+Independent of the queue, and of what becomes of a call's rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from time import perf_counter
 
 from paceline.decoding.auto import Auto
 from paceline.decoding.costs import CostTable
+from paceline.decoding.generation import Step
 from paceline.decoding.types import Block
+from paceline.engines.base import Engine, StepResult
+from paceline.runtime.loop import run_step
 from paceline.runtime.stream import Stream
-from paceline.server.batch_cost import SharedCost
-from paceline.server.request import Ticket
+from paceline.server.request import Load, QueuedRequest
 
 Work = tuple[Stream, Block]
 """An answer and its next block."""
 
-Fail = Callable[[Ticket, Exception], None]
-"""Ends a request that has no block because of an error."""
+Fail = Callable[[QueuedRequest, Exception], None]
+"""Ends a request whose block could not be made."""
 
-_CALL_ROWS = 512
-"""Rows of prefills in a call without decodes."""
+_PREFILL_ROWS = 512
+"""Prefill rows of a call without decodes."""
 
-_BESIDE_SECONDS = 0.1
-"""What prefills may add to a call with decodes."""
+_PREFILL_SECONDS = 0.1
+"""Time that prefills may add to a call with decodes."""
 
-_LEAST_CHUNK = 16
-"""Rows of a prefill in a call, however many there are."""
+_MIN_CHUNK = 16
+"""Fewest rows of a prefill in a call."""
+
+_LEARNING_RATE = 1 / 32
+"""Weight of the newest call in the learnt cost of a sequence."""
+
+_MIN_ROW_COST = 1 / 64
+"""Least cost of a further row, as a share of a call of one row: a measured profile may be flat."""
+
+
+class BatchCost:
+    """Seconds of a batched call: fixed + per_sequence * sequences + row * rows.
+
+    The profile of one sequence goes up in steps, because its graph is compiled for the usual row
+    counts. A batched call has any number of rows, so a row costs the profile's mean slope. The cost
+    of a sequence (its KV is read in every call) depends on the context, so it is learnt online.
+    """
+
+    def __init__(self, alone: CostTable) -> None:
+        """Start from the cost profile of calls with one sequence."""
+        self.row = max(alone.per_row, alone(1) * _MIN_ROW_COST)
+        """Seconds of one more row."""
+        self._fixed = max(alone(1) - self.row, 0.0)
+        self._per_sequence: float | None = None
+
+    def __call__(self, sequences: int, rows: int) -> float:
+        """Seconds of a call."""
+        return self._fixed + (self._per_sequence or 0.0) * sequences + self.row * rows
+
+    def learn(self, sequences: int, rows: int, seconds: float) -> None:
+        """Update from a measured call."""
+        measured = max(seconds - self._fixed - self.row * rows, 0.0) / sequences
+        if self._per_sequence is None:
+            self._per_sequence = measured
+        self._per_sequence += _LEARNING_RATE * (measured - self._per_sequence)
 
 
 class Batcher:
-    """Puts calls together; learns from them what shared calls cost."""
+    """Composes and runs batches, and learns what they cost."""
 
-    def __init__(self, alone: CostTable) -> None:
-        """Begin with what the calls of one sequence cost."""
-        self.cost = SharedCost(alone)
+    def __init__(self, engine: Engine, alone: CostTable, load: Load) -> None:
+        """Start from the cost profile of calls with one sequence; `load` counts the calls."""
+        self.cost = BatchCost(alone)
+        self._engine, self._load = engine, load
+        self._started: float | None = None
 
-    def blocks(self, running: list[Ticket], fail: Fail) -> Iterator[tuple[Ticket, Work]]:
-        """The blocks of a call, decodes first; `running` is put into the order of the next one.
+    @property
+    def call_seconds(self) -> float:
+        """Seconds that the current engine call has taken so far; 0.0 between calls."""
+        started = self._started
+        return 0.0 if started is None else perf_counter() - started
+
+    def warm_up(self) -> None:
+        """Run one batched call: an engine may compile for its first one."""
+        sequences = [self._engine.open() for _ in range(2)]
+        with suppress(Exception):  # the first request meets the same error
+            self._engine.step([(each, Block([0], 1)) for each in sequences])
+        for each in sequences:
+            each.close()
+
+    def run(self, work: Sequence[Work]) -> list[Step | Exception]:
+        """Run a batch in one call of the engine; see `run_step`."""
+        self._started = started = perf_counter()
+        rows = sum(len(block.tokens) for _, block in work)
+
+        def observe(result: StepResult) -> None:
+            self._started = None
+            if len(work) > 1:
+                self.cost.learn(len(work), rows, result.seconds)
+            self._load.rows += rows
+            self._load.calls += 1
+            self._load.call_seconds += perf_counter() - started
+
+        try:
+            return run_step(self._engine, work, observe)
+        finally:
+            self._started = None
+
+    def next_batch(
+        self, running: list[QueuedRequest], fail: Fail
+    ) -> Iterator[tuple[QueuedRequest, Work]]:
+        """The blocks of a call, decodes first. Sorts `running` for the round-robin of prefills.
 
         A request whose block cannot be made is ended by `fail` and left out.
         """
-        decodes = [ticket for ticket in running if not _reads(ticket)]
-        prefills = [ticket for ticket in running if _reads(ticket)]
+        decodes = [queued for queued in running if not _prefills(queued)]
+        prefills = [queued for queued in running if _prefills(queued)]
         rate = sum(policy.rate for policy in map(_auto, decodes) if policy)
-        rows = len(decodes)  # those that have no block yet have one row at least
-        shared = len(running) > 1
-        for ticket in decodes:
+        rows = len(decodes)  # a request without a block yet has at least one row
+        batched = len(running) > 1
+        for queued in decodes:
             try:
-                if policy := _auto(ticket):
-                    self._weigh(policy, len(decodes), rows, rate, shared=shared)
-                work = _work(ticket)
-            except Exception as error:  # of a drafter, a policy, or the form of the answer
-                fail(ticket, error)
+                if policy := _auto(queued):
+                    if batched:
+                        cost = self.cost(len(decodes), rows)
+                        policy.set_batch_load(cost, self.cost.row, rate - policy.rate)
+                    else:
+                        policy.clear_batch_load()
+                work = _work(queued)
+            except Exception as error:  # of a drafter, a policy or a constraint
+                fail(queued, error)
                 continue
             rows += len(work[1].tokens) - 1
-            yield ticket, work
+            yield queued, work
         if not prefills:
             return
-        room = _CALL_ROWS
+        room = _PREFILL_ROWS
         if decodes:
-            room = min(room, max(int(_BESIDE_SECONDS / self.cost.row), _LEAST_CHUNK))
-        share = max(room // len(prefills), _LEAST_CHUNK)
-        turn = prefills[: max(room // share, 1)]
-        for ticket in turn:
+            room = min(room, max(int(_PREFILL_SECONDS / self.cost.row), _MIN_CHUNK))
+        share = max(room // len(prefills), _MIN_CHUNK)
+        chosen = prefills[: max(room // share, 1)]
+        for queued in chosen:
             try:
-                work = _work(ticket, share)
+                work = _work(queued, share)
             except Exception as error:
-                fail(ticket, error)
+                fail(queued, error)
                 continue
-            yield ticket, work
-        # Those in this call are the last in line for the next.
-        running.sort(key=lambda ticket: ticket in turn)
-
-    def _weigh(self, policy: Auto, decodes: int, rows: int, rate: float, *, shared: bool) -> None:
-        """Tell a policy what its rows cost in a call with `rows` rows so far."""
-        if shared:
-            policy.set_batch_load(self.cost(decodes, rows), self.cost.row, rate - policy.rate)
-        else:
-            policy.clear_batch_load()
+            yield queued, work
+        running.sort(key=lambda queued: queued in chosen)
 
 
-def _reads(ticket: Ticket) -> bool:
-    """Whether its next rows are those of a prompt, or are computed again."""
-    assert ticket.stream is not None
-    return ticket.stream.prefilling or ticket.stream.recomputing
+def _stream(queued: QueuedRequest) -> Stream:
+    assert queued.stream is not None
+    return queued.stream
 
 
-def _auto(ticket: Ticket) -> Auto | None:
-    assert ticket.stream is not None
-    policy = ticket.stream.policy
+def _prefills(queued: QueuedRequest) -> bool:
+    """Whether its next rows are prefill, or recompute an answer after a preemption."""
+    stream = _stream(queued)
+    return stream.prefilling or stream.recomputing
+
+
+def _auto(queued: QueuedRequest) -> Auto | None:
+    policy = _stream(queued).policy
     return policy if isinstance(policy, Auto) else None
 
 
-def _work(ticket: Ticket, most: int | None = None) -> Work:
-    assert ticket.stream is not None
-    return ticket.stream, ticket.stream.next_block(most)
+def _work(queued: QueuedRequest, max_rows: int | None = None) -> Work:
+    stream = _stream(queued)
+    return stream, stream.next_block(max_rows)

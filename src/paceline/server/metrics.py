@@ -1,12 +1,11 @@
-"""GET /metrics: what went on since the start, as Prometheus reads it.
+"""GET /metrics in Prometheus' text format: counters since the start.
 
-Knows ended answers and the scheduler's load. Knows nothing of prompts or texts. The rules: what is
-counted of answers is what their responses say, so that the sums agree to the token; and a value
-that vLLM has too is told under both names, from one place, so that its tools read it.
+Independent of prompts and texts. Invariants: the counters of answers are sums of the fields of
+their responses, to the token; and a value that vLLM also has is exported under both names, so that
+its tools work.
 
-Own names begin with `paceline_`: Prometheus keeps the colon, which vLLM's names have, for rules of
-the user. Of answers whose clients left before their end nothing is counted but `client_gone`, and
-what the engine did.
+Our names begin with `paceline_`: Prometheus reserves the colon in vLLM's names for recording rules.
+An answer whose client left early counts as `client_gone` alone; the engine's counters include it.
 """
 
 from bisect import bisect_left
@@ -27,8 +26,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from paceline import __version__
-from paceline.server.api.errors import Refused
-from paceline.server.service import Ask, Service
+from paceline.server.api.errors import ApiError
+from paceline.server.request import ServerRequest
+from paceline.server.service import Service
 from paceline.server.stream_text import Answer
 
 _SECONDS = [step * 10.0**power for power in range(-3, 3) for step in (1, 2.5, 5)] + [1000.0]
@@ -36,49 +36,49 @@ _SECONDS = [step * 10.0**power for power in range(-3, 3) for step in (1, 2.5, 5)
 
 
 class Histogram:
-    """How often values fell below which bound."""
+    """A cumulative histogram of seconds."""
 
     def __init__(self) -> None:
-        """Nothing was seen."""
+        """Start empty."""
         self._counts = [0] * (len(_SECONDS) + 1)
         self._sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """One more value."""
+        """Add a value."""
         self._counts[bisect_left(_SECONDS, seconds)] += 1
         self._sum += seconds
 
-    def tell(self, family: HistogramMetricFamily, labels: list[str]) -> None:
-        """Put what was seen into a family."""
+    def export(self, family: HistogramMetricFamily, labels: list[str]) -> None:
+        """Add the histogram to a family."""
         bounds = [*(f"{bound:g}" for bound in _SECONDS), "+Inf"]
         counts = map(float, accumulate(self._counts))
         family.add_metric(labels, list(zip(bounds, counts, strict=True)), self._sum)
 
 
 class Series(NamedTuple):
-    """One thing that is told, perhaps with several values."""
+    """One metric, perhaps with several values."""
 
     name: str
-    """Ours, without `paceline_`."""
+    """Our name, without `paceline_`."""
     vllm: str
-    """What vLLM calls it, without `vllm:`; empty: it has none."""
+    """vLLM's name, without `vllm:`; empty: vLLM has none."""
     help: str
     value: float | Mapping[str, int] | Histogram
     label: str = ""
-    """What tells several values apart."""
+    """The label that distinguishes several values."""
     gauge: bool = False
-    """Whether it can fall."""
+    """Whether it can decrease."""
 
 
 class Metrics(Collector):
     """The metrics of one service.
 
-    Not for several threads: answers are told of, and metrics asked for, in the event loop's. What
-    the engine's thread counts may be a call further on than the answers.
+    For the event loop's thread alone. Counters of the engine's thread may be one call ahead of
+    those of the answers.
     """
 
     def __init__(self, service: Service) -> None:
-        """Nothing has happened yet."""
+        """Start with zero counters."""
         self._service = service
         self._tokens = Counter[str]()
         self._steps = Counter[str]()
@@ -86,18 +86,18 @@ class Metrics(Collector):
         self._accepted = Counter[str]()
         self._positions = Counter[int]()
         self._ended = Counter[str]()
-        self._refused = Counter[str]()
+        self._rejected = Counter[str]()
         self._failed = Counter[str]()
-        self._first, self._whole = Histogram(), Histogram()
-        self._each, self._idle = Histogram(), Histogram()
+        self._first_token, self._end_to_end = Histogram(), Histogram()
+        self._per_token, self._queue_time = Histogram(), Histogram()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def answered(self, ask: Ask, answer: Answer) -> None:
+    def on_answer(self, request: ServerRequest, answer: Answer) -> None:
         """An answer has ended."""
         result = answer.done
         stats = result.stats
-        if ask.place == 0:  # several answers to a prompt say once what it was
+        if request.index == 0:  # count a prompt once for all answers to it
             self._tokens["prompt"] += result.prompt_tokens
             self._tokens["cached"] += stats.cached_tokens
         self._tokens["answer"] += answer.tokens
@@ -111,125 +111,126 @@ class Metrics(Collector):
         self._drafted.update(stats.drafted_by)
         self._accepted.update(stats.accepted_by)
         self._ended[str(answer.finish_reason)] += 1
-        self._whole.observe(perf_counter() - answer.asked)
-        self._first.observe(stats.first_token_seconds)
-        self._idle.observe(max(stats.first_token_seconds - stats.prefill_seconds, 0.0))
+        self._end_to_end.observe(perf_counter() - answer.submitted)
+        self._first_token.observe(stats.first_token_seconds)
+        self._queue_time.observe(max(stats.first_token_seconds - stats.prefill_seconds, 0.0))
         if stats.decoded:
-            self._each.observe(stats.decode_seconds / stats.decoded)
+            self._per_token.observe(stats.decode_seconds / stats.decoded)
 
-    def refused(self, error: Refused) -> None:
-        """A request got an error instead of its answer, or of the rest of it."""
-        later = error.status == HTTPStatus.SERVICE_UNAVAILABLE
-        ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or error.about["code"] in _LEFT
-        counter = self._failed if ours and not later else self._refused
-        counter[error.about["code"] or error.about["type"]] += 1
+    def on_error(self, error: ApiError) -> None:
+        """A request ended with an error, perhaps in its stream."""
+        code, kind = error.fields["code"], error.fields["type"]
+        unavailable = error.status == HTTPStatus.SERVICE_UNAVAILABLE
+        failed = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or code == "client_gone"
+        counter = self._failed if failed and not unavailable else self._rejected
+        counter[code or kind] += 1
 
     def routes(self) -> list[BaseRoute]:
-        """The paths to ask at."""
+        """The routes of the metrics."""
 
         async def metrics(_request: Request) -> Response:
             headers = {"content-type": CONTENT_TYPE_PLAIN_0_0_4, "cache-control": "no-store"}
             return Response(generate_latest(self._registry), headers=headers)
 
-        return [Route(before + "/metrics", metrics, methods=["GET"]) for before in ("/v1", "")]
+        return [Route(prefix + "/metrics", metrics, methods=["GET"]) for prefix in ("/v1", "")]
 
     def collect(self) -> Iterator[Metric]:
-        """All there is to tell, in Prometheus' form."""
+        """All metrics; called by the Prometheus client."""
         service = self._service
-        about = GaugeMetricFamily(
-            "paceline_info", "What is served", labels=["version", "model", "fingerprint"]
+        info = GaugeMetricFamily(
+            "paceline_info", "The served model", labels=["version", "model", "fingerprint"]
         )
-        about.add_metric([__version__, service.name, service.fingerprint], 1)
-        yield about
+        info.add_metric([__version__, service.name, service.fingerprint], 1)
+        yield info
         model = {"engine": "0", "model_name": service.name}
-        for series in [*self._now(), *self._engine(), *self._answers(), *self._speculation()]:
+        for series in [*self._load(), *self._engine(), *self._answers(), *self._speculation()]:
             yield _family(f"paceline_{series.name}", series, {})
             if series.vllm:
                 yield _family(f"vllm:{series.vllm}", series, model)
 
-    def _now(self) -> Iterator[Series]:
-        scheduler, prompts = self._service.scheduler, self._service.scheduler.prompts
+    def _load(self) -> Iterator[Series]:
+        scheduler, cache = self._service.scheduler, self._service.scheduler.prefix_cache
         running, waiting = scheduler.load.running, scheduler.load.waiting
-        yield _gauge("requests_running", "num_requests_running", "Answers being written", running)
+        yield _gauge(
+            "requests_running", "num_requests_running", "Requests that are running", running
+        )
         yield _gauge("requests_waiting", "num_requests_waiting", "Requests in the queue", waiting)
-        text = "Slots of the key/value cache that running requests hold, 0 to 1"
+        text = "Fraction of the KV cache slots that running requests hold, 0 to 1"
         yield _gauge("cache_usage", "kv_cache_usage_perc", text, scheduler.usage)
-        text = "Slots that nobody holds"
+        text = "Free slots of the KV cache"
         yield _gauge("cache_free_slots", "", text, scheduler.model.engine.free_slots)
-        text = "Tokens in the prompt cache; those that several texts share count for each"
-        yield _gauge("prompt_cache_tokens", "", text, prompts.tokens)
-        yield _gauge("prompt_cache_entries", "", "Texts in the prompt cache", len(prompts))
+        text = "Tokens in the prefix cache; tokens that entries share count for each"
+        yield _gauge("prompt_cache_tokens", "", text, cache.tokens)
+        yield _gauge("prompt_cache_entries", "", "Entries of the prefix cache", len(cache))
 
     def _engine(self) -> Iterator[Series]:
-        """What the engine did for anybody, also for those who left."""
-        load, prompts = self._service.scheduler.load, self._service.scheduler.prompts
+        """Work of the engine, also for clients that left."""
+        load, cache = self._service.scheduler.load, self._service.scheduler.prefix_cache
         yield Series("engine_calls", "", "Calls of the engine", load.calls)
-        text = "Rows of engine calls: tokens of prompts, guesses, and the tokens before those"
+        text = "Rows of engine calls: prompt tokens, and blocks of the last token and its draft"
         yield Series("engine_rows", "", text, load.rows)
         yield Series("engine_seconds", "", "Seconds in engine calls", load.call_seconds)
-        text = "Requests that were preempted: their KV went to older ones, and was computed again"
+        text = "Preemptions: KV of a request was freed for older ones, and recomputed later"
         yield Series("preemptions", "num_preemptions", text, load.preempted)
-        text = "Drafters that failed or took too long, and were silenced for their request"
+        text = "Drafters that failed or were too slow, and were silenced for their request"
         yield Series("drafters_silenced", "", text, dict(load.silenced), "drafter")
-        yield Series("scheduler_faults", "", "Errors of no request's own", load.faults)
-        text = "Prompt tokens that were looked up in the prompt cache"
-        yield Series("prompt_cache_queries", "prefix_cache_queries", text, prompts.asked)
-        text = "Prompt tokens that were found there"
-        yield Series("prompt_cache_hits", "prefix_cache_hits", text, prompts.found)
+        yield Series(
+            "scheduler_faults", "", "Errors of the scheduler that belong to no request", load.faults
+        )
+        text = "Prompt tokens looked up in the prefix cache"
+        yield Series("prompt_cache_queries", "prefix_cache_queries", text, cache.queried_tokens)
+        text = "Prompt tokens found in the prefix cache"
+        yield Series("prompt_cache_hits", "prefix_cache_hits", text, cache.hit_tokens)
 
     def _answers(self) -> Iterator[Series]:
         tokens = self._tokens
-        text = "Answers that ended, by why"
+        text = "Answers that ended, by finish reason"
         yield Series("answers", "request_success", text, self._ended, "finished_reason")
-        text = "Requests that were not begun, by why; not those without a key"
-        yield Series("requests_refused", "", text, self._refused, "reason")
-        text = "Requests that did not end well, by why"
+        text = "Rejected requests, by reason"
+        yield Series("requests_refused", "", text, self._rejected, "reason")
+        text = "Failed requests, by reason"
         yield Series("requests_failed", "", text, self._failed, "reason")
         text = "Prompt tokens of answers that ended: usage.prompt_tokens"
         yield Series("prompt_tokens", "prompt_tokens", text, tokens["prompt"])
-        text = "Their prompt tokens from the cache: usage.prompt_tokens_details.cached_tokens"
+        text = "Prompt tokens from the cache: usage.prompt_tokens_details.cached_tokens"
         yield Series("cached_prompt_tokens", "", text, tokens["cached"])
         text = "Tokens of answers that ended: usage.completion_tokens"
         yield Series("generation_tokens", "generation_tokens", text, tokens["answer"])
-        text = "Seconds from when an answer was asked for to its first token"
+        text = "Time to first token (TTFT), in seconds"
         name = "time_to_first_token_seconds"
-        yield Series(name, name, text, self._first)
-        text = "Seconds before the first token in which nothing was computed for it"
-        yield Series("queue_seconds", "", text, self._idle)
-        text = "Seconds a token after the first, the mean of each answer"
+        yield Series(name, name, text, self._first_token)
+        text = "Time to first token without the prefill, in seconds"
+        yield Series("queue_seconds", "", text, self._queue_time)
+        text = "Time per output token (TPOT) after the first, mean of an answer, in seconds"
         name = "request_time_per_output_token_seconds"
-        yield Series("time_per_output_token_seconds", name, text, self._each)
-        text = "Seconds from when an answer was asked for to its end"
+        yield Series("time_per_output_token_seconds", name, text, self._per_token)
+        text = "End-to-end latency, in seconds"
         name = "e2e_request_latency_seconds"
-        yield Series(name, name, text, self._whole)
+        yield Series(name, name, text, self._end_to_end)
 
     def _speculation(self) -> Iterator[Series]:
-        """What responses say in `speculation` and in `metrics.speculative_decoding`."""
+        """Sums of the responses' `speculation` and `metrics.speculative_decoding`."""
         tokens, steps, name = self._tokens, self._steps, "spec_decode_num_"
-        text = "Steps after the prompt"
+        text = "Decode steps"
         yield Series("steps", "", text, steps["all"])
-        text = "Tokens of steps after the prompt; over their number: tokens per step"
+        text = "Tokens of decode steps; divided by the steps: tokens per step"
         yield Series("step_tokens", "", text, steps["tokens"])
-        text = "Steps in which something was drafted"
+        text = "Decode steps with a draft"
         yield Series("drafts", f"{name}drafts", text, steps["drafted"])
-        text = "Tokens that were drafted"
+        text = "Draft tokens"
         yield Series("draft_tokens", f"{name}draft_tokens", text, tokens["drafted"])
-        text = "Drafted tokens that the model picked too"
+        text = "Accepted draft tokens"
         yield Series("accepted_tokens", f"{name}accepted_tokens", text, tokens["accepted"])
-        text = "Tokens that came unguessed, because a grammar let nothing else come"
+        text = "Tokens forced by a grammar, without a draft"
         yield Series("forced_tokens", "", text, tokens["forced"])
-        text = "Steps in which the guess at this position was accepted; the first is at 0"
+        text = "Steps that accepted the draft token at this position, counted from 0"
         positions = {str(place): count for place, count in sorted(self._positions.items())}
         vllm = f"{name}accepted_tokens_per_pos"
         yield Series("accepted_tokens_per_position", vllm, text, positions, "position")
-        text = "Tokens that were drafted, by drafter"
+        text = "Draft tokens, by drafter"
         yield Series("drafter_draft_tokens", "", text, self._drafted, "drafter")
-        text = "Drafted tokens that the model picked too, by drafter"
+        text = "Accepted draft tokens, by drafter"
         yield Series("drafter_accepted_tokens", "", text, self._accepted, "drafter")
-
-
-_LEFT = ("client_gone",)
-"""What is no fault of the server's and still ended a request that had begun."""
 
 
 def _gauge(name: str, vllm: str, text: str, value: float) -> Series:
@@ -242,7 +243,7 @@ def _family(name: str, series: Series, more: Mapping[str, str]) -> Metric:
     value = series.value
     if isinstance(value, Histogram):
         histogram = HistogramMetricFamily(name, series.help, labels=labels)
-        value.tell(histogram, values)
+        value.export(histogram, values)
         return histogram
     kind = GaugeMetricFamily if series.gauge else CounterMetricFamily
     family = kind(name, series.help, labels=labels)

@@ -1,11 +1,9 @@
-"""Who may come in: the Host they ask for, the key they bring, the size of what they send.
+"""Middleware: request ids, the check of the Host header, and the check of API keys.
 
-Knows headers and bodies; knows nothing of what is asked. Plain ASGI, so that nothing here stands
-between a request and the news that its client has gone. The rule: whoever is turned away has cost
-next to nothing.
+Independent of paths and bodies. Plain ASGI, so that an endpoint sees at once when its client is
+gone. Invariant: a rejected request costs next to nothing.
 """
 
-import asyncio
 import hmac
 import re
 import secrets
@@ -15,93 +13,91 @@ from http import HTTPStatus
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.api.errors import Refused
-from paceline.server.api.sse import Reply
-from paceline.server.api_keys import encoded
+from paceline.server.api.errors import ApiError
+from paceline.server.api.http import Reply
+from paceline.server.api_keys import encode_keys
 from paceline.server.settings import Settings
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
-"""Request ids that are given back as they came."""
+"""Valid request ids of clients."""
 
-_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
-
-Count = Callable[[Refused], None]
-"""Is told of everybody who is turned away."""
+OnError = Callable[[ApiError], None]
+"""Called with the error of every rejected request."""
 
 
-class Door:
-    """Gives every request an id, and turns away those for another Host.
+class HostMiddleware:
+    """Gives every request an id, and rejects those with another Host.
 
-    A page whose name was made to point here (DNS rebinding) still says its own name in Host.
+    A web page whose name resolves to this machine (DNS rebinding) still sends its own name in Host.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, count: Count) -> None:
-        """Stand before `app`."""
+    def __init__(self, app: ASGIApp, settings: Settings, on_error: OnError) -> None:
+        """Wrap `app`."""
         self._app = app
-        self._count = count
+        self._on_error = on_error
         hosts = {host.lower() for host in settings.hosts or "*"}
         self._hosts = None if "*" in hosts else hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer it here."""
+        """Pass a request on, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        number = given if _ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
-        scope.setdefault("state", {})["request_id"] = number
+        request_id = given if _ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
+        scope.setdefault("state", {})["request_id"] = request_id
 
-        async def named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = number
+                MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         if self._hosts is not None and host_of(headers.get("host", "")) not in self._hosts:
-            error = Refused(
-                "this server does not go by that Host",
+            error = ApiError(
+                "the Host header is not allowed; see --allow-host",
                 status=HTTPStatus.FORBIDDEN,
                 kind="permission_error",
                 code="wrong_host",
             )
-            self._count(error)
-            await Reply(named).refuse(error)
+            self._on_error(error)
+            await Reply(send_with_id).error(error)
             return
-        await self._app(scope, receive, named)
+        await self._app(scope, receive, send_with_id)
 
 
-class Keys:
-    """Turns away those without a key, where keys are asked for."""
+class ApiKeyMiddleware:
+    """Rejects requests without a valid key, if the server has keys."""
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, public: Collection[str], count: Count
+        self, app: ASGIApp, settings: Settings, public: Collection[str], on_error: OnError
     ) -> None:
-        """Stand before `app`; the paths in `public` are for all."""
+        """Wrap `app`; the paths in `public` need no key."""
         self._app = app
-        self._count = count
+        self._on_error = on_error
         self._public = frozenset(public)
-        self._keys = encoded(settings.api_keys)
+        self._keys = encode_keys(settings.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer it here."""
+        """Pass a request on, or reject it."""
         if self._keys and scope["type"] == "http" and scope["path"] not in self._public:
             headers = Headers(scope=scope)
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
             given = [headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]
-            if not self._known(key.strip(" \t").encode("latin-1") for key in given):
+            if not self._is_valid(key.strip(" \t").encode("latin-1") for key in given):
                 error = _WRONG_KEY if any(given) else _NO_KEY
-                self._count(error)
-                await Reply(send).refuse(error)
+                self._on_error(error)
+                await Reply(send).error(error)
                 return
         await self._app(scope, receive, send)
 
-    def _known(self, given: Iterable[bytes]) -> bool:
-        # All are compared, each in constant time: how long it takes tells nothing.
+    def _is_valid(self, given: Iterable[bytes]) -> bool:
+        # Compare with all keys, each in constant time, so that timing reveals nothing.
         return sum(hmac.compare_digest(key, one) for one in given for key in self._keys) > 0
 
 
-def _unauthorised(message: str) -> Refused:
-    return Refused(
+def _unauthorised(message: str) -> ApiError:
+    return ApiError(
         message,
         status=HTTPStatus.UNAUTHORIZED,
         kind="authentication_error",
@@ -110,67 +106,12 @@ def _unauthorised(message: str) -> Refused:
     )
 
 
-_NO_KEY = _unauthorised("this server wants an API key, as a Bearer token or in X-Api-Key")
-_WRONG_KEY = _unauthorised("that API key is not known here")
+_NO_KEY = _unauthorised("this server requires an API key, as a Bearer token or in X-Api-Key")
+_WRONG_KEY = _unauthorised("the API key is not valid")
 
 
 def host_of(header: str) -> str:
-    """The name in a Host header, without its port."""
+    """The lower-case name in a Host header, without the port."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
-
-
-async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
-    """The body of a request that sends JSON.
-
-    Raises:
-        Refused: it is no JSON, too large, or too slow.
-        ClientGone: nobody waits for an answer any more.
-    """
-    headers = Headers(scope=scope)
-    # Also what keeps pages in a browser out: they cannot send this type without asking first.
-    if not _JSON.fullmatch(headers.get("content-type", "")):
-        raise Refused(
-            "the body should be JSON, and the Content-Type application/json",
-            status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        )
-    length = headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > settings.body_bytes:
-        raise _too_large(settings)
-    found = bytearray()
-    try:
-        async with asyncio.timeout(settings.body_seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                found += message.get("body", b"")
-                if len(found) > settings.body_bytes:
-                    raise _too_large(settings)
-                if not message.get("more_body"):
-                    return bytes(found)
-    except TimeoutError:
-        raise Refused(
-            f"the body did not come within {settings.body_seconds:g} s",
-            status=HTTPStatus.REQUEST_TIMEOUT,
-            kind="timeout_error",
-        ) from None
-
-
-class ClientGone(Exception):
-    """The client has hung up."""
-
-
-async def gone(receive: Receive) -> None:
-    """Wait until the client has hung up. The body has been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _too_large(settings: Settings) -> Refused:
-    return Refused(
-        f"the body is larger than {settings.body_bytes} bytes",
-        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        code="body_too_large",
-    )

@@ -1,10 +1,10 @@
-"""Slots with the beginnings of prompts, for prompts that begin the same.
+"""Prefix cache: KV of earlier prompts, shared with prompts that begin with the same tokens.
 
-Requests that have ended leave theirs behind; the least recently used goes first when its slots are
-needed. Those that are being read or written show theirs: others may share what is there so far.
+A request that ends leaves its KV as an entry; the least recently used entry is evicted first. A
+running request registers its KV too, so that others share what is computed so far.
 
-Knows sequences and tokens; knows nothing of requests. Entries are compared one by one: there are as
-many as the engine has slots for, some hundreds at most.
+Independent of requests and of the scheduler. Lookup compares every entry with the prompt: there are
+at most `_MAX_ENTRIES`.
 """
 
 import logging
@@ -22,192 +22,199 @@ Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A sequence that holds the beginning of a prompt, perhaps none of it."""
+class CachedPrefix:
+    """A sequence that holds the KV of a prompt's first tokens, perhaps of none."""
 
-    slots: KVSequence
+    sequence: KVSequence
     memory: Memory = field(default_factory=Memory)
-    """What drafters know of those tokens."""
-    found: int = 0
-    """Tokens that were in the cache."""
-    taken: bool = False
-    """Whether it is an entry of the cache itself, which could not be shared."""
+    """The drafters' state of those tokens."""
+    hit_tokens: int = 0
+    """Tokens that the cache had."""
+    moved: bool = False
+    """Whether the entry itself was taken out of the cache, because its KV could not be shared."""
 
 
-_MOST_ENTRIES = 512
-"""Entries that are kept at most, whatever room there is: each is compared with every prompt."""
+_MAX_ENTRIES = 512
+"""Limit on entries, whatever slots are free: each is compared with every prompt."""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
     tokens: Tokens
-    slots: KVSequence
+    sequence: KVSequence
     memory: Memory
     salt: str
-    kept: bool = True
-    """Whether it is the cache's own, and not shown by a sequence that goes on."""
+    owned: bool = True
+    """Whether the cache owns the sequence; False: a running request does."""
 
-    def same(self, prompt: Tokens) -> int:
-        """How many of a prompt's first tokens its slots hold."""
-        return _same(self.tokens[: self.slots.shareable_length], prompt)
+    def match(self, prompt: Tokens) -> int:
+        """Length of the prompt's prefix whose KV this entry can share."""
+        return _common_prefix(self.tokens[: self.sequence.shareable_length], prompt)
 
 
-class PromptCache:
-    """The cache of one engine. Not for several threads."""
+class PrefixCache:
+    """The prefix cache of one engine. Not thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
-        """An empty cache; it may take all slots that nobody else needs."""
+        """An empty cache; its entries may fill all slots that no request holds."""
         self._engine = engine
-        self._entries: list[_Entry] = []  # the least recently used first
-        self.asked = 0
-        """Tokens of prompts that were looked up."""
-        self.found = 0
-        """Of these, those that were there."""
+        self._entries: list[_Entry] = []  # least recently used first
+        self.queried_tokens = 0
+        """Prompt tokens that were looked up."""
+        self.hit_tokens = 0
+        """Prompt tokens that were found."""
 
     def __len__(self) -> int:
-        return sum(entry.kept for entry in self._entries)
+        return len(self._owned())
 
     @property
     def tokens(self) -> int:
-        """Tokens that are kept; what several entries share counts for each."""
-        return sum(len(entry.tokens) for entry in self._entries if entry.kept)
+        """Tokens of all entries; KV that several entries share counts for each."""
+        return sum(len(entry.tokens) for entry in self._owned())
 
-    def begin(self, prompt: Tokens, salt: str = "") -> Begun:
-        """A sequence for a prompt, with as much of its beginning as is here.
+    def open(self, prompt: Tokens, salt: str = "") -> CachedPrefix:
+        """A new sequence with the longest cached prefix of a prompt.
 
         Args:
             prompt: [n] token ids.
-            salt: only what was kept under the same is found.
+            salt: only entries with the same salt match.
         """
-        self.asked += len(prompt)
-        most = self.find(prompt, salt)
-        if not most:
-            return Begun(self._engine.open())
-        begun = self._take_over(self._entries[-1], most)
-        self.found += begun.found
-        return begun
+        self.queried_tokens += len(prompt)
+        length = self.find(prompt, salt)
+        if not length:
+            return CachedPrefix(self._engine.open())
+        prefix = self._share(self._entries[-1], length)
+        self.hit_tokens += prefix.hit_tokens
+        return prefix
 
-    def put_back(self, prompt: Tokens, begun: Begun, salt: str = "") -> None:
-        """Undo a `begin` whose request is not admitted yet; the cache is as it was."""
-        self.asked -= len(prompt)
-        self.found -= begun.found
-        if begun.taken:
-            self.keep(prompt, begun, salt)
+    def undo_open(self, prompt: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
+        """Revert `open` for a request that was not admitted, the counters included."""
+        self.queried_tokens -= len(prompt)
+        self.hit_tokens -= prefix.hit_tokens
+        if prefix.moved:
+            self.insert(prompt, prefix, salt)
         else:
-            release(begun.slots)
+            close_sequence(prefix.sequence)
 
     def find(self, prompt: Tokens, salt: str = "") -> int:
-        """How many of a prompt's first tokens are here; who has them will be the last to go."""
-        best, most = None, 0
+        """Length of the longest cached prefix; its entry becomes the most recently used."""
+        best, length = None, 0
         for entry in self._entries:
-            # The last token of a prompt is always run: its row picks the first of the answer.
-            same = entry.same(prompt[:-1]) if entry.salt == salt else 0
-            if same > most:
-                best, most = entry, same
+            # The last prompt token is always computed: its row picks the answer's first token.
+            match = entry.match(prompt[:-1]) if entry.salt == salt else 0
+            if match > length:
+                best, length = entry, match
         if best is not None:
             self._entries.remove(best)
             self._entries.append(best)
-        return most
+        return length
 
-    def show(self, prompt: Tokens, begun: Begun, salt: str = "") -> None:
-        """Let others share what a sequence holds of its prompt, now and later, until `hide`."""
-        self._entries.append(_Entry(prompt, begun.slots, begun.memory, salt, kept=False))
+    def register(self, prompt: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
+        """Share the KV of a running request, as its prefill goes on, until `unregister`."""
+        self._entries.append(_Entry(prompt, prefix.sequence, prefix.memory, salt, owned=False))
 
-    def hide(self, begun: Begun) -> None:
-        """A sequence is shown no more."""
-        self._entries = [e for e in self._entries if e.kept or e.slots is not begun.slots]
+    def unregister(self, prefix: CachedPrefix) -> None:
+        """Stop sharing the KV of a running request; sequences that share it already keep it."""
+        self._entries = [e for e in self._entries if e.owned or e.sequence is not prefix.sequence]
 
-    def awaited(self, prompt: Tokens, salt: str = "") -> int:
-        """How many more of a prompt's tokens will be here when those are read that are shown."""
-        own = [entry for entry in self._entries if entry.salt == salt]
-        here = max((entry.same(prompt[:-1]) for entry in own), default=0)
-        return max((_same(entry.tokens, prompt[:-1]) for entry in own), default=0) - here
+    def pending_prefix(self, prompt: Tokens, salt: str = "") -> int:
+        """Tokens of `prompt` that prefills now in flight will add to the cache."""
+        entries = [entry for entry in self._entries if entry.salt == salt]
+        ready = max((entry.match(prompt[:-1]) for entry in entries), default=0)
+        later = max((_common_prefix(entry.tokens, prompt[:-1]) for entry in entries), default=0)
+        return later - ready
 
-    def keep(self, tokens: Tokens, begun: Begun, salt: str = "") -> None:
-        """Take over a sequence that has ended; `tokens` [n] are those whose slots it holds."""
-        if begun.slots.shareable_length < begun.slots.length:
-            begun.slots.rewind(begun.slots.shareable_length)
-            begun.memory.cut(begun.slots.length)
-        held = begun.slots.length
-        tokens = tokens[:held]
-        if not held:
-            release(begun.slots)
+    def insert(self, tokens: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
+        """Take over a sequence that has ended.
+
+        Args:
+            tokens: [n] ids of at least the tokens whose KV it holds.
+            prefix: the sequence; what cannot be shared is cut off.
+            salt: see `open`.
+        """
+        sequence = prefix.sequence
+        if sequence.shareable_length < sequence.length:
+            sequence.rewind(sequence.shareable_length)
+            prefix.memory.cut(sequence.length)
+        tokens = tokens[: sequence.length]
+        if not len(tokens):
+            close_sequence(sequence)
             return
-        for entry in [each for each in self._entries if each.kept and each.salt == salt]:
-            if _same(entry.tokens, tokens) == len(entry.tokens):  # the new one has all of it
+        for entry in [each for each in self._owned() if each.salt == salt]:
+            if _common_prefix(entry.tokens, tokens) == len(entry.tokens):  # the new one has it all
                 self._remove(entry)
-        self._entries.append(_Entry(tokens, begun.slots, begun.memory, salt))
-        if len(kept := self._kept()) > _MOST_ENTRIES:
-            self._remove(kept[0])
+        self._entries.append(_Entry(tokens, sequence, prefix.memory, salt))
+        if len(owned := self._owned()) > _MAX_ENTRIES:
+            self._remove(owned[0])
 
-    def make_room(self, slots: int) -> bool:
-        """Evict the least recently used entries until `slots` slots are free; whether they are.
+    def evict_for(self, slots: int) -> bool:
+        """Evict least recently used entries until `slots` slots are free; whether they are.
 
-        Nothing is evicted where evicting all of them would not do.
+        Nothing is evicted if evicting every entry would not free enough.
         """
         if self._engine.free_slots >= slots:
             return True
-        kept = [entry.slots for entry in self._kept()]
-        if self._engine.free_slots + self._engine.freed_by(kept) < slots:
+        sequences = [entry.sequence for entry in self._owned()]
+        if self._engine.free_slots + self._engine.freed_by(sequences) < slots:
             return False
         while self._engine.free_slots < slots and self.evict():
             pass
         return self._engine.free_slots >= slots
 
     def evict(self) -> bool:
-        """Evict the least recently used entry; False where there is none.
+        """Evict the least recently used entry; False if there is none.
 
-        Slots that other sequences hold too are not free after it.
+        Slots that other sequences share are not freed by it.
         """
-        kept = self._kept()
-        if kept:
-            self._remove(kept[0])
-        return bool(kept)
+        owned = self._owned()
+        if owned:
+            self._remove(owned[0])
+        return bool(owned)
 
     def clear(self) -> None:
-        """Let everything go."""
-        for entry in self._kept():
+        """Evict every entry."""
+        for entry in self._owned():
             self._remove(entry)
 
-    def _kept(self) -> list[_Entry]:
-        return [entry for entry in self._entries if entry.kept]
+    def _owned(self) -> list[_Entry]:
+        return [entry for entry in self._entries if entry.owned]
 
-    def _take_over(self, entry: _Entry, most: int) -> Begun:
-        slots = entry.slots.fork(most)
+    def _share(self, entry: _Entry, length: int) -> CachedPrefix:
+        fork = entry.sequence.fork(length)
         try:
-            length = slots.length
-            if length or not entry.kept or 2 * most < len(entry.tokens):
-                return Begun(slots, entry.memory.beginning(length), length)
+            shared = fork.length
+            if shared or not entry.owned or 2 * length < len(entry.tokens):
+                return CachedPrefix(fork, entry.memory.beginning(shared), shared)
         except Exception:
-            release(slots)
+            close_sequence(fork)
             raise
-        # There was nothing to share, as in an engine whose sequences share nothing. Most of the
-        # entry is wanted, so it goes on itself.
-        release(slots)
-        entry.slots.rewind(most)
-        length = entry.slots.length
+        # The fork shares nothing (too short, or an engine that cannot share), and the prompt
+        # matches most of the entry: move the entry itself.
+        close_sequence(fork)
+        entry.sequence.rewind(length)
+        length = entry.sequence.length
         entry.memory.cut(length)
         self._entries.remove(entry)
-        return Begun(entry.slots, entry.memory, length, taken=True)
+        return CachedPrefix(entry.sequence, entry.memory, length, moved=True)
 
     def _remove(self, entry: _Entry) -> None:
         self._entries.remove(entry)
-        release(entry.slots)
+        close_sequence(entry.sequence)
 
 
-def release(slots: KVSequence) -> None:
-    """Close a sequence; an engine that fails at it is asked once more, so that no slot is lost."""
+def close_sequence(sequence: KVSequence) -> None:
+    """Close a sequence, with one retry if the engine fails, so that no slot is lost."""
     for _ in range(2):
         try:
-            slots.close()
+            sequence.close()
         except Exception:
-            log.exception("the slots of a sequence cannot be given back")
+            log.exception("cannot free the KV slots of a sequence")
         else:
             return
 
 
-def _same(one: Tokens, other: Tokens) -> int:
-    """How many tokens two texts begin with alike."""
+def _common_prefix(one: Tokens, other: Tokens) -> int:
+    """Length of the common prefix."""
     length = min(len(one), len(other))
     differing = np.flatnonzero(one[:length] != other[:length])
     return int(differing[0]) if len(differing) else length

@@ -1,4 +1,4 @@
-"""Requests as the scheduler has them: what is submitted, and what its listener hears."""
+"""Requests to the scheduler, and the events that their listeners get."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,19 +12,19 @@ from paceline.errors import PacelineError
 from paceline.runtime.options import Request
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
-from paceline.server.prefix_cache import Begun
+from paceline.server.prefix_cache import CachedPrefix
 
 
 class QueueFull(PacelineError):
-    """As many requests wait as may; the message says how many."""
+    """The queue holds the most requests that it may."""
 
 
 class Draining(PacelineError):
-    """The server is ending, and takes no more requests."""
+    """The server is shutting down and accepts no more requests."""
 
 
 class TimedOut(PacelineError):
-    """A request took longer than it may."""
+    """A request exceeded its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,19 @@ class Progress:
 
     step: Step
     logprobs: Sequence[TokenLogprob] = ()
-    """Of the new tokens, where that was asked for."""
+    """Of the new tokens, if the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An answer has ended, also by being cancelled."""
+    """The answer has ended, perhaps because it was cancelled."""
 
     result: Result
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """There will be no answer, or no more of it."""
+    """The request failed; no more tokens follow."""
 
     error: Exception
 
@@ -54,70 +54,89 @@ Event = Progress | Done | Failed
 Listener = Callable[[Event], None]
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A request that was submitted; its listener hears `Progress`, and once `Done` or `Failed`.
-
-    Of one that is cancelled before its turn it hears nothing more.
-    """
+@dataclass(frozen=True, slots=True)
+class ServerRequest:
+    """One answer to compute: what an endpoint submits to the scheduler."""
 
     tokens: Sequence[int]
-    request: Request
+    """The prompt."""
+    options: Request
+    salt: str = ""
+    """Prompts share cached KV only under the same salt."""
+    cached: bool = True
+    """Whether the prompt may use the prefix cache, and be added to it."""
+    timeout: float | None = None
+    """Seconds that it may take, the queue included; None: no limit."""
+    prefill_only: bool = False
+    """Whether only the prompt is computed: the client gets no token of the answer."""
+    index: int = 0
+    """Its index among the answers to its prompt."""
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRequest:
+    """A submitted request and the scheduler's state of it.
+
+    The listener gets `Progress` events, then one `Done` or `Failed`. A request that is cancelled in
+    the queue ends without an event.
+    """
+
+    request: ServerRequest
     listener: Listener
-    salt: str
-    cached: bool
-    deadline: float | None
+    max_length: int
+    """Most tokens of prompt and answer together."""
+    deadline: float | None = None
+    """On the monotonic clock."""
     submitted: float = field(default_factory=perf_counter)
     cancelled: bool = False
-    most_tokens: int = 0
-    """Tokens that prompt and answer can have together."""
-    begun: Begun | None = None
-    """Its KV; None while it waits, before its turn or after it was preempted."""
+    prefix: CachedPrefix | None = None
+    """Its KV; None in the queue, before it is admitted or after it was preempted."""
     memory: Memory | None = None
-    """What drafters know of its tokens, kept while it waits after it was preempted."""
+    """The drafters' state of its tokens, kept in the queue after it was preempted."""
     stream: Stream | None = None
-    spoilt: bool = False
-    """Whether a drafter failed: what drafters know of its tokens may be wrong."""
+    drafter_failed: bool = False
+    """Whether a drafter failed: the drafters' state of its tokens may be wrong."""
     ended: bool = False
-    told: int = 0
-    """Logprobs that the listener has."""
+    sent_logprobs: int = 0
+    """Logprobs that the listener got so far."""
 
     @property
     def count(self) -> int:
-        """Tokens of its prompt, and of its answer so far."""
-        return len(self.tokens) if self.stream is None else self.stream.count
+        """Tokens of the prompt and of the answer so far."""
+        return len(self.request.tokens) if self.stream is None else self.stream.count
 
     @property
     def held(self) -> int:
         """KV slots that it holds."""
-        begun = self.begun  # another thread may ask while the request is preempted
-        return 0 if begun is None else begun.slots.length
+        prefix = self.prefix  # another thread may read it during a preemption
+        return 0 if prefix is None else prefix.sequence.length
 
     def cancel(self) -> None:
-        """Nobody waits for it any more. It ends before the next call."""
+        """End it before the next call of the engine."""
         self.cancelled = True
 
     @property
-    def unwanted(self) -> bool:
-        """Whether it was cancelled, or has taken too long."""
+    def expired(self) -> bool:
+        """Whether it was cancelled, or exceeded its time limit."""
         return self.cancelled or (self.deadline is not None and monotonic() > self.deadline)
 
 
 @dataclass(slots=True)
 class Load:
-    """What is going on, and what went on since the start."""
+    """Current load, and counters since the start."""
 
     running: int = 0
     waiting: int = 0
     submitted: int = 0
-    refused: int = 0
+    rejected: int = 0
+    """Requests for which the queue was full."""
     failed: int = 0
     preempted: int = 0
-    """Requests that gave their KV to older ones, each time."""
+    """Preemptions; a request may be preempted several times."""
     silenced: Counter[str] = field(default_factory=Counter)
-    """Drafters that failed, or took too long, by their names."""
+    """Drafter -> requests in which it failed or exceeded its time limit."""
     faults: int = 0
-    """Errors that were no request's own."""
+    """Errors of the scheduler that belong to no request."""
     calls: int = 0
     call_seconds: float = 0.0
     rows: int = 0

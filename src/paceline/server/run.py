@@ -1,8 +1,7 @@
-"""`paceline serve`: one server from its start to its end.
+"""`paceline serve`: a server from start to shutdown, on uvicorn.
 
-Knows sockets, signals and uvicorn. The rule: whoever was promised an answer gets it or an error,
-also while the server ends: it takes nothing new, lets what runs go on for a while, and says to the
-rest that it has ended.
+Invariant: every accepted request gets its answer or an error. At shutdown the server accepts
+nothing new, lets requests run for the grace period, and ends the rest with an error.
 """
 
 import asyncio
@@ -33,19 +32,19 @@ from paceline.server.settings import Settings
 DEFAULT_PORT = 8000
 
 CONTEXTS = 4
-"""Full contexts in a server's KV cache where `--cache-tokens` does not say. Requests and prefixes
-take blocks of it as they need them, and memory is taken as blocks are used."""
+"""Full contexts in the KV cache without `--cache-tokens`. Requests and the prefix cache take blocks
+as they grow, and memory is allocated as blocks are used."""
 
 _BACKLOG = 1024
-"""Connections that may wait to be accepted."""
+"""Connections that wait to be accepted."""
 
 _FLUSH_SECONDS = 2
-"""How long clients may take to read the rest once all answers have ended."""
+"""Time for clients to read the rest after all answers have ended."""
 
 _OPEN_FILES = 10_240
-"""Connections need one each. What macOS allows at most where it says that there is no limit."""
+"""Limit on file descriptors, one a connection: the most that macOS allows without a limit."""
 
-_HERE = ("localhost", "127.0.0.1", "::1")
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def serve(
@@ -56,28 +55,28 @@ def serve(
     *,
     say: Callable[[str], Any] | None = None,
 ) -> None:
-    """Serve a model until SIGTERM or SIGINT; a second one ends it at once.
+    """Serve a model until SIGTERM or SIGINT; a second signal ends it at once.
 
     Args:
         model: loaded, with the drafters that requests may ask for.
-        host: the address to listen at; others than this machine's own want an API key.
-        port: 0 takes a free one.
+        host: the address to listen at; one that other machines can reach requires an API key.
+        port: 0 chooses a free one.
         settings: None: the defaults.
-        say: told where the server listens, once it does; None: standard error.
+        say: gets the line with the URL once the server listens; None: standard error.
 
     Raises:
-        InvalidRequest: the address cannot be served so.
-        PacelineError: the address cannot be listened at.
+        InvalidRequest: the address requires an API key.
+        PacelineError: the server cannot listen at the address.
     """
     allow_open_files()
     server = Server(model, host, port, settings)
-    with suppress(PacelineError):  # those who ask for a form will hear why there is none
-        server.service.grammars.json_object()  # half a second that the first would have to wait
+    with suppress(PacelineError):  # a request for structured output gets the error
+        server.service.grammars.json_object()  # warm up: the first grammar takes half a second
     server.run(say=say or _say, signals=True)
 
 
 class Server:
-    """A server that is bound to its address and not yet running."""
+    """A server, bound to its address and not yet running."""
 
     def __init__(
         self,
@@ -88,34 +87,33 @@ class Server:
     ) -> None:
         """Bind the address; see `serve`."""
         settings = settings or Settings()
-        for drafter in {settings.drafter, "auto"}:  # a request may ask for either
+        for drafter in {settings.drafter, "auto"}:  # a request may name either
             model.open_drafters(drafter)
-        here = _is_here(host)
-        if not (here or settings.api_keys or settings.anyone):
+        local = _is_local(host)
+        if not (local or settings.api_keys or settings.anyone):
             raise InvalidRequest(
-                f"others can reach a server at {host}: give it an API key, or say that anyone may "
-                "use it"
+                f"other machines can reach a server at {host}: set an API key, or allow --anyone"
             )
-        if here and settings.hosts is None:
-            settings = replace(settings, hosts=(*_HERE, host))
+        if local and settings.hosts is None:
+            settings = replace(settings, hosts=(*_LOCAL_NAMES, host))
         self.settings = settings
         self._socket = _bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         name = f"[{host}]" if ":" in host else host
         self.url = f"http://{name}:{self.port}"
         self.scheduler = Scheduler(
-            model, most_waiting=settings.most_waiting, most_running=settings.most_running
+            model, max_waiting=settings.max_waiting, max_running=settings.max_running
         )
         self.service = Service(self.scheduler, settings)
         metrics = Metrics(self.service)
-        self.service.watch = metrics
+        self.service.observer = metrics
         self._app = make_app(self.service, metrics.routes(), page.routes())
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._told = 0
+        self._stop_requests = 0
         self._stop = asyncio.Event()
 
     def run(self, *, say: Callable[[str], Any] = lambda _: None, signals: bool = False) -> None:
-        """Serve until `stop` is called, or a signal comes where `signals` are listened to."""
+        """Serve until `stop` is called, or with `signals` until a signal."""
         self.scheduler.start()
         try:
             asyncio.run(self._run(say, signals=signals))
@@ -124,15 +122,15 @@ class Server:
             self._socket.close()
 
     def stop(self) -> None:
-        """Have it end, from any thread; at the second call at once."""
+        """Shut down, from any thread; the second call skips the grace period."""
         if self._loop is not None:
-            with suppress(RuntimeError):  # it has ended
-                self._loop.call_soon_threadsafe(self._tell)
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._request_stop)
 
-    def _tell(self) -> None:
-        self._told += 1
+    def _request_stop(self) -> None:
+        self._stop_requests += 1
         self._stop.set()
-        if self._told > 1:
+        if self._stop_requests > 1:
             threading.Thread(target=self.scheduler.close, daemon=True).start()
 
     async def _run(self, say: Callable[[str], Any], *, signals: bool) -> None:
@@ -143,7 +141,7 @@ class Server:
             await asyncio.sleep(0.005)
         if signals:
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.add_signal_handler(number, self._tell)
+                self._loop.add_signal_handler(number, self._request_stop)
         say(f"serving {self.service.name} at {self.url}/v1")
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +153,7 @@ class Server:
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
             self._app,
-            http=_patient(self.settings.header_seconds, self.settings.reading_seconds),
+            http=_protocol(self.settings.header_seconds, self.settings.reading_seconds),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -166,74 +164,74 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals to us: uvicorn would hang up on those who still get their answers."""
+    """Does not handle signals: uvicorn would close connections with unfinished answers."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
 
-def _patient(headers: float, reading: float) -> type[H11Protocol]:
-    """Connections whose clients may take so many seconds.
+def _protocol(headers: float, reading: float) -> type[H11Protocol]:
+    """A protocol that closes connections of slow clients.
 
     Args:
-        headers: to send a request's headers.
-        reading: to take none of what waits for them.
+        headers: seconds to send the headers of a request.
+        reading: seconds in which a client reads nothing of what is ready for it.
     """
 
-    class Patient(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
-        _unread: asyncio.TimerHandle | None = None
+    class TimedProtocol(H11Protocol):
+        _header_timer: asyncio.TimerHandle | None = None
+        _read_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._watch()
+            self._time_headers()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            self._watch()
+            self._time_headers()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._forget()
-            self._is_read()
+            self._stop_header_timer()
+            self._stop_read_timer()
             super().connection_lost(exc)
 
         def pause_writing(self) -> None:
-            self._wait_for_reader()
+            self._time_reading()
             super().pause_writing()
 
-        def _wait_for_reader(self, before: float = math.inf) -> None:
+        def _time_reading(self, before: float = math.inf) -> None:
             left = self.transport.get_write_buffer_size()
             if left < before:
-                self._unread = self.loop.call_later(reading, self._wait_for_reader, left)
-            else:  # nothing was taken
+                self._read_timer = self.loop.call_later(reading, self._time_reading, left)
+            else:  # the client has read nothing
                 self.transport.abort()
 
         def resume_writing(self) -> None:
-            self._is_read()
+            self._stop_read_timer()
             super().resume_writing()
 
-        def _is_read(self) -> None:
-            if self._unread is not None:
-                self._unread.cancel()
-                self._unread = None
+        def _stop_read_timer(self) -> None:
+            if self._read_timer is not None:
+                self._read_timer.cancel()
+                self._read_timer = None
 
-        def _watch(self) -> None:
+        def _time_headers(self) -> None:
             if self.cycle is not None and not self.cycle.response_complete:
-                self._forget()  # the headers are here
-            elif self._timer is None:
-                self._timer = self.loop.call_later(headers, self.transport.close)
+                self._stop_header_timer()  # the headers are here
+            elif self._header_timer is None:
+                self._header_timer = self.loop.call_later(headers, self.transport.close)
 
-        def _forget(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+        def _stop_header_timer(self) -> None:
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
 
-    return Patient
+    return TimedProtocol
 
 
-def _is_here(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+def _is_local(host: str) -> bool:
+    """Whether an address is reachable from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -252,7 +250,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def allow_open_files() -> None:
-    """As many as may be: some shells allow 256, and every connection takes one."""
+    """Raise the limit on open files: some shells allow 256, and a connection takes one."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
     if now != resource.RLIM_INFINITY and now < wanted:

@@ -1,17 +1,17 @@
-"""Requests of many users in the calls of one engine.
+"""Continuous batching: the requests of many clients in the calls of one engine.
 
-One thread drives the engine: every call has the blocks of all running answers, and as many rows of
-prompts as do not hold those up. Other threads submit requests; listeners get what becomes of them.
+One thread drives the engine. Every call has a block of each decoding request, and as many prefill
+rows as do not delay those (`batch.py`). Other threads submit requests; listeners get the events.
 
-A request is admitted when the KV cache has room for it (`admission.py`), and takes blocks as it
-needs them. When those run out, entries of the prefix cache are evicted, then the youngest request
-is preempted: it waits, and later goes on to the same tokens. A request that ends leaves its KV to
-the prefix cache.
+A request is admitted when the KV cache has slots for it (`admission.py`), and takes KV blocks as it
+grows. When none is left, entries of the prefix cache are evicted, then the youngest request is
+preempted: it returns to the queue and later continues to the same tokens. A request that ends
+leaves its KV to the prefix cache.
 
-The rule: whatever goes wrong with one request ends that request alone, a drafter that fails is
-silenced, and no slot is lost. Every call out of this file that concerns a request is made where its
-error is that request's; what is left is caught in `_run`, and the loop goes on, since a block whose
-rows were not accepted is simply run again.
+Invariant: an error of one request ends that request alone, a drafter that fails is silenced, and no
+slot is lost. Every call that concerns one request is made where its error ends that request. Other
+errors are caught in `_run` and the loop continues: a block whose rows were not accepted is run
+again.
 """
 
 import logging
@@ -19,21 +19,17 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic, perf_counter
+from time import monotonic
 
 import numpy as np
 
 from paceline.decoding.generation import Step
-from paceline.decoding.types import Block
-from paceline.engines.base import StepResult
 from paceline.errors import CacheFull, InvalidRequest
-from paceline.runtime.loop import run_step
 from paceline.runtime.model import Model
-from paceline.runtime.options import Request
 from paceline.runtime.result import Result
 from paceline.server.admission import Admission
 from paceline.server.batch import Batcher, Work
-from paceline.server.prefix_cache import Begun, PromptCache, release
+from paceline.server.prefix_cache import CachedPrefix, PrefixCache, close_sequence
 from paceline.server.request import (
     Done,
     Draining,
@@ -42,142 +38,116 @@ from paceline.server.request import (
     Listener,
     Load,
     Progress,
+    QueuedRequest,
     QueueFull,
-    Ticket,
+    ServerRequest,
     TimedOut,
 )
 
 log = logging.getLogger(__name__)
 
-_LAST_CALL_SECONDS = 60.0
-"""How long the end waits for a call of the engine that is under way."""
+_JOIN_SECONDS = 60.0
+"""How long `close` waits for the engine call in progress."""
 
-_WORTH_WAITING = 32
-"""Tokens of a prefix that another request is prefilling for which a request waits."""
+_MIN_PENDING = 32
+"""Tokens of a prefix in another request's prefill for which a request waits in the queue."""
 
-_MOST_FAULTS = 8
-"""Errors of no request's own, one turn after the other, after which all requests are ended."""
+_MAX_FAULTS = 8
+"""Consecutive errors that belong to no request after which all requests are failed."""
 
 
 class Scheduler:
-    """The scheduler of one model; see the top of this file."""
+    """The scheduler of one model."""
 
-    def __init__(self, model: Model, *, most_waiting: int = 256, most_running: int = 64) -> None:
-        """Prepare; `start` begins.
+    def __init__(self, model: Model, *, max_waiting: int = 256, max_running: int = 64) -> None:
+        """Prepare; `start` starts the thread.
 
         Args:
-            model: loaded, with the drafters that requests may ask for. Nobody else may use it.
-            most_waiting: requests that may wait for their turn.
-            most_running: answers that are written at once.
+            model: loaded, with the drafters that requests may use; for this scheduler alone.
+            max_waiting: requests in the queue.
+            max_running: requests that run at once.
         """
         self.model = model
-        self.prompts = PromptCache(model.engine)
-        self.admission = Admission(model.engine, self.prompts, model.draft_slots)
+        self.prefix_cache = PrefixCache(model.engine)
+        self.admission = Admission(model.engine, self.prefix_cache, model.draft_slots)
         self.load = Load()
-        self._most_waiting, self._most_running = most_waiting, most_running
-        self._waiting: deque[Ticket] = deque()
-        self._running: list[Ticket] = []
-        self._unfinished = 0  # submitted, and not ended
+        self._max_waiting, self._max_running = max_waiting, max_running
+        self._waiting: deque[QueuedRequest] = deque()
+        self._running: list[QueuedRequest] = []
+        self._unfinished = 0  # submitted and not ended
         self._wake = threading.Condition()
         self._draining = self._failing = self._stopped = False
-        self._began: float | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
-        self._batcher = Batcher(model.measurement.cost)
+        self._batcher = Batcher(model.engine, model.measurement.cost, self.load)
 
     def start(self) -> None:
-        """Begin to work."""
-        self._warm_up()
+        """Start the thread that drives the engine."""
+        self._batcher.warm_up()
         self._thread.start()
-
-    def _warm_up(self) -> None:
-        """An engine may compile something for its first call of several sequences: do it now."""
-        sequences = [self.model.engine.open() for _ in range(2)]
-        with suppress(Exception):  # whatever it is, the first request will meet it, too
-            self.model.engine.step([(each, Block([0], 1)) for each in sequences])
-        for each in sequences:
-            each.close()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread that drives the engine is at work."""
+        """Whether the thread that drives the engine runs."""
         return self._thread.is_alive()
 
     @property
     def call_seconds(self) -> float:
-        """How long the engine has been at its present call; 0.0 between calls."""
-        began = self._began
-        return 0.0 if began is None else perf_counter() - began
+        """Seconds that the current engine call has taken so far; 0.0 between calls."""
+        return self._batcher.call_seconds
 
     @property
     def failing(self) -> bool:
-        """Whether all requests were ended for a fault of ours, and none was served since."""
+        """Whether the scheduler failed all requests, and completed no iteration since."""
         return self._failing
 
     @property
     def draining(self) -> bool:
-        """Whether it takes no more requests."""
+        """Whether it accepts no more requests."""
         return self._draining
 
     @property
     def usage(self) -> float:
-        """How much of the slots running requests hold, 0 to 1; what they share counts for each."""
+        """Fraction of the slots that running requests hold, 0 to 1; shared slots count for each."""
         return self.admission.usage(list(self._running))
 
-    def submit(
-        self,
-        tokens: Sequence[int],
-        request: Request,
-        listener: Listener,
-        *,
-        salt: str = "",
-        cached: bool = True,
-        seconds: float | None = None,
-    ) -> Ticket:
+    def submit(self, request: ServerRequest, listener: Listener) -> QueuedRequest:
         """Put a request into the queue.
 
-        Args:
-            tokens: the prompt.
-            request: how to answer it.
-            listener: gets its events, in the engine's thread: it must be quick.
-            salt: its prompt shares nothing with those under another salt.
-            cached: whether its prompt may be found in the prefix cache, and left there.
-            seconds: how long it may take, waiting included; None: without a limit.
+        The listener gets the request's events in the engine's thread, and must return quickly.
 
         Raises:
-            InvalidRequest: it could never be served.
-            QueueFull: too many wait.
-            Draining: the server is ending.
+            InvalidRequest: it can never be served.
+            QueueFull: too many requests wait.
+            Draining: the server is shutting down.
         """
-        ticket = Ticket(
-            tokens,
-            request,
-            listener,
-            salt,
-            cached and not request.prompt_logprobs,
-            None if seconds is None else monotonic() + seconds,
-        )
-        missing = self.model.taps_for(request) - set(self.model.engine.taps)
+        missing = self.model.taps_for(request.options) - set(self.model.engine.taps)
         if missing:
             raise InvalidRequest(
-                f"drafter {request.drafter} looks at hidden states that the model was loaded "
-                "without; start with it"
+                f"drafter {request.options.drafter} needs hidden states that the model was loaded "
+                "without; start the server with that drafter"
             )
-        self.admission.settle(ticket)
+        request = self.admission.limited(request)
+        queued = QueuedRequest(
+            request,
+            listener,
+            len(request.tokens) + (request.options.max_tokens or 0),
+            None if request.timeout is None else monotonic() + request.timeout,
+        )
         with self._wake:
             if self._draining:
-                raise Draining("the server is ending and takes no more requests")
-            if len(self._waiting) >= self._most_waiting:
-                self.load.refused += 1
+                raise Draining("the server is shutting down and accepts no more requests")
+            if len(self._waiting) >= self._max_waiting:
+                self.load.rejected += 1
                 raise QueueFull(f"{len(self._waiting)} requests wait already; try again later")
-            self._waiting.append(ticket)
+            self._waiting.append(queued)
             self._unfinished += 1
             self.load.submitted += 1
             self.load.waiting = len(self._waiting)
             self._wake.notify()
-        return ticket
+        return queued
 
     def close(self, grace: float = 0.0) -> None:
-        """Take no more requests, let those that were taken go on for `grace` seconds, and end."""
+        """Accept no more requests, finish the submitted ones for up to `grace` seconds, and end."""
         with self._wake:
             self._draining = True
             self._wake.notify()
@@ -188,214 +158,202 @@ class Scheduler:
             self._stopped = True
             self._wake.notify()
         if self.alive:
-            self._thread.join(_LAST_CALL_SECONDS)
+            self._thread.join(_JOIN_SECONDS)
         if self.alive:
-            log.error("the engine has not come back from its last call")
+            log.error("the engine has not returned from its last call")
 
     # -- the engine's thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
         faults = 0
-        while self._waits_for_work():
+        while self._wait_for_work():
             try:
-                self._turn()
+                self._iterate()
                 faults, self._failing = 0, False
-            except Exception as error:  # a fault of ours: no request may wait for ever for it
-                log.exception("the scheduler failed; it goes on")
+            except Exception as error:  # no request may wait forever because of it
+                log.exception("the scheduler failed and continues")
                 self.load.faults += 1
                 faults += 1
-                if faults >= _MOST_FAULTS:
+                if faults >= _MAX_FAULTS:
                     self._failing = True
                     self._end_all(error)
         with self._wake:
             self._draining = True
-        self._end_all(Draining("the server has ended"))
-        self.prompts.clear()
+        self._end_all(Draining("the server has shut down"))
+        self.prefix_cache.clear()
 
-    def _waits_for_work(self) -> bool:
-        """Wait for a request; False when the scheduler is to end."""
+    def _wait_for_work(self) -> bool:
+        """Wait for a request; False once the scheduler is stopped."""
         with self._wake:
             while not (self._stopped or self._waiting or self._running):
                 self._wake.wait()
             return not self._stopped
 
-    def _turn(self) -> None:
-        """One call of the engine, and all that comes before and after it."""
-        self._end_unwanted()
+    def _iterate(self) -> None:
+        """Expire and admit requests, then make one call of the engine."""
+        self._end_expired()
         self._admit()
         if self._running:
-            self._execute(list(self._batcher.blocks(self._running, self._end)))
+            self._execute(list(self._batcher.next_batch(self._running, self._end)))
 
     def _end_all(self, error: Exception) -> None:
         with self._wake:
             left = [*self._running, *self._waiting]
             self._waiting.clear()
-        for ticket in left:
-            self._end(ticket, error)
+        for queued in left:
+            self._end(queued, error)
 
-    def _end_unwanted(self) -> None:
-        """End what was cancelled, or has taken too long."""
+    def _end_expired(self) -> None:
+        """End requests that were cancelled, or exceeded their time limit."""
         with self._wake:
-            unwanted = [ticket for ticket in self._waiting if ticket.unwanted]
-        for ticket in [*unwanted, *(each for each in self._running if each.unwanted)]:
-            late = not ticket.cancelled
-            self._end(ticket, TimedOut("the request took longer than it may") if late else None)
+            expired = [queued for queued in self._waiting if queued.expired]
+        for queued in [*expired, *(each for each in self._running if each.expired)]:
+            late = not queued.cancelled
+            self._end(queued, TimedOut("the request exceeded its time limit") if late else None)
 
     def _admit(self) -> None:
-        """Admit those who wait, in their order, as long as there is room.
+        """Admit requests in their order, while the KV cache has room.
 
-        A request whose prefix another one is prefilling waits for it, and is passed by others.
+        A request whose prefix is in another one's prefill waits for it; later requests overtake it.
         """
-        for ticket in list(self._waiting):
-            if len(self._running) >= self._most_running:
+        for queued in list(self._waiting):
+            if len(self._running) >= self._max_running:
                 return
+            request = queued.request
             try:
-                if ticket.cached and ticket.stream is None:
-                    prompt = np.array(ticket.tokens, np.int64)
-                    if self.prompts.awaited(prompt, ticket.salt) >= _WORTH_WAITING:
+                if request.cached and queued.stream is None:
+                    prompt = np.array(request.tokens, np.int64)
+                    if self.prefix_cache.pending_prefix(prompt, request.salt) >= _MIN_PENDING:
                         continue
-                begun = self.admission.admit(ticket, self._running)
-            except Exception as error:  # whatever it is, it is this request's
-                self._end(ticket, error)
+                prefix = self.admission.admit(queued, self._running)
+            except Exception as error:  # any error here is of this request
+                self._end(queued, error)
                 continue
-            if begun is None:
+            if prefix is None:
                 return
-            self._begin(ticket, begun)
+            self._begin(queued, prefix)
 
-    def _begin(self, ticket: Ticket, begun: Begun) -> None:
-        """Begin with a request that is admitted, or go on with it where it was preempted."""
-        memory = begun.memory if ticket.memory is None else ticket.memory
-        ticket.begun = Begun(begun.slots, memory)
+    def _begin(self, queued: QueuedRequest, prefix: CachedPrefix) -> None:
+        """Start an admitted request, or continue it after a preemption."""
+        memory = prefix.memory if queued.memory is None else queued.memory
+        queued.prefix = CachedPrefix(prefix.sequence, memory)
+        request = queued.request
         try:
-            if ticket.cached:
-                self.prompts.show(np.array(ticket.tokens, np.int64), ticket.begun, ticket.salt)
-            if ticket.stream is None:
-                ticket.stream = self.model.begin(
-                    ticket.tokens,
-                    ticket.request,
-                    begun.slots,
-                    ticket.submitted,
+            if request.cached:
+                prompt = np.array(request.tokens, np.int64)
+                self.prefix_cache.register(prompt, queued.prefix, request.salt)
+            if queued.stream is None:
+                queued.stream = self.model.begin(
+                    request.tokens,
+                    request.options,
+                    prefix.sequence,
+                    queued.submitted,
                     end=lambda _: None,
-                    memory=begun.memory,
+                    memory=prefix.memory,
                     shared=True,
-                    fault=lambda drafter, error: self._silenced(ticket, drafter, error),
+                    fault=lambda drafter, error: self._drafter_failed(queued, drafter, error),
                 )
             else:
-                ticket.stream.restart(begun.slots)
+                queued.stream.restart(prefix.sequence)
         except Exception as error:
-            self._end(ticket, error)
+            self._end(queued, error)
             return
         with self._wake:
-            self._waiting.remove(ticket)
-            self._running.append(ticket)
-            self._count()
+            self._waiting.remove(queued)
+            self._running.append(queued)
+            self._update_load()
 
-    def _execute(self, work: Sequence[tuple[Ticket, Work]]) -> None:
-        """Run blocks in one call, and accept its rows; alone where the call of all fails."""
-        while work := [(ticket, pair) for ticket, pair in work if ticket in self._running]:
+    def _execute(self, batch: Sequence[tuple[QueuedRequest, Work]]) -> None:
+        """Run a batch and accept its rows. If the call fails, run each request's block alone."""
+        while batch := [(queued, work) for queued, work in batch if queued in self._running]:
             try:
-                steps = self._step([pair for _, pair in work])
+                steps = self._batcher.run([work for _, work in batch])
             except Exception as error:
-                if isinstance(error, CacheFull) and self._frees_slots(work):
+                if isinstance(error, CacheFull) and self._free_slots(batch):
                     continue
-                if len(work) == 1:
-                    self._end(work[0][0], error)
+                if len(batch) == 1:
+                    self._end(batch[0][0], error)
                     return
-                for each in work:
+                for each in batch:
                     self._execute([each])
                 return
-            for (ticket, _), step in zip(work, steps, strict=True):
-                self._deliver(ticket, step)
+            for (queued, _), step in zip(batch, steps, strict=True):
+                self._deliver(queued, step)
             return
 
-    def _frees_slots(self, work: Sequence[tuple[Ticket, Work]]) -> bool:
-        """Whether slots were short for a call, and some were taken from others."""
-        rows = sum(len(block.tokens) for _, (_, block) in work)
-        short = self.admission.short(rows, len(work))
-        return short and (self.prompts.evict() or self._preempt())
+    def _free_slots(self, batch: Sequence[tuple[QueuedRequest, Work]]) -> bool:
+        """Evict or preempt if the call lacked slots; whether it may succeed now."""
+        rows = sum(len(block.tokens) for _, (_, block) in batch)
+        lacked = self.admission.lacks_slots(rows, len(batch))
+        return lacked and (self.prefix_cache.evict() or self._preempt())
 
-    def _step(self, work: Sequence[Work]) -> list[Step | Exception]:
-        """Run the blocks in one call of the engine; see `run_step`."""
-        self._began = started = perf_counter()
-        rows = sum(len(block.tokens) for _, block in work)
-
-        def observe(result: StepResult) -> None:
-            self._began = None
-            if len(work) > 1:
-                self._batcher.cost.learn(len(work), rows, result.seconds)
-            self.load.rows += rows
-            self.load.calls += 1
-            self.load.call_seconds += perf_counter() - started
-
-        try:
-            return run_step(self.model.engine, work, observe)
-        finally:
-            self._began = None
-
-    def _deliver(self, ticket: Ticket, step: Step | Exception) -> None:
-        """Send a request what its step brought, and end it where it has ended."""
+    def _deliver(self, queued: QueuedRequest, step: Step | Exception) -> None:
+        """Send a step to its listener, and end the request if its answer has ended."""
         if isinstance(step, Exception):
-            self._end(ticket, step)
+            self._end(queued, step)
             return
-        stream = ticket.stream
+        stream = queued.stream
         assert stream is not None
-        if step.tokens or step.text:
-            new = stream.logprobs[ticket.told :]
-            ticket.told += len(new)
-            self._tell(ticket, Progress(step, new))
-        if stream.finished:
-            self._end(ticket, None)
+        try:
+            if step.tokens or step.text:
+                new = stream.logprobs[queued.sent_logprobs :]
+                queued.sent_logprobs += len(new)
+                self._send(queued, Progress(step, new))
+            if stream.finished:
+                self._end(queued, None)
+        except Exception as error:
+            self._end(queued, error)
 
     def _preempt(self) -> bool:
-        """Take the KV of the youngest of several requests; False where there is one alone.
+        """Preempt the youngest of several requests; False if only one runs.
 
-        It waits before all others. Its prompt's KV goes to the prefix cache, where it is found
-        again, or evicted. An answer that had begun goes on; a prefill begins anew.
+        It returns to the head of the queue. The KV of its prompt goes to the prefix cache. A
+        request in its prefill starts anew; an answer is recomputed and continues.
         """
         if len(self._running) < 2:
             return False
-        ticket = max(self._running, key=lambda each: each.submitted)
-        stream, begun = ticket.stream, ticket.begun
+        queued = max(self._running, key=lambda each: each.submitted)
+        stream, prefix = queued.stream, queued.prefix
         assert stream is not None
-        assert begun is not None
+        assert prefix is not None
+        tokens = queued.request.tokens
         try:
             if stream.prefilling:
                 stream.close()
-                ticket.stream = None
+                queued.stream = None
             else:
-                ticket.memory = begun.memory
-                begun = Begun(begun.slots, begun.memory.beginning(len(ticket.tokens)))
+                queued.memory = prefix.memory
+                prefix = CachedPrefix(prefix.sequence, prefix.memory.beginning(len(tokens)))
         except Exception as error:
-            self._end(ticket, error)
+            self._end(queued, error)
             return True
-        ticket.begun = None
-        self._release(ticket, begun, ticket.tokens if ticket.cached else None)
+        queued.prefix = None
+        self._release(queued, prefix, tokens)
         with self._wake:
-            self._running.remove(ticket)
-            self._waiting.appendleft(ticket)
-            self._count()
+            self._running.remove(queued)
+            self._waiting.appendleft(queued)
+            self._update_load()
         self.load.preempted += 1
         return True
 
-    def _silenced(self, ticket: Ticket, drafter: str, error: Exception) -> None:
-        """Count a drafter that failed; what it remembers is not for those after it."""
+    def _drafter_failed(self, queued: QueuedRequest, drafter: str, error: Exception) -> None:
         log.warning("drafter %s is silenced for a request: %s", drafter, type(error).__name__)
         self.load.silenced[drafter] += 1
-        ticket.spoilt = True
+        queued.drafter_failed = True
 
-    def _end(self, ticket: Ticket, error: Exception | None) -> None:
+    def _end(self, queued: QueuedRequest, error: Exception | None) -> None:
         """End a request: its KV goes to the prefix cache, and its listener gets the event."""
         with self._wake:
-            if ticket.ended:
+            if queued.ended:
                 return
-            ticket.ended = True
-            if ticket in self._running:
-                self._running.remove(ticket)
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
-            self._count()
+            queued.ended = True
+            if queued in self._running:
+                self._running.remove(queued)
+            if queued in self._waiting:
+                self._waiting.remove(queued)
+            self._update_load()
             self._unfinished -= 1
-        stream, begun, ticket.begun = ticket.stream, ticket.begun, None
+        stream, prefix, queued.prefix = queued.stream, queued.prefix, None
         result: Result | None = None
         tokens: Sequence[int] | None = None
         if stream is not None:
@@ -404,34 +362,37 @@ class Scheduler:
                 result, tokens = stream.result, stream.tokens
             except Exception as failed:
                 error = error or failed
-        if begun is not None:
-            self._release(ticket, begun, None if error or not ticket.cached else tokens)
+        if prefix is not None:
+            self._release(queued, prefix, None if error else tokens)
         if error is not None:
             self.load.failed += 1
-            self._tell(ticket, Failed(error))
+            self._send(queued, Failed(error))
         elif result is not None:
-            self._tell(ticket, Done(result))
+            self._send(queued, Done(result))
 
-    def _release(self, ticket: Ticket, begun: Begun, tokens: Sequence[int] | None) -> None:
+    def _release(
+        self, queued: QueuedRequest, prefix: CachedPrefix, tokens: Sequence[int] | None
+    ) -> None:
         """Give KV to the prefix cache as that of `tokens`, or with None back to the engine.
 
-        Whatever fails, no slot is lost.
+        No slot is lost, whatever fails.
         """
         try:
-            self.prompts.hide(begun)
-            if tokens is not None:
-                if ticket.spoilt:
-                    begun.memory.clear()
-                self.prompts.keep(np.array(tokens, np.int64), begun, ticket.salt)
+            self.prefix_cache.unregister(prefix)
+            if tokens is not None and queued.request.cached:
+                if queued.drafter_failed:
+                    prefix.memory.clear()
+                array = np.array(tokens, np.int64)
+                self.prefix_cache.insert(array, prefix, queued.request.salt)
                 return
         except Exception:
-            log.exception("the KV of a request cannot be kept")
+            log.exception("cannot keep the KV of a request")
             self.load.faults += 1
-        release(begun.slots)
+        close_sequence(prefix.sequence)
 
-    def _count(self) -> None:
+    def _update_load(self) -> None:
         self.load.waiting, self.load.running = len(self._waiting), len(self._running)
 
-    def _tell(self, ticket: Ticket, event: Event) -> None:
-        with suppress(Exception):  # a listener that fails is the only one who wants the event
-            ticket.listener(event)
+    def _send(self, queued: QueuedRequest, event: Event) -> None:
+        with suppress(Exception):  # only the listener itself misses the event
+            queued.listener(event)

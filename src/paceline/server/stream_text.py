@@ -1,56 +1,77 @@
-"""An answer as a client gets it: text, and the tokens and logprobs that are part of that text.
+"""Answers on their way to a client: from events in the engine's thread to deltas of text.
 
-Knows what the scheduler tells of one request. Knows nothing of HTTP. The rules: what was told is
-never taken back; a token is told with or after its text; and tokens that the text ends before are
-not told at all: those of a stop string, and the one that ended the answer.
+Independent of HTTP. Invariants: sent text is never taken back; a token is sent with its text or
+after it; tokens that are not part of the text (of a stop string, or the one that ended the answer)
+are not sent; and no request stays in the scheduler once its client is gone.
+
+The queue between the threads is unbounded because answers are bounded: a slow reader delays no
+other request.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from time import perf_counter
-from typing import NamedTuple
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.text import Decode, TextStream
 from paceline.decoding.types import FinishReason
 from paceline.runtime.result import Result
-from paceline.server.request import Progress
+from paceline.server.api.errors import ApiError
+from paceline.server.request import (
+    Done,
+    Event,
+    Failed,
+    Progress,
+    QueuedRequest,
+    ServerRequest,
+)
+
+if TYPE_CHECKING:
+    from paceline.server.service import Service
 
 
 class Piece(NamedTuple):
-    """A token of an answer, and the text that became whole with it.
+    """A token of an answer, and the text that it completed.
 
-    A token of a thought has no text of the answer; what it thinks is in `reasoning`.
+    A token of a thought has no text of the answer; its text is in `reasoning`.
     """
 
     token: int
     text: str
     start: int
-    """Where in the answer the text begins, in characters."""
+    """Offset of the text in the answer, in characters."""
     likely: TokenLogprob | None = None
     source: str | None = None
-    """Who named it before the model picked it: a drafter, or `forced`; None: nobody."""
+    """The drafter whose draft had the token, or `forced`; None: it was not drafted."""
     reasoning: str = ""
-    """The text of a thought that became whole with it."""
+    """The text of a thought that it completed."""
 
     @property
     def end(self) -> int:
-        """Where its text ends."""
+        """Offset of the end of its text."""
         return self.start + len(self.text)
 
 
-class Part(NamedTuple):
-    """What is new of an answer."""
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of one of the answers to a request."""
 
+    index: int
     text: str
     pieces: list[Piece]
     reasoning: str = ""
+    finished: bool = False
 
 
 class StepCount(NamedTuple):
-    """One step of the engine, after the prompt."""
+    """One step after the prompt."""
 
     drafted: int
     accepted: int
@@ -58,46 +79,44 @@ class StepCount(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """One answer, as it comes."""
+    """One answer as it grows."""
 
-    ends: Collection[int]
-    """Tokens that end it."""
-    silent: bool = False
-    """Whether nothing of it is told: only its prompt was to be read."""
+    stop_token_ids: Collection[int]
+    index: int = 0
+    prefill_only: bool = False
     text: str = ""
     reasoning: str = ""
-    """The model's thoughts, where they are told apart."""
+    """The model's thoughts, if they are separated from the answer."""
     pieces: list[Piece] = field(default_factory=list)
     steps: list[StepCount] = field(default_factory=list)
     result: Result | None = None
-    """When it has ended."""
-    asked: float = field(default_factory=perf_counter)
-    """When it was asked for."""
+    """Once it has ended."""
+    submitted: float = field(default_factory=perf_counter)
     _held: deque[Piece] = field(default_factory=deque)
     _decoded: int = 0
     _reasoning_tokens: int = 0
-    _begun: bool = False
+    _started: bool = False
     _stopped: bool = False
 
     @property
     def done(self) -> Result:
-        """The result. Only when it has ended."""
+        """The result of an answer that has ended."""
         assert self.result is not None
         return self.result
 
     @property
     def tokens(self) -> int:
-        """How many tokens were told."""
+        """Tokens sent so far."""
         return len(self.pieces)
 
     @property
     def reasoning_tokens(self) -> int:
-        """How many of these are thoughts."""
+        """Tokens of thoughts sent so far."""
         return min(self._reasoning_tokens, self.tokens)
 
     @property
     def speculation(self) -> dict[str, int]:
-        """Steps after the prompt so far, and what was guessed in them."""
+        """Steps after the prompt so far, and their draft tokens."""
         return {
             "steps": len(self.steps),
             "drafted": sum(step.drafted for step in self.steps),
@@ -106,21 +125,21 @@ class Answer:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why it ended. Only when it has."""
-        return FinishReason.LENGTH if self.silent else self.done.finish_reason
+        """Why an answer has ended."""
+        return FinishReason.LENGTH if self.prefill_only else self.done.finish_reason
 
-    def progress(self, event: Progress) -> Part:
-        """More of it."""
+    def progress(self, event: Progress) -> Delta:
+        """Add a step."""
         step = event.step
-        if self._begun:
+        if self._started:
             self.steps.append(StepCount(step.drafted, step.accepted))
-        self._begun = True
-        if self.silent:
-            return Part("", [])
+        self._started = True
+        if self.prefill_only:
+            return Delta(self.index, "", [])
         self._reasoning_tokens = step.reasoning_tokens
         found = enumerate(zip_longest(step.tokens, step.pieces, event.logprobs))
         for place, (token, piece, likely) in found:
-            if token in self.ends:
+            if token in self.stop_token_ids:
                 self._stopped = True
                 self._extend(piece.text, piece.reasoning)
                 break
@@ -128,16 +147,16 @@ class Answer:
             new = Piece(token, piece.text, self._decoded, likely, source, piece.reasoning)
             self._held.append(new)
             self._decoded += len(piece.text)
-        certain = self._certain(len(self.text) + len(step.text))
-        return self._tell(step.text, certain, step.reasoning)
+        pieces = self._complete(len(self.text) + len(step.text))
+        return self._append(step.text, pieces, step.reasoning)
 
-    def finish(self, result: Result) -> Part:
-        """Its end."""
+    def finish(self, result: Result) -> Delta:
+        """Add the end."""
         self.result = result
-        if self.silent:
-            return Part("", [])
+        if self.prefill_only:
+            return Delta(self.index, "", [], finished=True)
         length = len(result.text)
-        self._extend(result.text[self._decoded :], "")  # held back until the end
+        self._extend(result.text[self._decoded :], "")  # text held back until the end
         cut = result.finish_reason == FinishReason.STOP and not self._stopped
         pieces = []
         while self._held and not (cut and self._held[0].start >= length):
@@ -145,10 +164,11 @@ class Answer:
             pieces.append(piece._replace(text=piece.text[: max(length - piece.start, 0)]))
         self._held.clear()
         reasoning = result.reasoning[len(self.reasoning) :]
-        return self._tell(result.text[len(self.text) :], pieces, reasoning)
+        delta = self._append(result.text[len(self.text) :], pieces, reasoning)
+        return replace(delta, finished=True)
 
     def _extend(self, text: str, reasoning: str) -> None:
-        """Add text that is no token's own to the last token that has not been sent."""
+        """Add text without a token of its own to the last token that is not sent yet."""
         if self._held:
             last = self._held.pop()
             self._held.append(
@@ -156,32 +176,122 @@ class Answer:
             )
             self._decoded += len(text)
 
-    def _certain(self, told: int) -> list[Piece]:
-        """The tokens whose text was told, up to the last that has any."""
-        certain = 0
+    def _complete(self, sent: int) -> list[Piece]:
+        """Take the held tokens whose text is sent, up to the last one with any text."""
+        complete = 0
         for place, piece in enumerate(self._held, 1):
-            if piece.end > told:
+            if piece.end > sent:
                 break
             if piece.text or piece.reasoning:
-                certain = place
-        return [self._held.popleft() for _ in range(certain)]
+                complete = place
+        return [self._held.popleft() for _ in range(complete)]
 
-    def _tell(self, text: str, pieces: list[Piece], reasoning: str) -> Part:
+    def _append(self, text: str, pieces: list[Piece], reasoning: str) -> Delta:
         self.text += text
         self.reasoning += reasoning
         self.pieces += pieces
-        return Part(text, pieces, reasoning)
+        return Delta(self.index, text, pieces, reasoning)
 
 
-def pieces_of(decode: Decode, tokens: list[int]) -> list[Piece]:
-    """Tokens that are known, with the text of each."""
+class Answers:
+    """The answers to one HTTP request; on exit none of it stays in the scheduler."""
+
+    def __init__(self, service: "Service", requests: Sequence[ServerRequest]) -> None:
+        """Prepare; entering submits the requests."""
+        self._service = service
+        self._requests = requests
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._queued: list[QueuedRequest] = []
+        self.unfinished = len(requests)
+        stops = service.files.stop_token_ids
+        self.all = [
+            Answer(() if request.options.ignore_eos else stops, index, request.prefill_only)
+            for index, request in enumerate(requests)
+        ]
+
+    def __enter__(self) -> Self:
+        """Submit all requests.
+
+        Raises:
+            QueueFull: the queue has no room for all of them; none is submitted.
+            Draining: the server is shutting down.
+            InvalidRequest: one can never be served.
+            ApiError: there are more of them than the queue may hold.
+        """
+        limit = self._service.settings.max_waiting
+        if len(self._requests) > limit:
+            raise ApiError(f"{len(self._requests)} answers are more than may wait here ({limit})")
+        try:
+            for index, request in enumerate(self._requests):
+                listener = partial(self._deliver, index)
+                self._queued.append(self._service.scheduler.submit(request, listener))
+        except Exception:
+            self._cancel()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cancel()
+
+    async def deltas(self, seconds: float | None = None) -> list[Delta]:
+        """The next deltas, as soon as there are any; none after `seconds`.
+
+        Raises:
+            PacelineError: one of the answers failed.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                events = [await self._events.get()]
+        except TimeoutError:
+            return []
+        while not self._events.empty():
+            events.append(self._events.get_nowait())
+        return [self._delta(index, event) for index, event in events]
+
+    async def finish(self) -> list[Answer]:
+        """All answers once they have ended. Raises what `deltas` raises."""
+        while self.unfinished:
+            await self.deltas()
+        return self.all
+
+    def _delta(self, index: int, event: Event) -> Delta:
+        match event:
+            case Progress():
+                return self.all[index].progress(event)
+            case Done():
+                delta = self.all[index].finish(event.result)
+                self.unfinished -= 1
+                self._service.observer.on_answer(self._requests[index], self.all[index])
+                return delta
+            case Failed():
+                self.unfinished -= 1
+                raise event.error
+
+    def _deliver(self, index: int, event: Event) -> None:
+        """Pass an event from the engine's thread to the event loop."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+
+    def _cancel(self) -> None:
+        for queued in self._queued:
+            queued.cancel()
+
+
+def prompt_pieces(decode: Decode, tokens: list[int]) -> list[Piece]:
+    """A prompt's tokens, each with its text."""
     stream = TextStream(decode)
     found: list[Piece] = []
-    at = 0
+    start = 0
     for place, token in enumerate(tokens):
         text = stream.push(token).text
         if place == len(tokens) - 1:
             text += stream.finish().text
-        found.append(Piece(token, text, at))
-        at += len(text)
+        found.append(Piece(token, text, start))
+        start += len(text)
     return found

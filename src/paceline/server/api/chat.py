@@ -1,164 +1,184 @@
 """POST /v1/chat/completions."""
 
-import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
 
 from paceline.constraints.tool_calls import ToolCall
 from paceline.decoding.reasoning import Thoughts
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import TEMPLATE_NAMES
-from paceline.server.api.bodies import ChatBody
-from paceline.server.api.errors import Refused
+from paceline.server.api.endpoint import ApiRequest
+from paceline.server.api.errors import ApiError
 from paceline.server.api.logprobs import chat_logprobs
-from paceline.server.api.schema import read
-from paceline.server.api.sse import DONE, event
-from paceline.server.api.tool_calls import Told, spelt_out, turns, written
-from paceline.server.api.usage import telemetry, usage
-from paceline.server.delivery import News
+from paceline.server.api.schema import (
+    MAX_MESSAGES,
+    Effort,
+    GenerationBody,
+    Message,
+    NamedTool,
+    Prediction,
+    Tool,
+)
+from paceline.server.api.tool_calls import (
+    ToolCallStream,
+    describe_tools,
+    openai_calls,
+    template_messages,
+)
 from paceline.server.service import Service
-from paceline.server.stream_text import Answer, Piece
+from paceline.server.stream_text import Answer, Delta, Piece
 
 
-class Chat:
-    """A chat that was understood, and how its answers are written down."""
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: int | None = Field(default=None, ge=-1)
+    """-1 is no limit, as in llama.cpp; 0 computes the prompt alone."""
+    max_completion_tokens: int | None = Field(default=None, ge=-1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Tool] = Field(default=[])
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+    prediction: Prediction | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    reasoning_effort: Effort | None = None
+    """`none` turns thinking off."""
+    include_reasoning: bool = True
+    """Whether thoughts are sent, as in vLLM."""
+    functions: list[Any] = Field(default=[])
+    modalities: list[str] = Field(default=["text"])
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ChatBody":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError("top_logprobs requires logprobs: true", param="top_logprobs")
+        if self.functions:
+            raise ApiError("functions is not supported; use tools", param="functions")
+        if self.modalities != ["text"]:
+            raise ApiError("the model's output is text alone", param="modalities")
+        if self.tool_choice not in ("none", "auto") and not self.tools:
+            raise ApiError("tool_choice requires a call, but there are no tools", param="tools")
+        return self
+
+    @property
+    def max_answer_tokens(self) -> int | None:
+        """Limit of the answer's tokens; None: the rest of the context."""
+        given = self.max_completion_tokens
+        given = self.max_tokens if given is None else given
+        return None if given == -1 else given
+
+
+class Chat(ApiRequest[ChatBody]):
+    """A chat and its answers."""
+
+    body_kind = ChatBody
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
 
     def __init__(self, service: Service, text: bytes) -> None:
-        """Understand a body. Raises Refused or PacelineError when it cannot be served."""
-        body = read(ChatBody, text)
-        service.check_model(body.model)
-        self._service, self._body = service, body
-        self.streamed = body.stream
+        """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
+        super().__init__(service, text)
+        body = self._body
+        self._predicted = body.prediction is not None
         self._calling = bool(body.tools) and body.tool_choice != "none"
-        self._tokens, thoughts = self._prompt()
-        options: dict[str, Any] = service.predicted(body.prediction)
+        self._tokens, thoughts = self._render()
+        self._prompts = [self._tokens]
+        options: dict[str, Any] = service.prediction(body.prediction)
         if self._may_think():
             options["thoughts"] = thoughts
         if body.logprobs:
             options["logprobs"] = body.top_logprobs or 0
         if self._calling:
             if body.response_format is not None and body.response_format.type != "text":
-                raise Refused("cannot go together with tools", param="response_format")
-            options["form"] = service.calls(
+                raise ApiError("cannot be combined with tools", param="response_format")
+            options["constraint"] = service.tool_constraint(
                 body.tools, body.tool_choice, parallel=body.parallel_tool_calls
             )
-        self.asks = service.asks(body, self._tokens, **options)
-        self._told = [Told() for _ in self.asks]
-        self._new = [True] * body.n
-        self._base: dict[str, Any] = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": service.now(),
-            "model": service.name,
-            "system_fingerprint": service.fingerprint,
-        }
+        self.requests = service.requests(body, self._tokens, **options)
+        self._call_streams = [ToolCallStream() for _ in self.requests]
 
     def _may_think(self) -> bool:
-        """Whether the answer's form leaves room for thoughts before it."""
+        """Whether the constraint of the answer allows thoughts before it."""
         body = self._body
         if self._calling:
             return body.tool_choice == "auto"
         wanted = body.response_format
         return body.structured_outputs is None and (wanted is None or wanted.type == "text")
 
-    def _prompt(self) -> tuple[list[int], Thoughts | None]:
-        """The prompt's tokens, and the form of the thoughts that the model may have."""
+    def _render(self) -> tuple[list[int], Thoughts | None]:
+        """The prompt's tokens, and the form of the answer's thoughts."""
         body, thinking = self._body, self._service.files.thinking()
         if wrong := TEMPLATE_NAMES & body.chat_template_kwargs.keys():
-            raise Refused(f"cannot set {min(wrong)}", param="chat_template_kwargs")
-        chat, tools = turns(body.messages, thinking), body.tools if self._calling else []
-        if not self._service.knows_tools:
-            chat, tools = spelt_out(chat, tools), []
+            raise ApiError(f"cannot set {min(wrong)}", param="chat_template_kwargs")
+        chat = template_messages(body.messages, thinking)
+        tools = body.tools if self._calling else []
+        if not self._service.template_has_tools:
+            chat, tools = describe_tools(chat, tools), []
         listed = [tool.model_dump(exclude_none=True) for tool in tools] or None
-        extra = body.chat_template_kwargs
-        if body.reasoning_effort is not None:
-            extra = {**self._effort(body.reasoning_effort), **extra}
-        text, thoughts = self._service.rendered(chat, tools=listed, extra=extra)
-        return self._service.prompt(text), thoughts
+        variables = body.chat_template_kwargs
+        if effort := body.reasoning_effort:
+            try:
+                variables = {**thinking.effort(effort), **variables}
+            except InvalidRequest as error:
+                raise ApiError(f"{effort!r}: {error}", param="reasoning_effort") from error
+        text, thoughts = self._service.render_chat(chat, tools=listed, variables=variables)
+        return self._service.prompt_tokens(text), thoughts
 
-    def _effort(self, effort: str) -> dict[str, Any]:
-        try:
-            return self._service.files.thinking().effort(effort)
-        except InvalidRequest as error:
-            raise Refused(f"{effort!r}: {error}", param="reasoning_effort") from error
-
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The response that is sent at once."""
+    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The complete response."""
         choices = []
         for index, answer in enumerate(answers):
-            message: dict[str, Any] = {
-                "role": "assistant",
-                "content": answer.text,
-                "refusal": None,
-            }
+            content: str | None = answer.text
             calls: tuple[ToolCall, ...] = ()
             if self._calling:
-                said = self._told[index].push(answer.text)
-                rest, calls = self._told[index].finish()
-                message["content"] = said + rest
+                sent = self._call_streams[index].push(answer.text)
+                rest, calls = self._call_streams[index].finish()
+                content = sent + rest
+            message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
-                message |= {"content": message["content"] or None, "tool_calls": written(calls)}
-            message |= self._thought(answer.reasoning)
-            choices.append(
-                {
-                    "index": index,
-                    "message": message,
-                    **self._about(answer.pieces),
-                    "finish_reason": _reason(answer, called=bool(calls)),
-                }
-            )
-        found = {**self._base, "choices": choices, "usage": self._usage(answers)}
-        if self._body.return_token_ids:
-            found["prompt_token_ids"] = self._tokens
-        return {**found, **telemetry(answers, steps=self._body.speculation.pieces)}
+                message |= {"content": content or None, "tool_calls": openai_calls(calls)}
+            message |= self._reasoning(answer.reasoning)
+            reason = _finish_reason(answer, called=bool(calls))
+            choices.append(self._choice(index, {"message": message}, answer.pieces, reason))
+        more = {"prompt_token_ids": self._tokens} if self._body.return_token_ids else {}
+        return self._whole(choices, answers, **more)
 
-    def opening(self) -> bytes:
-        """Nothing: the first chunk comes with the first text."""
-        return b""
-
-    def news(self, news: News, answers: Sequence[Answer]) -> bytes:
-        """Chunks for something new."""
-        told, found = self._told[news.place], b""
-        pieces = news.part.pieces
-        if thought := self._thought(news.part.reasoning):
-            # Of a step with both a thought and text, the tokens go with the thought.
-            found = self._chunk(news.place, thought, pieces, answers)
+    def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
+        """Chunks for a delta."""
+        index, text, pieces, found = delta.index, delta.text, delta.pieces, b""
+        if reasoning := self._reasoning(delta.reasoning):
+            # If a step has both thoughts and text, its tokens are sent with the thoughts.
+            found = self._delta_chunk(index, reasoning, pieces, answers)
             pieces = []
-        text = told.push(news.part.text) if self._calling else news.part.text
-        if not news.ended:
-            if not (text or self._worth_telling(pieces)):
-                return found
-            return found + self._chunk(news.place, {"content": text}, pieces, answers)
-        rest, calls = told.finish() if self._calling else ("", ())
-        text += rest
-        if text or self._worth_telling(pieces) or self._new[news.place]:
-            found += self._chunk(news.place, {"content": text}, pieces, answers)
+        calls: tuple[ToolCall, ...] = ()
+        if self._calling:
+            text = self._call_streams[index].push(text)
+            if delta.finished:
+                rest, calls = self._call_streams[index].finish()
+                text += rest
+        first = delta.finished and index not in self._sent
+        if text or first or self._lists_tokens(pieces, logprobs=self._body.logprobs):
+            found += self._delta_chunk(index, {"content": text}, pieces, answers)
         if calls:
-            delta = {"tool_calls": written(calls, indexed=True)}
-            found += self._chunk(news.place, delta, (), answers)
-        reason = _reason(answers[news.place], called=bool(calls))
-        return found + self._chunk(news.place, {}, (), answers, reason)
+            tool_calls = openai_calls(calls, indexed=True)
+            found += self._delta_chunk(index, {"tool_calls": tool_calls}, (), answers)
+        if delta.finished:
+            reason = _finish_reason(answers[index], called=bool(calls))
+            found += self._delta_chunk(index, {}, (), answers, reason)
+        return found
 
-    def _thought(self, text: str) -> dict[str, str]:
-        """The fields of a message or delta that have a thought; none of it where there is none."""
+    def _reasoning(self, text: str) -> dict[str, str]:
+        """The fields of a message or delta for thoughts."""
         if not (text and self._body.include_reasoning):
             return {}
         return {"reasoning_content": text, "reasoning": text}  # llama.cpp's name, and vLLM's
 
-    def closing(self, answers: Sequence[Answer]) -> bytes:
-        """What was used, where that was asked for."""
-        found = b""
-        if self._body.usage_wanted:
-            end = {**self._base, "choices": [], "usage": self._usage(answers)}
-            found = event({**end, **self._telemetry(answers)})
-        return found + DONE
-
-    def failure(self, error: Refused) -> bytes:
-        """An error in the middle."""
-        return event(error.body) + DONE
-
-    def _chunk(
+    def _delta_chunk(
         self,
         index: int,
         delta: dict[str, Any],
@@ -166,49 +186,25 @@ class Chat:
         answers: Sequence[Answer],
         reason: str | None = None,
     ) -> bytes:
-        if self._new[index]:
+        more = {}
+        if index not in self._sent:
             delta = {"role": "assistant", **delta}
-        choice = {"index": index, "delta": delta, **self._about(pieces), "finish_reason": reason}
-        if self._body.speculation.pieces:
-            choice["speculation"] = answers[index].speculation
-        chunk: dict[str, Any] = {**self._base, "choices": [choice]}
-        if self._body.return_token_ids and self._new[index]:
-            chunk["prompt_token_ids"] = self._tokens
-        self._new[index] = False
-        if self._body.usage_always:
-            chunk["usage"] = self._usage(answers)
-        elif self._body.usage_wanted:
-            chunk["usage"] = None
-        elif reason and all(answer.result is not None for answer in answers):
-            chunk |= self._telemetry(answers)
-        return event(chunk)
+            more = {"prompt_token_ids": self._tokens} if self._body.return_token_ids else {}
+        choice = self._choice(index, {"delta": delta}, pieces, reason)
+        return self._chunk(choice, answers, last=reason is not None, **more)
 
-    def _about(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """What is said of a choice's tokens."""
-        body, found = self._body, dict[str, Any](logprobs=None)
-        if body.logprobs and (pieces or not body.stream):
-            content = chat_logprobs(self._service.words, pieces)
-            found["logprobs"] = {"content": content, "refusal": None}
-        if body.return_token_ids:
-            found["token_ids"] = [piece.token for piece in pieces]
-        if body.speculation.pieces:
-            found["pieces"] = [{"text": each.text, "source": each.source} for each in pieces]
-        return found
-
-    def _worth_telling(self, pieces: Sequence[Piece]) -> bool:
-        """Whether tokens are told that have no text yet."""
-        body = self._body
-        wanted = body.return_token_ids or body.logprobs or body.speculation.pieces
-        return bool(pieces) and wanted
-
-    def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        return usage([len(self._tokens)], answers, predicted=self._body.prediction is not None)
-
-    def _telemetry(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        return telemetry(answers, steps=self._body.speculation.pieces)
+    def _choice(
+        self, index: int, content: dict[str, Any], pieces: Sequence[Piece], reason: str | None
+    ) -> dict[str, Any]:
+        logprobs = None
+        if self._body.logprobs and (pieces or not self._body.stream):
+            listed = chat_logprobs(self._service.token_bytes, pieces)
+            logprobs = {"content": listed, "refusal": None}
+        fields = {"logprobs": logprobs, **self._token_fields(pieces), "finish_reason": reason}
+        return {"index": index, **content, **fields}
 
 
-def _reason(answer: Answer, *, called: bool) -> str:
+def _finish_reason(answer: Answer, *, called: bool) -> str:
     if called and answer.finish_reason == FinishReason.STOP:
         return "tool_calls"
     return str(answer.finish_reason)

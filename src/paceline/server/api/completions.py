@@ -1,143 +1,146 @@
-"""POST /v1/completions: prompts as they are, text or token ids, several at once."""
+"""POST /v1/completions: literal prompts, text or token ids, several at once."""
 
-import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from paceline.server.api.bodies import CompletionBody
-from paceline.server.api.errors import Refused
+from pydantic import BeforeValidator, Field, model_validator
+
+from paceline.server.api.endpoint import ApiRequest
+from paceline.server.api.errors import ApiError
+from paceline.server.api.http import event
 from paceline.server.api.logprobs import completion_logprobs
-from paceline.server.api.schema import read
-from paceline.server.api.sse import DONE, event
-from paceline.server.api.usage import telemetry, usage
-from paceline.server.delivery import News
+from paceline.server.api.schema import GenerationBody, Prediction
 from paceline.server.service import Service
-from paceline.server.stream_text import Answer, Piece, pieces_of
+from paceline.server.stream_text import Answer, Delta, Piece, prompt_pieces
+
+_MAX_PROMPTS = 128
+
+_DEFAULT_TOKENS = 16
+"""OpenAI's default of `max_tokens`."""
 
 
-class Completions:
-    """Prompts that were understood, and how what follows them is written down.
+def _prompts(value: Any) -> Any:
+    """A list of prompts, each a text or token ids."""
+    ids = isinstance(value, list) and value and all(type(each) is int for each in value)
+    return [value] if isinstance(value, str) or ids else value
 
-    Of n answers to each prompt, those to the prompt at place p have the indices from p * n on.
-    """
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        list[str | list[int]],
+        BeforeValidator(
+            _prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
+        ),
+    ] = Field(min_length=1, max_length=_MAX_PROMPTS)
+    max_tokens: int = Field(default=_DEFAULT_TOKENS, ge=-1)
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    suffix: str = ""
+    best_of: int | None = None
+    prediction: Prediction | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "CompletionBody":
+        if self.suffix:
+            raise ApiError("infilling is not supported", param="suffix")
+        if self.best_of not in (None, self.n):
+            raise ApiError("best_of must equal n", param="best_of")
+        if self.stream and self.echo and self.logprobs is not None:
+            raise ApiError(
+                "a stream cannot echo the prompt with logprobs, which are complete at its end",
+                param="echo",
+            )
+        return self
+
+    @property
+    def max_answer_tokens(self) -> int | None:
+        """Limit of the answer's tokens; None: the rest of the context."""
+        return None if self.max_tokens == -1 else self.max_tokens
+
+
+class Completions(ApiRequest[CompletionBody]):
+    """Prompts and their answers; the n answers to prompt p have the indices from p * n on."""
+
+    body_kind = CompletionBody
+    templated = False
+    kind = chunk_kind = "text_completion"
+    id_prefix = "cmpl-"
 
     def __init__(self, service: Service, text: bytes) -> None:
-        """Understand a body. Raises Refused or PacelineError when it cannot be served."""
-        body = read(CompletionBody, text)
-        service.check_model(body.model)
-        self._service, self._body = service, body
-        self.streamed = body.stream
-        self._prompts = [service.prompt(prompt) for prompt in body.prompt]
-        options: dict[str, Any] = service.predicted(body.prediction)
+        """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
+        super().__init__(service, text)
+        body = self._body
+        self._predicted = body.prediction is not None
+        self._prompts = [service.prompt_tokens(prompt) for prompt in body.prompt]
+        options: dict[str, Any] = service.prediction(body.prediction)
         if body.logprobs is not None:
             options |= {"logprobs": body.logprobs, "prompt_logprobs": body.echo}
-        self.asks = [
-            ask for tokens in self._prompts for ask in service.asks(body, tokens, **options)
+        self.requests = [
+            request
+            for tokens in self._prompts
+            for request in service.requests(body, tokens, **options)
         ]
-        self._echoes = [self._echo(tokens) if body.echo else [] for tokens in self._prompts]
-        self._new = [True] * len(self.asks)
-        self._base: dict[str, Any] = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": service.now(),
-            "model": service.name,
-            "system_fingerprint": service.fingerprint,
-        }
+        decode = service.tokenizer.decode
+        self._echoes = [prompt_pieces(decode, t) if body.echo else [] for t in self._prompts]
 
-    def _echo(self, tokens: list[int]) -> list[Piece]:
-        return pieces_of(self._service.tokenizer.decode, tokens)
-
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The response that is sent at once."""
+    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The complete response."""
         choices = []
         for index, answer in enumerate(answers):
-            echo = self._echoes[index // self._body.n]
+            prompt, echo = self._prompt(index)
             if self._body.echo and self._body.logprobs is not None:
                 known = answer.done.prompt_logprobs
                 echo = [
                     piece._replace(likely=likely) for piece, likely in zip(echo, known, strict=True)
                 ]
             text = "".join(piece.text for piece in echo)
-            choice = self._choice(index, text + answer.text, _after(echo, answer.pieces))
+            choice = self._choice(index, text + answer.text, _concatenated(echo, answer.pieces))
             if self._body.return_token_ids:
-                choice["prompt_token_ids"] = self._prompts[index // self._body.n]
-                choice["token_ids"] = [piece.token for piece in answer.pieces]
+                choice |= {"prompt_token_ids": prompt}
+                choice |= {"token_ids": [piece.token for piece in answer.pieces]}
             choices.append({**choice, "finish_reason": str(answer.finish_reason)})
-        found = {**self._base, "choices": choices, "usage": self._usage(answers)}
-        return {**found, **self._telemetry(answers)}
+        return self._whole(choices, answers)
 
-    def opening(self) -> bytes:
-        """The prompts, where they are echoed."""
-        if not self._body.echo:
-            return b""
+    def stream_start(self) -> bytes:
+        """The prompts, if they are echoed."""
         found = b""
-        for index in range(len(self.asks)):
-            text = "".join(piece.text for piece in self._echoes[index // self._body.n])
-            found += event({**self._base, "choices": [self._choice(index, text, ())]})
+        for index in range(len(self.requests) if self._body.echo else 0):
+            text = "".join(piece.text for piece in self._prompt(index)[1])
+            choice = self._choice(index, text, ())
+            choice.pop("token_ids", None)
+            found += event({**self._base, "choices": [choice]})
         return found
 
-    def news(self, news: News, answers: Sequence[Answer]) -> bytes:
-        """A chunk for something new."""
-        text, pieces = news.part.text, news.part.pieces
-        body = self._body
-        wanted = body.return_token_ids or body.logprobs is not None or body.speculation.pieces
-        if not (text or news.ended or (pieces and wanted)):
+    def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
+        """A chunk for a delta."""
+        index, pieces = delta.index, delta.pieces
+        listed = self._lists_tokens(pieces, logprobs=self._body.logprobs is not None)
+        if not (delta.text or delta.finished or listed):
             return b""
-        choice = self._choice(news.place, text, pieces)
-        if self._body.return_token_ids:
-            choice["token_ids"] = [piece.token for piece in pieces]
-            if self._new[news.place]:
-                choice["prompt_token_ids"] = self._prompts[news.place // self._body.n]
-        if self._body.speculation.pieces:
-            choice["speculation"] = answers[news.place].speculation
-        self._new[news.place] = False
-        if news.ended:
-            choice["finish_reason"] = str(answers[news.place].finish_reason)
-        chunk: dict[str, Any] = {**self._base, "choices": [choice]}
-        if self._body.usage_always:
-            chunk["usage"] = self._usage(answers)
-        elif self._body.usage_wanted:
-            chunk["usage"] = None
-        elif news.ended and all(answer.result is not None for answer in answers):
-            chunk |= self._telemetry(answers)
-        return event(chunk)
+        choice = self._choice(index, delta.text, pieces)
+        if self._body.return_token_ids and index not in self._sent:
+            choice["prompt_token_ids"] = self._prompt(index)[0]
+        if delta.finished:
+            choice["finish_reason"] = str(answers[index].finish_reason)
+        return self._chunk(choice, answers, last=delta.finished)
 
-    def closing(self, answers: Sequence[Answer]) -> bytes:
-        """What was used, where that was asked for."""
-        found = b""
-        if self._body.usage_wanted:
-            end = {**self._base, "choices": [], "usage": self._usage(answers)}
-            found = event({**end, **self._telemetry(answers)})
-        return found + DONE
-
-    def failure(self, error: Refused) -> bytes:
-        """An error in the middle."""
-        return event(error.body) + DONE
+    def _prompt(self, index: int) -> tuple[list[int], list[Piece]]:
+        """The prompt of an answer, and its pieces to echo."""
+        place = index // self._body.n
+        return self._prompts[place], self._echoes[place]
 
     def _choice(self, index: int, text: str, pieces: Sequence[Piece]) -> dict[str, Any]:
         top = self._body.logprobs
         logprobs = None
         if top is not None and (pieces or not self._body.stream):
-            logprobs = completion_logprobs(self._service.words, pieces, top)
-        found: dict[str, Any] = {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": None,
-        }
-        if self._body.speculation.pieces:
-            found["pieces"] = [{"text": each.text, "source": each.source} for each in pieces]
-        return found
-
-    def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        counts = [len(tokens) for tokens in self._prompts]
-        return usage(counts, answers, predicted=self._body.prediction is not None)
-
-    def _telemetry(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        return telemetry(answers, steps=self._body.speculation.pieces)
+            logprobs = completion_logprobs(self._service.token_bytes, pieces, top)
+        found = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        return {**found, **self._token_fields(pieces)}
 
 
-def _after(before: list[Piece], pieces: list[Piece]) -> list[Piece]:
-    """Pieces behind others, in one text."""
+def _concatenated(before: list[Piece], pieces: list[Piece]) -> list[Piece]:
+    """Two lists of pieces as those of one text."""
     shift = before[-1].end if before else 0
     return [*before, *(piece._replace(start=piece.start + shift) for piece in pieces)]

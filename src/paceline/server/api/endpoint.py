@@ -1,177 +1,250 @@
-"""A path that takes JSON and answers with what the model writes, whole or as a stream.
+"""POST endpoints: a JSON body in, a reply or a stream of the model's answers out.
 
-Knows how a request lives: its body, its work, its client's patience. Knows nothing of what the body
-says. The rules: a stream begins when there is something to tell, so that an error before has a
-status of its own; and work ends as soon as its client has gone, wherever it is.
+Independent of what a body asks. Invariants: a stream starts with its first event, so an earlier
+error has its own status; and the work for a request ends as soon as its client is gone.
 """
 
 import asyncio
 import logging
+import secrets
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from paceline.server.api.errors import Refused, refused
-from paceline.server.api.sse import KEEPALIVE, Reply
-from paceline.server.delivery import Answers, News
-from paceline.server.middleware import ClientGone, gone, read_body
-from paceline.server.service import Ask, Service
-from paceline.server.stream_text import Answer
+from paceline.server.api.errors import ApiError, api_error
+from paceline.server.api.http import (
+    DONE,
+    KEEPALIVE,
+    ClientGone,
+    Reply,
+    disconnected,
+    event,
+    read_body,
+)
+from paceline.server.api.schema import GenerationBody, parse
+from paceline.server.api.usage import telemetry, usage
+from paceline.server.request import ServerRequest
+from paceline.server.service import Service
+from paceline.server.stream_text import Answer, Answers, Delta, Piece
 
 log = logging.getLogger("paceline.server")
 
 _LONG = 16 * 1024
-"""Bytes of a body from which on it is not read in the event loop."""
+"""Bytes above which a body is not parsed in the event loop."""
 
-_FORMS = (b'"tools"', b'"response_format"', b'"structured_outputs"', b'"format"')
-"""What else takes long to read: grammars have to be compiled."""
+_SLOW_FIELDS = (b'"tools"', b'"response_format"', b'"structured_outputs"', b'"format"')
+"""Fields whose grammar has to be compiled, which is slow too."""
 
-
-_GONE = Refused("the client has gone", status=499, code="client_gone")
-"""What nobody is told; nginx' status for it."""
-
-
-class Form(Protocol):
-    """A request that was understood, and how its answers are written down."""
-
-    @property
-    def asks(self) -> Sequence[Ask]:
-        """The answers that are wanted."""
-        ...
-
-    @property
-    def streamed(self) -> bool:
-        """Whether they are told as they come."""
-        ...
-
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The response that is sent at once."""
-        ...
-
-    def opening(self) -> bytes:
-        """What a stream begins with."""
-        ...
-
-    def news(self, news: News, answers: Sequence[Answer]) -> bytes:
-        """What is told of something new; perhaps nothing."""
-        ...
-
-    def closing(self, answers: Sequence[Answer]) -> bytes:
-        """What a stream ends with."""
-        ...
-
-    def failure(self, error: Refused) -> bytes:
-        """What it ends with instead when something goes wrong."""
-        ...
+_GONE = ApiError("the client is gone", status=499, code="client_gone")
+"""For the observer alone; nginx uses this status."""
 
 
-Read = Callable[[Service, bytes], Form]
-"""Understands a body. Raises Refused or PacelineError when it cannot."""
+_B = TypeVar("_B", bound=GenerationBody)
+
+
+class ApiRequest(ABC, Generic[_B]):
+    """A parsed request, and the serialization of its answers: OpenAI's chunks by default."""
+
+    body_kind: type[_B]
+    templated: ClassVar[bool] = True
+    """Whether the prompt is rendered with the chat template, which may be slow."""
+    kind: ClassVar[str]
+    """The field `object` of a response."""
+    chunk_kind: ClassVar[str]
+    """The field `object` of a chunk."""
+    id_prefix: ClassVar[str]
+    requests: Sequence[ServerRequest]
+    """The answers to compute: `body.n` for each prompt, in the order of the prompts."""
+    _prompts: Sequence[list[int]]
+    _predicted = False
+    """Whether the request has a prediction."""
+
+    def __init__(self, service: Service, text: bytes) -> None:
+        """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
+        body = parse(self.body_kind, text)
+        service.check_model(body.model)
+        self._service, self._body = service, body
+        self.streamed = body.stream
+        self._base: dict[str, Any] = {
+            "id": f"{self.id_prefix}{secrets.token_hex(12)}",
+            "object": self.chunk_kind if body.stream else self.kind,
+            "created": service.now(),
+            "model": service.name,
+            "system_fingerprint": service.fingerprint,
+        }
+        self._sent = set[int]()  # answers with a chunk
+
+    @abstractmethod
+    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The complete response."""
+
+    def stream_start(self) -> bytes:
+        """Events before the first delta."""
+        return b""
+
+    @abstractmethod
+    def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
+        """Events for a delta, perhaps none."""
+
+    def stream_end(self, answers: Sequence[Answer]) -> bytes:
+        """Events after the last delta."""
+        if not self._body.usage_at_end:
+            return DONE
+        last = {**self._base, "choices": [], "usage": self._usage(answers)}
+        return event({**last, **self._telemetry(answers)}) + DONE
+
+    def error_events(self, error: ApiError) -> bytes:
+        """Events that end a stream with an error."""
+        return event(error.body) + DONE
+
+    def _whole(
+        self, choices: list[dict[str, Any]], answers: Sequence[Answer], **more: Any
+    ) -> dict[str, Any]:
+        """The complete response with these choices."""
+        found = {**self._base, "choices": choices, "usage": self._usage(answers), **more}
+        return {**found, **self._telemetry(answers)}
+
+    def _chunk(
+        self, choice: dict[str, Any], answers: Sequence[Answer], *, last: bool, **more: Any
+    ) -> bytes:
+        """An event with one choice; `last`: it ends that choice."""
+        body = self._body
+        self._sent.add(choice["index"])
+        if body.speculation.pieces:
+            choice["speculation"] = answers[choice["index"]].speculation
+        chunk: dict[str, Any] = {**self._base, "choices": [choice], **more}
+        if body.usage_in_chunks:
+            chunk["usage"] = self._usage(answers)
+        elif body.usage_at_end:
+            chunk["usage"] = None
+        elif last and all(answer.result is not None for answer in answers):
+            chunk |= self._telemetry(answers)
+        return event(chunk)
+
+    def _token_fields(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Fields of a choice that list its tokens."""
+        found: dict[str, Any] = {}
+        if self._body.return_token_ids:
+            found["token_ids"] = [piece.token for piece in pieces]
+        if self._body.speculation.pieces:
+            found["pieces"] = [{"text": each.text, "source": each.source} for each in pieces]
+        return found
+
+    def _lists_tokens(self, pieces: Sequence[Piece], *, logprobs: bool) -> bool:
+        """Whether a chunk is sent for tokens that have no text."""
+        body = self._body
+        return bool(pieces) and (body.return_token_ids or logprobs or body.speculation.pieces)
+
+    def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        return usage([len(tokens) for tokens in self._prompts], answers, predicted=self._predicted)
+
+    def _telemetry(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        return telemetry(answers, steps=self._body.speculation.pieces)
+
 
 Work = Callable[[bytes, Reply], Awaitable[None]]
-"""Answers a body."""
+"""Replies to a body."""
 
 
 class Endpoint:
-    """An ASGI application for one path: reads a body, and has it answered while anybody waits."""
+    """An ASGI application for one path: reads a body, and replies while the client waits."""
 
     def __init__(self, service: Service, work: Work) -> None:
-        """Answer with `work`."""
+        """Reply with `work`."""
         self._service = service
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Serve one request."""
         started = time.perf_counter()
         reply = Reply(send)
-        number = scope.get("state", {}).get("request_id", "")
+        request_id = scope.get("state", {}).get("request_id", "")
         try:
             body = await read_body(scope, receive, self._service.settings)
-            watcher = asyncio.ensure_future(gone(receive))
-            work = asyncio.ensure_future(self._answered(body, reply, number))
+            watcher = asyncio.ensure_future(disconnected(receive))
+            work = asyncio.ensure_future(self._reply(body, reply, request_id))
             try:
                 await asyncio.wait({watcher, work}, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
-                    self._service.watch.refused(_GONE)
+                    self._service.observer.on_error(_GONE)
             finally:
                 for task in (watcher, work):
                     task.cancel()
                     with suppress(asyncio.CancelledError):
                         await task
-        except Refused as error:
-            self._service.watch.refused(error)
-            await reply.refuse(error)
+        except ApiError as error:
+            self._service.observer.on_error(error)
+            await reply.error(error)
         except ClientGone:
             pass
         seconds = time.perf_counter() - started
-        log.info("%s %s %s %.3f s", number, scope["path"], reply.status or "gone", seconds)
+        log.info("%s %s %s %.3f s", request_id, scope["path"], reply.status or "gone", seconds)
 
-    async def _answered(self, body: bytes, reply: Reply, number: str) -> None:
+    async def _reply(self, body: bytes, reply: Reply, request_id: str) -> None:
         try:
             await self._work(body, reply)
-        except Exception as error:
-            told = refused(error)
-            self._service.watch.refused(told)
-            if told.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                report(number, error)
+        except Exception as caught:
+            error = observed(self._service, caught, request_id)
             if reply.status is None:
-                await reply.refuse(told)
+                await reply.error(error)
 
 
-def generating(service: Service, read: Read, *, templated: bool = False) -> Endpoint:
-    """An endpoint whose answers the model writes.
-
-    `templated` bodies are rendered with the model's chat template, which may take as long as its
-    limit allows: never in the event loop.
-    """
+def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
+    """The endpoint for one kind of `ApiRequest`."""
 
     async def work(body: bytes, reply: Reply) -> None:
-        if len(body) > _LONG or any(name in body for name in _FORMS):
-            form = await service.apart(read, service, body)
-        elif templated:
-            form = await service.apart(read, service, body, short=True)
+        if len(body) > _LONG or any(name in body for name in _SLOW_FIELDS):
+            request = await service.run_in_reader(kind, service, body)
+        elif kind.templated:
+            request = await service.run_in_reader(kind, service, body, short=True)
         else:
-            form = read(service, body)
-        with Answers(service, form.asks) as answers:
-            if form.streamed:
-                await _stream(form, answers, reply, service)
+            request = kind(service, body)
+        with Answers(service, request.requests) as answers:
+            if request.streamed:
+                await _stream(request, answers, reply, service)
             else:
-                await reply.json(form.whole(await answers.finish()))
+                await reply.json(request.response(await answers.finish()))
 
     return Endpoint(service, work)
 
 
-async def _stream(form: Form, answers: Answers, reply: Reply, service: Service) -> None:
-    patience = service.settings.keepalive_seconds
-    news = await answers.some(patience)
+async def _stream(
+    request: ApiRequest[Any], answers: Answers, reply: Reply, service: Service
+) -> None:
+    keepalive = service.settings.keepalive_seconds
+    deltas = await answers.deltas(keepalive)
     await reply.open_stream()
-    told = form.opening()
+    events = request.stream_start()
     try:
         while True:
-            told += b"".join(form.news(each, answers.all) for each in news)
-            if told or not news:
-                await reply.write(told or KEEPALIVE)
-            told = b""
-            if not answers.open:
+            events += b"".join(request.delta_events(delta, answers.all) for delta in deltas)
+            if events or not deltas:
+                await reply.write(events or KEEPALIVE)
+            events = b""
+            if not answers.unfinished:
                 break
-            news = await answers.some(patience)
-        end = form.closing(answers.all)
+            deltas = await answers.deltas(keepalive)
+        end = request.stream_end(answers.all)
     except Exception as error:
-        failure = refused(error)
-        service.watch.refused(failure)
-        if failure.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            report("a stream", error)
-        end = form.failure(failure)
+        end = request.error_events(observed(service, error, "a stream"))
     await reply.write(end, more=False)
 
 
-def report(number: str, error: Exception) -> None:
-    """Put a fault of ours into the log: where it was, not what it says, which may be a prompt."""
-    frames = traceback.extract_tb(error.__traceback__)[-4:]
-    where = " < ".join(f"{frame.name} ({frame.lineno})" for frame in reversed(frames))
-    log.error("%s failed: %s in %s", number, type(error).__name__, where)
+def observed(service: Service, error: Exception, request_id: str) -> ApiError:
+    """The reply for an error, after telling the observer; a fault of the server is logged.
+
+    The log has the error's type and place, but not its message, which may contain a prompt.
+    """
+    found = api_error(error)
+    service.observer.on_error(found)
+    if found.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        frames = traceback.extract_tb(error.__traceback__)[-4:]
+        where = " < ".join(f"{frame.name} ({frame.lineno})" for frame in reversed(frames))
+        log.error("%s failed: %s in %s", request_id, type(error).__name__, where)
+    return found

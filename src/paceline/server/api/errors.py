@@ -1,7 +1,7 @@
-"""What clients are told when something goes wrong: OpenAI's error object and a status.
+"""Errors on the wire: OpenAI's error object and a status.
 
-Knows every error that a request can end with. The rule: a client's mistake is a 4xx that says what
-to do, ours is a 5xx, and nothing of ours but its kind is told.
+Invariants: a client's mistake is a 4xx whose message says what to change; a fault of the server is
+a 5xx, of which an unexpected error tells nothing but its type.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from paceline.errors import CacheFull, InvalidRequest, MissingExtra, ModelError
 from paceline.runtime.options import Options
 from paceline.server.request import Draining, QueueFull, TimedOut
 
-_LATER = {"retry-after": "1"}
-"""Seconds after which a request that found no room may come again."""
+_RETRY_AFTER = {"retry-after": "1"}
+"""Seconds after which a client may retry."""
 
 
-class Refused(Exception):
-    """A request that gets an error: its status, and the object that says why."""
+class ApiError(Exception):
+    """An error reply: its status and OpenAI's error object."""
 
     def __init__(
         self,
@@ -30,14 +30,15 @@ class Refused(Exception):
         headers: Mapping[str, str] | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        """Say what went wrong, and which parameter (`messages[0].role`) is to blame.
+        """Describe an error.
 
-        `kind` is what OpenAI calls the type. `more` goes into the error object as it is.
+        `kind` is the object's `type`, `param` the field at fault (`messages[0].role`); `more` are
+        further fields of the object.
         """
         super().__init__(message)
         self.status = int(status)
         self.headers = dict(headers or {})
-        self.about: dict[str, Any] = {
+        self.fields: dict[str, Any] = {
             "message": message,
             "type": kind,
             "param": param,
@@ -47,52 +48,49 @@ class Refused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The whole answer."""
-        return {"error": self.about}
+        """The body of the reply."""
+        return {"error": self.fields}
 
 
-def too_long(count: int, room: int, *, at_least: bool = False) -> Refused:
-    """A prompt of `count` tokens, or `at_least` so many, where there is room for `room`.
-
-    The answer's are among those that there is room for.
-    """
-    return Refused(
-        f"this model's maximum context length is {room} tokens, the answer included, and the "
+def prompt_too_long(count: int, limit: int, *, at_least: bool = False) -> ApiError:
+    """The error for a prompt of (`at_least`) `count` tokens; `limit` includes the answer's."""
+    return ApiError(
+        f"this model's maximum context length is {limit} tokens, the answer included, and the "
         f"prompt has {'at least ' if at_least else ''}{count}; shorten the prompt",
         code="context_length_exceeded",
-        more={"n_prompt_tokens": count, "n_ctx": room},
+        more={"n_prompt_tokens": count, "n_ctx": limit},
     )
 
 
-def unknown_model(name: str, known: str) -> Refused:
-    """A model that is not served here."""
-    return Refused(
-        f"the model {name!r} does not exist here; this server has {known!r}",
+def unknown_model(name: str, served: str) -> ApiError:
+    """The error for a model that this server does not serve."""
+    return ApiError(
+        f"the model {name!r} does not exist here; this server has {served!r}",
         status=HTTPStatus.NOT_FOUND,
         param="model",
         code="model_not_found",
     )
 
 
-def refused(error: Exception) -> Refused:
-    """What a client is told of an error."""
-    if isinstance(error, Refused):
+def api_error(error: Exception) -> ApiError:
+    """The reply for any error of a request."""
+    if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequest):
         first = str(error).partition(" ")[0]
-        return Refused(str(error), param=first if first in Options.__annotations__ else None)
-    for kind, (status, name, code) in _OURS.items():
+        return ApiError(str(error), param=first if first in Options.__annotations__ else None)
+    for kind, (status, name, code) in _SERVER_ERRORS.items():
         if isinstance(error, kind):
-            headers = _LATER if code in _PASSING else None
-            return Refused(str(error), status=status, kind=name, code=code, headers=headers)
-    return Refused(
-        f"the server failed ({type(error).__name__}); its log says where",
+            headers = _RETRY_AFTER if code in _RETRYABLE else None
+            return ApiError(str(error), status=status, kind=name, code=code, headers=headers)
+    return ApiError(
+        f"the server failed ({type(error).__name__}); see its log",
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
         kind="server_error",
     )
 
 
-_OURS: Mapping[type[Exception], tuple[HTTPStatus, str, str]] = {
+_SERVER_ERRORS: Mapping[type[Exception], tuple[HTTPStatus, str, str]] = {
     QueueFull: (HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", "queue_full"),
     Draining: (HTTPStatus.SERVICE_UNAVAILABLE, "server_error", "draining"),
     CacheFull: (HTTPStatus.SERVICE_UNAVAILABLE, "server_error", "cache_full"),
@@ -100,7 +98,6 @@ _OURS: Mapping[type[Exception], tuple[HTTPStatus, str, str]] = {
     MissingExtra: (HTTPStatus.NOT_IMPLEMENTED, "server_error", "missing_extra"),
     ModelError: (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "model_error"),
 }
-"""Error -> its status, OpenAI's type of it, and a code."""
+"""Error -> status, OpenAI's type, and code."""
 
-_PASSING = ("queue_full", "draining", "cache_full")
-"""Those after which one may come again."""
+_RETRYABLE = ("queue_full", "draining", "cache_full")

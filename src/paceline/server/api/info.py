@@ -1,33 +1,65 @@
-"""The paths that the model has no work with: who is served, tokens and back, health."""
+"""Endpoints without generation: models, health, tokens to text and back."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paceline.server.api.bodies import DetokenizeBody, TokenizeBody
 from paceline.server.api.endpoint import Endpoint
-from paceline.server.api.errors import Refused, too_long
-from paceline.server.api.schema import read
-from paceline.server.api.sse import Reply
-from paceline.server.api.tool_calls import spelt_out, turns
+from paceline.server.api.errors import ApiError, prompt_too_long
+from paceline.server.api.http import Reply
+from paceline.server.api.schema import MAX_MESSAGES, Body, Message, parse
+from paceline.server.api.tool_calls import describe_tools, template_messages
 from paceline.server.service import Service
 
 _STUCK_SECONDS = 120.0
-"""A call of the engine that takes longer will hardly end."""
+"""Duration of an engine call after which it is reported as stuck."""
 
 
-class Plain:
+class TokenizeBody(Body):
+    """POST /tokenize: a `prompt` or `messages` as in vLLM, or `content` as in llama.cpp."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = Field(
+        default=True, validation_alias=AliasChoices("add_special_tokens", "add_special")
+    )
+    parse_special: bool = True
+    return_token_strs: bool = False
+    with_pieces: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _llama_defaults(cls, data: Any) -> Any:
+        # llama.cpp, whose field is `content`, adds no special tokens by default.
+        if isinstance(data, Mapping) and data.get("content") is not None:
+            return {"add_special": False, **data}
+        return data
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class InfoHandlers:
     """Handlers over one service."""
 
     def __init__(self, service: Service) -> None:
-        """Answer for `service`."""
+        """Describe `service`."""
         self._service = service
 
     async def health(self, _request: Request) -> Response:
-        """Whether requests are taken: 200.
+        """200 if requests are accepted.
 
-        503 when the server ends, when no call succeeds, or the engine does not return from one.
+        503 if the server shuts down, if every engine call fails, or if one does not return.
         """
         scheduler = self._service.scheduler
         if scheduler.draining:
@@ -39,16 +71,16 @@ class Plain:
         return JSONResponse({"status": "ok"})
 
     async def models(self, _request: Request) -> Response:
-        """The one model there is."""
+        """The list of the one served model."""
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, request: Request) -> Response:
-        """The model of a name. Raises Refused when it is another."""
+        """The model with a name. Raises ApiError if it is not served."""
         self._service.check_model(request.path_params["name"])
         return JSONResponse(self._model())
 
     async def tokenizer_info(self, _request: Request) -> Response:
-        """What lm-evaluation-harness asks a server for whose tokenizer it uses."""
+        """What lm-evaluation-harness needs to use the server's tokenizer."""
         facts = self._service.files.facts
         return JSONResponse(
             {
@@ -62,7 +94,7 @@ class Plain:
         """POST /tokenize."""
 
         async def work(body: bytes, reply: Reply) -> None:
-            await reply.json(await self._service.apart(self._tokens, body))
+            await reply.json(await self._service.run_in_reader(self._tokens, body))
 
         return Endpoint(self._service, work)
 
@@ -70,7 +102,7 @@ class Plain:
         """POST /detokenize."""
 
         async def work(body: bytes, reply: Reply) -> None:
-            text = await self._service.apart(self._text, body)
+            text = await self._service.run_in_reader(self._text, body)
             await reply.json({"prompt": text, "content": text})
 
         return Endpoint(self._service, work)
@@ -83,45 +115,45 @@ class Plain:
             "created": service.created,
             "owned_by": "paceline",
             "root": service.name,
-            "max_model_len": service.context,
+            "max_model_len": service.max_length,
         }
 
     def _tokens(self, text: bytes) -> dict[str, Any]:
-        body = read(TokenizeBody, text)
+        body = parse(TokenizeBody, text)
         service = self._service
         service.check_model(body.model)
         if body.messages is not None:
-            chat = turns(body.messages, service.files.thinking())
-            chat = chat if service.knows_tools else spelt_out(chat, [])
-            prompt = service.rendered(chat, answer=body.add_generation_prompt).text
+            chat = template_messages(body.messages, service.files.thinking())
+            chat = chat if service.template_has_tools else describe_tools(chat, [])
+            prompt = service.render_chat(chat, generate=body.add_generation_prompt).text
             tokens = service.tokenizer.encode(prompt, special=True)
         else:
             given = body.prompt if body.content is None else body.content
             if given is None:
-                raise Refused("prompt: is missing", param="prompt")
-            least = service.words.least(given)
-            if least > service.context:
-                raise too_long(least, service.context, at_least=True)
+                raise ApiError("prompt: is missing", param="prompt")
+            least = service.token_bytes.min_tokens(given)
+            if least > service.max_length:
+                raise prompt_too_long(least, service.max_length, at_least=True)
             tokens = service.tokenizer.encode(given, special=body.parse_special)
             if not body.add_special_tokens:
-                tokens = self._without_beginning(given, tokens)
-        names = [service.words.name(token) for token in tokens]
+                tokens = self._without_bos(given, tokens)
+        names = [service.token_bytes.name(token) for token in tokens]
         listed: list[Any] = list(tokens)
         if body.with_pieces:
             listed = [{"id": i, "piece": name} for i, name in zip(tokens, names, strict=True)]
         return {
             "count": len(tokens),
-            "max_model_len": service.context,
+            "max_model_len": service.max_length,
             "tokens": listed,
             "token_strs": names if body.return_token_strs else None,
         }
 
     def _text(self, text: bytes) -> str:
-        body = read(DetokenizeBody, text)
+        body = parse(DetokenizeBody, text)
         self._service.check_model(body.model)
-        return self._service.words.text(body.tokens)
+        return self._service.token_bytes.text(body.tokens)
 
-    def _without_beginning(self, text: str, tokens: list[int]) -> list[int]:
+    def _without_bos(self, text: str, tokens: list[int]) -> list[int]:
         """Tokens without the beginning-of-sequence token, unless the text itself begins with it."""
         facts = self._service.files.facts
         added = facts.add_bos and tokens[:1] == [facts.bos_token_id]

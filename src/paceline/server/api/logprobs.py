@@ -1,26 +1,26 @@
-"""How likely tokens were, in the two shapes that OpenAI has for it.
+"""Logprobs in OpenAI's two forms.
 
-Knows pieces and words. The rule: put together, the tokens' texts are the answer's text.
+Invariant: the texts of the listed tokens, joined, are the answer's text.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from paceline.decoding.logprobs import TokenLogprob
-from paceline.models.token_bytes import Words
+from paceline.models.token_bytes import TokenBytes
 from paceline.server.stream_text import Piece
 
-_LEAST = -9999.0
-"""What stands for a probability of nothing: JSON has no infinity."""
+_MIN_LOGPROB = -9999.0
+"""The logprob of a probability of 0: JSON has no infinity."""
 
 
-def chat_logprobs(words: Words, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """The shape of chats: an object for each token, with its bytes."""
+def chat_logprobs(token_bytes: TokenBytes, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    """The form of chats: an object for each token, with its bytes."""
     return [
         {
-            **_entry(piece.text, _likely(piece).logprob, _bytes(words, piece)),
+            **_entry(piece.text, _likely(piece).logprob, _bytes(token_bytes, piece)),
             "top_logprobs": [
-                _entry(words.name(token), logprob, words.bytes_of(token))
+                _entry(token_bytes.name(token), logprob, token_bytes.bytes_of(token))
                 for token, logprob in _likely(piece).top
             ],
         }
@@ -28,18 +28,20 @@ def chat_logprobs(words: Words, pieces: Sequence[Piece]) -> list[dict[str, Any]]
     ]
 
 
-def completion_logprobs(words: Words, pieces: Sequence[Piece], top: int) -> dict[str, Any]:
-    """The shape of completions: a list for each kind of thing.
+def completion_logprobs(
+    token_bytes: TokenBytes, pieces: Sequence[Piece], top: int
+) -> dict[str, Any]:
+    """The form of completions: a list for each field.
 
-    What nothing was said of has null: the first token of an echoed prompt. The token itself is
-    among its `top_logprobs` even where it was not among the most likely.
+    A token without logprobs has null: the first one of an echoed prompt. The token itself is in its
+    `top_logprobs` even if it is not among the most likely.
     """
     return {
         "tokens": [piece.text for piece in pieces],
         "token_logprobs": [
             None if piece.likely is None else _clipped(piece.likely.logprob) for piece in pieces
         ],
-        "top_logprobs": [_tops(words, piece) for piece in pieces] if top else None,
+        "top_logprobs": [_tops(token_bytes, piece) for piece in pieces] if top else None,
         "text_offset": [piece.start for piece in pieces],
     }
 
@@ -48,11 +50,11 @@ def _entry(text: str, logprob: float, known: bytes) -> dict[str, Any]:
     return {"token": text, "logprob": _clipped(logprob), "bytes": list(known)}
 
 
-def _bytes(words: Words, piece: Piece) -> bytes:
-    """What of a token's bytes is in the text."""
-    if piece.token in words.special:
+def _bytes(token_bytes: TokenBytes, piece: Piece) -> bytes:
+    """The bytes of a token that are in the text."""
+    if piece.token in token_bytes.special:
         return b""
-    known = words.bytes_of(piece.token)
+    known = token_bytes.bytes_of(piece.token)
     try:
         whole = known.decode() != "" and "\ufffd" not in piece.text
     except UnicodeDecodeError:
@@ -60,13 +62,13 @@ def _bytes(words: Words, piece: Piece) -> bytes:
     return piece.text.encode() if whole else known
 
 
-def _tops(words: Words, piece: Piece) -> dict[str, float] | None:
+def _tops(token_bytes: TokenBytes, piece: Piece) -> dict[str, float] | None:
     if piece.likely is None:
         return None
     found: dict[str, float] = {}
-    # Of tokens that look the same the most likely one stands.
+    # Of tokens with the same name the most likely one is kept.
     for token, logprob in [*piece.likely.top, piece.likely[:2]]:
-        found.setdefault(words.name(token), _clipped(logprob))
+        found.setdefault(token_bytes.name(token), _clipped(logprob))
     return found
 
 
@@ -76,4 +78,4 @@ def _likely(piece: Piece) -> TokenLogprob:
 
 
 def _clipped(logprob: float) -> float:
-    return min(max(logprob, _LEAST), 0.0)
+    return min(max(logprob, _MIN_LOGPROB), 0.0)

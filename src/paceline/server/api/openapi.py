@@ -1,11 +1,13 @@
-"""GET /openapi.json: what can be asked here, made from the same shapes that read it."""
+"""GET /openapi.json, generated from the models that parse the requests."""
 
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
 from paceline import __version__
-from paceline.server.api.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from paceline.server.api.chat import ChatBody
+from paceline.server.api.completions import CompletionBody
+from paceline.server.api.info import DetokenizeBody, TokenizeBody
 from paceline.server.api.responses import ResponsesBody
 from paceline.server.api.schema import Body
 
@@ -17,9 +19,9 @@ _POSTS: dict[str, type[Body]] = {
     "/detokenize": DetokenizeBody,
 }
 _GETS = {
-    "/v1/models": "The model that is served",
-    "/health": "Whether requests are taken",
-    "/tokenizer_info": "What ends a text",
+    "/v1/models": "The served model",
+    "/health": "Whether requests are accepted",
+    "/tokenizer_info": "Special tokens and the chat template",
 }
 _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
@@ -41,8 +43,8 @@ _ERROR = {
 }
 
 
-def described() -> dict[str, Any]:
-    """The description of the server, OpenAPI 3.1."""
+def openapi() -> dict[str, Any]:
+    """The OpenAPI 3.1 document of the server."""
     named, schemas = models_json_schema(
         [(kind, "validation") for kind in _POSTS.values()],
         ref_template="#/components/schemas/{model}",
@@ -55,13 +57,13 @@ def described() -> dict[str, Any]:
                     "required": True,
                     "content": {"application/json": {"schema": named[kind, "validation"]}},
                 },
-                "responses": _answers(streamed=path in _STREAMED),
+                "responses": _responses(streamed=path in _STREAMED),
             }
         }
         for path, kind in _POSTS.items()
     }
-    for path, about in _GETS.items():
-        paths[path] = {"get": {"summary": about, "responses": _answers(streamed=False)}}
+    for path, summary in _GETS.items():
+        paths[path] = {"get": {"summary": summary, "responses": _responses(streamed=False)}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "paceline", "version": __version__},
@@ -70,12 +72,12 @@ def described() -> dict[str, Any]:
     }
 
 
-def _answers(*, streamed: bool) -> dict[str, Any]:
+def _responses(*, streamed: bool) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if streamed:
         content["text/event-stream"] = {"schema": {}}
-    wrong = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         "200": {"description": "The answer", "content": content},
-        "default": {"description": "An error", "content": wrong},
+        "default": {"description": "An error", "content": error},
     }

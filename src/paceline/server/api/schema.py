@@ -1,9 +1,9 @@
-"""What clients may send: how bodies are read, and what requests for an answer share.
+"""Bodies of requests: how JSON is parsed, and the fields that the endpoints share.
 
-Knows shapes and types. Knows nothing of tokens, or of what can be served. The rule: a field that is
-not known is let be, `null` is as good as nothing, and a wrong value names its field.
+Independent of tokens and of the served model. Invariants: an unknown field is ignored, `null` means
+absent, and the error for a wrong value names its field.
 
-Numbers have the ranges that `paceline.runtime.options` gives them; they are checked there.
+`paceline.runtime.options` checks the ranges of sampling options.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
-from paceline.server.api.errors import Refused
+from paceline.server.api.errors import ApiError
 
-MOST_ANSWERS = 8
+MAX_ANSWERS = 8
 """The largest `n`."""
+
+MAX_MESSAGES = 10_000
+"""The most messages of a chat: parsing them takes a quarter of a second."""
 
 
 class Body(BaseModel):
@@ -33,19 +36,19 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_nothing(cls, data: Any) -> Any:
+    def _drop_nulls(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
             return {name: value for name, value in data.items() if value is not None}
         return data
 
 
-def wrong(message: str) -> PydanticCustomError:
-    """What a validator raises; the message follows the field's name."""
-    return PydanticCustomError("wrong", message)
+def invalid(message: str) -> PydanticCustomError:
+    """The error for a validator to raise; its message follows the field's name."""
+    return PydanticCustomError("invalid", message)
 
 
 def _joined(value: Any) -> Any:
-    """Parts of a text, on lines of their own, as llama.cpp and vLLM join them."""
+    """Join text parts with newlines, as llama.cpp and vLLM do."""
     if not isinstance(value, list):
         return value
     found = []
@@ -53,9 +56,9 @@ def _joined(value: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text") if isinstance(part, dict) else None
         if kind not in ("text", "input_text", "output_text"):
-            raise wrong(f"part {place} is not of type text, and this model reads nothing else")
+            raise invalid(f"part {place} is not of type text, the only one this model supports")
         if not isinstance(text, str):
-            raise wrong(f"part {place} has no text")
+            raise invalid(f"part {place} has no text")
         found.append(text)
     return "\n".join(found)
 
@@ -65,13 +68,13 @@ def _several(value: Any) -> Any:
 
 
 def _biases(value: Any) -> Any:
-    """Token ids are keys of a JSON object, which are strings."""
+    """Convert the keys, which are strings in JSON, to token ids."""
     if not isinstance(value, Mapping):
         return value
     try:
         return {int(token): bias for token, bias in value.items()}
     except ValueError:
-        raise wrong("the keys should be token ids") from None
+        raise invalid("the keys should be token ids") from None
 
 
 class TextPart(Body):
@@ -84,79 +87,151 @@ class TextPart(Body):
 Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
 """A string, or a list of text parts."""
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+"""OpenAI's reasoning efforts."""
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Body):
+    """OpenAI's wrapper of a function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedTool(Body):
+    """The one function that the answer must call."""
+
+    class Name(Body):
+        """Its name."""
+
+        name: str
+
+    type: Literal["function"]
+    function: Name
+
+
+class CalledFunction(Body):
+    """A function call of an earlier answer."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class Called(Body):
+    """OpenAI's wrapper of a function call."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Body):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | None = None
+    reasoning_content: str | None = Field(
+        default=None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
+    """The thoughts of an earlier answer."""
+    name: str | None = None
+    tool_calls: list[Called] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise invalid("has no content")
+        return self
+
+
+class Prediction(Body):
+    """Text that the answer is expected to contain."""
+
+    type: Literal["content"]
+    content: Text
+
 
 class StreamOptions(Body):
-    """What a stream carries besides the answer."""
+    """Fields of a stream besides the answer."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class Speculation(Body):
-    """How this answer is drafted; it changes no token. What is left out is as the server has it."""
+    """How this answer is drafted, which changes no token; absent fields are as the server's."""
 
     drafter: str | None = None
     policy: str | None = None
     max_block: int | None = None
     pieces: bool = False
-    """Say of each piece of text whether it was drafted."""
+    """Send the answer's tokens with their text and drafter."""
 
 
 class NamedSchema(Body):
-    """OpenAI's wrapping of a JSON schema."""
+    """OpenAI's wrapper of a JSON schema."""
 
     name: str | None = None
     wanted: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(Body):
-    """What an answer has to look like."""
+    """The structure of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
 
 class StructuredOutputs(Body):
-    """The same as vLLM asks for it."""
+    """The structure of the answer, in vLLM's form."""
 
     schema_: dict[str, Any] | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = Field(default=None, min_length=1)
     grammar: str | None = None
-    """In llguidance's kind of Lark."""
+    """In llguidance's dialect of Lark."""
 
 
 class RepetitionDetection(Body):
-    """What counts as a loop, as vLLM has it: the last tokens are one pattern, again and again."""
+    """vLLM's rule for a loop: the last tokens are one pattern, repeated."""
 
     max_pattern_size: int = 0
-    """Tokens of the longest pattern; 0 is off."""
+    """Tokens of the longest pattern; 0 disables the rule."""
     min_pattern_size: int = 0
     min_count: int = 0
-    """How often it comes, 2 or more."""
+    """Repetitions of the pattern, 2 or more."""
 
 
-_FORMS = "use response_format or structured_outputs"
-_NOT_DONE: Mapping[str, str] = {
-    **dict.fromkeys(("grammar", "json_schema", "guided_json", "guided_regex"), _FORMS),
-    **dict.fromkeys(("guided_choice", "guided_grammar"), _FORMS),
+_STRUCTURE = "use response_format or structured_outputs"
+_UNSUPPORTED: Mapping[str, str] = {
+    **dict.fromkeys(("grammar", "json_schema", "guided_json", "guided_regex"), _STRUCTURE),
+    **dict.fromkeys(("guided_choice", "guided_grammar"), _STRUCTURE),
     "stop_token_ids": "use stop",
     "prompt_logprobs": "use echo and logprobs of /v1/completions",
-    "use_beam_search": "there is no beam search here",
+    "use_beam_search": "there is no beam search",
     "continue_final_message": "use /v1/completions",
 }
-"""What other servers do and this one does not: not doing it in silence would be worse."""
+"""Fields of other servers that would change the answer, so they are rejected, not ignored."""
 
 
-class Common(Body):
-    """What requests for an answer share.
+class GenerationBody(Body):
+    """The fields that requests for an answer share.
 
-    A sampling setting that is not said is as the registry has it for the model, else as the model's
-    own files say, else as with OpenAI: a temperature of 1.
+    An absent sampling option is as the registry has it for the model, else as the model's own files
+    have it, else OpenAI's default: a temperature of 1.
     """
 
     model: str | None = None
-    n: int = Field(default=1, ge=1, le=MOST_ANSWERS)
+    n: int = Field(default=1, ge=1, le=MAX_ANSWERS)
     """Answers; the one at index i is sampled with seed + i."""
     stop: Annotated[
         list[str], BeforeValidator(_several, json_schema_input_type=str | list[str])
@@ -166,7 +241,7 @@ class Common(Body):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    """-1 is off, as in vLLM."""
+    """-1 disables it, as in vLLM."""
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -182,71 +257,71 @@ class Common(Body):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     cache_prompt: bool = True
-    """Whether the prompt may be found in the cache, and left there."""
+    """Whether the prompt may use the prefix cache, and be added to it."""
     cache_salt: str = ""
-    """Prompts under different salts share nothing."""
+    """Prompts share cached KV only under the same salt."""
     speculation: Speculation = Speculation()
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     repetition_detection: RepetitionDetection | None = None
-    """Ends an answer that goes round in circles, with finish reason `repetition`."""
+    """Ends an answer that loops, with finish reason `repetition`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _does_it(cls, data: Any) -> Any:
-        for name, instead in _NOT_DONE.items():
+    def _supported(cls, data: Any) -> Any:
+        for name, instead in _UNSUPPORTED.items():
             if isinstance(data, Mapping) and data.get(name):
-                raise Refused(f"{name} is not done here; {instead}", param=name)
+                raise ApiError(f"{name} is not supported; {instead}", param=name)
         return data
 
     @model_validator(mode="after")
-    def _streamed(self) -> "Common":
+    def _options_of_a_stream(self) -> "GenerationBody":
         if self.stream_options is not None and not self.stream:
-            raise Refused("stream_options is for stream: true", param="stream_options")
+            raise ApiError("stream_options requires stream: true", param="stream_options")
         return self
 
     @property
-    def usage_wanted(self) -> bool:
-        """Whether a stream ends with a chunk that says what was used."""
+    def usage_at_end(self) -> bool:
+        """Whether the last chunk of a stream has the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def usage_always(self) -> bool:
-        """Whether every chunk says so."""
+    def usage_in_chunks(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
-    def most(self) -> int | None:
-        """Tokens in the answer; None: to the end of the context."""
+    def max_answer_tokens(self) -> int | None:
+        """Limit of the answer's tokens; None: the rest of the context."""
         return None
 
 
-Read = TypeVar("Read", bound=Body)
+_Parsed = TypeVar("_Parsed", bound=Body)
 
 
-def read(kind: type[Read], body: bytes) -> Read:
+def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
     """The body of a request.
 
     Raises:
-        Refused: it is no JSON, or not what is expected; the first fault is named.
+        ApiError: it is not JSON, or has a wrong value; the message names the first one.
     """
     try:
         data = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise Refused(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(data, dict):
-        raise Refused("the body should be a JSON object", code="invalid_json")
+        raise ApiError("the body should be a JSON object", code="invalid_json")
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = _path(data, fault["loc"])
         what = "is missing" if fault["type"] == "missing" else fault["msg"]
-        raise Refused(f"{where}: {what}", param=where) from None
+        raise ApiError(f"{where}: {what}", param=where) from None
 
 
 def _path(data: Any, steps: tuple[int | str, ...]) -> str:
-    """`messages[0].content`. What pydantic calls the kinds that it tried is left out."""
+    """`messages[0].content`, without pydantic's names of the union members that it tried."""
     found = ""
     for step in steps:
         if isinstance(step, int):

@@ -1,7 +1,6 @@
-"""Calls of functions in an answer, and in the chat before it.
+"""Tool calls in an answer and in the chat before it, in the form of `constraints.tool_calls`.
 
-Knows the form that `paceline.constraints.tool_calls` reads, and how to describe it to a model whose
-template does not. The rule: text that may still turn out to be a call is not sent.
+Invariant: text that may still become a tool call is not sent.
 """
 
 import json
@@ -10,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.constraints.tool_calls import CLOSE, OPEN, ToolCall, parse_tool_calls
+from paceline.decoding.text import overlap
 from paceline.models.thinking import Thinking
-from paceline.server.api.bodies import Message, Tool
+from paceline.server.api.schema import Message, Tool
 
-_HOW = f"""You may call functions to help with the user's request. These are the functions:
+_INSTRUCTIONS = f"""You may call functions to help with the user's request. These are the functions:
 <tools>
 {{}}
 </tools>
@@ -23,44 +23,39 @@ To call one, answer with its name and its arguments as JSON:
 {CLOSE}"""
 
 
-_SPELT_OUT = ("tool_calls", "tool_call_id", "name")
-"""What a template that knows nothing of functions gets as text, or not at all."""
+_TOOL_FIELDS = ("tool_calls", "tool_call_id", "name")
+"""Fields of a message that a template without tools does not support."""
 
 
-class Told:
-    """What of an answer can be told while it comes."""
+class ToolCallStream:
+    """Splits the text of an answer, as it grows, into content and tool calls."""
 
     def __init__(self) -> None:
-        """Nothing has come."""
+        """Start with no text."""
         self._text = ""
-        self._told = 0
+        self._sent = 0
 
     def push(self, text: str) -> str:
-        """More text; what of it is no call for certain."""
+        """Add text; returns the new content, which is certainly not part of a call."""
         self._text += text
         found = self._text.find(OPEN)
-        safe = found if found >= 0 else len(self._text) - _begun(self._text)
+        safe = found if found >= 0 else len(self._text) - overlap(self._text, OPEN)
         end = len(self._text[:safe].rstrip())
-        new = self._text[self._told : end]
-        self._told = max(self._told, end)
+        new = self._text[self._sent : end]
+        self._sent = max(self._sent, end)
         return new
 
     def finish(self) -> tuple[str, tuple[ToolCall, ...]]:
-        """The rest of the text, and the calls."""
+        """The rest of the content, and the calls."""
         parsed = parse_tool_calls(self._text)
         if not parsed.calls:
-            return self._text[self._told :], ()
-        said = self._text[: self._told].lstrip()
-        return parsed.content.removeprefix(said), parsed.calls
+            return self._text[self._sent :], ()
+        sent = self._text[: self._sent].lstrip()
+        return parsed.content.removeprefix(sent), parsed.calls
 
 
-def _begun(text: str) -> int:
-    """How much of a mark the text ends with."""
-    return next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)
-
-
-def written(calls: Sequence[ToolCall], *, indexed: bool = False) -> list[dict[str, Any]]:
-    """Calls as OpenAI has them; with their places, for a stream."""
+def openai_calls(calls: Sequence[ToolCall], *, indexed: bool = False) -> list[dict[str, Any]]:
+    """Calls in OpenAI's form; with their indices for a stream."""
     return [
         {
             **({"index": index} if indexed else {}),
@@ -72,22 +67,22 @@ def written(calls: Sequence[ToolCall], *, indexed: bool = False) -> list[dict[st
     ]
 
 
-def turns(messages: Sequence[Message], thinking: Thinking) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them: arguments are objects, developers are the system.
+def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[dict[str, Any]]:
+    """Messages for a chat template: parsed arguments, and `developer` becomes `system`.
 
-    `thinking` says under which names the template reads the thoughts of earlier answers.
+    `thinking` has the names under which the template expects the thoughts of earlier answers.
     """
     found = []
     for message in messages:
         role = "system" if message.role == "developer" else message.role
-        turn: dict[str, Any] = {"role": role, "content": message.content or ""}
-        turn |= thinking.remembered(message.reasoning_content)
+        made: dict[str, Any] = {"role": role, "content": message.content or ""}
+        made |= thinking.remembered(message.reasoning_content)
         if message.name is not None:
-            turn["name"] = message.name
+            made["name"] = message.name
         if message.tool_call_id is not None:
-            turn["tool_call_id"] = message.tool_call_id
+            made["tool_call_id"] = message.tool_call_id
         if message.tool_calls:
-            turn["tool_calls"] = [
+            made["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
@@ -98,30 +93,30 @@ def turns(messages: Sequence[Message], thinking: Thinking) -> list[dict[str, Any
                 }
                 for call in message.tool_calls
             ]
-        found.append(turn)
+        found.append(made)
     return found
 
 
-def spelt_out(chat: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """A chat with functions for a template that knows nothing of them: all of it as text."""
+def describe_tools(chat: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """A chat with its tools and calls as plain text, for a template that does not support tools."""
     found: list[dict[str, Any]] = []
-    for turn in chat:
-        content, role = turn["content"], turn["role"]
-        for call in turn.get("tool_calls", ()):
+    for message in chat:
+        content, role = message["content"], message["role"]
+        for call in message.get("tool_calls", ()):
             text = json.dumps(call["function"], ensure_ascii=False)
             content += f"{chr(10) if content else ''}{OPEN}\n{text}\n{CLOSE}"
         if role == "tool":
             role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-        kept = {name: each for name, each in turn.items() if name not in _SPELT_OUT}
+        kept = {name: each for name, each in message.items() if name not in _TOOL_FIELDS}
         found.append({**kept, "role": role, "content": content})
     if not tools:
         return found
-    about = "\n".join(tool.model_dump_json(exclude_none=True) for tool in tools)
-    how = _HOW.replace("{}", about, 1)
+    listed = "\n".join(tool.model_dump_json(exclude_none=True) for tool in tools)
+    instructions = _INSTRUCTIONS.replace("{}", listed, 1)
     if found[0]["role"] == "system":
-        found[0]["content"] += f"\n\n{how}"
+        found[0]["content"] += f"\n\n{instructions}"
         return found
-    return [{"role": "system", "content": how}, *found]
+    return [{"role": "system", "content": instructions}, *found]
 
 
 def _arguments(text: str) -> Any:

@@ -1,7 +1,7 @@
-"""What an answer cost: OpenAI's usage, llama.cpp's timings, vLLM's metrics of speculation.
+"""Costs of an answer: OpenAI's usage, llama.cpp's timings, vLLM's speculation metrics.
 
-Knows finished answers. Knows nothing of HTTP. The rule: counts add up exactly, as the tools that
-read them check: a histogram's steps, accepted tokens and drafted tokens are those beside it.
+Independent of HTTP. Invariant: counts are consistent, as their readers check: the sums of a
+histogram's steps, accepted and draft tokens equal the fields beside it.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from paceline.server.stream_text import Answer
 def usage(
     prompts: Sequence[int], answers: Sequence[Answer], *, predicted: bool = False
 ) -> dict[str, Any]:
-    """OpenAI's usage of answers that may still be going on.
+    """OpenAI's usage of answers, which may be unfinished.
 
     Args:
-        prompts: tokens of each prompt; several answers to one count it once.
-        answers: in the order of the prompts, as many to each.
-        predicted: whether a prediction came with the request.
+        prompts: tokens of each prompt; counted once for all answers to it.
+        answers: in the order of the prompts, the same number for each.
+        predicted: whether the request has a prediction.
     """
     each = len(answers) // len(prompts)
     results = [answer.result for answer in answers]
@@ -35,17 +35,19 @@ def usage(
         found["completion_tokens_details"] = {"reasoning_tokens": thoughts}
     if predicted:
         drafted = sum(result.stats.drafted_by.get("prediction", 0) for result in results if result)
-        stood = sum(result.stats.accepted_by.get("prediction", 0) for result in results if result)
+        accepted = sum(
+            result.stats.accepted_by.get("prediction", 0) for result in results if result
+        )
         details = found.setdefault("completion_tokens_details", {})
-        details["accepted_prediction_tokens"] = stood
-        details["rejected_prediction_tokens"] = drafted - stood
+        details["accepted_prediction_tokens"] = accepted
+        details["rejected_prediction_tokens"] = drafted - accepted
     return found
 
 
 def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, Any]:
-    """What is said at the root of a response, or of a stream's last chunk. All have ended.
+    """Fields at the root of a response, or of a stream's last chunk, once the answers have ended.
 
-    Of several answers nothing is said: their times overlap. With `steps` each step is listed.
+    With several answers they are null: their times overlap. With `steps` each step is listed.
     """
     if len(answers) != 1:
         return {"timings": None, "metrics": None, "speculation": None, "settings": None}
@@ -54,7 +56,7 @@ def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, An
         "timings": timings(answer),
         "metrics": {"speculative_decoding": speculative_decoding(answer, steps=steps)},
         "speculation": {
-            "drafter": _without_folders(result.drafter),
+            "drafter": _without_paths(result.drafter),
             "policy": result.policy,
             "exact": result.exact,
             "exactness": {name: each.as_dict() for name, each in result.exactness.items()},
@@ -70,19 +72,19 @@ def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, An
 
 
 def timings(answer: Answer) -> dict[str, Any]:
-    """What llama.cpp says; milliseconds. Drafts are left out where there were none."""
+    """llama.cpp's timings, in milliseconds; without drafts the draft fields are absent."""
     stats = answer.done.stats
-    read = answer.done.prompt_tokens - stats.cached_tokens
+    computed = answer.done.prompt_tokens - stats.cached_tokens
     prompt_ms, predicted_ms = 1e3 * stats.prefill_seconds, 1e3 * stats.decode_seconds
     found = {
         "cache_n": stats.cached_tokens,
-        "prompt_n": read,
+        "prompt_n": computed,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": _over(prompt_ms, read),
-        "prompt_per_second": _over(1e3 * read, prompt_ms),
+        "prompt_per_token_ms": _ratio(prompt_ms, computed),
+        "prompt_per_second": _ratio(1e3 * computed, prompt_ms),
         "predicted_n": answer.tokens,
         "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": _over(predicted_ms, stats.decoded),
+        "predicted_per_token_ms": _ratio(predicted_ms, stats.decoded),
         "predicted_per_second": stats.decode_tokens_per_second,
     }
     drafts = {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
@@ -90,7 +92,7 @@ def timings(answer: Answer) -> dict[str, Any]:
 
 
 def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, Any]:
-    """What vLLM says of the steps in which something was drafted."""
+    """VLLM's metrics of the steps that had a draft."""
     verified = [step for step in answer.steps if step.drafted]
     drafted = sum(step.drafted for step in verified)
     accepted = sum(step.accepted for step in verified)
@@ -100,8 +102,8 @@ def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, An
         for length in sorted({step.drafted for step in verified})
     }
     found: dict[str, Any] = {
-        "mean_acceptance_length": 1 + _over(accepted, len(verified)),
-        "draft_acceptance_rate": _over(accepted, drafted),
+        "mean_acceptance_length": 1 + _ratio(accepted, len(verified)),
+        "draft_acceptance_rate": _ratio(accepted, drafted),
         "acceptance_histogram": _histogram([step.accepted for step in verified], longest),
         "acceptance_histogram_by_draft_length": by_length,
         "num_spec_steps": len(verified),
@@ -115,16 +117,16 @@ def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, An
     return found
 
 
-def _without_folders(drafter: str) -> str:
-    """A drafter's name; where its files lie is nobody's business."""
+def _without_paths(drafter: str) -> str:
+    """A drafter's name without the folders of its files, which clients must not see."""
     parts = (part.partition(":") for part in drafter.split("+"))
     return "+".join(f"{kind}{colon}{Path(rest).name}" for kind, colon, rest in parts)
 
 
-def _histogram(values: Sequence[int], most: int) -> list[int]:
-    """How many values are 0, 1, ... `most`."""
-    return [sum(value == each for value in values) for each in range(most + 1)]
+def _histogram(values: Sequence[int], largest: int) -> list[int]:
+    """Counts of the values 0, 1, ... `largest`."""
+    return [sum(value == each for value in values) for each in range(largest + 1)]
 
 
-def _over(part: float, whole: float) -> float:
+def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0

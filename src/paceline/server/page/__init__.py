@@ -1,8 +1,7 @@
-"""GET /: a page to chat with the model in a browser, and to watch it guess.
+"""GET /: a web page that chats with the model and shows speculative decoding.
 
-Knows five files beside this one and what a browser may do with them. Knows nothing of the model:
-the page asks for all of it like any other client. The rule: the page loads nothing from anywhere
-else, runs no script but its own, and keeps nothing.
+The page is a client of the API like any other. Invariant: it loads nothing from other origins, runs
+no script but its own, and stores nothing.
 """
 
 from importlib.resources import files
@@ -18,9 +17,9 @@ _FILES = {
     "/client.js": ("client.js", "text/javascript; charset=utf-8"),
     "/page.svg": ("page.svg", "image/svg+xml"),
 }
-"""Path -> its file and type."""
+"""Path -> file and content type."""
 
-_ALLOWED = {
+_POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
     "style-src": "'self'",
@@ -33,15 +32,17 @@ _ALLOWED = {
 
 _HEADERS = {
     "cache-control": "no-cache",
-    "content-security-policy": "; ".join(f"{what} {who}" for what, who in _ALLOWED.items()),
+    "content-security-policy": "; ".join(
+        f"{directive} {source}" for directive, source in _POLICY.items()
+    ),
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
 
 
 def routes() -> list[BaseRoute]:
-    """The page's paths."""
-    return [_route(path, *about) for path, about in _FILES.items()]
+    """The routes of the page."""
+    return [_route(path, *file) for path, file in _FILES.items()]
 
 
 def _route(path: str, name: str, kind: str) -> Route:

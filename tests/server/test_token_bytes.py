@@ -6,12 +6,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from paceline.models.files import ModelFiles
-from paceline.models.token_bytes import Words
+from paceline.models.token_bytes import TokenBytes
 from paceline.models.tokenizer import Tokenizer as Ours
 
 
 @pytest.fixture
-def sentences(tmp_path: Path) -> Words:
+def sentences(tmp_path: Path) -> TokenBytes:
     """A vocabulary with SentencePiece's marks and bytes."""
     known = {"<unk>": 0, "\u2581the": 1, "é": 2, **{f"<0x{b:02X}>": 3 + b for b in range(256)}}
     made = Tokenizer(models.BPE(known, [], unk_token="<unk>", byte_fallback=True))
@@ -21,10 +21,10 @@ def sentences(tmp_path: Path) -> Words:
     made.add_special_tokens([AddedToken("<s>", special=True)])
     path = tmp_path / "tokenizer.json"
     made.save(str(path))
-    return Words(Ours(path))
+    return TokenBytes(Ours(path))
 
 
-def test_marks_are_spaces_and_bytes_are_bytes(sentences: Words):
+def test_marks_are_spaces_and_bytes_are_bytes(sentences: TokenBytes):
     assert sentences.bytes_of(1) == b" the"
     assert sentences.bytes_of(2) == "é".encode()
     assert sentences.bytes_of(3 + 0xF0) == b"\xf0"
@@ -35,7 +35,7 @@ def test_marks_are_spaces_and_bytes_are_bytes(sentences: Words):
 
 def test_letters_of_a_byte_level_vocabulary_are_bytes(tiny_files: ModelFiles):
     tokenizer = tiny_files.tokenizer()
-    words = Words(tokenizer)
+    words = TokenBytes(tokenizer)
     text = "né 😀\n the"
     assert b"".join(map(words.bytes_of, tokenizer.encode(text))) == text.encode()
     assert words.name(2) == "<|im_end|>"

@@ -3,21 +3,21 @@ import random
 import pytest
 
 from paceline.decoding.costs import CostTable
-from paceline.server.batch_cost import SharedCost
+from paceline.server.batch import BatchCost
 
 ALONE = CostTable({1: 1.0, 8: 1.0, 9: 4.1, 32: 4.1})
 """Steps: on the whole a row adds 0.1."""
 
 
 def test_before_anything_was_seen_a_sequence_adds_nothing():
-    cost = SharedCost(ALONE)
+    cost = BatchCost(ALONE)
     assert cost.row == pytest.approx(0.1)
     assert cost(1, 1) == pytest.approx(1.0)
     assert cost(4, 11) == pytest.approx(2.0)
 
 
 def test_what_a_sequence_adds_is_learnt_whatever_the_rows():
-    cost, drawn = SharedCost(ALONE), random.Random(1)
+    cost, drawn = BatchCost(ALONE), random.Random(1)
     for _ in range(400):
         count, rows = drawn.randint(2, 8), drawn.randint(8, 40)
         noise = drawn.choice((0.8, 1.0, 1.2))
@@ -30,10 +30,10 @@ def test_what_a_sequence_adds_is_learnt_whatever_the_rows():
 
 @pytest.mark.parametrize("seconds", [{1: 2.0}, {1: 2.0, 32: 2.0}])
 def test_no_row_is_free(seconds: dict[int, float]):
-    assert SharedCost(CostTable(seconds)).row > 0
+    assert BatchCost(CostTable(seconds)).row > 0
 
 
 def test_calls_that_took_less_than_their_rows_make_nothing_negative():
-    cost = SharedCost(ALONE)
+    cost = BatchCost(ALONE)
     cost.learn(2, 30, 0.1)
     assert cost(2, 1) == pytest.approx(1.0)

@@ -13,7 +13,7 @@ from paceline.decoding.text import TextPiece
 from paceline.decoding.types import FinishReason, Proposal
 from paceline.runtime.result import Result, Stats
 from paceline.server.request import Progress
-from paceline.server.stream_text import Answer, pieces_of
+from paceline.server.stream_text import Answer, prompt_pieces
 
 END = 0
 WORDS = [b"", b"a", b"b", b"ab", b"stop", b" ", "é".encode()]
@@ -159,7 +159,7 @@ def test_tokens_are_not_told_before_their_text():
 
 
 def test_known_tokens_have_their_places():
-    assert [(p.token, p.text, p.start) for p in pieces_of(decode, [1, 6, 5])] == [
+    assert [(p.token, p.text, p.start) for p in prompt_pieces(decode, [1, 6, 5])] == [
         (1, "a", 0),
         (6, "é", 1),
         (5, " ", 2),

@@ -1,0 +1,169 @@
+"""Slots of ended answers, for prompts that begin the same."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from paceline.decoding.types import Block
+from paceline.drafters.dflash import ContextCache, HostKV
+from paceline.server.prefix_cache import CachedPrefix, PrefixCache
+from support.toy import ToyEngine
+
+TEXT = list(range(40))
+
+
+@pytest.fixture
+def engine() -> Iterator[ToyEngine]:
+    """With blocks of eight slots; a test that leaves slots behind fails."""
+    made = ToyEngine(cache_blocks=16)
+    free = made.free_slots
+    yield made
+    assert made.free_slots == free
+
+
+@pytest.fixture
+def cache(engine: ToyEngine) -> Iterator[PrefixCache]:
+    made = PrefixCache(engine)
+    yield made
+    made.clear()
+
+
+def tokens(text: Sequence[int]) -> np.ndarray:
+    return np.array(text, np.int64)
+
+
+def run(engine: ToyEngine, prefix: CachedPrefix, text: Sequence[int]) -> None:
+    """Compute what is not there yet."""
+    rest = text[prefix.sequence.length :]
+    engine.step([(prefix.sequence, Block(rest, 0))])  # type: ignore[list-item]
+    prefix.sequence.commit(len(rest))
+
+
+def answered(cache: PrefixCache, engine: ToyEngine, text: Sequence[int], salt: str = "") -> int:
+    """Compute a text and leave it in the cache; how much of it was there."""
+    prefix = cache.open(tokens(text), salt)
+    found = prefix.sequence.length
+    run(engine, prefix, text)
+    cache.insert(tokens(text), prefix, salt)
+    return found
+
+
+def test_whole_blocks_are_shared(cache: PrefixCache, engine: ToyEngine):
+    assert answered(cache, engine, TEXT) == 0
+    assert answered(cache, engine, [*TEXT[:21], 50, 51, 52]) == 16
+    assert answered(cache, engine, [*TEXT[:9], 60]) == 8
+    assert answered(cache, engine, [50, *TEXT]) == 0
+    assert cache.queried_tokens == 40 + 24 + 10 + 41
+    assert cache.hit_tokens == 16 + 8
+
+
+def test_the_last_token_is_left_to_be_run(cache: PrefixCache, engine: ToyEngine):
+    answered(cache, engine, TEXT[:16])
+    prefix = cache.open(tokens(TEXT[:16]))
+    assert prefix.sequence.length == 8
+    prefix.sequence.close()
+
+
+def test_what_is_the_beginning_of_another_is_kept_once(cache: PrefixCache, engine: ToyEngine):
+    for length in (10, 20, 40):
+        answered(cache, engine, TEXT[:length])
+    assert len(cache) == 1
+    assert cache.tokens == 40
+
+
+def test_what_goes_on_can_be_shared_as_far_as_it_is(cache: PrefixCache, engine: ToyEngine):
+    reading = cache.open(tokens(TEXT))
+    cache.register(tokens(TEXT), reading)
+    assert cache.pending_prefix(tokens(TEXT)) == 39
+    assert cache.pending_prefix(tokens([*TEXT[:20], 50])) == 20
+    assert cache.pending_prefix(tokens(TEXT), "other") == 0
+    run(engine, reading, TEXT[:20])
+    assert cache.pending_prefix(tokens(TEXT)) == 19
+    assert len(cache) == cache.tokens == 0
+    # Room is not made of what somebody else holds.
+    assert not cache.evict_for(engine.free_slots + 1)
+    other = cache.open(tokens(TEXT))
+    assert other.sequence.length == 16
+    run(engine, reading, TEXT)
+    assert cache.pending_prefix(tokens(TEXT)) == 0
+    cache.unregister(reading)
+    assert cache.find(tokens(TEXT)) == 0
+    for each in (reading, other):
+        each.sequence.close()
+
+
+def test_salts_keep_apart(cache: PrefixCache, engine: ToyEngine):
+    answered(cache, engine, TEXT, "mine")
+    assert answered(cache, engine, TEXT, "yours") == 0
+    assert answered(cache, engine, TEXT, "mine") == 32
+    assert len(cache) == 2
+
+
+def test_the_least_recently_used_goes_first(cache: PrefixCache, engine: ToyEngine):
+    texts = [[number, *TEXT[:23]] for number in (1, 2, 3)]
+    for text in texts:
+        answered(cache, engine, text)
+    cache.open(tokens(texts[0])).sequence.close()  # used again
+    assert cache.evict_for(10 * 8)
+    assert len(cache) == 2
+    assert answered(cache, engine, texts[1]) == 0
+    assert answered(cache, engine, texts[0]) == 16
+
+
+def test_room_that_cannot_be_made_is_said(cache: PrefixCache, engine: ToyEngine):
+    held = cache.open(tokens(TEXT))
+    run(engine, held, TEXT)
+    assert not cache.evict_for(16 * 8)
+    held.sequence.close()
+    assert cache.evict_for(16 * 8)
+
+
+def test_room_is_not_waited_for_where_evicted_slots_do_not_come_back(
+    cache: PrefixCache, engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
+):
+    answered(cache, engine, TEXT)
+    kept = cache._entries[0].sequence
+
+    def fails() -> None:
+        raise RuntimeError("the engine cannot close it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "close", fails)
+        assert not cache.evict_for(16 * 8)
+    assert len(cache) == 0
+    kept.close()
+
+
+def test_a_short_one_goes_on_itself(cache: PrefixCache, engine: ToyEngine):
+    """Too short to share a block; most of it is wanted, and nobody else could use it."""
+    answered(cache, engine, TEXT[:6])
+    prefix = cache.open(tokens([*TEXT[:5], 50, 51]))
+    assert prefix.sequence.length == 5
+    assert len(cache) == 0
+    prefix.sequence.close()
+
+
+def test_what_drafters_know_goes_along(cache: PrefixCache, engine: ToyEngine):
+    prefix = cache.open(tokens(TEXT))
+    known = prefix.memory.setdefault("dflash", ContextCache(HostKV(1, 1, 2)))
+    rows = np.arange(40 * 2, dtype=np.float32).reshape(40, 1, 2)
+    known.kv.write(0, [rows, rows], 40)
+    known.positions += range(40)
+    run(engine, prefix, TEXT)
+    cache.insert(tokens(TEXT), prefix)
+    other = cache.open(tokens([*TEXT[:20], 50, 51]))
+    copied = other.memory["dflash"]
+    assert copied.positions == list(range(16))
+    assert (copied.kv.padded(0, 16)[0, :16] == rows[:16]).all()
+    # Each goes its own way from here.
+    copied.kv.write(16, [rows[:1] * 0, rows[:1] * 0], 1)
+    copied.positions.append(16)
+    assert known.positions == list(range(40))
+    assert (known.kv.padded(0, 40)[0, 16] == rows[16]).all()
+    other.sequence.close()
+
+
+def test_an_answer_that_never_began_leaves_nothing(cache: PrefixCache, engine: ToyEngine):
+    cache.insert(tokens(TEXT), cache.open(tokens(TEXT)))
+    assert len(cache) == 0

@@ -1,0 +1,39 @@
+"""Requests that a test submits to a scheduler itself."""
+
+import queue
+from typing import Any
+
+from paceline.runtime.options import check
+from paceline.runtime.result import Result
+from paceline.server.request import Done, Event, Failed, Progress, QueuedRequest, ServerRequest
+from paceline.server.scheduler import Scheduler
+from support.waiting import PATIENCE
+
+_FIELDS = ("salt", "cached", "timeout")
+
+
+class Submitted:
+    """A submitted request and its events; `options` are those of `generate`."""
+
+    def __init__(self, scheduler: Scheduler, prompt: str | list[int], **options: Any) -> None:
+        fields = {name: options.pop(name) for name in _FIELDS if name in options}
+        self.prompt, self.options = prompt, options
+        self.text = ""
+        self.streamed: list[int] = []
+        self._events: queue.Queue[Event] = queue.Queue()
+        tokens = scheduler.model.tokens(prompt, raw=True)
+        request = ServerRequest(tokens, check(options), **fields)  # type: ignore[arg-type]
+        self.queued: QueuedRequest = scheduler.submit(request, self._events.put)
+
+    def result(self) -> Result:
+        """The result, once the request has ended; raises its error if it failed."""
+        while True:
+            event = self._events.get(timeout=PATIENCE)
+            match event:
+                case Progress():
+                    self.text += event.step.text
+                    self.streamed += event.step.tokens
+                case Done():
+                    return event.result
+                case Failed():
+                    raise event.error
