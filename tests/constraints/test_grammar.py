@@ -433,7 +433,7 @@ def test_a_grammar_that_leads_nowhere_is_an_error_when_it_is_met(
     constraint = grammars.lark('start: "a" | "b" more\nmore: more')
     assert allowed(constraint) == {*tokenizer.encode("a"), *tokenizer.encode("b")}
     constraint.push(*tokenizer.encode("b"))
-    with pytest.raises(InvalidRequest, match="any further: nothing can come"):
+    with pytest.raises(InvalidRequest, match="any further: no token is allowed"):
         constraint.masked(np.zeros(COLUMNS, np.float32))
 
 
@@ -448,7 +448,7 @@ def test_rows_may_be_shorter_than_the_vocabulary(tiny_files: ModelFiles, tokeniz
     constraint = Grammars(path, vocab_size=columns, stop_token_ids=STOPS).regex("[a-z ]*")
     assert set(STOPS) < allowed(constraint, columns)
     few = Grammars(path, vocab_size=5, stop_token_ids=STOPS).regex("[yz]+")
-    with pytest.raises(InvalidRequest, match="nothing can come"):
+    with pytest.raises(InvalidRequest, match="no token is allowed"):
         few.masked(np.zeros(5, np.float32))
 
 
@@ -700,8 +700,8 @@ HUGE = "y" * MAX_CHARACTERS
         (lambda g: g.json_schema({"pattern": "(?=a)", "type": "string"}), "look-ahead"),
         (lambda g: g.json_schema({"enum": []}), "Unsatisfiable"),
         (lambda g: g.json_schema({"$ref": "#/nowhere"}), "nowhere"),
-        (lambda g: g.json_schema({"const": float("nan")}), "JSON schema is no JSON"),
-        (lambda g: g.json_schema({"const": {1, 2}}), "JSON schema is no JSON"),
+        (lambda g: g.json_schema({"const": float("nan")}), "JSON schema is not JSON"),
+        (lambda g: g.json_schema({"const": {1, 2}}), "JSON schema is not JSON"),
         (lambda g: g.json_schema([]), r"JSON schema is \[\]; expected an object"),
         (lambda g: g.json_schema({"const": HUGE}), "expected at most 65536"),
         (lambda g: g.json_schema({"x-guidance": 3}), "JSON schema cannot"),
@@ -713,7 +713,7 @@ HUGE = "y" * MAX_CHARACTERS
         (lambda g: g.regex("\\bthe"), "regular expression .*lookarounds"),
         (lambda g: g.lark('start: "a" rest'), 'grammar .*unknown name: "rest"'),
         (lambda g: g.lark("start: rest\n\nrest: /(a/"), "grammar .*line 3: unclosed group"),
-        (lambda g: g.lark("start: start"), "grammar .*nothing can come"),
+        (lambda g: g.lark("start: start"), "grammar .*no token is allowed"),
         (lambda g: g.lark('{"grammars": [{"json_schema": {}}]}'), "grammar cannot"),
         (lambda g: g.lark(HUGE + "y"), "grammar has 65537 characters"),
         (lambda g: g.tools([]), "0 functions; expected 1 to 128"),
@@ -791,7 +791,7 @@ def test_a_model_whose_answers_cannot_end_is_refused(
     stops: tuple[int, ...], tiny_files: ModelFiles
 ):
     path = tiny_files.folder / "tokenizer.json"
-    with pytest.raises(ModelError, match="ends an answer"):
+    with pytest.raises(ModelError, match="no stop token"):
         Grammars(path, vocab_size=COLUMNS, stop_token_ids=stops).json_object()
 
 
@@ -801,7 +801,7 @@ def test_a_tokenizer_that_the_library_cannot_use_is_refused(tmp_path: Path):
 
     path = tmp_path / "tokenizer.json"
     Backend(WordLevel({"a": 0, TEXT_END: 1, END: 2}, unk_token="a")).save(str(path))
-    with pytest.raises(ModelError, match="no tokenizer that llguidance can use"):
+    with pytest.raises(ModelError, match="not supported by llguidance"):
         Grammars(path, vocab_size=3, stop_token_ids=[2]).json_object()
 
 

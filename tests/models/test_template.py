@@ -50,7 +50,7 @@ def test_a_template_gets_out_of_its_sandbox_in_no_known_way(source: str):
 
 
 def test_raise_exception_refuses_the_messages_in_the_templates_words():
-    with pytest.raises(InvalidRequest, match="refuses these messages: roles must alternate"):
+    with pytest.raises(InvalidRequest, match="rejects these messages: roles must alternate"):
         rendered("{{ raise_exception('roles must alternate') }}")
 
 
@@ -114,7 +114,7 @@ def test_what_are_no_messages_is_refused(messages: Any):
 
 
 def test_messages_that_lack_what_the_template_needs_are_refused():
-    with pytest.raises(InvalidRequest, match="needs something that the messages lack"):
+    with pytest.raises(InvalidRequest, match="needs a field that a message lacks"):
         rendered("{{ messages[0].content.parts.first }}")
 
 
@@ -122,7 +122,7 @@ def test_messages_that_lack_what_the_template_needs_are_refused():
     "source", ["{{ messages[0].content + 1 }}", "{{ messages | join(3, 4, 5) }}"]
 )
 def test_messages_that_the_template_cannot_take_are_refused(source: str):
-    with pytest.raises(InvalidRequest, match="the chat template of tiny cannot take"):
+    with pytest.raises(InvalidRequest, match="the chat template of tiny cannot render"):
         rendered(source)
 
 

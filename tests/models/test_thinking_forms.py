@@ -79,9 +79,9 @@ def test_thinking_is_turned_on_and_off_by_what_the_template_reads(
     made = thinking(name, tokenizer)
     assert made.switch(True) == on
     if off is None:
-        with pytest.raises(InvalidRequest, match="no switch"):
+        with pytest.raises(InvalidRequest, match="cannot turn thinking off"):
             made.switch(False)
-        with pytest.raises(InvalidRequest, match="no switch"):
+        with pytest.raises(InvalidRequest, match="cannot turn thinking off"):
             made.effort("none")
     else:
         assert made.switch(False) == made.effort("none") == off
@@ -98,7 +98,7 @@ def test_a_model_that_does_not_think_needs_no_switch_to_stop_and_has_none_to_sta
 
 def test_a_template_that_looks_for_a_word_in_a_message_is_named_with_it(tokenizer: Tokenizer):
     source = "{% if '/no_think' in messages[-1].content %}<think></think>{% endif %}"
-    with pytest.raises(InvalidRequest, match="/no_think in a message"):
+    with pytest.raises(InvalidRequest, match="/no_think"):
         Thinking(source, lambda: tokenizer, "tiny").switch(False)
 
 
@@ -149,7 +149,7 @@ def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(
     tokenizer: Tokenizer,
 ):
     def remembered(source: str) -> dict[str, str]:
-        return Thinking(source, lambda: tokenizer, "tiny").remembered("hm")
+        return Thinking(source, lambda: tokenizer, "tiny").message_fields("hm")
 
     assert remembered("{{ message.reasoning_content }}") == {"reasoning_content": "hm"}
     assert remembered("{{ message['thinking'] }}") == {"reasoning_content": "hm", "thinking": "hm"}
@@ -157,7 +157,7 @@ def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(
         "reasoning_content": "hm",
         "reasoning": "hm",
     }
-    assert Thinking("", lambda: tokenizer, "tiny").remembered("") == {}
+    assert Thinking("", lambda: tokenizer, "tiny").message_fields("") == {}
 
 
 def test_a_template_that_is_not_valid_has_no_switch(tokenizer: Tokenizer):

@@ -1,1 +1,1 @@
-"""Constraints on what an answer may be: grammars, JSON schemas, tool calls."""
+"""Constrained decoding: grammars, JSON schemas, tool calls."""

@@ -1,11 +1,10 @@
-"""Answers of a form: JSON, a schema, a regular expression, a grammar, calls of functions.
+"""Compiles constraints: JSON, a schema, a regular expression, a grammar, tool calls.
 
-Knows llguidance's languages and one tokenizer; `constraint.py` follows what it makes, and
-`tool_calls.py` has the form of calls. Knows nothing of engines or requests. The rule: what cannot
-be followed whole is refused before anything runs, with the library's reason in one line.
+`matcher.py` applies them; `tool_calls.py` has the format of calls. Independent of engines and
+requests. Invariant: an invalid constraint is rejected before decoding, with llguidance's reason.
 
-JSON is written as Python's `json.dumps` writes it, on one line; a schema that wants it otherwise
-says so under "x-guidance", as llguidance has it.
+JSON has the format of Python's `json.dumps`, on one line, unless a schema has other settings under
+llguidance's key "x-guidance".
 """
 
 import json
@@ -15,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.constraints.matcher import Exact, Matched, library, reason
+from paceline.constraints.matcher import ExactTokenizer, GrammarConstraint, library, reason
 from paceline.constraints.tool_calls import (
     CLOSE,
     OPEN,
@@ -27,7 +26,7 @@ from paceline.constraints.tool_calls import (
 )
 from paceline.decoding.types import Constraint
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer import Tokenizer, check_unicode
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -35,71 +34,70 @@ if TYPE_CHECKING:
 __all__ = ["CLOSE", "OPEN", "Grammars", "Parsed", "ToolCall", "parse_tool_calls"]
 
 MAX_CHARACTERS = 64 * 1024
-"""The longest schema, expression or grammar."""
+"""Limit of a schema, expression or grammar."""
 
 MAX_FUNCTIONS = 128
-"""The most functions to choose from, as OpenAI has it."""
+"""OpenAI's limit."""
 
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""White space anywhere would leave nothing forced, and small models go on with it for ever."""
+"""With free white space nothing would be forced, and small models never end it."""
 
 
 class Grammars:
-    """Makes constraints for one model. Safe to use from several threads.
+    """Compiles constraints for one model. Thread-safe.
 
-    Compiling takes milliseconds, for the largest schemas a second; it does not hold the GIL.
+    Compiling takes milliseconds, a second for the largest schemas; it does not hold the GIL.
     """
 
     def __init__(
         self, tokenizer: Path, *, vocab_size: int, stop_token_ids: Collection[int]
     ) -> None:
-        """Prepare for the model of a tokenizer.json, which is read at the first constraint.
+        """The tokenizer is read at the first constraint.
 
         Args:
-            tokenizer: the path of the file.
-            vocab_size: columns of the engine's rows; may be more than the tokenizer's tokens.
-            stop_token_ids: what ends an answer, where the form allows its end.
+            tokenizer: path of the model's tokenizer.json.
+            vocab_size: columns of the engine's logits; may be more than the tokenizer's tokens.
+            stop_token_ids: tokens that end an answer, where the constraint allows its end.
         """
         self._path = tokenizer
         self._vocab_size = vocab_size
         self._stops = frozenset(stop_token_ids)
 
     def json_object(self) -> Constraint:
-        """A JSON object of any kind.
+        """Constrain answers to any JSON object.
 
-        This and the others raise MissingExtra without llguidance, and ModelError for a tokenizer
-        that llguidance cannot use.
+        All methods raise MissingExtra without llguidance, and ModelError for a tokenizer that
+        llguidance cannot use.
         """
         return self.json_schema({"type": "object"})
 
     def json_schema(self, schema: Mapping[str, Any]) -> Constraint:
-        """JSON that is valid against a schema, its properties in the schema's order.
+        """Constrain answers to JSON that matches a schema, with properties in the schema's order.
 
         Raises:
-            InvalidRequest: the schema is wrong, cannot be met, or says what llguidance does not
-                know.
+            InvalidRequest: the schema is invalid, unsatisfiable, or not supported by llguidance.
         """
         what = "the JSON schema"
         return self._made(what, _document("json_schema", _schema(what, schema)))
 
     def regex(self, text: str) -> Constraint:
-        """A text that a regular expression matches as a whole (Rust's syntax, no look-around).
+        """Constrain answers to full matches of a regular expression (Rust's, no look-around).
 
         Raises:
-            InvalidRequest: the expression is wrong or too complex.
+            InvalidRequest: the expression is invalid or too complex.
         """
         what = "the regular expression"
-        _fits(what, text)
+        _check_text(what, text)
         return self._made(what, library().LLMatcher.grammar_from_regex(text))
 
     def lark(self, text: str) -> Constraint:
-        """A text of a grammar in llguidance's kind of Lark, whose rule `start` is the whole.
+        """Constrain answers to the rule `start` of a grammar in llguidance's Lark syntax.
 
         Raises:
-            InvalidRequest: the grammar is wrong, matches nothing or is too complex.
+            InvalidRequest: the grammar is invalid, matches nothing or is too complex.
         """
         what = "the grammar"
-        _fits(what, text)
+        _check_text(what, text)
         return self._made(what, _document("lark_grammar", json.dumps(text)))
 
     def tools(
@@ -109,17 +107,17 @@ class Grammars:
         *,
         parallel: bool = True,
     ) -> Constraint:
-        """Calls of functions, with arguments that are valid against their parameters.
+        """Constrain tool calls: their arguments match the functions' parameters.
 
         Args:
             functions: each {"name": ..., "parameters": JSON schema}; without parameters it takes
-                none. What else they say is not looked at.
-            choice: "auto" leaves text free up to each `<tool_call>`; "required" lets nothing come
-                but calls; a function's name lets nothing come but calls of it.
-            parallel: whether there may be several calls. After the only one comes the end.
+                none. Other keys are ignored.
+            choice: "auto" allows any text before each `<tool_call>`; "required" allows only calls;
+                a function's name allows only calls of it.
+            parallel: whether several calls are allowed. Otherwise the answer ends after the first.
 
         Raises:
-            InvalidRequest: a function is wrong, two have one name, or there is none of that name.
+            InvalidRequest: a function is invalid, a name occurs twice, or `choice` is unknown.
         """
         parameters = _parameters(functions)
         if choice not in ("auto", "required"):
@@ -139,30 +137,27 @@ class Grammars:
             return self._made("the functions", _document("lark_grammar", json.dumps(lark)))
         except InvalidRequest:
             for name, schema in parameters.items():
-                # Whose fault it is shows when each is tried alone.
+                # Compile each schema alone, so that the error names the function.
                 what = f"the parameters of the function {name!r}"
                 self._made(what, _document("json_schema", schema))
             raise
 
     def _mark(self, text: str) -> str:
-        """A mark in Lark: the model's own token for it, where it has one that is text."""
+        """Return a mark in Lark: the model's token for it, if it has one that is text."""
         token = self._tokenizer.token_id(text)
         if token is None or text in self._tokenizer.special_tokens():
-            return literal(text)  # as a control token it would not be in the answer's text
+            return literal(text)  # a control token would not be in the answer's text
         return f"<[{token}]>" if self._tokens.is_special_token(token) else literal(text)
 
     @cached_property
     def _specials(self) -> str:
-        """The tokens that llguidance does not count as text, but free text may have: Lark ranges.
-
-        Among them are those that begin and end a thought.
-        """
+        """Return Lark ranges of the special tokens that free text may contain, such as <think>."""
         marks = {self._tokenizer.token_id(mark) for mark in (OPEN, CLOSE)}
         ids = [i for i in range(self._tokens.vocab_size) if self._tokens.is_special_token(i)]
         return _ranges(token for token in ids if token not in marks)
 
     def _made(self, what: str, grammar: str) -> Constraint:
-        return Matched(what, self._tokens, grammar, self._vocab_size)
+        return GrammarConstraint(what, self._tokens, grammar, self._vocab_size)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -175,10 +170,10 @@ class Grammars:
         stops = sorted(token for token in self._stops if token < known)
         if not stops:
             raise ModelError(
-                f"no token of {self._path} ends an answer, so none can have a given form"
+                f"{self._path} has no stop token, which a constrained answer needs to end"
             )
         parsed = json.loads(self._path.read_text(encoding="utf-8"))
-        # What is forced may be longer than what the model was trained to read at once.
+        # Forced text may be longer than the tokenizer's limit.
         text = json.dumps({**parsed, "truncation": None, "padding": None}, ensure_ascii=False)
         try:
             read = llguidance.LLTokenizer(
@@ -186,29 +181,29 @@ class Grammars:
             )
         except ValueError as error:
             raise ModelError(
-                f"{self._path} is no tokenizer that llguidance can use: {reason(str(error))}"
+                f"{self._path} is not supported by llguidance: {reason(str(error))}"
             ) from error
-        exact = llguidance.TokenizerWrapper(Exact(read))
+        exact = llguidance.TokenizerWrapper(ExactTokenizer(read))
         made: LLTokenizer = llguidance.LLTokenizer(exact, eos_token=stops)
         return made
 
 
 def _document(kind: str, value: str) -> str:
-    """What llguidance compiles: the JSON around `value`, which is JSON already."""
+    """Return llguidance's JSON document around `value`, which is JSON text."""
     return f'{{"grammars": [{{"{kind}": {value}}}]}}'
 
 
 def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Name -> the JSON schema of the arguments, as text."""
+    """Return name -> JSON schema of the arguments, as text."""
     if not 1 <= len(functions) <= MAX_FUNCTIONS:
         raise InvalidRequest(f"there are {len(functions)} functions; expected 1 to {MAX_FUNCTIONS}")
     found: dict[str, str] = {}
     for place, function in enumerate(functions):
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not name:
-            raise InvalidRequest(f"function {place} has no name; expected a text")
+            raise InvalidRequest(f"function {place} has no name; expected a string")
         if name in found:
-            raise InvalidRequest(f"two functions are called {name!r}; expected one")
+            raise InvalidRequest(f"two functions are called {name!r}; expected unique names")
         what = f"the parameters of the function {name!r}"
         schema = function.get("parameters")
         if schema is None:
@@ -226,25 +221,20 @@ def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _schema(what: str, schema: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> str:
-    """A schema as text, on one line unless it says otherwise."""
+    """Return a schema as text; it selects JSON on one line unless it has its own settings."""
     if not isinstance(schema, Mapping):
         raise InvalidRequest(f"{what} is {schema!r}; expected an object")
     try:
         text = json.dumps({"x-guidance": _ONE_LINE, **(also or {}), **schema}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{what} is no JSON: {reason(str(error))}") from error
-    _fits(what, text)
+        raise InvalidRequest(f"{what} is not JSON: {reason(str(error))}") from error
+    _check_text(what, text)
     return text
 
 
-def _fits(what: str, text: str) -> None:
-    """Raises InvalidRequest for a text that is too long, or that no file could hold."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"{what} is not valid Unicode: unpaired surrogate at character {error.start}"
-        ) from error
+def _check_text(what: str, text: str) -> None:
+    """Raise InvalidRequest for a text that is too long or not valid Unicode."""
+    check_unicode(what, text)
     if len(text) > MAX_CHARACTERS:
         raise InvalidRequest(
             f"{what} has {len(text)} characters; expected at most {MAX_CHARACTERS}"
@@ -252,7 +242,7 @@ def _fits(what: str, text: str) -> None:
 
 
 def _ranges(ids: Iterable[int]) -> str:
-    """Token ids as Lark has them: 3,5-9."""
+    """Return token ids as Lark ranges: 3,5-9."""
     ids = sorted(ids)
     cuts = [0, *(at + 1 for at, (a, b) in enumerate(pairwise(ids)) if b != a + 1), len(ids)]
     runs = [ids[start:end] for start, end in pairwise(cuts) if end > start]

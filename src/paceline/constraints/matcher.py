@@ -1,8 +1,7 @@
-"""A grammar as llguidance follows it, token by token.
+"""Matches an answer against a grammar token by token, with llguidance.
 
-Knows llguidance and its traps. Knows nothing of what a grammar is for. The rule: what may come next
-depends on the tokens of the answer and on nothing else, not on what was drafted or asked before; so
-what is forced is only a guess that always stands.
+Invariant: the allowed tokens depend on the answer's tokens alone, not on drafts or earlier calls.
+So forced tokens are drafts that are always accepted.
 """
 
 import re
@@ -25,20 +24,19 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 _STACK = 256 * 2**20
-"""Bytes of stack to compile on. llguidance recurses along chains of rules and references: grammars
-of 64 KiB were seen to need up to 64 MiB, and a stack that ends takes the process with it. What is
-not reached of it costs nothing."""
+"""Bytes of stack for compiling. llguidance recurses along chains of rules and references: grammars
+of 64 KiB needed up to 64 MiB, and a stack overflow ends the process. Unused stack costs nothing."""
 
 _stack_size = threading.Lock()
 
 
-class Matched:
-    """A `Constraint`: one grammar and how far an answer is in it."""
+class GrammarConstraint:
+    """A `Constraint`: a grammar and the position of an answer in it."""
 
     def __init__(self, what: str, tokens: "LLTokenizer", grammar: str, vocab_size: int) -> None:
-        """Compile a grammar, as llguidance has it, for rows of `vocab_size` columns.
+        """Compile a grammar of llguidance for logits of `vocab_size` columns.
 
-        Raises InvalidRequest, which names `what`, when there is no first token.
+        Raises InvalidRequest, which names `what`, when no first token is allowed.
         """
         self._what = what
         self._vocab_size = vocab_size
@@ -46,21 +44,20 @@ class Matched:
 
         def compiled() -> "LLMatcher":
             matcher: LLMatcher = library().LLMatcher(tokens, grammar, log_level=0, limits=limits)
-            matcher.compute_bitmask()  # some faults only show here
+            matcher.compute_bitmask()  # some faults appear only here
             return matcher
 
         self._matcher = _with_stack(compiled)
         if self._matcher.is_error():
-            told = reason(self._matcher.get_error())
-            raise InvalidRequest(f"{what} cannot be followed: {told}")
-        # What must come, found once where it begins: token by token it could be cut otherwise.
+            raise InvalidRequest(f"{what} cannot be followed: {reason(self._matcher.get_error())}")
+        # Forced tokens, computed once where they begin: later calls could tokenize them otherwise.
         self._run: Sequence[int] | None = None
         self._at = 0
 
     def masked(self, logits: Logits) -> Logits:
-        """A copy of a row, [vocab], with -inf for what may not come.
+        """A copy of a row of logits, [vocab], with -inf for tokens that are not allowed next.
 
-        Raises InvalidRequest when the grammar turns out to be too complex to go on.
+        Raises InvalidRequest when the grammar becomes too complex.
         """
         found = np.full_like(logits, -np.inf)
         run = self._ahead()
@@ -71,7 +68,7 @@ class Matched:
         return found
 
     def push(self, token: int) -> None:
-        """Go on by a token of the answer. After the end nothing changes any more."""
+        """Append a token of the answer; after the grammar's end, nothing changes."""
         if self._matcher.is_stopped():
             return
         forced = len(self._ahead())
@@ -82,11 +79,11 @@ class Matched:
             raise self._stuck()
 
     def forced(self, limit: int) -> Sequence[int]:
-        """What must come, at most `limit` tokens: those that the tokenizer would make of it."""
+        """At most `limit` tokens of the forced text, as the tokenizer encodes it."""
         return self._ahead()[self._at : self._at + limit]
 
     def allowed_length(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` may come, from the first on."""
+        """Length of the longest prefix of `tokens` that is allowed next."""
         if self._matcher.is_stopped():
             return 0
         known = takewhile(range(self._vocab_size).__contains__, tokens)
@@ -98,9 +95,9 @@ class Matched:
         return self._run
 
     def _allowed(self) -> npt.NDArray[np.bool_]:
-        """[vocab]: which tokens may come; at the end those that end an answer."""
+        """Return allowed tokens, [vocab] bool; at the grammar's end, the stop tokens."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():  # the bits say that the answer may end, which it may not
+        if self._matcher.is_error():  # the bits allow the stop tokens, wrongly
             raise self._stuck()
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         if not allowed.any():
@@ -108,15 +105,15 @@ class Matched:
         return allowed
 
     def _stuck(self) -> InvalidRequest:
-        told = reason(self._matcher.get_error() or "NoExtension")
-        return InvalidRequest(f"{self._what} cannot be followed any further: {told}")
+        why = reason(self._matcher.get_error() or "NoExtension")
+        return InvalidRequest(f"{self._what} cannot be followed any further: {why}")
 
 
-class Exact:
-    """A tokenizer as llguidance takes one, for forced text: its tokens say that and nothing else.
+class ExactTokenizer:
+    """A tokenizer for llguidance whose tokens decode to exactly the forced text.
 
-    llguidance's own reading of a tokenizer.json takes a "<think>" in a text for the token of that
-    name, which is not text, and may normalise. Such a token would be forced, and then refused.
+    llguidance's own reader of tokenizer.json encodes "<think>" in a text as the token of that name,
+    which is not text, and may normalise. Such a token would be forced, and then rejected.
     """
 
     def __init__(self, read: "LLTokenizer") -> None:
@@ -127,14 +124,14 @@ class Exact:
         self.tokens = [read.decode_bytes([token]) for token in ids]
         self.special_token_ids = [token for token in ids if read.is_special_token(token)]
         names = filter(None, (read.decode_str([token]) for token in self.special_token_ids))
-        # Where one begins; what is cut behind its first character is no name any more.
+        # Matches where a name begins: cutting after its first character leaves no name.
         self._names = re.compile(f"(?={'|'.join(map(re.escape, names)) or '(?!)'})")
 
     def __call__(self, text: bytes) -> list[int]:
         """Tokens whose bytes together are `text`, in UTF-8."""
-        whole = text.decode("utf-8")
-        cuts = [0, *(found.start() + 1 for found in self._names.finditer(whole)), len(whole)]
-        return [token for start, end in pairwise(cuts) for token in self._part(whole[start:end])]
+        string = text.decode("utf-8")
+        cuts = [0, *(found.start() + 1 for found in self._names.finditer(string)), len(string)]
+        return [token for start, end in pairwise(cuts) for token in self._part(string[start:end])]
 
     def _part(self, text: str) -> list[int]:
         ids = self._read.tokenize_str(text)
@@ -143,24 +140,23 @@ class Exact:
 
 
 def library() -> ModuleType:
-    """The library itself. Raises MissingExtra."""
+    """Import llguidance. Raises MissingExtra."""
     try:
         import llguidance
     except ImportError as error:
         raise MissingExtra(
-            "answers of a given form need llguidance; install it with: "
-            "pip install 'paceline[serve]'"
+            "constrained answers need llguidance; install it with: pip install 'paceline[serve]'"
         ) from error
     return llguidance
 
 
 def reason(message: str) -> str:
-    """What llguidance has to say, in one short line."""
+    """Llguidance's message as one short line."""
     if message.startswith("NoExtension"):
-        return "nothing can come"
+        return "no token is allowed next"
     where = re.match(r"(?:at )?(\d+)\(\d+\): ", message)
-    told = re.findall(r"^error: (.+)$", message, re.MULTILINE)  # the last words on an expression
-    line = told[-1] if told else message[where.end() if where else 0 :].partition("\n")[0]
+    errors = re.findall(r"^error: (.+)$", message, re.MULTILINE)  # of a regular expression
+    line = errors[-1] if errors else message[where.end() if where else 0 :].partition("\n")[0]
     line = line.rpartition("(in regex): ")[2]
     if where and where[1] != "1":
         line = f"line {where[1]}: {line}"
@@ -168,7 +164,7 @@ def reason(message: str) -> str:
 
 
 def _with_stack(work: Callable[[], Made]) -> Made:
-    """Do it in a thread with room for deep recursion."""
+    """Run `work` in a thread with a large stack."""
     with ThreadPoolExecutor(1) as pool:
         with _stack_size:
             before = threading.stack_size(_STACK)

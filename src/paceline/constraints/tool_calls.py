@@ -1,14 +1,13 @@
-"""Calls of functions in an answer's text: the form they have, as a grammar and as a parser.
+"""Grammar and parser of tool calls in an answer's text. Independent of tokenizers and models.
 
-Knows text only: no tokenizer and no model. The form is the one that Hermes and Qwen models were
-trained on, each call between marks of its own:
+The format is that of Hermes and Qwen models, each call between marks of its own:
 
     <tool_call>
     {"name": "weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-SmolLM2's form, a list of calls in one pair of marks, is read as well. The rule: what is not a whole
-call stays text, so that nothing a model says is lost.
+SmolLM2's format, a list of calls between one pair of marks, is parsed too. Invariant: an incomplete
+call remains text, so no output is lost.
 """
 
 import json
@@ -23,7 +22,7 @@ _CLOSES = re.compile(rf"\s*(?:{CLOSE}\s*)?")
 
 
 class ToolCall(NamedTuple):
-    """A function that a model wants to be called."""
+    """A call that a model requests."""
 
     name: str
     arguments: str
@@ -31,17 +30,17 @@ class ToolCall(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """An answer taken apart."""
+    """A parsed answer."""
 
     content: str
-    """The text that is no call; without calls the whole answer as it is."""
+    """Text outside of calls; the unchanged answer if there are no calls."""
     calls: tuple[ToolCall, ...]
 
 
 def parse_tool_calls(text: str) -> Parsed:
-    """The calls in an answer, in either form, in their order.
+    """Parse the calls in an answer, in either format.
 
-    A call whose closing mark is missing counts once its JSON is whole.
+    A call without its closing mark counts if its JSON is complete.
 
     >>> parse_tool_calls('<tool_call>[{"name": "now", "arguments": {}}]</tool_call>').calls
     (ToolCall(name='now', arguments='{}'),)
@@ -73,27 +72,26 @@ def calls_grammar(
     free: bool,
     parallel: bool,
 ) -> str:
-    """Answers with calls, in llguidance's kind of Lark.
+    """Grammar of answers with calls, in llguidance's Lark syntax.
 
     Args:
         parameters: a function's name -> the JSON schema of its arguments, as text.
-        marks: how a model says `OPEN` and `CLOSE`, each in Lark: as text or as a token of its own.
-        tokens: other tokens that are not text and may stand in free text, as ranges in Lark; may
-            be empty.
-        free: whether there may be text around the calls, and no call at all.
-        parallel: whether there may be several calls.
+        marks: `OPEN` and `CLOSE` in Lark: as text, or as the model's own token.
+        tokens: Lark ranges of special tokens that free text may contain; may be empty.
+        free: whether text around the calls, and an answer without calls, are allowed.
+        parallel: whether several calls are allowed.
     """
     begin, end = marks
     names = [f"f{place}" for place in range(len(parameters))]
     lines = [r"TEXT: /(.|\n)*/", rf'body: "\n" ({" | ".join(names)}) "\n" {end}']
     for name, (function, schema) in zip(names, parameters.items(), strict=True):
         head = f'{{"name": {json.dumps(function, ensure_ascii=False)}, "arguments": '
-        # Each schema is a document of its own, because its references begin at its root.
+        # Each schema is its own document, because its references start at its root.
         lines += [f'{name}: {literal(head)} {name}p "}}"', f"{name}p: %json {schema}"]
     if not free:
         start = r'call ("\n" call)*' if parallel else "call"
         return "\n".join([*lines, f"call: {begin} body", f"start: {start}"])
-    # Lazy: text ends as soon as the mark is whole, also inside a token.
+    # Lazy: text ends as soon as the mark is complete, even inside a token.
     heads = f"TEXT {begin} | head" if begin != literal(OPEN) else "head"
     lines += [f"head[lazy]: TEXT {literal(OPEN)}", f"call: ({heads}) body"]
     lines += [f"free: TEXT <[{tokens}]>" if tokens else 'free: ""']
@@ -102,7 +100,7 @@ def calls_grammar(
 
 
 def literal(text: str) -> str:
-    """A text in Lark."""
+    """Quote a text for Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -114,11 +112,11 @@ def _call(value: object) -> ToolCall:
                 arguments = _DECODER.decode(arguments)
             if name and isinstance(arguments, dict):
                 return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
-    raise ValueError("no call")
+    raise ValueError("not a call")
 
 
-def _no_number(name: str) -> float:
+def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant)

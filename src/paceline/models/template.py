@@ -1,8 +1,7 @@
-"""A chat template: from messages to the one prompt text that the model was trained on.
+"""Renders chat messages to the prompt text that the model was trained on.
 
-Knows what a template gets and what its errors mean. Knows nothing about tokens. The rule: a
-template comes with a downloaded model, so it runs in a sandbox, in a process with limits of time
-and memory (`template_worker.py`), and whatever it does wrong is an error of ours with its reason.
+Invariant: a template comes with a downloaded model, so it runs in a sandbox, in a process with
+limits of time and memory (`template_worker.py`); any failure becomes a PacelineError.
 """
 
 import json
@@ -13,10 +12,10 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models.template_process import PROCESS, TimeLimit
 
 SECONDS = 5.0
-"""The longest that rendering may take. Ten thousand messages take 0.1 s."""
+"""Time limit of rendering. Ten thousand messages take 0.1 s."""
 
 CHARACTERS = 16 * 2**20
-"""The longest text that a template may write."""
+"""Limit of the rendered text."""
 
 
 class ChatTemplate:
@@ -35,17 +34,16 @@ class ChatTemplate:
         eos_token: str | None = None,
         model: str = "this model",
     ) -> None:
-        """Take `source`. Raises ModelError when there is none or it is not valid Jinja."""
+        """Compile `source`. Raises ModelError when it is None or not valid Jinja."""
         if source is None:
             raise ModelError(
-                f"{model} has no chat template, so it cannot take messages; "
-                "give it a plain prompt with --raw"
+                f"{model} has no chat template, which messages need; give a plain prompt with --raw"
             )
         self._model = model
         self._source = source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
-        self.variables = frozenset(self._ask(None)["variables"])
-        """The names that the template reads of what it gets."""
+        self.variables = frozenset(self._run(None)["variables"])
+        """Variables that the template reads."""
 
     def render(
         self,
@@ -55,14 +53,14 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **extra: Any,
     ) -> str:
-        """The prompt for `messages`, each {"role": ..., "content": ...}.
+        """Prompt text for `messages`, each {"role": ..., "content": ...}.
 
         `add_generation_prompt` ends the prompt where the model's answer begins. `extra` are
-        variables that some templates know, such as enable_thinking. All of it is JSON.
+        variables of some templates, such as enable_thinking. All values are JSON.
 
         Raises:
-            InvalidRequest: the template refuses the messages, or cannot take them.
-            ModelError: the template itself fails, or is over a limit of time or size.
+            InvalidRequest: the template rejects the messages, or fails on them.
+            ModelError: the template itself fails, or exceeds a limit of time or size.
         """
         _check_messages(messages)
         names = {
@@ -72,36 +70,38 @@ class ChatTemplate:
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "add_generation_prompt": add_generation_prompt,
         }
-        return str(self._ask(names)["text"])
+        return str(self._run(names)["text"])
 
-    def _ask(self, names: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The text for the variables; None: compile the template, and list those it reads."""
-        asked = {"source": self._source, "seconds": SECONDS, "characters": CHARACTERS}
+    def _run(self, names: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Render with the variables `names`; None: only compile and list the variables."""
+        limits = {"seconds": SECONDS, "characters": CHARACTERS}
         try:
-            request = json.dumps({**asked, "names": names}, ensure_ascii=False)
+            request = json.dumps(
+                {"source": self._source, **limits, "names": names}, ensure_ascii=False
+            )
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the messages cannot be written as JSON: {error}") from error
         template = f"the chat template of {self._model}"
         try:
-            answer = PROCESS.ask(request.encode("utf-8", "surrogatepass"))
+            answer = PROCESS.render(request.encode("utf-8", "surrogatepass"))
         except TimeLimit:
             raise ModelError(f"{template} took longer than {SECONDS:g} s") from None
         if "error" not in answer:
             return answer
-        said = answer["message"]
+        reason = answer["message"]
         raise {
-            "invalid": ModelError(f"{template} is not valid: {said}; use --raw"),
-            "refused": InvalidRequest(f"the chat template refuses these messages: {said}"),
-            "missing": InvalidRequest(f"{template} needs something that the messages lack: {said}"),
-            "unfit": InvalidRequest(f"{template} cannot take these messages: {said}"),
-            "failed": ModelError(f"{template} failed: {said}"),
-            "large": ModelError(f"{template} is over its limit: {said}"),
+            "invalid": ModelError(f"{template} is not valid: {reason}; use --raw"),
+            "refused": InvalidRequest(f"the chat template rejects these messages: {reason}"),
+            "missing": InvalidRequest(f"{template} needs a field that a message lacks: {reason}"),
+            "unfit": InvalidRequest(f"{template} cannot render these messages: {reason}"),
+            "failed": ModelError(f"{template} failed: {reason}"),
+            "large": ModelError(f"{template} exceeds its limit: {reason}"),
         }[answer["error"]]
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-        raise InvalidRequest("messages should be a list of at least one message")
+        raise InvalidRequest(f"messages is {messages!r}; expected a list of at least one message")
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequest(

@@ -1,7 +1,6 @@
-"""The process that renders chat templates: started once, asked by one thread at a time.
+"""The process that renders chat templates, started once; it runs `template_worker.py`.
 
-Knows how to start it, ask it and end it; `template_worker.py` is what it runs. The rule: a request
-gets its own answer. A process that was interrupted, or that ended, is never asked again.
+Invariant: a request gets its own answer. After an interruption the process is replaced.
 """
 
 import atexit
@@ -25,16 +24,16 @@ class TimeLimit(Exception):
 
 
 class TemplateProcess:
-    """A process that renders templates. Start and answers are thread-safe."""
+    """A process that renders templates. Thread-safe."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Does not start the process."""
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
     def start(self) -> None:
-        """Start it if it does not run: it takes a tenth of a second, for which this does not wait.
+        """Start the process if necessary, without waiting 0.1 s until it is ready.
 
         Raises:
             ModelError: it cannot be started.
@@ -42,12 +41,12 @@ class TemplateProcess:
         with self._lock:
             self._running()
 
-    def ask(self, request: bytes) -> dict[str, Any]:
-        """Its answer to a request, one line of JSON.
+    def render(self, request: bytes) -> dict[str, Any]:
+        """Send a request, one line of JSON; returns the answer.
 
         Raises:
             TimeLimit: it took too long.
-            ModelError: it cannot be started, or ended in another way.
+            ModelError: the process cannot be started, or has crashed.
         """
         with self._lock:
             child = self._running()
@@ -56,7 +55,7 @@ class TemplateProcess:
                 if line:
                     answer: dict[str, Any] = json.loads(line)
                     return answer
-            except BaseException:  # also Ctrl-C: its answer would be taken for the next one's
+            except BaseException:  # also Ctrl-C: the next request would get this answer
                 self._end()
                 raise
             code = child.wait()
@@ -67,12 +66,12 @@ class TemplateProcess:
         raise ModelError(f"the process that renders chat templates ended with {how}")
 
     def close(self) -> None:
-        """End it. It is started again when it is asked."""
+        """End the process; the next request starts another."""
         with self._lock:
             self._end()
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        if self._owner != os.getpid():  # a fork has the parent's, and must not talk to it
+        if self._owner != os.getpid():  # forked: the process is the parent's
             self._child, self._owner = None, os.getpid()
         if self._child is not None and self._child.poll() is None:
             return self._child
@@ -83,7 +82,7 @@ class TemplateProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C at a terminal is for us
+                start_new_session=True,  # no Ctrl-C from the terminal
             )
         except OSError as error:
             raise ModelError(
@@ -98,13 +97,13 @@ class TemplateProcess:
         child.kill()
         child.wait()
         for pipe in (child.stdin, child.stdout):
-            with suppress(OSError):  # what was not sent cannot be
+            with suppress(OSError):  # unsent data
                 if pipe is not None:
                     pipe.close()
 
 
 def _exchange(child: "subprocess.Popen[bytes]", request: bytes) -> bytes:
-    """The line it answers; empty when it has ended."""
+    """Return the line of the answer; empty when the process has ended."""
     assert child.stdin is not None
     assert child.stdout is not None
     try:
@@ -116,6 +115,6 @@ def _exchange(child: "subprocess.Popen[bytes]", request: bytes) -> bytes:
 
 
 PROCESS = TemplateProcess()
-"""The one of this process."""
+"""Shared by all templates."""
 
 atexit.register(PROCESS.close)

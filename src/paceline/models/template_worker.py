@@ -1,17 +1,16 @@
 """Renders chat templates in a process of its own; `template.py` starts it.
 
-A template comes with a downloaded model, and a sandbox limits what it can reach, not how long it
-runs or how large it grows. A process has both limits: the kernel ends it at its deadline, and gives
-it no more memory than it may have.
+A template comes with a downloaded model. Jinja's sandbox limits what it can access, but not its
+time and memory: the kernel ends this process at a deadline, and limits its address space.
 
-Run as a script, so that starting it imports nothing of paceline. Reads one request a line from
-standard input, writes one answer a line to standard output, and ends with its input. Both JSON:
+Run as a script, so that it starts without importing paceline. Reads one request per line from
+standard input, writes one answer per line to standard output, and ends with its input. Both JSON:
 
     {"source", "seconds", "characters", "names": {...} or null}  (null: compile only)
-    {"text": "..."}, {"variables": [...]} (of compile only) or {"error": kind, "message": "..."}
+    {"text": "..."}, {"variables": [...]} (compile only) or {"error": kind, "message": "..."}
 
 Kinds: `invalid` (no template), `refused` (by `raise_exception`), `missing` (in the messages),
-`failed` (the template), `unfit` (messages that the template cannot take), `large` (over a limit).
+`failed` (the template), `unfit` (messages it cannot render), `large` (exceeds a limit).
 """
 
 import datetime
@@ -30,13 +29,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MEMORY = 2**30
-"""Bytes of address space: the interpreter's 50 MiB, a request's, and what a template makes."""
+"""Bytes of address space: 50 MiB for the interpreter, the rest for request and text."""
 
-_LONGEST_MESSAGE = 500
+_MAX_MESSAGE = 500
 
 
 class _RefusedError(Exception):
-    """What a template says with `raise_exception`."""
+    """Raised by `raise_exception` in a template."""
 
 
 _KINDS: dict[type[Exception], str] = {
@@ -45,11 +44,11 @@ _KINDS: dict[type[Exception], str] = {
     **dict.fromkeys((TemplateError, ArithmeticError, RecursionError), "failed"),
     **dict.fromkeys((TypeError, ValueError, LookupError, AttributeError), "unfit"),
 }
-"""What went wrong -> its kind; the first that fits."""
+"""Exception -> kind; the first match counts."""
 
 
 class _Generation(Extension):
-    """{% generation %} marks the answers in training data; here it is only its content."""
+    """{% generation %} marks answers in training data; it renders as its content."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -73,7 +72,7 @@ def main() -> None:
 def _answer(line: bytes) -> bytes:
     try:
         request = json.loads(line)
-        # The kernel ends the process then, whatever it is in.
+        # The signal ends the process, even inside C code.
         signal.setitimer(signal.ITIMER_REAL, request["seconds"])
         try:
             found = _rendered(request)
@@ -92,22 +91,22 @@ def _rendered(request: dict[str, Any]) -> dict[str, Any]:
     if request["names"] is None:
         parsed = _environment().parse(request["source"])
         return {"variables": sorted(find_undeclared_variables(parsed))}
-    most: int = request["characters"]
+    limit: int = request["characters"]
     parts, size = [], 0
     try:
         for part in template.generate(request["names"]):
             parts.append(part)
             size += len(part)
-            if size > most:
-                return {"error": "large", "message": f"it wrote more than {most} characters"}
+            if size > limit:
+                return {"error": "large", "message": f"it wrote more than {limit} characters"}
     except tuple(_KINDS) as error:
         return _error(next(kind for of, kind in _KINDS.items() if isinstance(error, of)), error)
     return {"text": "".join(parts)}
 
 
 def _error(kind: str, error: Exception) -> dict[str, str]:
-    said = " ".join(str(error)[: 4 * _LONGEST_MESSAGE].split())[:_LONGEST_MESSAGE]
-    return {"error": kind, "message": said or type(error).__name__}
+    message = " ".join(str(error)[: 4 * _MAX_MESSAGE].split())[:_MAX_MESSAGE]
+    return {"error": kind, "message": message or type(error).__name__}
 
 
 @lru_cache(maxsize=8)

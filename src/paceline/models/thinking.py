@@ -1,8 +1,7 @@
 """How a model marks its thoughts, and how its chat template turns thinking on and off.
 
-Knows the forms that published templates have, and recognises them by the template. Knows nothing of
-how an answer is divided: `decoding/reasoning.py` does that. The rule: a form that is not known here
-is no thought, so its text stays a part of the answer.
+Recognises the forms of published models by their templates. `decoding/reasoning.py` splits answers.
+Invariant: thoughts in an unknown form remain part of the answer.
 """
 
 import re
@@ -16,16 +15,16 @@ from paceline.models.tokenizer import Tokenizer
 
 
 class Form(NamedTuple):
-    """How thoughts are marked by a family of models."""
+    """How a family of models marks thoughts."""
 
     sign: str
-    """A text that only templates of this form have."""
+    """Text that only templates of this form contain."""
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     label: str = ""
-    """What follows the opening mark and is no part of the thought."""
+    """Text after the opening mark that is not part of the thought."""
     channels: bool = False
-    """Whether the marks are those of harmony's messages. Each is one token."""
+    """Whether the marks are harmony's, each of which is one token."""
 
 
 _TAGS = Form("</think>", ("<think>",), ("</think>",))
@@ -51,61 +50,61 @@ FORMS = (
     _TAGS,
     Form("<think>", *_TAGS[1:]),
 )
-"""The forms, the first that fits being the model's."""
+"""The first form whose sign is in the template is the model's."""
 
 _WRAPS = (("<response>", "</response>"), ("<answer>", "</answer>"))
-"""What Granite 3.3 and Hunyuan put around the answer after a thought."""
+"""Marks around the answer after a thought, in Granite 3.3 and Hunyuan."""
 
 _OFF: Mapping[str, Any] = {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
-"""Variables of templates that turn thinking off."""
+"""Template variables that turn thinking off."""
 
 _ON: Mapping[str, Any] = {"enable_thinking": True, "thinking": True}
 
 _EFFORT = "reasoning_effort"
 _SOFT = ("/no_think", "/nothink")
-"""Words of a message that turn thinking off with some templates."""
+"""Words in a message that turn thinking off in some templates."""
 
 _NAMES_NONE = re.compile(r"""["']none["']""")
 _FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Names that templates have for the thoughts of an earlier message."""
+"""Fields of a message that templates read its thoughts from."""
 
 
 class Thinking:
-    """What one model's template and vocabulary say of thoughts."""
+    """How one model marks thoughts, by its template and vocabulary."""
 
     def __init__(self, template: str | None, tokenizer: Callable[[], Tokenizer], model: str):
-        """Look at a template; the tokenizer is asked for only where it has to be."""
+        """Take a template; the tokenizer is opened only if needed."""
         self._template = template or ""
         self._tokenizer = tokenizer
         self._model = model
 
     @cached_property
     def form(self) -> Form | None:
-        """How thoughts are marked; None: in no known way."""
+        """The model's form; None: it has no known form."""
         if not self._template:
             return None
         found = next((form for form in FORMS if form.sign in self._template), None)
         if found is None and len(self.tokens_of(_TAGS)) == len(_TAGS.opens + _TAGS.closes):
-            found = _TAGS  # the template leaves it to the model
+            found = _TAGS  # the template does not mention the marks
         if found and found.channels and len(self.tokens_of(found)) < len(found.opens):
             return None
         return found
 
     def tokens_of(self, form: Form) -> dict[int, str]:
-        """The marks that are one token: id -> mark."""
+        """Marks that are one token: id -> mark."""
         marks = (*form.opens, *form.closes)
         found = {self._tokenizer().token_id(mark): mark for mark in marks}
         return {token: mark for token, mark in found.items() if token is not None}
 
     @property
     def wrap(self) -> tuple[str, str] | None:
-        """What may be around the answer after a thought."""
+        """Marks around the answer after a thought."""
         return next((wrap for wrap in _WRAPS if wrap[0] in self._template), None)
 
     def inside(self, prompt: str, bare: Callable[[], str]) -> bool:
-        """Whether a rendered prompt ends in a thought.
+        """Whether a rendered prompt ends inside a thought.
 
-        `bare` gives the same prompt without what makes the model answer.
+        `bare` renders the same prompt without the generation prompt.
         """
         form = self.form
         if form is None or form.channels:
@@ -116,32 +115,34 @@ class Thinking:
         return not bare().startswith(prompt[: last + 1])
 
     def switch(self, on: bool) -> dict[str, Any]:
-        """Variables for the template that turn thinking on or off.
+        """Template variables that turn thinking on or off.
 
         Raises:
-            InvalidRequest: the model thinks, and its template has no switch; or it does not think.
+            InvalidRequest: the model does not think, or its template cannot turn thinking off.
             ModelError: the template is not valid.
         """
         if wanted := self._known(_ON if on else _OFF):
             return wanted
-        harmony = self.form is not None and self.form.channels  # it knows low, medium and high
+        harmony = (
+            self.form is not None and self.form.channels
+        )  # low, medium or high
         named = _EFFORT in self._variables and _NAMES_NONE.search(self._template)
         if not on and named and not harmony:
             return {_EFFORT: "none"}
         if on and self.form is None:
-            raise InvalidRequest(f"{self._model} has no thoughts in a form that is known here")
+            raise InvalidRequest(f"{self._model} has no thoughts in a known form; leave think away")
         if not on and self.form is not None:
             soft = [word for word in _SOFT if word in self._template]
-            hint = f"; it looks for {soft[0]} in a message" if soft else ""
+            hint = f"; put {soft[0]} into a message" if soft else ""
             raise InvalidRequest(
-                f"the chat template of {self._model} has no switch that turns thinking off{hint}"
+                f"the chat template of {self._model} cannot turn thinking off{hint}"
             )
         return {}
 
     def effort(self, effort: str) -> dict[str, Any]:
-        """Variables for the template that ask for a reasoning effort.
+        """Template variables for a reasoning effort.
 
-        `none` turns thinking off; any other turns it on, where the template has a switch.
+        `none` turns thinking off; others turn it on if the template has a switch.
 
         Raises:
             InvalidRequest: see `switch`.
@@ -151,11 +152,11 @@ class Thinking:
         return {_EFFORT: effort, **self._known(_ON)}
 
     def _known(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the variables that the template reads."""
+        """Return the variables that the template reads."""
         return {name: value for name, value in variables.items() if name in self._variables}
 
-    def remembered(self, reasoning: str | None) -> dict[str, str]:
-        """The thoughts of an earlier answer, under the names that the template may read."""
+    def message_fields(self, reasoning: str | None) -> dict[str, str]:
+        """Fields for the thoughts of an earlier answer, as the template reads them."""
         if not reasoning:
             return {}
         other = [name for name in _FIELDS[1:] if self._reads(name)]

@@ -49,12 +49,7 @@ class Tokenizer:
 
         Raises InvalidRequest for text that is not valid Unicode (an unpaired surrogate).
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"the text is not valid Unicode: unpaired surrogate at character {error.start}"
-            ) from error
+        check_unicode("the text", text)
         backend = self._parsing if special else self._literal
         ids = list(backend.encode(text, add_special_tokens=False).ids)
         if special and self._bos is not None and ids[:1] != [self._bos]:
@@ -90,6 +85,16 @@ class Tokenizer:
         backend = _read(self._path)
         backend.encode_special_tokens = True
         return backend
+
+
+def check_unicode(what: str, text: str) -> None:
+    """Raise InvalidRequest, which names `what`, for a text with an unpaired surrogate."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{what} is not valid Unicode: unpaired surrogate at character {error.start}"
+        ) from error
 
 
 def _load(path: Path) -> "Backend":

@@ -98,7 +98,7 @@ class Conversation:
             self._held = stream.tokens[: self._slots.length]
             if not stream.failed and stream.answer:
                 found = stream.result
-                thoughts = self.model.files.thinking().remembered(found.reasoning)
+                thoughts = self.model.files.thinking().message_fields(found.reasoning)
                 self.messages = [*turns, {"role": "assistant", "content": found.text, **thoughts}]
 
         stream = self.model.begin(

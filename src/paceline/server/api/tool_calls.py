@@ -76,7 +76,7 @@ def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[d
     for message in messages:
         role = "system" if message.role == "developer" else message.role
         made: dict[str, Any] = {"role": role, "content": message.content or ""}
-        made |= thinking.remembered(message.reasoning_content)
+        made |= thinking.message_fields(message.reasoning_content)
         if message.name is not None:
             made["name"] = message.name
         if message.tool_call_id is not None:
