@@ -123,9 +123,7 @@ class Thinking:
         """
         if wanted := self._known(_ON if on else _OFF):
             return wanted
-        harmony = (
-            self.form is not None and self.form.channels
-        )  # low, medium or high
+        harmony = self.form is not None and self.form.channels  # low, medium or high
         named = _EFFORT in self._variables and _NAMES_NONE.search(self._template)
         if not on and named and not harmony:
             return {_EFFORT: "none"}
