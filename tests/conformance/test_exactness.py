@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.repetition import Repetition, RepetitionDetector
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block, FinishReason
 from paceline.drafters import AnswerHistory, DraftModel, Shared, create
 from paceline.drafters.ahead import AheadDrafter

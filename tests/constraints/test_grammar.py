@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from paceline.constraints.grammar import MAX_CHARACTERS, MAX_FUNCTIONS, Grammars
 from paceline.constraints.tool_calls import parse_tool_calls
-from paceline.decoding.generation import Generation, Stopping
+from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Constraint, FinishReason, Logits
 from paceline.drafters import create
 from paceline.engines.base import Engine

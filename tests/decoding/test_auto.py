@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from paceline.decoding.auto import Acceptance, Auto, prior_probability
 from paceline.decoding.costs import CostTable, expected_tokens
-from paceline.decoding.generation import Stopping
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
 from paceline.drafters import create
 from support.drafters import Oracle, Says, drafted

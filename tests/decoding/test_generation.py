@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.generation import FORCED, Generation, Step, Stopping
+from paceline.decoding.generation import Generation
 from paceline.decoding.logprobs import token_logprob
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.step import FORCED, Step
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import (
     NO_PROPOSAL,

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.generation import Generation, Stopping
+from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Drafter, Pending, Proposal
 from support.driver import answer, decode
 from support.toy import ToyEngine

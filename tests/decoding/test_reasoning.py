@@ -1,4 +1,4 @@
-"""Thoughts told apart from an answer, however its text is cut into tokens."""
+"""ReasoningMarks told apart from an answer, however its text is cut into tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,23 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.reasoning import ReasoningText, Thoughts
+from paceline.decoding.reasoning import ReasoningMarks, ReasoningText
 
-TAGS = Thoughts(("<think>",), ("</think>",), {})
-OPENED = Thoughts(("<think>",), ("</think>",), {}, inside=True)
-WRAPPED = Thoughts(("<think>",), ("</think>",), {}, wrap=("<response>", "</response>"))
-GRANITE = Thoughts(
+TAGS = ReasoningMarks(("<think>",), ("</think>",), {})
+OPENED = ReasoningMarks(("<think>",), ("</think>",), {}, inside=True)
+WRAPPED = ReasoningMarks(("<think>",), ("</think>",), {}, wrap=("<response>", "</response>"))
+GRANITE = ReasoningMarks(
     ("Here is my thought process:", "Here's my thought process:"),
     ("Here is my response:", "Here's my response:"),
     {},
 )
 HIDDEN = {100: "<think>", 101: "</think>"}
-TOKENS = Thoughts(("<think>",), ("</think>",), HIDDEN)
-GEMMA = Thoughts(
+TOKENS = ReasoningMarks(("<think>",), ("</think>",), HIDDEN)
+GEMMA = ReasoningMarks(
     ("<|channel>",), ("<channel|>",), {100: "<|channel>", 101: "<channel|>"}, label="thought\n"
 )
 HARMONY_MARKS = {200: "<|start|>", 201: "<|channel|>", 202: "<|message|>", 203: "<|end|>"}
-HARMONY = Thoughts(
+HARMONY = ReasoningMarks(
     ("<|start|>", "<|channel|>", "<|message|>"), ("<|end|>",), HARMONY_MARKS, channels=True
 )
 
@@ -31,12 +31,12 @@ HARMONY = Thoughts(
 class Found(NamedTuple):
     text: str
     reasoning: str
-    thought_tokens: int
+    reasoning_tokens: int
     texts: list[str]
     thoughts: list[str]
 
 
-def read(pieces: Sequence[str | int], thoughts: Thoughts, stops: Sequence[str] = ()) -> Found:
+def read(pieces: Sequence[str | int], thoughts: ReasoningMarks, stops: Sequence[str] = ()) -> Found:
     """An answer of these tokens: texts, and the ids of tokens that have none."""
     words = dict(enumerate(piece for piece in pieces if isinstance(piece, str)))
     place = iter(words)
@@ -53,7 +53,7 @@ def read(pieces: Sequence[str | int], thoughts: Thoughts, stops: Sequence[str] =
     else:
         found.append(stream.finish())
     texts, told = [each.final for each in found], [each.reasoning for each in found]
-    return Found("".join(texts), "".join(told), stream.thought_tokens, texts, told)
+    return Found("".join(texts), "".join(told), stream.reasoning_tokens, texts, told)
 
 
 def letters(text: str) -> list[str]:
@@ -91,7 +91,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("thoughts", "whole", "reasoning", "text"), FORMS)
 def test_marks_of_text_divide_thought_from_answer(
-    thoughts: Thoughts, whole: str, reasoning: str, text: str
+    thoughts: ReasoningMarks, whole: str, reasoning: str, text: str
 ):
     for pieces in (letters(whole), [whole], [whole[:3], whole[3:9], whole[9:]]):
         found = read(pieces, thoughts)
@@ -103,7 +103,7 @@ def test_marks_of_text_divide_thought_from_answer(
     at=st.lists(st.integers(0, 80), max_size=12),
 )
 def test_however_a_thought_is_cut_into_tokens_its_marks_are_never_shown(
-    form: tuple[Thoughts, str, str, str], at: list[int]
+    form: tuple[ReasoningMarks, str, str, str], at: list[int]
 ):
     thoughts, whole, reasoning, text = form
     ends = sorted(place % (len(whole) + 1) for place in at)
@@ -118,28 +118,30 @@ def test_however_a_thought_is_cut_into_tokens_its_marks_are_never_shown(
 
 def test_a_mark_that_is_a_token_is_known_by_its_id_alone():
     found = read([100, "so", " 4", 101, "\n\n", "It", " is", " 4."], TOKENS)
-    assert (found.reasoning, found.text, found.thought_tokens) == ("so 4", "It is 4.", 4)
+    assert (found.reasoning, found.text, found.reasoning_tokens) == ("so 4", "It is 4.", 4)
     found = read(["<", "think", ">", "no", "</think>"], TOKENS)
     assert (found.reasoning, found.text) == ("", "<think>no</think>")
-    assert found.thought_tokens == 0
+    assert found.reasoning_tokens == 0
 
 
 def test_a_mark_that_is_a_token_and_comes_in_the_answer_means_nothing():
-    seen = Thoughts(("<think>",), ("</think>",), {1000: "<think>", 101: "</think>"})
+    seen = ReasoningMarks(("<think>",), ("</think>",), {1000: "<think>", 101: "</think>"})
     found = read(["It", " is ", 1000, " 4.", 101], seen)
     assert (found.reasoning, found.text) == ("", "It is <think> 4.")
 
 
 def test_a_model_may_repeat_the_mark_that_its_prompt_ends_with():
-    marks = Thoughts(("<think>",), ("</think>",), {1000: "<think>", 101: "</think>"}, inside=True)
+    marks = ReasoningMarks(
+        ("<think>",), ("</think>",), {1000: "<think>", 101: "</think>"}, inside=True
+    )
     found = read(["\n", 1000, "so", 101, "4."], marks)
-    assert (found.reasoning, found.text, found.thought_tokens) == ("so", "4.", 4)
+    assert (found.reasoning, found.text, found.reasoning_tokens) == ("so", "4.", 4)
 
 
 def test_tokens_of_a_mark_of_several_tokens_count_as_thought():
-    assert read([" ", "<th", "ink>", "a", "b", "</th", "ink>", "c"], TAGS).thought_tokens == 7
-    assert read([" ", "<th", "ere"], TAGS).thought_tokens == 0
-    assert read(["a", "</think>", "\n", "b"], OPENED).thought_tokens == 2
+    assert read([" ", "<th", "ink>", "a", "b", "</th", "ink>", "c"], TAGS).reasoning_tokens == 7
+    assert read([" ", "<th", "ere"], TAGS).reasoning_tokens == 0
+    assert read(["a", "</think>", "\n", "b"], OPENED).reasoning_tokens == 2
 
 
 @pytest.mark.parametrize("label", [["thought\n"], ["thou", "ght", "\n"], []])
@@ -158,7 +160,7 @@ def test_harmony_channels_divide_analysis_from_final():
         [201, "analysis", 202, "let", " me", 203, 200, "assistant", 201, "final", 202, "It is 4."],
         HARMONY,
     )
-    assert (found.reasoning, found.text, found.thought_tokens) == ("let me", "It is 4.", 6)
+    assert (found.reasoning, found.text, found.reasoning_tokens) == ("let me", "It is 4.", 6)
 
 
 def test_harmony_keeps_what_it_says_to_functions_as_text():

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.generation import Generation, Stopping
+from paceline.decoding.generation import Generation
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block
 from paceline.drafters import NgramDrafter, SuffixDrafter
 from support.driver import POLICIES, generation, run
@@ -84,7 +85,7 @@ def test_preempted_decode_goes_on_to_the_same_tokens(
                 engine.step([(sequence, Block(PROMPT[:cached], 0, prefill=True))])
                 sequence.commit(cached)
             one.restart(sequence.length)
-            assert one.recomputing == (cached < one.count - 1)
+            assert one.recomputing == (cached < one.token_count - 1)
             if not in_flight:
                 continue
             block = one.next_block(most)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block, Policy, Proposal
 from paceline.drafters import DraftModel, RecycleDrafter, Shared, check, create
 from paceline.drafters.ahead import AheadDrafter

@@ -16,9 +16,9 @@ import pytest
 
 import paceline
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
 from paceline.drafters import DraftModel
 from paceline.drafters.ahead import AheadDrafter
 from paceline.drafters.model import ModelDrafter

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block, ComputedBlock, Pending
 from paceline.drafters import Own, Shared, create
 from paceline.drafters.dflash import (

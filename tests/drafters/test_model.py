@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
+from paceline.decoding.stopping import Stopping
 from paceline.drafters import DraftModel, ModelDrafter
 from support.driver import generation, run
 from support.toy import ToyEngine

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
+from paceline.decoding.stopping import Stopping
 from paceline.drafters import PredictionDrafter
 from support.driver import generation, run
 from support.toy import ToyEngine

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 from paceline.drafters import NgramDrafter, create
 from paceline.drafters.probe import Probe

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Fixed
+from paceline.decoding.stopping import Stopping
 from paceline.drafters import Shared, create, shipped, taps
 from paceline.engines import EngineSettings
 from paceline.engines.mlx.engine import MlxEngine

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import main
-from paceline.decoding.generation import Step
+from paceline.decoding.step import Step
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import NO_PROPOSAL, Proposal
 from paceline.runtime.highlight import tinted

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.generation import Step
-from paceline.decoding.reasoning import Thoughts, answer_text
+from paceline.decoding.reasoning import ReasoningMarks, answer_text
+from paceline.decoding.step import Step
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import FinishReason, Proposal
 from paceline.runtime.result import Result, Stats
@@ -29,7 +29,7 @@ def told(
     sizes: list[int],
     stops: Sequence[str],
     end: FinishReason,
-    thoughts: Thoughts | None = None,
+    thoughts: ReasoningMarks | None = None,
 ) -> Answer:
     """An answer of these tokens in blocks of these sizes, as the engine would tell it."""
     stream = answer_text(decode, stops, thoughts)
@@ -54,7 +54,7 @@ def told(
             new[-1] += stream.finish()
             over = True
         tried = Proposal(block[:-1], "oracle")
-        count = stream.thought_tokens
+        count = stream.reasoning_tokens
         step = Step(len(block), block, new, tried, len(block) - 1, count)
         text += step.text
         reasoning += step.reasoning
@@ -75,7 +75,7 @@ def told(
         exact=True,
         seed=0,
         reasoning=reasoning,
-        reasoning_tokens=stream.thought_tokens,
+        reasoning_tokens=stream.reasoning_tokens,
     )
     made.finish(result)
     return made
@@ -103,7 +103,7 @@ def test_the_tokens_that_are_told_are_those_of_the_text(
         assert ids == tokens
 
 
-MARKED = Thoughts(("b",), (" ",), {2: "b", 5: " "})
+MARKED = ReasoningMarks(("b",), (" ",), {2: "b", 5: " "})
 """Two of the words as the marks of thoughts."""
 
 
@@ -114,7 +114,7 @@ MARKED = Thoughts(("b",), (" ",), {2: "b", 5: " "})
     st.sampled_from([MARKED, replace(MARKED, inside=True)]),
 )
 def test_the_tokens_of_thoughts_are_told_with_their_text(
-    tokens: list[int], sizes: list[int], stops: list[str], thoughts: Thoughts
+    tokens: list[int], sizes: list[int], stops: list[str], thoughts: ReasoningMarks
 ):
     found = told(tokens, sizes, stops, FinishReason.LENGTH, thoughts)
     assert (found.text, found.reasoning) == (found.done.text, found.done.reasoning)

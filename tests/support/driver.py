@@ -7,9 +7,11 @@ from typing import Any
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Counters, Generation, Stopping
+from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.step import Counters
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Drafter, FinishReason, Policy
 from paceline.engines.base import Engine
 

@@ -16,7 +16,7 @@ from paceline.storage.files import write_bytes, writing
 from paceline.storage.report import Report, json_file
 
 if TYPE_CHECKING:
-    from paceline.decoding.generation import Step
+    from paceline.decoding.step import Step
     from paceline.models import Progress
     from paceline.runtime.model import Model
     from paceline.runtime.result import Result

@@ -17,7 +17,7 @@ from paceline.decoding.text import Decode, StopStrings, TextPiece, TextStream, o
 
 
 @dataclass(frozen=True, slots=True)
-class Thoughts:
+class ReasoningMarks:
     """How one answer's thoughts are marked."""
 
     opens: tuple[str, ...]
@@ -37,7 +37,7 @@ class Thoughts:
 
 
 def answer_text(
-    decode: Decode, stops: Sequence[str] = (), thoughts: Thoughts | None = None
+    decode: Decode, stops: Sequence[str] = (), thoughts: ReasoningMarks | None = None
 ) -> TextStream:
     """What makes text of an answer's tokens.
 
@@ -61,7 +61,7 @@ class _Place(Enum):
 class ReasoningText(TextStream):
     """A `TextStream` that divides the text into reasoning and answer."""
 
-    def __init__(self, decode: Decode, stops: Sequence[str], thoughts: Thoughts) -> None:
+    def __init__(self, decode: Decode, stops: Sequence[str], thoughts: ReasoningMarks) -> None:
         """Prepare for one answer.
 
         Raises:
@@ -88,7 +88,7 @@ class ReasoningText(TextStream):
         self._answer: list[str] = []
         self._thought: list[str] = []
         self._unsure = 0  # tokens since the answer's start that may be half a mark
-        self.thought_tokens = 0
+        self.reasoning_tokens = 0
 
     @property
     def stopped_by(self) -> str | None:
@@ -129,7 +129,7 @@ class ReasoningText(TextStream):
     def _count(self, before: _Place, after: _Place) -> None:
         """Count a token that was read while `before`, and after which the place is `after`."""
         if _Place.THOUGHT in (before, after):
-            self.thought_tokens += 1 + self._unsure
+            self.reasoning_tokens += 1 + self._unsure
             self._unsure = 0
         elif after in (_Place.START, _Place.HEADER):
             self._unsure += 1

@@ -75,7 +75,7 @@ class TextStream:
     while its end could be the beginning of a stop string.
     """
 
-    thought_tokens = 0
+    reasoning_tokens = 0
     """Tokens of thoughts; see `decoding/reasoning.py`."""
 
     def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:

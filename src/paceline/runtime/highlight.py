@@ -6,7 +6,7 @@ standard output is no terminal, unless FORCE_COLOR is set.
 
 from collections.abc import Callable
 
-from paceline.decoding.generation import Step
+from paceline.decoding.step import Step
 
 GUESSED = "green underline"
 

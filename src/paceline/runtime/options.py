@@ -14,11 +14,11 @@ from typing import Any, Literal, TypedDict
 from paceline import drafters
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
-from paceline.decoding.reasoning import Thoughts
+from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.repetition import DEFAULT, Repetition
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Constraint, Policy
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import CacheFull, InvalidRequest, ModelError
@@ -125,7 +125,7 @@ class Request:
     prediction: Sequence[int] = ()
     think: bool | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    thoughts: Thoughts | None = None
+    thoughts: ReasoningMarks | None = None
     """How the model's thoughts are told apart from its answer; None: all of it is the answer."""
     repetition: Repetition | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)

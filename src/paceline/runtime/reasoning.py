@@ -7,7 +7,7 @@ answer.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paceline.decoding.reasoning import Thoughts
+from paceline.decoding.reasoning import ReasoningMarks
 from paceline.models import ModelFiles
 
 
@@ -15,7 +15,7 @@ class Rendered(NamedTuple):
     """A prompt that the chat template made."""
 
     text: str
-    thoughts: Thoughts | None
+    thoughts: ReasoningMarks | None
     """The form of the answer's thoughts; None: no known one."""
 
 
@@ -40,7 +40,7 @@ def rendered(
     def bare() -> str:
         return template.render(messages, tools=tools, **variables, add_generation_prompt=False)
 
-    thoughts = Thoughts(
+    thoughts = ReasoningMarks(
         form.opens,
         form.closes,
         thinking.tokens_of(form),

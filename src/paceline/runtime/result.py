@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.decoding.generation import Counters
 from paceline.decoding.logprobs import TokenLogprob
+from paceline.decoding.step import Counters
 from paceline.decoding.types import FinishReason
 from paceline.engines.invariance import Compared
 from paceline.runtime.defaults import Setting

@@ -9,9 +9,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from paceline.decoding.generation import Generation, Step
+from paceline.decoding.generation import Generation
 from paceline.decoding.logprobs import TokenLogprob
-from paceline.decoding.reasoning import Thoughts
+from paceline.decoding.reasoning import ReasoningMarks
+from paceline.decoding.step import Step
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Block, FinishReason, Policy
 from paceline.drafters import Probe
@@ -96,7 +97,7 @@ class Stream:
     @property
     def count(self) -> int:
         """Tokens of the prompt and of the answer so far."""
-        return self._generation.count
+        return self._generation.token_count
 
     @property
     def prefilling(self) -> bool:
@@ -115,7 +116,7 @@ class Stream:
         self._stats.preempted += 1
 
     @property
-    def thoughts(self) -> Thoughts | None:
+    def thoughts(self) -> ReasoningMarks | None:
         """How the model's reasoning is marked; None: all of the text is the answer."""
         return self.request.thoughts
 
@@ -265,7 +266,7 @@ class Stream:
             logprobs=generation.logprobs,
             prompt_logprobs=generation.prompt_logprobs,
             reasoning="".join(piece.reasoning for piece in self._text),
-            reasoning_tokens=generation.thought_tokens,
+            reasoning_tokens=generation.reasoning_tokens,
             exactness=exactness or {},
         )
         for call in self._on_end:

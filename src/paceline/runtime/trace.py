@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import paceline
-from paceline.decoding.generation import Step
+from paceline.decoding.step import Step
 from paceline.storage.files import writing
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Trace:
                 "chances": [round(chance, 4) for chance in proposal.probabilities],
                 "proposed": [*proposal.tokens],
                 "guess": self._decode(proposal.tokens),
-                "stood": step.stood,
+                "stood": step.matched,
                 "tokens": [*step.tokens],
                 "pieces": pieces,
                 "seconds": Seconds(*took)._asdict(),

@@ -9,7 +9,7 @@ from time import perf_counter
 
 from paceline.decoding.auto import Auto
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Step
+from paceline.decoding.step import Step
 from paceline.decoding.types import Block
 from paceline.engines.base import Engine, StepResult
 from paceline.runtime.loop import run_step

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
-from paceline.decoding.generation import Step
 from paceline.decoding.logprobs import TokenLogprob
+from paceline.decoding.step import Step
 from paceline.drafters import Memory
 from paceline.errors import PacelineError
 from paceline.runtime.options import Request

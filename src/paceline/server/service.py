@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from paceline.constraints.grammar import Grammars
 from paceline.constraints.tool_calls import literal
-from paceline.decoding.reasoning import Thoughts
+from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import ModelError
 from paceline.models.manifest import TOKENIZER
@@ -193,7 +193,7 @@ class Service:
             ApiError: the server does not support a value.
         """
         constraint_of = more.pop("constraint", None) or self._constraint(body)
-        thoughts: Thoughts | None = more.pop("thoughts", None)
+        thoughts: ReasoningMarks | None = more.pop("thoughts", None)
         chosen: dict[str, Any] = {**_sampling(body), **self._drafting(body), **more}
         limit = body.max_answer_tokens
         if limit is not None:

@@ -143,7 +143,7 @@ class Answer:
                 self._stopped = True
                 self._extend(piece.text, piece.reasoning)
                 break
-            source = step.source if place < step.stood else None
+            source = step.source if place < step.matched else None
             new = Piece(token, piece.text, self._decoded, likely, source, piece.reasoning)
             self._held.append(new)
             self._decoded += len(piece.text)

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Stopping
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
+from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Policy
 from paceline.drafters import Own, Shared, create
 from paceline.errors import InvalidRequest
@@ -57,7 +58,8 @@ def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[S
             step = machine.accept(result.logits[0], taps={}, seconds=CHEAP(len(block.tokens)))
             sequence.commit(step.kept)
             if not prefilling:
-                yield SimulatedStep(len(block.tokens), context, step._replace(text=""))
+                silent = step._replace(pieces=[TextPiece()] * len(step.tokens))
+                yield SimulatedStep(len(block.tokens), context, silent)
     machine.close()
 
 
@@ -293,5 +295,5 @@ def assert_same_steps(model: Model, options: Options, path: Path, max_tokens: in
         assert (mine.rows, mine.context) == (theirs.rows, theirs.context)
         assert list(mine.step.proposal.tokens) == list(theirs.proposed)
         assert mine.step.proposal.source == (theirs.source if theirs.proposed else "none")
-        assert (mine.step.stood, list(mine.step.tokens)) == (theirs.stood, list(theirs.tokens))
+        assert (mine.step.matched, list(mine.step.tokens)) == (theirs.stood, list(theirs.tokens))
     return found.counters.drafted

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from paceline.constraints.tool_calls import ToolCall
-from paceline.decoding.reasoning import Thoughts
+from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import TEMPLATE_NAMES
@@ -110,7 +110,7 @@ class Chat(ApiRequest[ChatBody]):
         wanted = body.response_format
         return body.structured_outputs is None and (wanted is None or wanted.type == "text")
 
-    def _render(self) -> tuple[list[int], Thoughts | None]:
+    def _render(self) -> tuple[list[int], ReasoningMarks | None]:
         """The prompt's tokens, and the form of the answer's thoughts."""
         body, thinking = self._body, self._service.files.thinking()
         if wrong := TEMPLATE_NAMES & body.chat_template_kwargs.keys():

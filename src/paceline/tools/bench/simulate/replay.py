@@ -17,8 +17,10 @@ import numpy as np
 from paceline import drafters as drafting
 from paceline.decoding.auto import Acceptance
 from paceline.decoding.costs import CostTable
-from paceline.decoding.generation import Counters, Generation, Step, Stopping
+from paceline.decoding.generation import Generation
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.step import Counters, Step
+from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Best, Drafter, Policy, Proposal
 from paceline.drafters import AnswerHistory, Own, Shared
 from paceline.engines.profile import MAX_ROWS
@@ -241,7 +243,7 @@ def _one(
         plain += price[1] * len(step.tokens)
         drafting_took += took
         if step.drafted:
-            evidence.count(step.proposal, step.stood, len(step.tokens))
+            evidence.count(step.proposal, step.matched, len(step.tokens))
     return Simulation(recording, generation.counters, evidence, seconds, plain, drafting_took)
 
 
