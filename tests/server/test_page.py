@@ -218,6 +218,7 @@ def test_an_answer_is_the_one_that_generate_gives_and_is_tinted(page: "Page", se
     page.goto(server.url)
     until(page, "name => document.title.startsWith(name)", server.server.service.name)
     page.get_by_label("Policy").select_option("fixed")
+    page.get_by_label("Temperature").fill("0")
     ask(page)
     ended(page)
     server.rest()
@@ -249,6 +250,19 @@ def test_text_and_figures_come_while_it_is_written(page: "Page", slow: Running):
     assert page.locator(".model .note").inner_text().startswith("Stopped after")
 
 
+def test_an_empty_temperature_is_not_sent(page: "Page", server: Running):
+    page.goto(server.url)
+    with page.expect_request("**/chat/completions") as sent:
+        ask(page, tokens=3)
+    assert "temperature" not in (sent.value.post_data_json or {})
+    ended(page)
+    page.get_by_label("Temperature").fill("0")
+    with page.expect_request("**/chat/completions") as sent:
+        ask(page, tokens=3)
+    assert (sent.value.post_data_json or {})["temperature"] == 0
+    ended(page, answers=2)
+
+
 def test_stop_frees_the_server_and_the_chat_goes_on(page: "Page", slow: Running):
     page.goto(slow.url)
     ask(page, tokens=300)
@@ -263,9 +277,9 @@ def test_stop_frees_the_server_and_the_chat_goes_on(page: "Page", slow: Running)
 def test_plain_is_measured_and_says_the_same(page: "Page", server: Running):
     page.goto(server.url)
     page.get_by_label("Temperature").fill("0.9")
-    page.get_by_label("Ask again without guessing").check()
+    page.get_by_label("Repeat with plain decoding").check()
     before = server.scheduler.load.submitted
-    assert page.locator("#session").inner_text() == "Nothing was measured yet."
+    assert page.locator("#session").inner_text() == "No measurement yet."
     ask(page)
     ended(page)
     assert server.scheduler.load.submitted == before + 2
@@ -274,7 +288,7 @@ def test_plain_is_measured_and_says_the_same(page: "Page", server: Running):
     assert "the same text" in note
     assert re.search(r"[\d.,]+ times as fast", note)
     assert page.locator("#bars").is_visible()
-    assert page.locator("#session").inner_text().startswith("One answer written both ways:")
+    assert page.locator("#session").inner_text().startswith("One answer generated both ways:")
 
 
 def test_the_keyboard_is_enough(page: "Page", slow: Running):
@@ -346,7 +360,7 @@ def test_axe_finds_nothing(page: "Page", server: Running, scheme: Any, width: in
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 820})
     page.goto(server.url)
-    page.get_by_label("Ask again without guessing").check()
+    page.get_by_label("Repeat with plain decoding").check()
     ask(page)
     ended(page)
     page.evaluate("document.getElementById('alert').textContent = 'what an error looks like'")

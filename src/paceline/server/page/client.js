@@ -1,8 +1,6 @@
-// The API's client: asks, and reads streams.
-//
-// Knows HTTP, server-sent events and what the chat endpoint says in them. Knows nothing of the page.
+// Client of the API: requests and streams. Independent of the page.
 
-export class Refused extends Error {
+export class ApiError extends Error {
   constructor(message, status = 0) {
     super(message);
     this.status = status;
@@ -12,11 +10,11 @@ export class Refused extends Error {
 export async function ask(path, key, more = {}) {
   const headers = { "Content-Type": "application/json", ...(key && { "X-Api-Key": key }) };
   const response = await fetch(path, { headers, ...more }).catch((error) => {
-    throw error.name === "AbortError" ? error : new Refused("The server does not answer.");
+    throw error.name === "AbortError" ? error : new ApiError("The server does not respond.");
   });
   if (response.ok) return response;
-  const told = await response.json().catch(() => null);
-  throw new Refused(told?.error?.message ?? `The server said ${response.status}.`, response.status);
+  const body = await response.json().catch(() => null);
+  throw new ApiError(body?.error?.message ?? `The server returned ${response.status}.`, response.status);
 }
 
 // Server-sent events, each of one line, as the server writes them.
@@ -25,7 +23,7 @@ async function* events(response) {
   let rest = "";
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) throw new Refused("The server hung up before the answer had ended.");
+    if (done) throw new ApiError("The connection was closed before the end of the answer.");
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
@@ -35,13 +33,13 @@ async function* events(response) {
   }
 }
 
-// One answer to `body`; `heard` is told of it after each chunk, with the tokens that are new.
-export async function write(body, key, signal, heard) {
+// Requests an answer; calls `onChunk` with the answer so far and the new tokens after each chunk.
+export async function write(body, key, signal, onChunk) {
   const answer = { text: "", thought: "", tokens: 0, steps: 0, drafted: 0, accepted: 0 };
   const asked = performance.now();
   const sent = { method: "POST", body: JSON.stringify(body), signal };
   for await (const chunk of events(await ask("v1/chat/completions", key, sent))) {
-    if (chunk.error) throw new Refused(chunk.error.message);
+    if (chunk.error) throw new ApiError(chunk.error.message);
     const { delta, pieces = [], speculation } = chunk.choices[0];
     answer.text += delta.content ?? "";
     answer.thought += delta.reasoning_content ?? "";
@@ -56,12 +54,12 @@ export async function write(body, key, signal, heard) {
       answer.timings = chunk.timings;
       answer.about = chunk.speculation;
     }
-    heard(answer, pieces);
+    onChunk(answer, pieces);
   }
   return answer;
 }
 
-// Tokens per second after the first: by the server's clock when it has ended, until then by ours.
+// Tokens per second after the first: measured by the server at the end, before that by the page.
 export function speed(answer) {
   if (answer.timings) return answer.timings.predicted_per_second;
   const seconds = (performance.now() - answer.begun) / 1e3;

@@ -1,8 +1,7 @@
-// The page: a chat in which one sees who wrote which token.
+// The page: a chat that shows which tokens were drafted.
 //
-// Knows this page's elements, and answers as client.js tells them. The rules: every figure was
-// measured since the page was opened; text is put in as text only; nothing is kept, chat and key
-// included.
+// Invariants: every figure was measured since the page was opened; text is inserted as text only;
+// nothing is stored, neither the chat nor the key.
 
 import { ask, speed, write } from "./client.js";
 
@@ -12,11 +11,11 @@ const one = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFract
 const two = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 const percent = new Intl.NumberFormat("en", { style: "percent" });
 
-let chat = []; // messages, as the API has them
-let stopper = null; // of the answer that is being written
-const session = { answers: 0, guessed: { tokens: 0, ms: 0 }, plain: { tokens: 0, ms: 0 } };
+let chat = []; // messages, in the API's form
+let stopper = null; // aborts the answer in progress
+const session = { answers: 0, drafted: { tokens: 0, ms: 0 }, plain: { tokens: 0, ms: 0 } };
 
-// -- showing --------------------------------------------------------------------------------------
+// -- output --------------------------------------------------------------------------------------
 
 function made(name, text = "", kind = "") {
   const element = document.createElement(name);
@@ -35,7 +34,7 @@ function say(who, text = "") {
   return { turn, words };
 }
 
-// Where the model's thoughts are shown, folded, above its answer.
+// An element for the model's thoughts, folded, above its answer.
 function folded(words) {
   const thought = made("p");
   const fold = made("details", "", "thought");
@@ -44,8 +43,7 @@ function folded(words) {
   return thought;
 }
 
-// Shows an answer's tokens as they come. Text is told sooner than its tokens at times: it is shown
-// untinted until then.
+// Appends the tokens of an answer. Text may arrive before its tokens; it is not tinted until then.
 function writer(words) {
   const rest = document.createTextNode("");
   words.append(rest);
@@ -60,7 +58,7 @@ function writer(words) {
     const below = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
     for (const { text, source } of pieces) {
       const word = made("span", text, source ? "drafted" : "own");
-      if (source) word.title = `guessed by ${source}`;
+      if (source) word.title = `drafted by ${source}`;
       rest.before(word);
       shown += text.length;
     }
@@ -79,7 +77,7 @@ function figures(answer) {
   at("first").textContent = answer.first ? `${two.format(answer.first / 1e3)} s` : "–";
   at("acceptance").textContent = answer.drafted
     ? `${answer.accepted} of ${answer.drafted} (${percent.format(answer.accepted / answer.drafted)})`
-    : "none guessed";
+    : "no drafts";
   const later = answer.tokens - (answer.early ?? 0);
   at("per-step").textContent = answer.steps ? two.format(later / answer.steps) : "–";
   const { timings, about } = answer;
@@ -91,9 +89,9 @@ function figures(answer) {
     by.map(([who, all]) => `${who} ${about.accepted_by[who] ?? 0}/${all}`).join(", ") || "–";
 }
 
-function bars(guessed, plain) {
-  const speeds = { guessed: speed(guessed), plain: plain ? speed(plain) : 0 };
-  const most = Math.max(speeds.guessed, speeds.plain) || 1;
+function bars(drafted, plain) {
+  const speeds = { speculative: speed(drafted), plain: plain ? speed(plain) : 0 };
+  const most = Math.max(speeds.speculative, speeds.plain) || 1;
   at("bars").hidden = false;
   for (const [which, value] of Object.entries(speeds)) {
     at("bars").querySelector(`.${which}`).style.setProperty("--share", value / most);
@@ -101,8 +99,8 @@ function bars(guessed, plain) {
   }
 }
 
-function faster(guessed, plain) {
-  return `${two.format(guessed / plain)} times as fast`;
+function faster(drafted, plain) {
+  return `${two.format(drafted / plain)} times as fast`;
 }
 
 function note(turn, text) {
@@ -112,39 +110,40 @@ function note(turn, text) {
 
 function summary(answer, plain) {
   const parts = [`${answer.tokens} tokens`, `${rate(speed(answer))} tokens/s`];
-  if (answer.drafted) parts.push(`${answer.accepted} of ${answer.drafted} guesses accepted`);
+  if (answer.drafted) parts.push(`${answer.accepted} of ${answer.drafted} draft tokens accepted`);
   if (plain) {
     parts.push(`plain ${rate(speed(plain))} tokens/s`);
     if (speed(plain)) parts.push(faster(speed(answer), speed(plain)));
-    parts.push(plain.text === answer.text ? "the same text" : "another text");
+    parts.push(plain.text === answer.text ? "the same text" : "a different text");
   }
   return parts.join(" · ");
 }
 
 function compared(answer, plain) {
   session.answers += 1;
-  for (const [kind, { timings }] of Object.entries({ guessed: answer, plain })) {
+  for (const [kind, { timings }] of Object.entries({ drafted: answer, plain })) {
     session[kind].tokens += (timings.predicted_per_second * timings.predicted_ms) / 1e3;
     session[kind].ms += timings.predicted_ms;
   }
-  const [guessed, alone] = [session.guessed, session.plain].map((all) => (1e3 * all.tokens) / all.ms);
+  const [drafted, plainly] = [session.drafted, session.plain].map((all) => (1e3 * all.tokens) / all.ms);
   const answers = session.answers === 1 ? "One answer" : `${session.answers} answers`;
-  at("session").textContent = Number.isFinite(guessed / alone)
-    ? `${answers} written both ways: ${rate(guessed)} against ${rate(alone)} tokens/s, ` +
-      `${faster(guessed, alone)}.`
+  at("session").textContent = Number.isFinite(drafted / plainly)
+    ? `${answers} generated both ways: ${rate(drafted)} against ${rate(plainly)} tokens/s, ` +
+      `${faster(drafted, plainly)}.`
     : "";
 }
 
-// What the settings say of the next answer.
-function wanted() {
+// The request for the next answer. Empty fields are not sent, so that the model's defaults apply.
+function request() {
   const speculation = { pieces: true };
   if (at("drafter").value) speculation.drafter = at("drafter").value;
   if (at("policy").value) speculation.policy = at("policy").value;
   if (at("block").value) speculation.max_block = at("block").valueAsNumber;
+  const temperature = at("temperature").valueAsNumber;
   return {
     messages: [...chat],
     stream: true,
-    temperature: at("temperature").valueAsNumber || 0,
+    ...(Number.isNaN(temperature) ? {} : { temperature }),
     seed: crypto.getRandomValues(new Uint32Array(1))[0],
     max_tokens: at("most").valueAsNumber || 256,
     speculation,
@@ -154,13 +153,13 @@ function wanted() {
 // -- one turn -------------------------------------------------------------------------------------
 
 async function turn(text) {
-  const mine = chat; // which may be cleared meanwhile
+  const mine = chat; // a new chat may replace it meanwhile
   const asked = say("user", text);
   chat.push({ role: "user", content: text });
   const { turn, words } = say("model");
   const show = writer(words);
   const compare = at("plain").checked && at("drafter").value !== "none";
-  const body = wanted();
+  const body = request();
   let answer = null;
   at("bars").hidden = true;
   try {
@@ -181,7 +180,7 @@ async function turn(text) {
     mine.push({ role: "assistant", content: answer.text, ...thoughts });
     return;
   }
-  // Nothing came of it: as if it had not been asked.
+  // There is no answer: remove the question.
   mine.pop();
   asked.turn.remove();
   turn.remove();
@@ -189,9 +188,9 @@ async function turn(text) {
   at("welcome").hidden = chat.length > 0;
 }
 
-// The same answer without guessing. Only the first is shown; this one is timed.
+// Generates the same answer with plain decoding, to time it; it is not shown.
 async function again(body, answer, turn) {
-  const waiting = made("p", "Writing it again without guessing …", "note");
+  const waiting = made("p", "Generating it again with plain decoding …", "note");
   turn.append(waiting);
   at("status").textContent = waiting.textContent;
   try {
