@@ -18,7 +18,7 @@ from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import ModelError
 from paceline.models.manifest import TOKENIZER
-from paceline.models.token_bytes import TokenBytes
+from paceline.models.tokenizer import TokenBytes
 from paceline.runtime.options import Options, check
 from paceline.runtime.reasoning import Rendered, rendered
 from paceline.server.api.errors import ApiError, prompt_too_long, unknown_model

@@ -47,7 +47,7 @@ class Piece(NamedTuple):
     text: str
     start: int
     """Offset of the text in the answer, in characters."""
-    likely: TokenLogprob | None = None
+    logprobs: TokenLogprob | None = None
     source: str | None = None
     """The drafter whose draft had the token, or `forced`; None: it was not drafted."""
     reasoning: str = ""
@@ -138,13 +138,13 @@ class Answer:
             return Delta(self.index, "", [])
         self._reasoning_tokens = step.reasoning_tokens
         found = enumerate(zip_longest(step.tokens, step.pieces, event.logprobs))
-        for place, (token, piece, likely) in found:
+        for place, (token, piece, logprobs) in found:
             if token in self.stop_token_ids:
                 self._stopped = True
                 self._extend(piece.text, piece.reasoning)
                 break
             source = step.source if place < step.matched else None
-            new = Piece(token, piece.text, self._decoded, likely, source, piece.reasoning)
+            new = Piece(token, piece.text, self._decoded, logprobs, source, piece.reasoning)
             self._held.append(new)
             self._decoded += len(piece.text)
         pieces = self._complete(len(self.text) + len(step.text))

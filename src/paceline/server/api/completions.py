@@ -91,10 +91,8 @@ class Completions(ApiRequest[CompletionBody]):
         for index, answer in enumerate(answers):
             prompt, echo = self._prompt(index)
             if self._body.echo and self._body.logprobs is not None:
-                known = answer.done.prompt_logprobs
-                echo = [
-                    piece._replace(likely=likely) for piece, likely in zip(echo, known, strict=True)
-                ]
+                pairs = zip(echo, answer.done.prompt_logprobs, strict=True)
+                echo = [piece._replace(logprobs=logprobs) for piece, logprobs in pairs]
             text = "".join(piece.text for piece in echo)
             choice = self._choice(index, text + answer.text, _concatenated(echo, answer.pieces))
             if self._body.return_token_ids:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.decoding.logprobs import TokenLogprob
-from paceline.models.token_bytes import TokenBytes
+from paceline.models.tokenizer import TokenBytes
 from paceline.server.stream_text import Piece
 
 _MIN_LOGPROB = -9999.0
@@ -18,10 +18,10 @@ def chat_logprobs(token_bytes: TokenBytes, pieces: Sequence[Piece]) -> list[dict
     """The form of chats: an object for each token, with its bytes."""
     return [
         {
-            **_entry(piece.text, _likely(piece).logprob, _bytes(token_bytes, piece)),
+            **_entry(piece.text, _logprobs(piece).logprob, _bytes(token_bytes, piece)),
             "top_logprobs": [
                 _entry(token_bytes.name(token), logprob, token_bytes.bytes_of(token))
-                for token, logprob in _likely(piece).top
+                for token, logprob in _logprobs(piece).top
             ],
         }
         for piece in pieces
@@ -39,7 +39,7 @@ def completion_logprobs(
     return {
         "tokens": [piece.text for piece in pieces],
         "token_logprobs": [
-            None if piece.likely is None else _clipped(piece.likely.logprob) for piece in pieces
+            None if piece.logprobs is None else _clipped(piece.logprobs.logprob) for piece in pieces
         ],
         "top_logprobs": [_tops(token_bytes, piece) for piece in pieces] if top else None,
         "text_offset": [piece.start for piece in pieces],
@@ -63,18 +63,18 @@ def _bytes(token_bytes: TokenBytes, piece: Piece) -> bytes:
 
 
 def _tops(token_bytes: TokenBytes, piece: Piece) -> dict[str, float] | None:
-    if piece.likely is None:
+    if piece.logprobs is None:
         return None
     found: dict[str, float] = {}
     # Of tokens with the same name the most likely one is kept.
-    for token, logprob in [*piece.likely.top, piece.likely[:2]]:
+    for token, logprob in [*piece.logprobs.top, piece.logprobs[:2]]:
         found.setdefault(token_bytes.name(token), _clipped(logprob))
     return found
 
 
-def _likely(piece: Piece) -> TokenLogprob:
-    assert piece.likely is not None
-    return piece.likely
+def _logprobs(piece: Piece) -> TokenLogprob:
+    assert piece.logprobs is not None
+    return piece.logprobs
 
 
 def _clipped(logprob: float) -> float:

@@ -92,7 +92,7 @@ def timings(answer: Answer) -> dict[str, Any]:
 
 
 def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, Any]:
-    """VLLM's metrics of the steps that had a draft."""
+    """Metrics, in vLLM's form, of the steps that had a draft."""
     verified = [step for step in answer.steps if step.drafted]
     drafted = sum(step.drafted for step in verified)
     accepted = sum(step.accepted for step in verified)

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from paceline.models.files import ModelFiles
-from paceline.models.token_bytes import TokenBytes
+from paceline.models.tokenizer import TokenBytes
 from paceline.models.tokenizer import Tokenizer as Ours
 
 
