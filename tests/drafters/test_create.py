@@ -4,15 +4,13 @@ import pytest
 
 from paceline.drafters import (
     AnswerHistory,
+    DrafterSpec,
     NgramDrafter,
     RecycleDrafter,
     Shared,
     SuffixDrafter,
     TableDrafter,
-    check,
     create,
-    remembers,
-    resolved,
 )
 from paceline.errors import InvalidRequest
 from support.drafters import write_toy_table
@@ -36,13 +34,13 @@ def test_a_spec_names_drafters_in_its_order(spec: str, kinds: list[type]):
 
 def test_auto_stands_for_the_default():
     assert [drafter.name for drafter in create("auto")] == ["suffix"]
-    assert resolved("auto", Shared()) == "suffix"
-    assert resolved("ngram", Shared()) == "ngram"
+    assert str(DrafterSpec.parse("auto").resolve({})) == "suffix"
+    assert str(DrafterSpec.parse("ngram").resolve({})) == "ngram"
 
 
 def test_auto_takes_the_table_where_one_comes_with_the_target(toy_table: Path):
     shared = Shared(vocab_size=6, shipped={"table": toy_table})
-    assert resolved("auto", shared) == "suffix+table"
+    assert str(DrafterSpec.parse("auto").resolve(shared.shipped)) == "suffix+table"
     assert [drafter.name for drafter in create("auto", shared)] == ["suffix", "table"]
 
 
@@ -79,12 +77,12 @@ def test_suffix_looks_in_earlier_answers_only_when_told_to():
 
 @pytest.mark.parametrize("spec", ["suffix:earlier", "ngram+suffix:earlier", "suffix:earlier+ngram"])
 def test_answers_are_kept_for_a_spec_that_looks_in_them(spec: str):
-    assert remembers(spec)
+    assert DrafterSpec.parse(spec).uses_earlier_answers
 
 
 @pytest.mark.parametrize("spec", ["none", "auto", "suffix", "ngram:min=2+recycle"])
 def test_answers_are_not_kept_for_a_spec_that_does_not(spec: str):
-    assert not remembers(spec)
+    assert not DrafterSpec.parse(spec).uses_earlier_answers
 
 
 def test_every_request_gets_its_own_drafters():
@@ -112,6 +110,6 @@ def test_every_request_gets_its_own_drafters():
     ],
 )
 def test_a_spec_that_makes_no_sense_is_refused_by_name(spec: str, message: str):
-    for refuse in (check, create):
+    for refuse in (DrafterSpec.parse, create):
         with pytest.raises(InvalidRequest, match=message):
             refuse(spec)

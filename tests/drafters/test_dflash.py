@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import ComputedBlock, Proposal
-from paceline.drafters import Memory, Own, Shared, check, create, taps
+from paceline.drafters import DrafterSpec, Memory, Own, Shared, create, taps
 from paceline.drafters.dflash import (
     Config,
     ContextCache,
@@ -884,7 +884,7 @@ def test_a_drafter_that_comes_with_the_target_need_not_be_named(case: Case):
     ],
 )
 def test_an_option_that_is_none_is_refused_before_anything_is_opened(spec: str, reason: str):
-    for refuse in (check, create, lambda spec: taps(spec, Shared())):
+    for refuse in (DrafterSpec.parse, create, lambda spec: taps(spec, Shared())):
         with pytest.raises(InvalidRequest) as error:
             refuse(spec)
         assert reason in str(error.value)
@@ -892,7 +892,7 @@ def test_an_option_that_is_none_is_refused_before_anything_is_opened(spec: str, 
 
 @pytest.mark.parametrize("spec", ["dflash", "dflash:", "dflash:window=64", "suffix+dflash"])
 def test_where_none_comes_with_the_target_one_must_be_named(spec: str, tiny_files: ModelFiles):
-    check(spec)
+    DrafterSpec.parse(spec)
     shared = Shared(target="tiny", graph=tiny_files.path)
     for refuse in (create, taps):
         with pytest.raises(InvalidRequest, match=r"no dflash comes with tiny.*dflash:FOLDER"):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.drafters import Shared, Table, resolved, shipped, taps
+from paceline.drafters import DrafterSpec, Shared, Table, shipped, taps
 from paceline.drafters.dflash import read_config
 from paceline.models.registry import REGISTRY
 from paceline.storage.files import read_json, sha256_of
@@ -37,7 +37,7 @@ def test_the_dflash_drafter_of_the_default_model_can_be_read():
     assert (config.block_size, config.target_layer_ids) == (8, (1, 14, 27))
     assert taps("suffix+dflash", Shared(shipped=shipped("smollm2-135m"))) == (1, 14, 27)
     # It is there to be asked for: it brings less than the table beside suffix.
-    assert "dflash" not in resolved("auto", Shared(shipped=shipped("smollm2-135m")))
+    assert not DrafterSpec.parse("auto").resolve(shipped("smollm2-135m")).has("dflash")
 
 
 def test_the_table_of_the_default_model_opens_and_is_its_own():
@@ -45,7 +45,7 @@ def test_the_table_of_the_default_model_opens_and_is_its_own():
     table = Table(folder, 49152)
     assert sum(table.after([token]) is not None for token in range(1000)) > 500
     assert read_json(folder / "manifest.json")["target"] == "smollm2-135m"
-    assert resolved("auto", Shared(shipped=shipped("smollm2-135m"))).startswith("suffix+table")
+    assert str(DrafterSpec.parse("auto").resolve(shipped("smollm2-135m"))) == "suffix+table"
 
 
 def test_a_path_is_no_name_that_drafters_are_shipped_for(tmp_path: Path):

@@ -13,7 +13,7 @@ def test_nothing_said_is_greedy_with_the_default_drafter_to_the_context_limit():
     assert request.sampling.greedy
     assert request.max_tokens is None
     assert request.stop == ()
-    assert request.drafter == "auto"
+    assert str(request.drafter) == "auto"
     assert (request.policy, request.max_block) == ("auto", MAX_ROWS)
     assert request.probe is None
     assert not request.raw
@@ -54,8 +54,8 @@ def test_every_option_reaches_the_request():
     assert (sampling.logit_bias, sampling.seed) == ({7: -1.0}, 11)
     assert request.stopping([1, 2]).stop_token_ids == frozenset()
     assert (request.max_tokens, request.stop) == (5, ("a", "b"))
-    assert (request.drafter, request.policy, request.max_block) == ("ngram:min=2", "kelly", 5)
-    assert (request.probe, request.raw) == ("suffix", True)
+    assert (str(request.drafter), request.policy, request.max_block) == ("ngram:min=2", "kelly", 5)
+    assert (str(request.probe), request.raw) == ("suffix", True)
     assert request.stopping([1]).min_tokens == 3
     assert (request.logprobs, request.prompt_logprobs) == (2, True)
     assert request.prediction == [4, 5]

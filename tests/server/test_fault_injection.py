@@ -256,12 +256,11 @@ def test_a_drafter_that_raises_is_silenced_and_the_answer_goes_on(
     at: int,
     policy: str,
 ):
-    from paceline.drafters import spec as specs
+    from paceline.drafters import DrafterSpec
+    from paceline.drafters import create as made
 
-    made = specs.create
-
-    def create(spec: str, *more: Any) -> list[Drafter]:
-        faulty: list[Drafter] = [FaultyDrafter(method, at)] if spec == "recycle" else []
+    def create(spec: DrafterSpec, *more: Any) -> list[Drafter]:
+        faulty: list[Drafter] = [FaultyDrafter(method, at)] if spec.has("recycle") else []
         return [*faulty, *made(spec, *more)]
 
     monkeypatch.setattr("paceline.drafters.create", create)

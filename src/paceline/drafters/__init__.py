@@ -1,32 +1,25 @@
 """Drafters, one file each. A drafter proposes tokens; the target alone decides.
 
-`create` makes drafters from a spec such as `ngram:min=2,max=5` or `suffix+table` (`spec.py`).
+`DrafterSpec` parses a name such as `ngram:min=2,max=5` or `suffix+table`, and `create` makes the
+drafters.
 """
 
+from paceline.drafters.factory import Memory, Own, Shared, create, shipped, slots, taps
 from paceline.drafters.guarded import Fault, GuardedDrafter
 from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.probe import Probe
 from paceline.drafters.recycle import RecycleDrafter
-from paceline.drafters.spec import (
-    Memory,
-    Own,
-    Shared,
-    check,
-    create,
-    remembers,
-    resolved,
-    shipped,
-    slots,
-    taps,
-)
+from paceline.drafters.spec import DrafterPart, DrafterSpec
 from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
 
 __all__ = [
     "AnswerHistory",
     "DraftModel",
+    "DrafterPart",
+    "DrafterSpec",
     "Fault",
     "GuardedDrafter",
     "Memory",
@@ -40,10 +33,7 @@ __all__ = [
     "SuffixDrafter",
     "Table",
     "TableDrafter",
-    "check",
     "create",
-    "remembers",
-    "resolved",
     "shipped",
     "slots",
     "taps",

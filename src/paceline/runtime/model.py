@@ -16,6 +16,7 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.reasoning import answer_text
 from paceline.drafters import (
     AnswerHistory,
+    DrafterSpec,
     DraftModel,
     Fault,
     GuardedDrafter,
@@ -346,7 +347,7 @@ class Model:
         for made in drafting.create(drafter, self._shared):
             made.close()
 
-    def draft_slots(self, drafter: str) -> int | None:
+    def draft_slots(self, drafter: DrafterSpec) -> int | None:
         """KV slots for all requests together that `drafter` has, in its own model.
 
         None where it has no model of its own, or one that is not open.
@@ -435,7 +436,7 @@ class Model:
             ModelError: a drafter cannot be read or does not fit the model.
         """
         acceptance = self._acceptance.discounted()
-        spec = drafting.resolved(request.drafter, self._shared, expected=bool(request.prediction))
+        spec = request.drafter.resolve(self._shared.shipped, prediction=bool(request.prediction))
         prediction = request.prediction[: self.engine.context_length]
         own = Own(Memory() if memory is None else memory, prediction, len(tokens))
         chosen = drafting.create(spec, self._shared, own)
@@ -468,7 +469,7 @@ class Model:
 
         def learn(stream: Stream) -> None:
             self._acceptance = acceptance
-            if drafting.remembers(spec):
+            if spec.uses_earlier_answers:
                 self._shared.corpus.add(stream.answer)
 
         return Stream(
@@ -478,8 +479,8 @@ class Model:
             request,
             stats,
             model=self.files.name,
-            drafter=spec,
-            exactness=self.exactness(spec, cached=slots.length > 0, shared=shared),
+            drafter=str(spec),
+            exactness=self.exactness(str(spec), cached=slots.length > 0, shared=shared),
             started=started,
             probes=probes,
             on_end=(learn, end),

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Literal, TypedDict
 
-from paceline import drafters
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
@@ -20,6 +19,7 @@ from paceline.decoding.repetition import DEFAULT, Repetition
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Constraint, Policy
+from paceline.drafters import DrafterSpec
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline.models import ModelFiles, settings_of
@@ -113,10 +113,10 @@ class Request:
     max_tokens: int | None
     stop: tuple[str, ...]
     ignore_eos: bool
-    drafter: str
+    drafter: DrafterSpec
     policy: str
     max_block: int
-    probe: str | None
+    probe: DrafterSpec | None
     raw: bool
     min_tokens: int = 0
     logprobs: int | None = None
@@ -168,7 +168,7 @@ class Request:
             acceptance: how guesses have done; it learns as the request runs.
             context: tokens of its prompt.
         """
-        if self.drafter == "none":
+        if self.drafter.none:
             return Fixed(2)  # nobody proposes, but probes are asked
         if self.policy == "auto":
             return Auto(self.max_block, cost(), acceptance, context)
@@ -274,10 +274,10 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
         block = MAX_ROWS if policy == "auto" else _RULE_BLOCK
     if not _is_whole(block) or not 2 <= block <= MAX_ROWS:
         raise InvalidRequest(f"max_block is {block!r}; expected 2 to {MAX_ROWS} rows")
-    drafter, probe = values.get("drafter", "auto"), values.get("probe")
-    for spec in (drafter, *([] if probe is None else [probe])):
-        drafters.check(spec)
-        if "prediction" in spec.split("+") and not values.get("prediction"):
+    drafter = DrafterSpec.parse(values.get("drafter", "auto"))
+    probe = None if values.get("probe") is None else DrafterSpec.parse(values["probe"])
+    for spec in (drafter, probe):
+        if spec and spec.has("prediction") and not values.get("prediction"):
             raise InvalidRequest(
                 f"drafter {spec} needs a prediction; say what the answer may be, or leave it away"
             )

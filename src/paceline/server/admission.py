@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.drafters import DrafterSpec
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.server.prefix_cache import CachedPrefix, PrefixCache, close_sequence
@@ -30,7 +31,7 @@ class Admission:
         self,
         engine: Engine,
         prefix_cache: PrefixCache,
-        draft_slots: Callable[[str], int | None] = lambda _: None,
+        draft_slots: Callable[[DrafterSpec], int | None] = lambda _: None,
     ) -> None:
         """Count the engine's slots: no sequence may be open.
 

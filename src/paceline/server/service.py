@@ -16,6 +16,7 @@ from paceline.constraints.grammar import Grammars
 from paceline.constraints.tool_calls import literal
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
+from paceline.drafters import DrafterSpec
 from paceline.errors import ModelError
 from paceline.models.manifest import TOKENIZER
 from paceline.models.tokenizer import TokenBytes
@@ -286,10 +287,10 @@ class Service:
             return own
         if wanted in ("none", "auto"):
             return wanted
-        for part in wanted.split("+"):
-            if part not in _SAFE_DRAFTERS and part.partition(":")[0] != "ngram":
+        for part in DrafterSpec.parse(wanted).parts:
+            if str(part) not in _SAFE_DRAFTERS and part.kind != "ngram":
                 raise ApiError(
-                    f"drafter {part[:40]!r} is not allowed here; expected none, auto, the server's "
+                    f"drafter {str(part)[:40]!r} is not allowed here; expected none, auto, the server's "
                     f"own drafter, or ngram, {', '.join(_SAFE_DRAFTERS)} joined by +",
                     param="speculation.drafter",
                 )

@@ -13,7 +13,7 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Policy
-from paceline.drafters import Own, Shared, create
+from paceline.drafters import DrafterSpec, Own, Shared, create
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.runtime.options import Options
@@ -231,7 +231,7 @@ def test_a_prediction_is_drafted_from_as_in_a_real_request():
 )
 def test_drafters_that_need_a_model_are_refused_in_one_line(spec: str, needs: str):
     with pytest.raises(InvalidRequest, match=needs) as raised:
-        check(spec, Shared())
+        check(DrafterSpec.parse(spec), Shared())
     assert "\n" not in str(raised.value)
     with pytest.raises(InvalidRequest, match=needs):
         list(simulate([text([1], [2])], check_options({"drafter": spec}), EVEN, Shared()))

@@ -5,9 +5,9 @@ histogram's steps, accepted and draft tokens equal the fields beside it.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from paceline.drafters import DrafterSpec
 from paceline.server.stream_text import Answer
 
 
@@ -56,7 +56,7 @@ def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, An
         "timings": timings(answer),
         "metrics": {"speculative_decoding": speculative_decoding(answer, steps=steps)},
         "speculation": {
-            "drafter": _without_paths(result.drafter),
+            "drafter": DrafterSpec.parse(result.drafter).without_folders,
             "policy": result.policy,
             "exact": result.exact,
             "exactness": {name: each.as_dict() for name, each in result.exactness.items()},
@@ -115,12 +115,6 @@ def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, An
         found["per_step_accepted"] = [step.accepted for step in verified]
         found["per_step_drafted"] = [step.drafted for step in verified]
     return found
-
-
-def _without_paths(drafter: str) -> str:
-    """A drafter's name without the folders of its files, which clients must not see."""
-    parts = (part.partition(":") for part in drafter.split("+"))
-    return "+".join(f"{kind}{colon}{Path(rest).name}" for kind, colon, rest in parts)
 
 
 def _histogram(values: Sequence[int], largest: int) -> list[int]:

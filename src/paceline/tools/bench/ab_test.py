@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
+from paceline.drafters import DrafterSpec
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.model import Model, Prompt
@@ -71,8 +71,7 @@ class Variant:
 
 def drafter_name(spec: str) -> str:
     """A drafter's spec with paths cut to their last part: a record has no folders."""
-    parts = (part.partition(":") for part in spec.split("+"))
-    return "+".join(f"{kind}{colon}{Path(rest).name}" for kind, colon, rest in parts)
+    return DrafterSpec.parse(spec).without_folders
 
 
 def warm_up(variants: Sequence[Variant], case: Case) -> None:

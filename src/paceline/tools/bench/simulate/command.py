@@ -117,16 +117,15 @@ def drafter_resources(model: str, options: Mapping[str, Options], progress: Prog
         find=lambda name: resolve_drafter(name, progress),
     )
     for each in options.values():
-        check_options(each)
-        check(each["drafter"], shared)
-        for part in drafting.resolved(each["drafter"], shared).split("+"):
-            name, _, argument = part.partition(":")
-            if name != "table" or argument in shared.tables:
+        spec = check_options(each).drafter
+        check(spec, shared)
+        for part in spec.resolve(shared.shipped).parts:
+            if part.kind != "table" or part.name in shared.tables:
                 continue
-            folder = shared.find(argument) if argument else shared.shipped.get(name)
+            folder = shared.find(part.name) if part.name else shared.shipped.get(part.kind)
             if folder is not None:
                 size = read_manifest(folder, TABLE, TableFacts).vocab_size
-                shared.tables[argument] = Successors(folder, size)
+                shared.tables[part.name] = Successors(folder, size)
     return shared
 
 

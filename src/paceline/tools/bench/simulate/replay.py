@@ -22,7 +22,7 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.step import Counters, Step
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Best, Drafter, Policy, Proposal
-from paceline.drafters import AnswerHistory, Own, Shared
+from paceline.drafters import AnswerHistory, DrafterSpec, Own, Shared
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import Request
@@ -179,12 +179,12 @@ def simulate(
     done = 0
     for recording in recordings:
         expected = bool(recording.prediction)
-        spec = drafting.resolved(request.drafter, shared, expected=expected)
+        spec = request.drafter.resolve(shared.shipped, prediction=expected)
         own = Own(prediction=recording.prediction, prompt_length=len(recording.prompt))
         acceptance = acceptance.discounted() if carry else Acceptance()
         policy = request.policy_for(lambda: cost, acceptance, len(recording.prompt))
         yield _one(recording, drafting.create(spec, shared, own), policy, prices)
-        if carry and drafting.remembers(spec):
+        if carry and spec.uses_earlier_answers:
             shared.corpus.add(recording.answer)
         done += len(recording.answer)
         watch(done)
@@ -199,18 +199,17 @@ def steps(
         yield each
 
 
-def check(spec: str, shared: Shared) -> None:
+def check(spec: DrafterSpec, shared: Shared) -> None:
     """Find out whether the drafters of `spec` can do without a model.
 
     Raises:
         InvalidRequest: one cannot; the message says what it needs.
     """
-    for part in drafting.resolved(spec, shared).split("+"):
-        name = part.partition(":")[0]
-        if name not in _ALONE:
-            needs = _NEEDS.get(name, "calls of another model")
+    for part in spec.resolve(shared.shipped).parts:
+        if part.kind not in _ALONE:
+            needs = _NEEDS.get(part.kind, "calls of another model")
             raise InvalidRequest(
-                f"drafter {name} cannot be simulated: it needs {needs}, which a text has not; "
+                f"drafter {part.kind} cannot be simulated: it needs {needs}, which a text has not; "
                 f"expected {', '.join(_ALONE)}"
             )
 
