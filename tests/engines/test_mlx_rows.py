@@ -29,7 +29,7 @@ from support import mlx
     ],
 )
 def test_a_block_is_cut_into_calls(rows: RowRange, count: int, lengths: list[int]):
-    parts = [list(range(count))[part] for part in rows.cut(count)]
+    parts = [list(range(count))[part] for part in rows.split(count)]
     assert [len(part) for part in parts] == lengths
     assert [row for part in parts for row in part] == list(range(count))
 

@@ -5,10 +5,9 @@ from itertools import pairwise
 import pytest
 
 from paceline.decoding.types import Block
-from paceline.engines.kv_blocks import BlockPool
+from paceline.engines.kv_blocks import BlockPool, PrefillTable
 from paceline.engines.openvino.batch import Batch, is_deterministic
 from paceline.engines.openvino.graph import WANTED_ROWS
-from paceline.engines.openvino.kv_sequence import OpenVinoSequence
 
 SIZE = 4
 SPARE = 10
@@ -19,9 +18,9 @@ def pool() -> BlockPool:
     return BlockPool(SPARE, SIZE)
 
 
-def holding(pool: BlockPool, tokens: int, more: int) -> OpenVinoSequence:
+def holding(pool: BlockPool, tokens: int, more: int) -> PrefillTable:
     """A sequence of so many tokens, with room for more."""
-    slots = OpenVinoSequence(pool, 32)
+    slots = PrefillTable(pool, 32)
     slots.reserve(tokens)
     slots.commit(tokens)
     slots.reserve(more)
@@ -33,7 +32,7 @@ def test_each_row_of_an_answer_is_a_sequence_and_a_prompt_is_one(pool: BlockPool
     call = Batch(2, threads=2, spare=SPARE)
     call.add(answer, Block([7, 8, 9], 3))
     call.add(prompt, Block([1, 2, 3, 4, 5], 1, prefill=True))
-    assert call.places == [0, 3]
+    assert call.starts == [0, 3]
     assert call.inputs() == {
         "input_ids": [7, 8, 9, 1, 2, 3, 4, 5],
         "position_ids": [6, 7, 8, 0, 1, 2, 3, 4],
@@ -96,9 +95,9 @@ def test_what_fits_is_as_many_sequences_as_threads_or_one_of_several_rows():
 
 
 def test_only_what_was_read_as_a_prompt_is_reused(pool: BlockPool):
-    slots = OpenVinoSequence(pool, 32)
+    slots = PrefillTable(pool, 32)
     for tokens, prompt, reusable in ((6, True, 6), (2, True, 8), (3, False, 8), (2, True, 8)):
-        slots.run(Block([1] * tokens, 0, prefill=prompt))
+        slots.ran(Block([1] * tokens, 0, prefill=prompt))
         slots.reserve(tokens)
         slots.commit(tokens)
         assert slots.shareable_length == reusable

@@ -13,13 +13,14 @@ import numpy as np
 
 from paceline.decoding.types import Best, Block
 from paceline.engines.base import StepResult
-from paceline.engines.kv_blocks import BlockPool, BlockTable, reserve_all
+from paceline.engines.kv_blocks import BlockPool, BlockTable, PooledEngine, reserve_all
 
 PADDING = 0
 
 
-class ToyEngine:
+class ToyEngine(PooledEngine[BlockTable]):
     name = "toy"
+    _table_type = BlockTable
 
     def __init__(
         self,
@@ -51,17 +52,6 @@ class ToyEngine:
         self._likes[0, tokens, tokens // 8 * 8 + (tokens + 1) % 8] += 6
         self._pool = BlockPool(cache_blocks, block_size)
         self._logits = np.empty((0, vocab_size), np.float32)
-
-    @property
-    def free_slots(self) -> int:
-        return self._pool.free * self._pool.block_size
-
-    @property
-    def block_size(self) -> int:
-        return self._pool.block_size
-
-    def freed_by(self, sequences: Sequence[BlockTable]) -> int:
-        return self._pool.freed_by(sequences)
 
     def open(self) -> BlockTable:
         return BlockTable(self._pool, self.context_length)

@@ -1,4 +1,4 @@
-"""Who verifies: one folder per runtime. `open_engine` opens one by name."""
+"""Engines run the target model: one folder per runtime. `open_engine` opens one by name."""
 
 from pathlib import Path
 
@@ -20,12 +20,12 @@ def check_settings(name: str, settings: EngineSettings) -> None:
 
 
 def open_engine(name: str, path: Path, context_length: int, settings: EngineSettings) -> Engine:
-    """The engine `name` with the model in `path`: an OpenVINO graph, or the folder of another.
+    """Open the engine `name` with the model in `path`: an OpenVINO graph, or else a folder.
 
     Raises:
         InvalidRequest: no engine has that name, or a setting is out of range.
         ModelError: the engine cannot run this model.
-        MissingExtra: it needs packages that are not installed.
+        MissingExtra: its packages are not installed.
 
     """
     check_settings(name, settings)

@@ -1,6 +1,6 @@
-"""What every engine does: run blocks of sequences in one call, and return a row of logits a token.
+"""Engine protocol: run blocks of several sequences in one call, return logits for each row.
 
-An engine knows nothing of sampling, acceptance or text. Invariants, proven by the
+Independent of sampling, acceptance and text. Invariants, proven by the
 conformance tests: slots are append-only (see `KVSequence`), and a row's logits depend neither on
 the number of rows in the call, nor on the row's place, nor on the other sequences.
 """
@@ -20,34 +20,34 @@ COMPUTE_UNITS = ("all", "cpu-only", "cpu-and-gpu", "cpu-and-ne")
 _MOST_THREADS = 4096
 
 _CACHE_BYTES = 2 << 30
-"""Keys and values that a model gets at most where nothing says otherwise."""
+"""Default limit of a model's KV cache, in bytes."""
 
 _MOST_CACHE_TOKENS = 2**31 - 1
 
 
 class KVSequence(Protocol):
-    """One sequence's slots in an engine's key/value cache.
+    """One sequence in an engine's KV cache. A slot holds the keys and values of one position.
 
-    A block's keys and values go to slots [length, length + T). What is not committed is garbage
-    that the mask hides and the next block overwrites: nothing is copied or rolled back.
+    A block of T rows writes slots [length, length + T). The mask hides slots that are not committed
+    and the next block overwrites them: nothing is copied or rolled back.
     """
 
     @property
     def length(self) -> int:
-        """Slots that belong to the sequence."""
+        """Committed slots."""
         ...
 
     @property
     def shareable_length(self) -> int:
-        """Slots, from the first on, that reading their tokens as a prompt would give bit for bit.
+        """Length of the prefix whose KV equals a fresh prefill bit for bit.
 
-        Those behind them are for going on with this answer; others must not begin with them.
+        Only this prefix may be shared; later slots serve the continuation of this sequence alone.
         """
         ...
 
     @property
     def unused(self) -> int:
-        """Slots after `length` that it holds: rows that fit, however full the cache is."""
+        """Allocated slots after `length`: rows that fit even when the cache is full."""
         ...
 
     def commit(self, rows: int) -> None:
@@ -55,39 +55,39 @@ class KVSequence(Protocol):
         ...
 
     def rewind(self, length: int) -> None:
-        """Forget all slots from `length` on; a few before it go too when they are shared."""
+        """Drop all slots from `length` on, and the rest of a shared KV block before it."""
         ...
 
     def fork(self, length: int) -> "KVSequence":
-        """A new sequence that shares this one's first slots, as many of `length` as can be reused.
+        """A new sequence that shares up to `length` slots of this one's shareable prefix.
 
-        Its `length` says how many those are.
+        Its own `length` is the number of shared slots.
         """
         ...
 
     def close(self) -> None:
-        """Give the slots back. Further calls do nothing."""
+        """Free the slots. Further calls do nothing."""
         ...
 
 
 class StepResult(NamedTuple):
-    """What one call brought. The arrays are views of the engine's memory: read before the next."""
+    """Result of one call. The arrays are views of engine memory, valid until the next call."""
 
     logits: Sequence[Logits]
-    """For each block, [block.rows, vocab] float32; no rows where `best` has them."""
+    """For each block, [block.rows, vocab] float32; [0, vocab] where `best` replaces them."""
     taps: Sequence[Taps]
-    """For each block, the named hidden states of all its rows; empty without taps."""
+    """For each block, tap name -> hidden states [T, d] float32; empty without taps."""
     seconds: float
-    """Time in the engine's own call, without the preparation of its inputs."""
+    """Time in the runtime's own call, without the preparation of inputs."""
     best: Sequence[Best | None] = ()
-    """For each block its best tokens, where that is all it asked for; empty: for none."""
+    """For each block its best tokens if it asked for those alone, else None; empty: all None."""
     parts: Mapping[str, float] = MappingProxyType({})
-    """Seconds by part of the call, for an engine that has parts."""
+    """Seconds by part of the call, if the engine measures parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How an engine is set up.
+    """Settings of an engine.
 
     Raises:
         InvalidRequest: a value is out of range.
@@ -95,17 +95,17 @@ class EngineSettings:
     """
 
     cache_tokens: int | None = None
-    """Slots for all sequences together; None: see `slots`."""
+    """Slots of the KV cache, for all sequences together; None: see `slots`."""
     contexts: int = 1
-    """Full contexts that the cache holds where `cache_tokens` does not say."""
+    """Full contexts that the cache holds if `cache_tokens` is None."""
     min_rows: int = 2
-    """2 is exact. 1 computes less for plain decoding, and rows then depend on T."""
+    """2 is exact. 1 computes less for plain decoding, but a row's bits then depend on T."""
     taps: tuple[int, ...] = ()
-    """Layers whose output hidden states every step returns."""
+    """Layers whose output hidden states every step returns, from 0."""
     threads: int | None = None
-    """CPU threads; None leaves it to the engine."""
+    """CPU threads; None: the engine's default."""
     compute_units: str | None = None
-    """Core ML's, on a Mac: all, cpu-only, cpu-and-gpu or cpu-and-ne; None: cpu-and-ne."""
+    """Core ML compute units, one of `COMPUTE_UNITS`; None: cpu-and-ne."""
 
     def __post_init__(self) -> None:
         if self.min_rows not in (1, 2):
@@ -127,10 +127,10 @@ class EngineSettings:
             )
 
     def slots(self, context_length: int, slot_bytes: int) -> int:
-        """Slots of the cache for a model whose keys and values take `slot_bytes` a token.
+        """Slots of the KV cache for a model with `slot_bytes` bytes of keys and values per token.
 
-        Without `cache_tokens` that is what fits into 2 GiB, and where several contexts are wanted
-        into a quarter of the machine's memory, if that is more.
+        Without `cache_tokens`: what fits into 2 GiB, or for several contexts into a quarter of the
+        machine's memory if that is more.
         """
         if self.cache_tokens is not None:
             return self.cache_tokens
@@ -143,22 +143,21 @@ def _within(value: object, most: int) -> bool:
 
 
 def _memory_bytes() -> int:
-    """The machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Engine(Protocol):
-    """Who verifies."""
+    """A runtime with a loaded model; see the top of this file."""
 
     name: str
     vocab_size: int
     """Width of a row of logits."""
     context_length: int
-    """The most slots one sequence can have."""
+    """Most slots of one sequence."""
     taps: tuple[int, ...]
     """Layers whose hidden states every step returns, as `tap.N`."""
     min_rows: int
-    """Rows that a sequence gets in a call at least; an engine pads on its own."""
+    """Least rows of a sequence in a call; the engine adds padding itself."""
 
     @property
     def free_slots(self) -> int:
@@ -167,7 +166,7 @@ class Engine(Protocol):
 
     @property
     def block_size(self) -> int:
-        """Slots come in blocks of so many: a sequence holds whole ones."""
+        """Slots of a KV block; a sequence holds whole blocks."""
         ...
 
     def freed_by(self, sequences: Sequence[KVSequence]) -> int:
@@ -179,16 +178,16 @@ class Engine(Protocol):
         ...
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
-        """Run blocks of different sequences in one call; none of their slots is committed yet.
+        """Run blocks of different sequences in one call, without committing their slots.
 
         Raises:
-            CacheFull: there are no slots for the blocks. Nothing was run.
+            CacheFull: the cache has no slots for the blocks. Nothing was run.
         """
         ...
 
     def describe(self) -> dict[str, str]:
-        """What its costs and its exactness depend on: runtime version, processor, settings.
+        """Everything that costs and exactness depend on: runtime version, processor, settings.
 
-        And words that are changed by hand when the engine computes rows in another way.
+        Also constants that a developer changes when the engine computes rows in another way.
         """
         ...

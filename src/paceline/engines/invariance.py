@@ -1,14 +1,14 @@
-"""Whether a row's bits depend on how it is computed: measured, condition by condition.
+"""Row invariance: whether a row's bits depend on how it is computed, measured by condition.
 
-The reference is a sequence alone, whose prompt is read in one call and whose answer comes a token
-at a time. Its rows are compared bit for bit with those of the same tokens
+The reference is one sequence alone: its prompt is prefilled in one call, its answer is decoded
+token by token. Its rows are compared bit for bit with rows of the same tokens
 
-- `block_length`: in blocks of several rows (of every length in `measure.py`, with the times);
-- `batch`: in calls with another sequence, which reads a prompt or decodes;
-- `chunked_prefill`: after a prompt that was cut in other places;
+- `block_length`: in blocks of several rows (of every length in `profile.py`, with the times);
+- `batch`: in calls with another sequence, in prefill or in decode;
+- `chunked_prefill`: after a prefill in other chunks;
 - `prefix_cache`: in a fork that shares the slots of a prompt, or of a prompt and its answer.
 
-Knows nothing of models or policies. It takes few slots: what does not fit is not measured.
+Independent of models and policies. Conditions that do not fit into the free slots are not measured.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,31 +31,31 @@ PREFIX_CACHE = "prefix_cache"
 CONDITIONS = (BLOCK_LENGTH, BATCH, CHUNKED_PREFILL, PREFIX_CACHE)
 
 _TEXT = 64
-"""Tokens of prompt and answer together, where there is room."""
+"""Tokens of prompt and answer together, if they fit."""
 _ANSWER = 3
 _MORE = 2
-"""Tokens of the turn after the answer."""
+"""Tokens of the next turn."""
 _LEAST = 4 * _ANSWER
 _CHUNK = 31
 _SECONDS = 2.0
-"""After so long each further condition is measured in one way alone."""
+"""Time limit after which each further condition makes one comparison only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Rows under one condition against the reference."""
+    """Rows under one condition, compared with the reference."""
 
     rows: int = 0
     differing: int = 0
-    """Of these, how many differ in any bit."""
+    """Rows that differ in any bit."""
     other_picks: int = 0
-    """Of these, how many have another token as their best."""
+    """Rows whose best token differs."""
     largest_difference: float = 0.0
-    """Between logits of one position."""
+    """Largest difference between logits of one position."""
 
     @property
     def holds(self) -> bool:
-        """Whether rows were compared and none differed."""
+        """True if rows were compared and none differs."""
         return self.rows > 0 and not self.differing
 
     def __add__(self, other: "Compared") -> "Compared":
@@ -67,7 +67,7 @@ class Compared:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, with the rates that hold where bits differ."""
+        """For JSON, with rates."""
         rows = max(self.rows, 1)
         return {
             "holds": self.holds,
@@ -81,7 +81,7 @@ class Compared:
 
 
 def compare(found: Logits, expected: Logits) -> Compared:
-    """Compare [rows, vocab] float32 with the reference's, bit for bit."""
+    """Compare logits, [rows, vocab] float32, bit for bit."""
     differing = (found.view(np.uint32) != expected.view(np.uint32)).any(axis=1)
     if not differing.any():
         return Compared(len(found))
@@ -91,12 +91,12 @@ def compare(found: Logits, expected: Logits) -> Compared:
 
 
 def has_room(engine: Engine) -> bool:
-    """Whether every condition can be measured: two sequences fit beside those that are open."""
+    """True if two more sequences fit, which is enough for every condition."""
     return _room(engine, 2) >= _LEAST
 
 
 def measure_invariance(engine: Engine) -> dict[str, Compared]:
-    """Condition -> what was compared; a condition for which there is no room is not there."""
+    """Condition -> comparison; conditions that do not fit are missing."""
     alone = not has_room(engine)
     room = _room(engine, 1 if alone else 2)
     if room < _LEAST:
@@ -117,28 +117,28 @@ def measure_invariance(engine: Engine) -> dict[str, Compared]:
                     found[name] = found.get(name, Compared()) + compared
                     if perf_counter() - started > _SECONDS:
                         break
-            except CacheFull:  # a sequence takes more slots here than it says
+            except CacheFull:  # sequences of some engines take more slots than their length
                 found.pop(name, None)
     return found
 
 
 def _room(engine: Engine, sequences: int) -> int:
-    """Tokens that each of `sequences` sequences may have."""
+    """Tokens that fit into each of `sequences` new sequences."""
     blocks = engine.free_slots // engine.block_size // sequences
     return min(blocks * engine.block_size, engine.context_length - engine.min_rows)
 
 
 def _size(engine: Engine, room: int) -> int:
-    """Tokens of the text: whole blocks where two tokens more fit, as only these are shared."""
+    """Tokens of the text: whole KV blocks, which can be shared, if `_MORE` tokens fit too."""
     blocks = (min(_TEXT, room - _MORE)) // engine.block_size
     return blocks * engine.block_size or min(_TEXT, room)
 
 
 class _Texts:
-    """A prompt and its answer, the rows of which are known, and another text."""
+    """A prompt and its answer with their reference rows, and another text."""
 
     def __init__(self, engine: Engine, text: list[int], other: list[int], room: int) -> None:
-        """`room`: tokens that each of the sequences may have."""
+        """`room`: most tokens of each sequence."""
         self._engine, self._other = engine, other
         self._prompt, self._answer = text[:-_ANSWER], text[-_ANSWER:]
         self._next = [*text, *other[:_MORE]][:room]
@@ -159,17 +159,17 @@ class _Texts:
         yield compare(self._engine.step([(self._sequence, block)]).logits[0], self._expected[1:])
 
     def batch(self) -> Iterator[Compared]:
-        """Beside a prompt that is read, and beside an answer."""
+        """In a batch with a prefill, and in a batch with a decode."""
         mine = self._sequence
         self._begin_answer()
         with closing(self._engine.open()) as other:
             half = len(self._prompt) // 2
-            reading = Block(self._other[:half], 1, prefill=True)
-            alone = self._engine.step([(other, reading)]).logits[0].copy()
+            prefill = Block(self._other[:half], 1, prefill=True)
+            alone = self._engine.step([(other, prefill)]).logits[0].copy()
             drafted = Block(self._answer, len(self._answer))
-            both = self._engine.step([(mine, drafted), (other, reading)]).logits
+            both = self._engine.step([(mine, drafted), (other, prefill)]).logits
             yield compare(both[0].copy(), self._expected[1:])
-            both = self._engine.step([(other, reading), (mine, drafted)]).logits
+            both = self._engine.step([(other, prefill), (mine, drafted)]).logits
             yield compare(both[0].copy(), alone) + compare(both[1].copy(), self._expected[1:])
             other.commit(half)
             for count in (1, 2):
@@ -179,14 +179,14 @@ class _Texts:
                 yield compare(rows, self._expected[1 : 1 + count])
 
     def chunked_prefill(self) -> Iterator[Compared]:
-        """Cut into parts; and all but the last token, then that."""
+        """In chunks; and all tokens but the last, then the last."""
         for chunk in (_CHUNK, len(self._prompt) - 1):
             self._sequence.rewind(0)
             rows = self._rows(self._sequence, self._prompt, self._answer, chunk)
             yield compare(rows, self._expected)
 
     def prefix_cache(self) -> Iterator[Compared]:
-        """A fork of a prompt's slots, of half of them, and one that would reach the answer."""
+        """A fork of all prompt slots, of half of them, and of prompt and answer."""
         self._begin_answer()
         for length in (len(self._prompt) - 1, len(self._prompt) // 2):
             with closing(self._sequence.fork(length)) as child:
@@ -194,7 +194,7 @@ class _Texts:
         for token in self._answer:
             self._engine.step([(self._sequence, Block([token], 1))])
             self._sequence.commit(1)
-        # The next turn of a chat: what was an answer is part of a prompt now.
+        # The next turn of a chat: the answer is now part of the prompt.
         text, further = self._next[:-1], self._next[-1:]
         with closing(self._engine.open()) as fresh:
             expected = self._rows(fresh, text, further)
@@ -202,9 +202,9 @@ class _Texts:
             yield compare(self._rows(child, text, further), expected)
 
     def _begin_answer(self) -> None:
-        """Let the sequence hold the prompt, read in one call, and nothing else."""
+        """Prefill the prompt anew, in one call."""
         self._sequence.rewind(0)
-        self._read(self._sequence, self._prompt, len(self._prompt))
+        self._prefill(self._sequence, self._prompt, len(self._prompt))
 
     def _rows(
         self,
@@ -213,15 +213,15 @@ class _Texts:
         answer: Sequence[int],
         chunk: int | None = None,
     ) -> Logits:
-        """The prompt's last row and the answer's, [1 + answer, vocab]; the tokens are committed."""
-        rows = [self._read(sequence, prompt[sequence.length :], chunk or len(prompt))]
+        """Commit prompt and answer; logits of the last prompt row and later, [1 + answer, vocab]."""
+        rows = [self._prefill(sequence, prompt[sequence.length :], chunk or len(prompt))]
         for token in answer:
             rows.append(self._engine.step([(sequence, Block([token], 1))]).logits[0].copy())
             sequence.commit(1)
         return np.concatenate(rows)
 
-    def _read(self, sequence: KVSequence, tokens: Sequence[int], chunk: int) -> Logits:
-        """Read a prompt in parts; the last row, [1, vocab]."""
+    def _prefill(self, sequence: KVSequence, tokens: Sequence[int], chunk: int) -> Logits:
+        """Prefill in chunks; logits of the last row, [1, vocab]."""
         for at in range(0, len(tokens), chunk):
             part = Block(tokens[at : at + chunk], 1, prefill=True)
             row = self._engine.step([(sequence, part)]).logits[0].copy()

@@ -1,38 +1,40 @@
-"""Which cache blocks belong to which sequence: a pool with a free list, tables of block numbers.
+"""KV blocks of an engine: a pool with a free list, and a block table for each sequence.
 
-Knows nothing of models or tensors. A *cache block* is a fixed number of consecutive slots; several
-sequences may hold the same one when it is full and they share a prefix.
+Independent of models and tensors. A *KV block* is a fixed number of consecutive slots; a *slot*
+holds the keys and values of one position. Sequences that share a prefix share its full blocks.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import Generic, Self, TypeVar
 
+from paceline.decoding.types import Block
+from paceline.engines.base import KVSequence
 from paceline.errors import CacheFull
 
 
 class BlockPool:
-    """Hands out cache blocks, and counts who holds them."""
+    """Allocates KV blocks and counts the sequences that hold each."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
-        """A pool of `blocks` blocks of `block_size` slots each."""
+        """A pool of `blocks` KV blocks of `block_size` slots each."""
         self.block_size = block_size
         self.blocks = blocks
         self.spare = blocks
-        """One more block, which belongs to nobody: for rows that nobody will read."""
+        """One more block, outside the pool: for padding rows, whose results are not read."""
         self._free = list(range(blocks - 1, -1, -1))
         self._holders = [0] * blocks
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
+        """Number of free blocks."""
         return len(self._free)
 
     def take(self) -> int:
-        """A free block.
+        """Allocate a block; returns its number.
 
         Raises:
-            CacheFull: there is none.
+            CacheFull: no block is free.
         """
         if not self._free:
             raise CacheFull(
@@ -44,12 +46,12 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> int:
-        """One more holder for a block that is held."""
+        """Add a holder to an allocated block."""
         self._holders[block] += 1
         return block
 
     def shared(self, block: int) -> bool:
-        """Whether several sequences hold the block, so that nobody may write to it."""
+        """Whether several sequences hold the block, which makes it read-only."""
         return self._holders[block] > 1
 
     def freed_by(self, tables: Iterable["BlockTable"]) -> int:
@@ -59,14 +61,14 @@ class BlockPool:
         return free * self.block_size
 
     def give_back(self, block: int) -> None:
-        """One holder less; free when it was the last."""
+        """Remove a holder; the block is free after the last."""
         self._holders[block] -= 1
         if not self._holders[block]:
             self._free.append(block)
 
 
 class BlockTable:
-    """One sequence's slots: a length, and the cache blocks that hold them in order."""
+    """One sequence: its length, and the KV blocks that hold its slots, in order."""
 
     def __init__(self, pool: BlockPool, context_length: int) -> None:
         """An empty sequence that can grow to `context_length` slots."""
@@ -74,95 +76,178 @@ class BlockTable:
         self._context_length = context_length
         self._numbers: list[int] = []
         self._length = 0
-        self._reach = 0  # slots the last block went up to
+        self._reserved = 0  # end of the last block's slots
 
     @property
     def length(self) -> int:
-        """Slots that belong to the sequence."""
+        """Committed slots."""
         return self._length
 
     @property
     def shareable_length(self) -> int:
-        """Slots, from the first on, that a prompt with the same tokens would have."""
+        """Length of the prefix whose KV equals a fresh prefill bit for bit."""
         return self._length
 
     @property
     def unused(self) -> int:
-        """Slots after `length` in the cache blocks that it holds."""
+        """Slots after `length` in the allocated KV blocks."""
         return len(self._numbers) * self._pool.block_size - self._length
 
     def reserve(self, rows: int) -> None:
-        """Make room for a block of `rows` rows after `length`.
+        """Allocate KV blocks for a block of `rows` rows after `length`.
 
         Raises:
-            CacheFull: the pool or the context has no room; the table is as it was.
+            CacheFull: the pool or the context has no room; the table is unchanged.
 
         """
-        reach = self._length + rows
-        if reach > self._context_length:
+        end = self._length + rows
+        if end > self._context_length:
             raise CacheFull(
-                f"{reach} slots do not fit into a context of {self._context_length} tokens"
+                f"{end} slots do not fit into a context of {self._context_length} tokens"
             )
         held = len(self._numbers)
         try:
-            while len(self._numbers) * self._pool.block_size < reach:
+            while len(self._numbers) * self._pool.block_size < end:
                 self._numbers.append(self._pool.take())
         except CacheFull:
             self._release(held)
             raise
-        self._reach = reach
+        self._reserved = end
 
     def blocks(self, rows: int) -> list[int]:
-        """The cache blocks that hold slots [0, length + rows), the spare one where none is held."""
+        """KV block numbers for slots [0, length + rows); the spare one where none is allocated."""
         needed = -(-(self._length + rows) // self._pool.block_size)
         held = self._numbers[:needed]
         return held + [self._pool.spare] * (needed - len(held))
 
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the last block."""
-        if not 0 <= rows <= self._reach - self._length:
-            raise ValueError(f"commit({rows}) of a block of {self._reach - self._length} rows")
+        if not 0 <= rows <= self._reserved - self._length:
+            raise ValueError(f"commit({rows}) of a block of {self._reserved - self._length} rows")
         self._length += rows
 
     def rewind(self, length: int) -> None:
-        """Forget all slots from `length` on.
+        """Drop all slots from `length` on.
 
-        A few before it go too when others hold their cache block: it would be written to next.
+        If the KV block at `length` is shared, its slots are dropped too: the next block writes it.
         """
         if not 0 <= length <= self._length:
             raise ValueError(f"rewind({length}) of a sequence of {self._length} slots")
         full, rest = divmod(length, self._pool.block_size)
         if rest and self._pool.shared(self._numbers[full]):
             length -= rest
-        self._length = self._reach = length
+        self._length = self._reserved = length
         self._release(-(-length // self._pool.block_size))
 
     def fork(self, length: int) -> Self:
-        """A new sequence that shares the full blocks among this one's first `length` slots."""
+        """A new sequence that shares the full KV blocks among the first `length` slots."""
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self._length} slots")
         full = min(length, self._length) // self._pool.block_size
         other = type(self)(self._pool, self._context_length)
         other._numbers = [self._pool.share(block) for block in self._numbers[:full]]
-        other._length = other._reach = full * self._pool.block_size
+        other._length = other._reserved = full * self._pool.block_size
         return other
 
     def close(self) -> None:
-        """Give all blocks back."""
-        self._length = self._reach = 0
+        """Free all KV blocks."""
+        self._length = self._reserved = 0
         self._release(0)
 
     def _release(self, keep: int) -> None:
-        """Give back all blocks but the first `keep`."""
+        """Free all KV blocks but the first `keep`."""
         while len(self._numbers) > keep:
             self._pool.give_back(self._numbers.pop())
 
 
+class PrefillTable(BlockTable):
+    """A block table that shares prefilled slots only.
+
+    For engines whose prefill and decode take different kernels: the KV of a decoded answer may then
+    differ in the last bits from a prefill of the same tokens.
+    """
+
+    def __init__(self, pool: BlockPool, context_length: int) -> None:
+        """An empty sequence that can grow to `context_length` slots."""
+        super().__init__(pool, context_length)
+        self._shareable_length = 0
+        self._prefill = False
+
+    @property
+    def shareable_length(self) -> int:
+        """Length of the prefilled prefix."""
+        return self._shareable_length
+
+    def ran(self, block: Block) -> None:
+        """Record the block that was run last."""
+        self._prefill = block.prefill
+
+    def commit(self, rows: int) -> None:
+        """Keep the first `rows` rows of the last block."""
+        before = self.length
+        super().commit(rows)
+        if self._prefill and self._shareable_length == before:
+            self._shareable_length = self.length
+
+    def rewind(self, length: int) -> None:
+        """Drop all slots from `length` on; see `BlockTable.rewind`."""
+        super().rewind(length)
+        self._shareable_length = min(self._shareable_length, self.length)
+
+    def fork(self, length: int) -> Self:
+        """A new sequence that shares the full KV blocks of the prefilled prefix, up to `length`."""
+        other = super().fork(min(length, self._shareable_length))
+        other._shareable_length = other.length
+        return other
+
+    def close(self) -> None:
+        """Free all KV blocks."""
+        super().close()
+        self._shareable_length = 0
+
+
+Table = TypeVar("Table", bound=BlockTable)
+
+
+class PooledEngine(Generic[Table]):
+    """The part of `Engine` that counts slots, for sequences that are block tables of one pool."""
+
+    _pool: BlockPool
+    _table_type: type[Table]
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that no sequence holds."""
+        return self._pool.free * self._pool.block_size
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a KV block."""
+        return self._pool.block_size
+
+    def freed_by(self, sequences: Sequence[KVSequence]) -> int:
+        """Slots that closing all of `sequences` would free; see `Engine.freed_by`."""
+        return self._pool.freed_by(map(self._table, sequences))
+
+    def _table(self, sequence: KVSequence) -> Table:
+        if not isinstance(sequence, self._table_type):
+            raise TypeError(f"a {type(sequence).__name__} is not a sequence of this engine")
+        return sequence
+
+    def _reserve(self, work: Sequence[tuple[KVSequence, Block]]) -> list[Table]:
+        """The block tables of `work`, with KV blocks for its blocks. Raises CacheFull."""
+        tables = [self._table(sequence) for sequence, _ in work]
+        reserve_all(
+            [(table, len(block.tokens)) for table, (_, block) in zip(tables, work, strict=True)]
+        )
+        return tables
+
+
 def reserve_all(call: Sequence[tuple[BlockTable, int]]) -> None:
-    """Make room for every block of a call, given the rows of each.
+    """Reserve the given number of rows for each table, or for none.
 
     Raises:
-        CacheFull: there is no room for all; none has got any.
+        CacheFull: the pool has no room for all; every table is unchanged.
 
     """
     done: list[BlockTable] = []

@@ -1,8 +1,8 @@
-"""What an engine's calls cost here, and whether its rows depend on how they are computed.
+"""Cost profile of an engine: seconds of a call by rows and context, and measured row invariance.
 
-Measured once for a model on a machine, and kept in a small file named after everything the answer
-depends on. The `auto` policy draws on the costs; `exact` in a result is this measurement, not a
-promise: it says which conditions of `invariance.py` were found to hold.
+Measured once per model and machine, and stored in a file named by a hash of everything that it
+depends on. The `auto` policy uses the costs. `exact` in a result comes from this measurement: it
+says which conditions of `invariance.py` held.
 """
 
 import contextlib
@@ -30,16 +30,16 @@ from paceline.engines.invariance import (
 )
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""The T that are measured; costs between them are interpolated."""
+"""Values of T that are measured; costs between them are interpolated."""
 
 MAX_ROWS = ROWS[-1]
-"""The longest block that a policy may ask for."""
+"""Rows of the longest block that a policy may choose."""
 
 _CONTEXT = 256
 _DEEP_CONTEXT = 4096
 _DEEP_ENOUGH = 4
-"""How many times longer the long context is at least."""
-_READING_SECONDS = 5.0
+"""Least ratio of the long context to the short one."""
+_PREFILL_SECONDS = 5.0
 _CHUNK = 512
 _ROUNDS = (3, 9)
 _ROUNDS_SECONDS = 2.0
@@ -49,27 +49,26 @@ _FORM = 4
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """How an engine with a model behaves on this machine."""
+    """Costs and row invariance of an engine with a model on this machine."""
 
     seconds: dict[int, float]
     """T -> least seconds of a call with T rows of one sequence."""
     row_invariant: bool
-    """Whether the same position gave bitwise the same logits in blocks of every T measured."""
+    """Whether a position's logits were bitwise equal in blocks of every measured T."""
     largest_difference: float
     """The largest difference between logits of one position; 0.0 when row-invariant."""
     context: int
-    """Tokens that stood before the blocks."""
+    """Tokens before the blocks."""
     deep_seconds: dict[int, float] = field(default_factory=dict)
-    """The same behind a longer context; empty where the engine has no room for one, or takes long
-    to read it."""
+    """The same at a longer context; empty if it does not fit or its prefill takes too long."""
     deep_context: int = 0
     compared: Mapping[str, Compared] = field(default_factory=dict)
-    """Condition -> what was compared; see `invariance.py`. Where there was no room for a second
-    sequence, a condition that needs one is not there."""
+    """Condition -> comparison; see `invariance.py`. If the cache had no room for a second sequence,
+    the conditions that need one are missing."""
 
     @property
     def cost(self) -> CostTable:
-        """Seconds per call by T, and by context where two were measured."""
+        """Seconds per call by T, and by context if two were measured."""
         further = self.deep_context - self.context
         return CostTable(
             self.seconds,
@@ -82,18 +81,13 @@ class CostProfile:
 
 
 def measure_profile(engine: Engine, rows: Sequence[int] = ROWS) -> CostProfile:
-    """Time blocks of each T behind the same context, in turns, and compare their logits.
+    """Time blocks of each T in turns and compare their logits, at a short and at a long context.
 
-    Once after a short context, and once after a long one. Then rows are compared under the other
-    conditions of `invariance.py`.
+    Then compare rows under the other conditions of `invariance.py`.
     """
     found = _timed(engine, rows)
-    return _and_compared(found, measure_invariance(engine))
-
-
-def _and_compared(found: CostProfile, further: Mapping[str, Compared]) -> CostProfile:
     compared = dict(found.compared)
-    for name, each in further.items():
+    for name, each in measure_invariance(engine).items():
         compared[name] = compared.get(name, Compared()) + each
     blocks = compared[BLOCK_LENGTH]
     return replace(
@@ -115,23 +109,23 @@ def _timed(engine: Engine, rows: Sequence[int]) -> CostProfile:
     sequence = engine.open()
     try:
         started = perf_counter()
-        _read(engine, sequence, tokens[:context])
-        if (perf_counter() - started) * _DEEP_ENOUGH > _READING_SECONDS:
+        _prefill(engine, sequence, tokens[:context])
+        if (perf_counter() - started) * _DEEP_ENOUGH > _PREFILL_SECONDS:
             deep = context
         near = _Times(engine, sequence, tokens[context : context + longest], rows)
         started = perf_counter()
-        while sequence.length < deep and perf_counter() - started < _READING_SECONDS:
-            _read(engine, sequence, tokens[sequence.length : deep][:_CHUNK])
+        while sequence.length < deep and perf_counter() - started < _PREFILL_SECONDS:
+            _prefill(engine, sequence, tokens[sequence.length : deep][:_CHUNK])
         deep = sequence.length
         if deep < _DEEP_ENOUGH * context:
-            return _measurement(near, context)
+            return _profile(near, context)
         far = _Times(engine, sequence, tokens[deep : deep + longest], rows)
     finally:
         sequence.close()
-    return _measurement(near, context, far, deep)
+    return _profile(near, context, far, deep)
 
 
-def _measurement(
+def _profile(
     near: "_Times", context: int, far: "_Times | None" = None, deep: int = 0
 ) -> CostProfile:
     compared = near.compared + far.compared if far else near.compared
@@ -146,13 +140,13 @@ def _measurement(
     )
 
 
-def _read(engine: Engine, sequence: KVSequence, tokens: list[int]) -> None:
+def _prefill(engine: Engine, sequence: KVSequence, tokens: list[int]) -> None:
     engine.step([(sequence, Block(tokens, 0, prefill=True))])
     sequence.commit(len(tokens))
 
 
 class _Times:
-    """What blocks of each T take behind what a sequence holds, and whether their rows agree."""
+    """Seconds of blocks of each T after the committed context, and whether their rows are equal."""
 
     def __init__(
         self, engine: Engine, sequence: KVSequence, block: list[int], rows: Sequence[int]
@@ -170,7 +164,7 @@ class _Times:
             taken = perf_counter() - started
             if taken > (_ROUNDS_SECONDS if done + 1 >= _ROUNDS[0] else _PATIENCE_SECONDS):
                 break
-        # Other work on the machine only ever adds time.
+        # Other processes on the machine only add time.
         self.seconds = {count: min(times[count]) for count in rows}
 
 
@@ -182,49 +176,49 @@ def load_profile(
     again: bool = False,
     before: Callable[[], object] = lambda: None,
 ) -> CostProfile:
-    """The measurement kept in `folder` for this engine, model and machine; made when not there.
+    """The profile stored in `folder` for this engine, model and machine; measured if missing.
 
     Args:
         engine: the engine with its model.
         fingerprint: identity of the model's weights.
-        folder: where measurements are kept; created when needed.
-        again: measure even though there is one.
-        before: called when there is something to measure, which takes seconds.
+        folder: folder of stored profiles; created when needed.
+        again: measure even if a profile is stored.
+        before: called before a measurement, which takes seconds.
     """
     depends = {**engine.describe(), "model": fingerprint, "form": str(_FORM)}
     name = sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
     path = folder / f"{name}.json"
     if not again:
-        kept = _kept(path)
-        if kept is not None and (len(kept.compared) == len(CONDITIONS) or not has_room(engine)):
-            return kept
+        stored = _stored(path)
+        if stored and (len(stored.compared) == len(CONDITIONS) or not has_room(engine)):
+            return stored
     before()
-    measurement = measure_profile(engine)
-    _write(path, measurement, depends)
-    return measurement
+    profile = measure_profile(engine)
+    _write(path, profile, depends)
+    return profile
 
 
 def stored_profiles(fingerprint: str, folder: Path) -> list[tuple[dict[str, str], CostProfile]]:
-    """The measurements of a model in `folder`: what each depends on, and what was found.
+    """The profiles of a model in `folder`, each with what it depends on.
 
-    Only those of this version's form; none where the folder is not there.
+    Only those of this version's file format; none if the folder does not exist.
     """
     found = []
     for path in sorted(folder.glob("*.json")):
-        measurement = _kept(path)
-        if measurement is not None:
+        profile = _stored(path)
+        if profile is not None:
             depends: dict[str, str] = json.loads(path.read_text()).get("depends_on", {})
             if (depends.get("model"), depends.get("form")) == (fingerprint, str(_FORM)):
-                found.append((depends, measurement))
+                found.append((depends, profile))
     return found
 
 
-def _kept(path: Path) -> CostProfile | None:
-    """A kept measurement; None when there is none, or none that can be read: it is made again."""
+def _stored(path: Path) -> CostProfile | None:
+    """A stored profile; None if it is missing or damaged."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
         seconds = {int(rows): float(cost) for rows, cost in found["seconds"].items()}
-        measurement = CostProfile(
+        profile = CostProfile(
             seconds,
             bool(found["row_invariant"]),
             float(found["largest_difference"]),
@@ -233,23 +227,23 @@ def _kept(path: Path) -> CostProfile | None:
             int(found["deep_context"]),
             {name: Compared(**found["compared"][name]) for name in found["compared"]},
         )
-        _ = measurement.cost
+        _ = profile.cost
     except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return measurement
+    return profile
 
 
-def _write(path: Path, measurement: CostProfile, depends: dict[str, str]) -> None:
-    """Keep a measurement; one that cannot be kept is made again next time."""
+def _write(path: Path, profile: CostProfile, depends: dict[str, str]) -> None:
+    """Store a profile; if that fails, the next run measures again."""
     content = {
         "depends_on": depends,
-        "seconds": measurement.seconds,
-        "row_invariant": measurement.row_invariant,
-        "largest_difference": measurement.largest_difference,
-        "context": measurement.context,
-        "deep_seconds": measurement.deep_seconds,
-        "deep_context": measurement.deep_context,
-        "compared": {name: asdict(each) for name, each in measurement.compared.items()},
+        "seconds": profile.seconds,
+        "row_invariant": profile.row_invariant,
+        "largest_difference": profile.largest_difference,
+        "context": profile.context,
+        "deep_seconds": profile.deep_seconds,
+        "deep_context": profile.deep_context,
+        "compared": {name: asdict(each) for name, each in profile.compared.items()},
     }
     beside = path.with_suffix(f".{os.getpid()}")
     try:

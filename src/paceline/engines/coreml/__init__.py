@@ -1,1 +1,1 @@
-"""The `coreml` engine: models as Core ML programs, run by the Apple Neural Engine or rehearsed."""
+"""The `coreml` engine: models as Core ML programs, run on the Apple Neural Engine or in a simulation, the rehearsal."""

@@ -1,8 +1,8 @@
-"""What a Core ML artifact says of itself: its manifest, read and held to its folder.
+"""Reads the manifest of a Core ML artifact and checks it against the files in its folder.
 
 An artifact is a folder with shards (`.mlpackage`), embeddings, rotary tables, a tokenizer and
-`manifest.json`. Knows nothing of how shards run. The rule: the whole manifest is validated before
-anything is loaded, and every fault is named at once.
+`manifest.json`. Invariant: the whole manifest is validated before anything is loaded, and the error
+names every fault.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,25 +18,22 @@ from paceline.storage.manifest import MANIFEST
 KIND = CORE_ML
 VERSION = 1
 CAUSAL_LM = "causal-lm"
-"""The task of a model that says of a text what comes next."""
+"""Task of a model that predicts the next token."""
 TOKEN_CLASSIFICATION = "token-classification"
-"""The task of a model that says of each token of a whole text which of its labels it has."""
+"""Task of a model that gives each token of a whole text one of its labels."""
 ROTARY = "rotary.npy"
 """[2, slots, r] float32: cosines and sines of every position."""
 
 
 class Shard(NamedTuple):
-    """A package that holds a part of the model: layers, or rows of the head, [start, end).
-
-    Rows of the head are tokens, or a classifier's labels.
-    """
+    """A package with a part of the model, [start, end): layers, or tokens or labels of the head."""
 
     path: str
-    """Of the package, in the artifact's folder."""
+    """Path of the package in the artifact's folder."""
     start: int
     end: int
     taps: tuple[int, ...] = ()
-    """Layers whose hidden states it gives besides, as `tap_N`."""
+    """Layers whose hidden states are outputs too, as `tap_N`."""
 
 
 @dataclass(frozen=True)
@@ -49,29 +46,31 @@ class Artifact:
     task: str
     """`CAUSAL_LM` or `TOKEN_CLASSIFICATION`."""
     labels: tuple[str, ...]
-    """What a classifier says of a token, one of them; empty for others."""
+    """Labels of a classifier; empty for other tasks."""
     window: int
-    """How far a classifier's rows see on both sides, in tokens; 0 for others."""
+    """Tokens that a classifier's rows attend to on each side; 0 for other tasks."""
     layers: int
     hidden_size: int
     stream_size: int
-    """Channels that go from shard to shard; the embedding stands in the first `hidden_size`."""
+    """Channels of the residual stream between shards; the first `hidden_size` hold the embedding."""
     vocab_size: int
     slots: int
     rows: int
-    """The most rows of a call."""
+    """Most rows of a call."""
     functions: tuple[int, ...]
-    """Numbers of rows that packages have a static function `tN` for; empty: any up to `rows`."""
+    """Numbers of rows N with a static function `tN`; empty: any number up to `rows`."""
     conv_slots: int
+    """Size of the ring buffer of a convolution's recent rows."""
     lags: int
+    """Earlier rows that a convolution reads."""
     layer_shards: tuple[Shard, ...]
     head_shards: tuple[Shard, ...]
     fingerprint: str
-    """Identity of all its files, hex."""
+    """SHA-256 of the contents of all its files, hex."""
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """All layers that are tapped."""
+        """All tapped layers."""
         return tuple(tap for shard in self.layer_shards for tap in shard.taps)
 
 
@@ -94,14 +93,14 @@ _FACTS = (
 
 
 _FIELDS = {"reach": "window", "ring": "conv_slots"}
-"""Keys of the manifest whose fields of `Artifact` have other names."""
+"""Manifest key -> field of `Artifact`, if they differ."""
 
 
 def read_artifact(folder: Path) -> Artifact:
-    """The artifact in `folder`, every file of it with its recorded size and checksum.
+    """Read the artifact in `folder`; every file has its recorded size and checksum.
 
     Raises:
-        ModelError: it is none, or not whole; the message names every fault.
+        ModelError: it is no artifact or damaged; the message names every fault.
     """
     path = folder / MANIFEST
     value = read_json(path)
@@ -133,7 +132,7 @@ def read_artifact(folder: Path) -> Artifact:
 
 
 def fingerprint_of(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """One name for the contents of all files, given their records."""
+    """SHA-256 of all names and checksums, given the files' records by name."""
     import hashlib
 
     lines = "\n".join(f"{name} {files[name]['sha256']}" for name in sorted(files))
@@ -199,7 +198,7 @@ def _task_faults(value: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _head_of(value: Mapping[str, Any]) -> tuple[Any, str]:
-    """How many rows the head has, and of what."""
+    """Number of the head's rows, and what they are."""
     labels = value.get("labels")
     if value.get("task") == TOKEN_CLASSIFICATION:
         return len(labels) if isinstance(labels, list) else None, "label"
@@ -207,7 +206,7 @@ def _head_of(value: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _shard_faults(entries: Any, whole: Any, what: str, files: Any) -> Iterator[str]:
-    """Shards must cover [0, whole) in order, without gap or overlap, and be there."""
+    """Shards must exist and cover [0, whole) in order, without gap or overlap."""
     if not isinstance(entries, list) or not entries:
         yield f"there are no shards that hold {what}s"
         return

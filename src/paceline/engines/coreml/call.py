@@ -1,7 +1,6 @@
-"""One call of an artifact: embeddings through the shards of layers, and rows through the head.
+"""One call of an artifact: embeddings through the shards of layers, then rows through the head.
 
-Knows the names of what shards take and give, and how many rows they run at once. Knows nothing of
-blocks and sequences.
+Independent of blocks and sequences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,8 @@ from paceline.engines.coreml.packages import Package, Packages
 Floats = npt.NDArray[np.float32]
 
 
-class Width:
-    """A number of rows that calls have, and the arrays that go in."""
+class Bucket:
+    """The programs for one number of rows, and their input arrays."""
 
     def __init__(self, artifact: Artifact, packages: Packages, rows: int, rotary: Floats) -> None:
         """Prepare for calls of `rows` rows; `rotary` is [2, slots, r], cosines and sines."""
@@ -28,15 +27,15 @@ class Width:
         self.inputs = CallInputs(rows, *rotary, conv_slots=artifact.conv_slots, lags=artifact.lags)
         self.stream = np.zeros((1, artifact.stream_size, rows, 1), np.float32)
         self.called: set[str] = set()
-        """Paths of the packages that were called with so many rows."""
+        """Paths of the packages that were already called with this number of rows."""
 
 
-class Call:
-    """A call in the making."""
+class ArtifactCall:
+    """A call of all shards."""
 
-    def __init__(self, width: Width, parts: dict[str, float], states: Sequence[Any]) -> None:
-        """Time goes into `parts`; `states` are a sequence's, one for each shard of layers."""
-        self._width, self._parts, self._states = width, parts, states
+    def __init__(self, bucket: Bucket, parts: dict[str, float], states: Sequence[Any]) -> None:
+        """Adds seconds to `parts`; `states` has the sequence's state for each shard of layers."""
+        self._bucket, self._parts, self._states = bucket, parts, states
 
     def layers(
         self, embeddings: npt.NDArray[Any], start: int, taps: Sequence[int]
@@ -44,22 +43,22 @@ class Call:
         """Run the layers.
 
         Args:
-            embeddings: [T, hidden_size]; T is at most the width's rows.
-            start: the position of the first.
-            taps: the layers whose hidden states are wanted.
+            embeddings: [T, hidden_size]; T is at most the bucket's rows.
+            start: position of the first row.
+            taps: layers whose hidden states to return.
 
         Returns:
-            The stream after the last layer, [1, stream_size, rows, 1], and [T, hidden_size] for
-            each tap.
+            The residual stream after the last layer, [1, stream_size, rows, 1], and
+            [T, hidden_size] for each tap.
         """
-        width = self._width
+        bucket = self._bucket
         count, size = embeddings.shape
-        width.stream[0, :size, :count, 0] = embeddings.T
-        width.stream[0, :size, count:, 0] = 0
-        inputs = width.inputs.at(start, count)
-        stream, tapped = width.stream, {}
-        shards = width.artifact.layer_shards
-        for shard, package, state in zip(shards, width.packages.layers, self._states, strict=True):
+        bucket.stream[0, :size, :count, 0] = embeddings.T
+        bucket.stream[0, :size, count:, 0] = 0
+        inputs = bucket.inputs.at(start, count)
+        stream, tapped = bucket.stream, {}
+        shards = bucket.artifact.layer_shards
+        for shard, package, state in zip(shards, bucket.packages.layers, self._states, strict=True):
             given = {"hidden": stream, **inputs}
             found = self._timed("layers", shard.path, package, given, state)
             stream = found["out_hidden"]
@@ -68,14 +67,13 @@ class Call:
         return stream, tapped
 
     def head(self, stream: Floats, first: int, logits: Logits, best: Best | None) -> None:
-        """Run the head, for rows from `first` on.
+        """Run the head for rows from `first` on.
 
-        Into `best` [rows] where there is one: a shard's logits are looked at and let go. Else into
-        `logits` [rows, vocab].
+        Fills `best` [rows] if given, without keeping logits; else `logits` [rows, vocab].
         """
-        width = self._width
+        bucket = self._bucket
         rows = slice(first, first + len(logits if best is None else best.tokens))
-        for shard, package in zip(width.artifact.head_shards, width.packages.heads, strict=True):
+        for shard, package in zip(bucket.artifact.head_shards, bucket.packages.heads, strict=True):
             found = self._timed("head", shard.path, package, {"hidden": stream})
             part = found["logits"][0, :, rows, 0].T
             if best is None:
@@ -88,18 +86,18 @@ class Call:
     ) -> Mapping[str, Floats]:
         started = perf_counter()
         found = package.predict(given, state)
-        if path not in self._width.called:
-            self._width.called.add(path)
+        if path not in self._bucket.called:
+            self._bucket.called.add(path)
             part = "first calls"
         self._parts[part] = self._parts.get(part, 0.0) + perf_counter() - started
         return found
 
 
 def keep_best(best: Best, part: Logits, start: int) -> None:
-    """Take over what is higher in the next part of the vocabulary, [rows, tokens from `start`].
+    """Update `best` with the logits of the next part of the vocabulary, [rows, tokens from `start`].
 
-    Parts must come in order, the first with `start` 0: then it is as numpy's argmax has it, the
-    first of equals, and NaN above all.
+    Parts must come in order, the first with `start` 0. The result equals numpy's argmax: the first
+    of equal logits, and NaN above all.
     """
     tokens = part.argmax(axis=1)
     scores = np.take_along_axis(part, tokens[:, None], axis=1)[:, 0]

@@ -1,9 +1,8 @@
-"""Runs a Core ML artifact that classifies tokens: of each token of a text, one score a label.
+"""Runs a Core ML artifact that classifies tokens: one score per token and label.
 
-Knows shards, rows and masks; knows no words, and not what a label means. The rule: a text is read
-whole, in one call, as every row of it sees others on both sides. Texts that fit share a call, one
-behind the other, and do not see each other; what is left of a call is filled up. So a text's scores
-are the same alone and among others, up to the rounding of sums over more numbers that are zero.
+A text is computed in one call, because every row attends to both sides. Short texts are packed into
+a call, where the mask keeps them apart, and the rest of the call is padding. Invariant: the scores
+of a text are equal alone and packed, up to the rounding of sums with more zero terms.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,16 +27,16 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """What is said of one text."""
+    """Labels and scores of one text."""
 
     labels: tuple[str, ...]
-    """The best of each token."""
+    """Best label of each token."""
     scores: Floats
-    """[tokens, labels], in the order of `TextClassifier.labels`: logits, not probabilities."""
+    """[tokens, labels] logits, in the order of `TextClassifier.labels`."""
 
 
 class TextClassifier:
-    """The classifier; see the top of this file. One at a time may call `label`."""
+    """The classifier; see the top of this file. `label` is not thread-safe."""
 
     def __init__(
         self,
@@ -51,15 +50,14 @@ class TextClassifier:
 
         Args:
             folder: the artifact.
-            functions: numbers of rows to load programs for; none given: all there are. A call takes
-                the smallest that holds its texts; each is loaded by itself and takes memory.
+            functions: bucket sizes in rows to load; empty: all. A call takes the smallest bucket
+                that holds its texts; each is loaded separately and takes memory.
             units: compute units, on a Mac: see `packages.UNITS`.
-            rounding: of the rehearsal, elsewhere: "f16" or "f32".
+            rounding: rounding of the rehearsal, elsewhere: "f16" or "f32".
 
         Raises:
-            ModelError: the artifact is not whole, or classifies no tokens, or a shard cannot be
-                loaded.
-            InvalidRequest: there are no such functions, units or rounding.
+            ModelError: the artifact is damaged or no classifier, or a shard cannot be loaded.
+            InvalidRequest: functions, units or rounding are unknown.
             MissingExtra: coremltools is not installed.
         """
         self.artifact = artifact = read_artifact(folder)
@@ -77,11 +75,11 @@ class TextClassifier:
         functions = sorted(functions or artifact.functions)
         self.labels = artifact.labels
         self.longest = functions[-1]
-        """The most tokens of a text."""
+        """Most tokens of a text."""
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
         self._cos, self._sin = np.load(folder / ROTARY)
-        self._calls = {
-            rows: _Call(
+        self._buckets = {
+            rows: _Bucket(
                 open_packages(artifact, f"t{rows}", units, rounding),
                 np.zeros((1, artifact.stream_size, rows, 1), np.float32),
             )
@@ -92,28 +90,27 @@ class TextClassifier:
         """Classify the tokens of texts, in as few calls as their order allows.
 
         Args:
-            texts: token ids of each, as the model's own tokenizer gives them.
+            texts: token ids of each text, from the model's own tokenizer.
 
         Returns:
-            As many as texts, in their order.
+            One result per text, in order.
 
         Raises:
-            InvalidRequest: a text is empty, or longer than `longest`, or has a token that the
-                model does not know.
+            InvalidRequest: a text is empty, longer than `longest`, or has an unknown token.
         """
         for number, text in enumerate(texts):
             self._check(text, f"text {number + 1} of {len(texts)}")
         found: list[Labelled] = []
-        for together in _together(texts, self.longest):
-            found += self._read(together)
+        for packed in _pack(texts, self.longest):
+            found += self._run(packed)
         return found
 
     def _check(self, text: Sequence[int], which: str) -> None:
         if not text:
             raise InvalidRequest(f"{which} is empty; expected one token or more")
         if len(text) > self.longest:
-            # Not in pieces: to be exact they would have to overlap by reach * layers tokens on both
-            # sides, which is far more than such a call has rows.
+            # Exact chunks would have to overlap by window * layers tokens on both sides, far more
+            # than the rows of a call.
             raise InvalidRequest(
                 f"{which} has {len(text)} tokens; {self.artifact.folder} reads at most "
                 f"{self.longest} in a call: cut the text, or convert the model again with more rows"
@@ -124,29 +121,29 @@ class TextClassifier:
                 f"{which} has the token {unknown[0]}; expected 0 to {self.artifact.vocab_size - 1}"
             )
 
-    def _read(self, texts: Sequence[Sequence[int]]) -> Iterator[Labelled]:
-        """One call, by the smallest function that takes it."""
+    def _run(self, texts: Sequence[Sequence[int]]) -> Iterator[Labelled]:
+        """Classify packed texts in one call of the smallest bucket that holds them."""
         lengths = [len(text) for text in texts]
         count = sum(lengths)
-        rows = min(rows for rows in self._calls if rows >= count)
-        call = self._calls[rows]
+        rows = min(rows for rows in self._buckets if rows >= count)
+        bucket = self._buckets[rows]
         tokens = [token for text in texts for token in text]
         size = self.artifact.hidden_size
-        call.stream[0, :size, :count, 0] = self._embeddings[tokens].T
-        call.stream[0, :size, count:, 0] = 0
+        bucket.stream[0, :size, :count, 0] = self._embeddings[tokens].T
+        bucket.stream[0, :size, count:, 0] = 0
         inputs = packed_inputs(self._cos, self._sin, lengths, rows, self.artifact.window)
-        stream = call.stream
-        for package in call.packages.layers:
+        stream = bucket.stream
+        for package in bucket.packages.layers:
             stream = package.predict({"hidden": stream, **inputs})["out_hidden"]
-        (head,) = call.packages.heads
+        (head,) = bucket.packages.heads
         scores = head.predict({"hidden": stream})["logits"][0, :, :count, 0].T
         for part in np.split(scores, np.cumsum(lengths)[:-1]):
             yield Labelled(tuple(self.labels[best] for best in part.argmax(-1)), part)
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """What a call with a number of rows needs."""
+class _Bucket:
+    """The programs for one number of rows, and their input array."""
 
     packages: Packages
     stream: Floats
@@ -154,34 +151,34 @@ class _Call:
 
 
 def packed_inputs(
-    cos: Floats, sin: Floats, lengths: Sequence[int], width: int, reach: int
+    cos: Floats, sin: Floats, lengths: Sequence[int], width: int, window: int
 ) -> dict[str, Floats]:
-    """The inputs of a call with `width` rows, besides the hidden states.
+    """Inputs of a call with `width` rows, except the hidden states.
 
-    Texts of `lengths` stand one behind the other. A row sees those of its own text that are at most
-    `reach` away; the rows behind the last text fill up the call, and see each other.
+    A row attends to rows of its own text at a distance of at most `window`. Padding follows the
+    last text and attends to itself.
 
     Args:
         cos: [positions, r]
         sin: [positions, r]
-        lengths: of each text, in tokens.
+        lengths: tokens of each text.
         width: T, at least the sum of lengths.
-        reach: how far a row sees, in tokens.
+        window: tokens that a row attends to on each side.
     """
-    rest = width - sum(lengths)
-    places = np.concatenate([*map(np.arange, lengths), np.zeros(rest, np.int64)])
-    text = np.repeat(np.arange(len(lengths) + 1), [*lengths, rest])
-    near = np.abs(places[:, None] - places) <= reach
+    padding = width - sum(lengths)
+    positions = np.concatenate([*map(np.arange, lengths), np.zeros(padding, np.int64)])
+    text = np.repeat(np.arange(len(lengths) + 1), [*lengths, padding])
+    near = np.abs(positions[:, None] - positions) <= window
     mask = np.where(near & (text[:, None] == text), 0, HIDDEN).astype(np.float32)
-    return {"rope_cos": cos[places], "rope_sin": sin[places], "attn_mask": mask[None, None]}
+    return {"rope_cos": cos[positions], "rope_sin": sin[positions], "attn_mask": mask[None, None]}
 
 
-def _together(texts: Sequence[Sequence[int]], most: int) -> Iterator[list[Sequence[int]]]:
-    """Texts in their order, as many at once as have `most` tokens."""
+def _pack(texts: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[Sequence[int]]]:
+    """Consecutive texts with at most `max_tokens` tokens together."""
     taken: list[Sequence[int]] = []
     count = 0
     for text in texts:
-        if count + len(text) > most:
+        if count + len(text) > max_tokens:
             yield taken
             taken, count = [], 0
         taken.append(text)

@@ -1,13 +1,11 @@
-"""What a call of an artifact multiplies and reads, by parts of the model and by numbers of rows.
+"""Multiply-accumulates and weight bytes of an artifact's calls, by part of the model and by rows.
 
-Runs shards by the rehearsal, on any machine, and counts; knows nothing of time. The rule: what is
-counted is the graph's own work, as a device does it that leaves nothing out. In such a graph every
-expert of a mixture is computed for every row, and then most are multiplied by 0: so what a device
-would do that leaves those out is given beside it.
+Runs shards in the rehearsal, on any machine, and measures no time. Counts the work of the whole
+graph, in which every expert of a mixture is computed for every row and most are multiplied by 0;
+and also the work without the experts that no row uses.
 
-Counted are multiply-accumulates of operations that multiply matrices, and the bytes of weights as
-they are stored. Keys, values and other states are not: their slots are gone through once in a call
-whatever its rows, and they are small beside the weights.
+Counts matrix products, and weights as stored. It leaves out KV caches and other states: a call
+reads them once whatever its rows, and they are small compared with the weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,11 +29,11 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 
 _ROUNDING = "f32"
-"""A small share of an expert stays one, and is not rounded to none."""
+"""No rounding: a small routing weight must not become 0."""
 
 
 class PartWork(NamedTuple):
-    """What a part of the model does in a call."""
+    """Work of a part of the model in one call."""
 
     macs: int
     """Multiply-accumulates."""
@@ -44,42 +42,43 @@ class PartWork(NamedTuple):
 
 
 Parts = Mapping[str, PartWork]
-"""By part; those of `parts.PARTS` that the model has."""
+"""Part -> its work, for those of `parts.PARTS` that the model has."""
 
 
 class CallWork(NamedTuple):
-    """What one call did."""
+    """Work of one call."""
 
     parts: Parts
     has: Bools
-    """[layers with experts, rows, experts]: whether a row has an expert, its share not being 0."""
+    """[layers with experts, rows, experts]: True if the row's routing weight is not 0."""
 
 
 class Work(NamedTuple):
-    """What calls do, by their numbers of rows."""
+    """Work of calls, by number of rows."""
 
     whole: Mapping[int, Parts]
-    """The graph's own work: all experts, for all rows."""
+    """Work of the whole graph: all experts, for all rows."""
     chosen: Mapping[int, Parts]
-    """The same with experts computed for the rows that have them, and read if one row has them: a
-    mean over rows that stand next to each other. Empty for a model without experts."""
+    """Work with each expert computed for the rows that use it, and read if any row does.
+
+    A mean over consecutive rows. Empty for a model without experts."""
 
 
 def total(parts: Parts) -> PartWork:
-    """Of all parts together."""
+    """Sum over all parts."""
     return PartWork(
         sum(part.macs for part in parts.values()), sum(part.weight_bytes for part in parts.values())
     )
 
 
 def work_of(artifact: Artifact) -> Work:
-    """The work of a call of one row, and of one with the most rows, as far as it takes those.
+    """Work of calls of one row and of the most rows, as far as the artifact allows them.
 
-    Which experts rows have is seen on a few tokens from all over the vocabulary.
+    Experts are routed for a few tokens spread over the vocabulary.
 
     Raises:
         ModelError: a shard cannot be rehearsed.
-        InvalidRequest: the artifact has not slots for so many rows, or continues no text.
+        InvalidRequest: the artifact has too few slots, or is no language model.
     """
     rows = sorted({1, artifact.rows} & set(artifact.functions or (1, artifact.rows)))
     tokens = np.linspace(0, artifact.vocab_size - 1, sum(rows), dtype=int).tolist()
@@ -91,11 +90,11 @@ def work_of(artifact: Artifact) -> Work:
 
 
 def only_chosen(parts: Parts, has: Bools, rows: int) -> Parts:
-    """What a call of `rows` rows does if no expert is computed or read that no row needs.
+    """Work of a call of `rows` rows with each expert computed only for the rows that use it.
 
     Args:
-        parts: the work of such a call with all experts.
-        has: [layers, N, experts]: which experts each row of a text has, N at least `rows`.
+        parts: work of such a call with all experts.
+        has: [layers, N, experts]: the experts of each row of a text, N at least `rows`.
         rows: T.
     """
     experts = parts[EXPERTS]
@@ -105,23 +104,23 @@ def only_chosen(parts: Parts, has: Bools, rows: int) -> Parts:
 
 
 def experts_read(has: Bools, rows: int) -> float:
-    """How many experts of a layer any of `rows` rows has: a mean over rows and layers.
+    """Experts of a layer that any of `rows` consecutive rows uses: a mean over rows and layers.
 
-    `has` is [layers, N, experts]; the rows of a call stand next to each other.
+    `has` is [layers, N, experts].
     """
     calls = np.lib.stride_tricks.sliding_window_view(has, rows, axis=1)
     return float(calls.any(-1).sum(2).mean())
 
 
 def count(artifact: Artifact, blocks: Sequence[Sequence[int]]) -> list[CallWork]:
-    """Run a text, a call for each of its blocks, and say what each call did.
+    """Run a text in one call per block; returns the work of each call.
 
     One shard at a time is in memory.
 
     Raises:
         ModelError: a shard cannot be rehearsed.
-        InvalidRequest: the artifact continues no text, or has not slots for this one, or takes no
-            calls of so many rows as a block has.
+        InvalidRequest: the artifact is no language model, has too few slots for the text, or has no
+            function for the rows of a block.
     """
     _check(artifact, [len(block) for block in blocks])
     text = _Text(artifact, blocks)
@@ -140,8 +139,7 @@ def count(artifact: Artifact, blocks: Sequence[Sequence[int]]) -> list[CallWork]
 def _check(artifact: Artifact, rows: Sequence[int]) -> None:
     if artifact.task != CAUSAL_LM:
         raise InvalidRequest(
-            f"{artifact.folder} is for {artifact.task}; work is counted of models that continue a "
-            "text"
+            f"{artifact.folder} is for {artifact.task}; work is counted for language models only"
         )
     if sum(rows) > artifact.slots:
         raise InvalidRequest(
@@ -157,7 +155,7 @@ def _check(artifact: Artifact, rows: Sequence[int]) -> None:
 
 
 class _Text:
-    """A text on its way through the shards, cut into calls."""
+    """A text on its way through the shards, split into calls."""
 
     def __init__(self, artifact: Artifact, blocks: Sequence[Sequence[int]]) -> None:
         cos, sin = np.load(artifact.folder / ROTARY)
@@ -170,20 +168,20 @@ class _Text:
         self._lengths = [len(block) for block in blocks]
         self._starts = np.cumsum([0, *self._lengths]).tolist()
         self.streams: list[Floats] = []
-        """For each call [1, stream_size, rows, 1]: what came out of the last shard."""
+        """For each call the output of the last shard, [1, stream_size, rows, 1]."""
         for block in blocks:
             stream = np.zeros((1, artifact.stream_size, len(block), 1), np.float32)
             stream[0, : artifact.hidden_size, :, 0] = embeddings[list(block)].T
             self.streams.append(stream)
 
     def inputs(self, call: int) -> dict[str, Floats]:
-        """What a shard of layers takes; to be used before the next are asked for."""
+        """Inputs of a shard of layers; valid until the next call of this method."""
         rows = self._lengths[call]
         return {"hidden": self.streams[call], **self._rows[rows].at(self._starts[call], rows)}
 
 
 class _Shard:
-    """A shard that counts what it does, and shows which experts rows have."""
+    """A shard that counts its work and records the experts of each row."""
 
     def __init__(self, artifact: Artifact, path: str, widths: set[int]) -> None:
         package = read_package(artifact.folder / path)
@@ -195,7 +193,7 @@ class _Shard:
         self._cells = RehearsalState(None, states, _ROUNDING).cells
 
     def __call__(self, data: Mapping[str, Floats], tally: "_Tally") -> Mapping[str, Any]:
-        """Run it behind what it ran before; outputs by name."""
+        """Run the next rows; outputs by name."""
         return self._opened[data["hidden"].shape[2]].run({**self._cells, **data}, tally)
 
 
@@ -206,7 +204,7 @@ class _Opened:
         function = package.function(name)
         self.states = function.states
         self._traced = trace(function.block)
-        # Values that are looked at must outlive their last use.
+        # Recorded values must outlive their last use.
         watched = [value for values in self._traced.shares.values() for value in values]
         block = replace(function.block, outputs=(*function.block.outputs, *watched))
         self._plan = make_plan(package, replace(function, block=block), _ROUNDING)
@@ -224,7 +222,7 @@ class _Opened:
 
 
 class _Tally:
-    """What a call did so far."""
+    """Work of a call so far."""
 
     def __init__(self) -> None:
         self._parts = dict.fromkeys(PARTS, PartWork(0, 0))

@@ -1,8 +1,7 @@
-"""What a call of a Core ML shard says about its rows: rotary turns, masks, places to write to.
+"""Inputs of a Core ML shard that depend on positions: RoPE tables, masks, cache write positions.
 
-Knows positions and slots; knows nothing of models or sequences. The rule: arrays are made once for
-each number of rows, and a call changes in them only what is not as it was. The arrays are float32
-and contiguous, as Core ML takes them without a copy.
+Independent of models and sequences. Arrays are allocated once for each number of rows, and a call
+updates only what changed. They are float32 and contiguous, which Core ML takes without a copy.
 """
 
 from collections.abc import Mapping
@@ -13,11 +12,11 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 
 HIDDEN = -1e4
-"""Added to the score of a slot that a row may not see: finite in float16, unlike -inf."""
+"""Added to the score of a masked slot: finite in float16, unlike -inf."""
 
 
 class CallInputs:
-    """The inputs of calls with `width` rows."""
+    """Inputs of calls with `width` rows."""
 
     def __init__(
         self, width: int, cos: Floats, sin: Floats, *, conv_slots: int = 0, lags: int = 0
@@ -26,11 +25,11 @@ class CallInputs:
 
         Args:
             width: T.
-            cos: [slots, r] for every position.
+            cos: [slots, r], one row per position.
             sin: [slots, r]
-            conv_slots: places of the ring of recent rows, where a model has windows; at least
-                width + lags.
-            lags: how many rows a window looks back.
+            conv_slots: size of the ring buffer that holds a convolution's recent rows, at least
+                width + lags; 0 for models without convolutions.
+            lags: earlier rows that a convolution reads.
         """
         slots, r = cos.shape
         self._cos, self._sin = cos, sin
@@ -51,16 +50,16 @@ class CallInputs:
             self._mask[0, 0, row, : row + 1] = 0
 
     def at(self, start: int, rows: int) -> Mapping[str, Floats]:
-        """The inputs of a call whose first row stands at position `start`.
+        """Inputs of a call whose first row is at position `start`.
 
-        Rows from `rows` on fill up the call: they are written nowhere, and what they say is noise.
-        The arrays are this object's own: the next call changes them.
+        Rows from `rows` on are padding: they are not written to the cache, and their outputs are
+        meaningless. The next call changes the returned arrays.
         """
         width, slots = self._width, self._slots
-        self._show(start)
-        places = np.minimum(np.arange(start, start + width), slots - 1)
-        np.take(self._cos, places, axis=0, out=self.arrays["rope_cos"])
-        np.take(self._sin, places, axis=0, out=self.arrays["rope_sin"])
+        self._update_mask(start)
+        positions = np.minimum(np.arange(start, start + width), slots - 1)
+        np.take(self._cos, positions, axis=0, out=self.arrays["rope_cos"])
+        np.take(self._sin, positions, axis=0, out=self.arrays["rope_sin"])
         old = np.arange(self._rows)
         self._write[0, 0, self._start + old, old] = 0
         new = np.arange(rows)
@@ -70,8 +69,8 @@ class CallInputs:
         self._start, self._rows = start, rows
         return self.arrays
 
-    def _show(self, start: int) -> None:
-        """Row t sees the slots up to start + t; before, it saw those up to the old start + t."""
+    def _update_mask(self, start: int) -> None:
+        """Let row t attend to slots up to start + t instead of those up to the old start + t."""
         low, high = sorted((self._start, start))
         seen = 0.0 if start > self._start else HIDDEN
         for row in range(self._width):

@@ -1,6 +1,6 @@
-"""Opening a shard: with Core ML on a Mac, with the rehearsal everywhere else.
+"""Opens a shard: with Core ML on a Mac, with the rehearsal elsewhere.
 
-Both answer to `make_state` and `predict`; nobody else need know which one it is.
+Both have `make_state` and `predict`, so callers need not distinguish them.
 """
 
 import sys
@@ -20,25 +20,25 @@ UNITS = {
     "cpu-only": "CPU_ONLY",
     "cpu-and-gpu": "CPU_AND_GPU",
 }
-"""Our names of compute units, and coremltools' (`ct.ComputeUnit`)."""
+"""paceline's name of compute units -> the name in `ct.ComputeUnit`."""
 
 DEFAULT_UNITS = "cpu-and-ne"
 
 REHEARSED = "rehearsed"
-"""What stands for compute units where there are none."""
+"""Replaces the compute units where Core ML is not available."""
 
 
 class Package(Protocol):
-    """A shard that is loaded."""
+    """A loaded shard."""
 
     def make_state(self) -> Any:
-        """What it keeps between calls, all zeros."""
+        """A new state, all zeros."""
         ...
 
     def predict(
         self, data: Mapping[str, npt.NDArray[np.float32]], state: Any = None
     ) -> Mapping[str, npt.NDArray[np.float32]]:
-        """Run it once."""
+        """Run it once; `data` and outputs by name."""
         ...
 
 
@@ -50,7 +50,7 @@ class Packages(NamedTuple):
 
 
 def on_a_mac() -> bool:
-    """Whether Core ML itself is here."""
+    """True if Core ML is available."""
     return sys.platform == "darwin"
 
 
@@ -73,14 +73,14 @@ def open_package(path: Path, *, function: str | None, units: str, rounding: str)
 
     Args:
         path: the `.mlpackage`.
-        function: which of its functions; None: the only one.
-        units: one of `UNITS`; not looked at by the rehearsal.
+        function: name of the function; None: the only one.
+        units: one of `UNITS`; the rehearsal ignores it.
         rounding: "f16" or "f32", for the rehearsal.
 
     Raises:
-        InvalidRequest: there are no such units.
+        InvalidRequest: `units` is unknown.
         MissingExtra: coremltools is not installed.
-        ModelError: it cannot be loaded.
+        ModelError: the package cannot be loaded.
     """
     if units not in UNITS:
         raise InvalidRequest(f"compute units are {units!r}; expected one of {', '.join(UNITS)}")
@@ -99,6 +99,6 @@ def open_package(path: Path, *, function: str | None, units: str, rounding: str)
         package: Package = ct.models.MLModel(
             str(path), function_name=function, compute_units=ct.ComputeUnit[UNITS[units]]
         )
-    except Exception as error:  # Core ML's reasons come as RuntimeError and others
+    except Exception as error:  # Core ML raises RuntimeError and others
         raise ModelError(f"{path} cannot be loaded by Core ML: {error}") from error
     return package

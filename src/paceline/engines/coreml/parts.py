@@ -1,10 +1,8 @@
-"""Which part of a model an operation of a shard belongs to: attention, experts, the head, ...
+"""Maps each operation of a shard to a part of the model: attention, experts, head, ...
 
-Knows how a shard names its weights and states: `layers_N_` and the path of the module that has
-them, or `final_` and `head_`, with underscores for dots. Runs nothing and counts nothing. The rule:
-names decide, and the flow of data only where an operation has none: a product of two computed
-values, or of one and a weight that the converter made of several, belongs to where its first
-operand with a name behind it comes from.
+Shards name weights and states `layers_N_` plus the path of their module, or `final_` and `head_`,
+with underscores for dots. Invariant: names decide. An operation without a named operand, such as a
+product of two computed values, belongs to the part of its first operand that comes from one.
 """
 
 import re
@@ -22,7 +20,7 @@ PARTS = (ATTENTION, CONVOLUTION, FEED_FORWARD, ROUTER, EXPERTS, REST, HEAD)
 
 _NAMED = re.compile(r"layers_(\d+)_(.*)|(?:final|head)_")
 
-# The first that a path begins with. A layer's `mix` is attention or a short convolution.
+# The first match decides. A layer's `mix` is attention or a short convolution.
 _BEGINNINGS = (
     (ATTENTION, re.compile(r"attention_|mix_(?:q|k|v|o|q_norm|k_norm|attention)_")),
     (CONVOLUTION, re.compile(r"mix_")),
@@ -33,17 +31,18 @@ _BEGINNINGS = (
 
 
 class Traced(NamedTuple):
-    """A program, looked through."""
+    """Parts of a program."""
 
     parts: Mapping[str, str]
-    """For every operation, by name, one of `PARTS`."""
+    """Operation name -> one of `PARTS`."""
     shares: Mapping[int, tuple[str, ...]]
-    """For every layer with experts the values [1, n, 1, T] that their outputs are multiplied by;
-    together they have one number for each expert and row, 0 where the row does not have it."""
+    """Layer with experts -> names of its routing weights, values [1, n, 1, T].
+
+    Together they have one number for each expert and row, 0 if the row does not use the expert."""
 
 
 def part_of(name: str) -> str | None:
-    """The part that a weight or a state is of; None: its name does not say."""
+    """The part of a weight or a state, by its name; None: unknown."""
     found = _NAMED.match(name)
     if found is None:
         return None
@@ -53,20 +52,20 @@ def part_of(name: str) -> str | None:
 
 
 def trace(block: Block) -> Traced:
-    """Find every operation's part, and what experts are weighted by."""
+    """Find the part of every operation, and the routing weights."""
     parts: dict[str, str] = {}
     shares: dict[int, tuple[str, ...]] = {}
-    origins: dict[str, str] = {}  # value -> the weight or state that it was made of, by name
+    origins: dict[str, str] = {}  # value -> name of the weight or state that it comes from
     for op in block.ops:
         operands = list(_operands(op))
         named = [name for name in operands if _NAMED.match(name)]
-        behind = [origins[name] for name in operands if name in origins]
-        if op.type == "mul" and {part_of(name) for name in behind} == {EXPERTS, ROUTER}:
-            behind.sort(key=lambda name: part_of(name) != EXPERTS)
-            (share,) = (name for name in operands if origins[name] == behind[1])
-            layer = _layer_of(behind[1])
+        sources = [origins[name] for name in operands if name in origins]
+        if op.type == "mul" and {part_of(name) for name in sources} == {EXPERTS, ROUTER}:
+            sources.sort(key=lambda name: part_of(name) != EXPERTS)
+            (share,) = (name for name in operands if origins[name] == sources[1])
+            layer = _layer_of(sources[1])
             shares[layer] = (*shares.get(layer, ()), share)
-        origin = next(iter(named + behind), None)
+        origin = next(iter(named + sources), None)
         counts = named or OPS[op.type].macs is not None
         parts[op.name] = (part_of(origin) if origin and counts else None) or REST
         if origin is not None:
@@ -75,7 +74,7 @@ def trace(block: Block) -> Traced:
 
 
 def _operands(op: Op) -> Iterator[str]:
-    """The names of an operation's operands, its weight before others."""
+    """Names of an operation's operands, its weight first."""
     for parameter in sorted(op.inputs, key=lambda each: (each != "weight", each)):
         yield from (one for one in op.inputs[parameter] if isinstance(one, str))
 

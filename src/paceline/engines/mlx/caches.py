@@ -1,8 +1,7 @@
-"""The caches of mlx-lm by what they can do: those with slots are trimmed, the others put back.
+"""mlx-lm's caches by kind: KV caches can be trimmed, recurrent ones restored.
 
-Knows mlx-lm's cache classes, and nothing of sequences or blocks. One is not used as it is: a
-`RotatingKVCache` moves its oldest keys as blocks come, so that a row's sums would be taken in
-another order for another block; `Sliding` stands in for it.
+Independent of sequences and blocks. `SlidingCache` replaces mlx-lm's `RotatingKVCache`, which moves
+its oldest keys with every block: the order of a row's sums would depend on the block.
 """
 
 import copy
@@ -13,50 +12,50 @@ from paceline.engines.mlx.hooks import Array
 from paceline.errors import ModelError
 
 SLOTS = 64
-"""Slots by which caches grow. mlx-lm's own step is 256, more than many a sequence needs."""
+"""Slots by which caches grow. mlx-lm's own step is 256, more than many sequences need."""
 
 _STEP = 256
-"""Slots are dropped in multiples of so many, which leaves the order of a row's sums as it is."""
+"""Slots are dropped in multiples of this number, which keeps the order of a row's sums."""
 
 _BACK = 256
-"""Slots that are kept behind a window, so that a sequence can be rewound by as many."""
+"""Slots kept before the window, so that a sequence can be rewound by that many."""
 
 
-class Sliding:
-    """Keys and values of the last positions, for a layer that looks at no others.
+class SlidingCache:
+    """KV cache of a sliding-window layer.
 
-    A `KVCache` of which the beginning is dropped now and then, between blocks. Positions that are
-    held but out of the window are hidden by the mask.
+    A `KVCache` whose first slots are dropped between blocks. The mask hides slots that are held but
+    outside the window.
     """
 
     def __init__(self, window: int) -> None:
-        """For a layer that looks at `window` positions, its own included."""
+        """For a layer that attends to `window` positions, its own included."""
         from mlx_lm.models.cache import KVCache
 
         self.max_size = window
         self.slots = _growing(KVCache())
         self.front = 0
-        """Slots that were dropped."""
+        """Dropped slots."""
 
     @property
     def offset(self) -> int:
-        """The position of the next row."""
+        """Position of the next row."""
         return int(self.front + self.slots.offset)
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Add a block; see `KVCache`."""
+        """Append a block; see `KVCache`."""
         found: tuple[Array, Array] = self.slots.update_and_fetch(keys, values)
         return found
 
     def keys_and_values(self) -> tuple[Array, Array]:
-        """What is held, for layers that share it with another."""
+        """All held keys and values, for layers that share this cache."""
         found: tuple[Array, Array] = self.slots.keys_and_values()
         return found
 
     def make_mask(
         self, rows: int, window_size: int | None = None, return_array: bool = False
     ) -> Any:
-        """What the rows of the next block may look at, as mlx-lm's models ask for it."""
+        """Attention mask of the next block, in the form that mlx-lm's models expect."""
         from mlx_lm.models.cache import create_attention_mask
 
         window = window_size or self.max_size
@@ -65,7 +64,7 @@ class Sliding:
         return create_attention_mask(rows, held, return_array, bound)
 
     def drop(self) -> None:
-        """Let go of slots that no row can look at any more, nor after a short way back."""
+        """Drop slots that are out of the window, even after a rewind by `_BACK`."""
         surplus = (self.slots.offset - self.max_size - _BACK) // _STEP * _STEP
         if surplus > 0:
             keys, values, held = self.slots.state
@@ -74,20 +73,20 @@ class Sliding:
             self.front += surplus
 
     def can_trim(self, rows: int) -> bool:
-        """Whether what the window needs is still held when `rows` are taken away."""
+        """True if the cache still holds the whole window after trimming `rows`."""
         return not self.front or self.slots.offset - rows >= self.max_size - 1
 
     def trim(self, rows: int) -> int:
-        """Forget the last `rows` slots."""
+        """Drop the last `rows` slots."""
         return int(self.slots.trim(rows))
 
     def empty(self) -> bool:
-        """Whether nothing was ever added."""
+        """True if nothing was added."""
         return bool(self.slots.empty())
 
     @property
     def state(self) -> Any:
-        """The arrays, for those who evaluate them."""
+        """The arrays, for evaluation."""
         return self.slots.state
 
     @property
@@ -97,25 +96,25 @@ class Sliding:
 
 
 def make_caches(model: Any) -> list[Any]:
-    """A model's own caches for an empty sequence, of the kinds that are known here.
+    """A model's own caches for an empty sequence, with `SlidingCache` for rotating ones.
 
     Raises:
-        ModelError: one cannot be taken back to an earlier position.
+        ModelError: one of them cannot be rolled back.
     """
     from mlx_lm.models.cache import make_prompt_cache
 
-    made = [_known(cache) for cache in make_prompt_cache(model)]
+    made = [_supported(cache) for cache in make_prompt_cache(model)]
     for cache in leaves(made):
-        if not (is_recurrent(cache) or isinstance(cache, Sliding) or cache.is_trimmable()):
+        if not (is_recurrent(cache) or isinstance(cache, SlidingCache) or cache.is_trimmable()):
             raise ModelError(
                 f"the engine mlx cannot run a {model.model_type}: its {type(cache).__name__} "
-                "cannot be taken back to an earlier position"
+                "cannot be rolled back"
             )
     return made
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """All caches, those in a `CacheList` one by one."""
+    """All caches, with each `CacheList` flattened."""
     from mlx_lm.models.cache import CacheList
 
     for cache in caches:
@@ -126,22 +125,22 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
 
 
 def is_recurrent(cache: Any) -> bool:
-    """Whether it holds a state that every row changes, rather than slots."""
+    """True if it holds a recurrent state instead of slots."""
     from mlx_lm.models.cache import ArraysCache
 
     return isinstance(cache, ArraysCache)
 
 
 def can_trim(cache: Any, rows: int) -> bool:
-    """Whether a cache with slots can forget its last `rows`."""
-    if isinstance(cache, Sliding):
+    """True if a KV cache can drop its last `rows` slots."""
+    if isinstance(cache, SlidingCache):
         return cache.can_trim(rows)
-    # A chunked cache drops its beginning, too.
+    # A chunked cache also drops its first slots.
     return bool(rows <= cache.offset - getattr(cache, "start_position", 0))
 
 
 def slot_bytes(caches: Sequence[Any]) -> int:
-    """Bytes that a slot takes in all caches together, when each holds something."""
+    """Bytes of a slot in all caches together; none may be empty."""
     found = 0
     for cache in leaves(caches):
         if not is_recurrent(cache):
@@ -150,28 +149,28 @@ def slot_bytes(caches: Sequence[Any]) -> int:
     return found
 
 
-def copied(cache: Any, rows: int) -> Any:
-    """A cache that holds the same but for the last `rows` slots, and goes on by itself.
+def copy_without(cache: Any, rows: int) -> Any:
+    """An independent copy without the last `rows` slots.
 
-    No array is copied until one of the two is written to.
+    Arrays are copy_without only when one of the two caches is written.
     """
     from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 
     if isinstance(cache, CacheList):
-        return CacheList(*(copied(each, rows) for each in cache.caches))
+        return CacheList(*(copy_without(each, rows) for each in cache.caches))
     if isinstance(cache, ArraysCache):
         other: Any = ArraysCache(len(cache.cache))
         other.cache = list(cache.cache)
         return other
-    if isinstance(cache, Sliding):
-        other = Sliding(cache.max_size)
-        other.slots, other.front = copied(cache.slots, rows), cache.front
+    if isinstance(cache, SlidingCache):
+        other = SlidingCache(cache.max_size)
+        other.slots, other.front = copy_without(cache.slots, rows), cache.front
         return other
     if type(cache) is KVCache:
         other = _growing(KVCache())
         if cache.keys is not None and cache.offset > rows:
             keys, values, held = cache.state
-            # An array that is written to changes under all that hold it: others get views.
+            # Writes change an array for all its holders, so the copy gets views.
             kept = [each[..., : held - rows, :] for each in (keys, values)]
             other.state = (*kept, held - rows)
         return other
@@ -180,16 +179,16 @@ def copied(cache: Any, rows: int) -> Any:
     return other
 
 
-def _known(cache: Any) -> Any:
+def _supported(cache: Any) -> Any:
     from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
     if isinstance(cache, CacheList):
-        return CacheList(*(_known(each) for each in cache.caches))
+        return CacheList(*(_supported(each) for each in cache.caches))
     if isinstance(cache, RotatingKVCache) and not cache.keep:
-        return Sliding(cache.max_size)
+        return SlidingCache(cache.max_size)
     return _growing(cache) if type(cache) is KVCache else cache
 
 
 def _growing(cache: Any) -> Any:
-    cache.step = SLOTS  # of this one, not of its class
+    cache.step = SLOTS  # on the instance, not on the class
     return cache

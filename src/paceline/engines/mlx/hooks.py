@@ -1,22 +1,21 @@
-"""Hearing the calls of one module of a loaded model.
+"""Hooks on single modules of a loaded model.
 
-A module that is heard gets a class of its own, derived from the one it had: other modules of that
-class, and the class, are as before, and nothing has to be undone when the model goes. Knows nothing
-of what is heard.
+A hooked module gets its own subclass of the class it had, so other modules of that class are not
+affected, and nothing has to be undone when the model is freed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Array = Any
-"""An `mlx.core.array`; lazy unless said otherwise."""
+"""An `mlx.core.array`; lazy unless documented otherwise."""
 
 Hook = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
-"""Stands in for a call: gets what would have been called, and with what; returns the result."""
+"""Replaces a call: gets the original callable and its arguments; returns the result."""
 
 
 def install_hook(module: Any, hook: Hook) -> None:
-    """Let `hook` stand in for the calls of this one module from now on."""
+    """Replace the calls of this one module by `hook`."""
     kind = type(module)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -27,23 +26,23 @@ def install_hook(module: Any, hook: Hook) -> None:
 
 
 class Taps:
-    """Hidden states after some of a model's layers, as calls bring them."""
+    """Records the hidden states after some of a model's layers."""
 
     def __init__(self, layers: Sequence[Any], wanted: Sequence[int]) -> None:
-        """Hear the layers `wanted`, by their numbers from 0."""
-        self._heard: dict[int, Array] = {}
+        """Hook the layers `wanted`, by their numbers from 0."""
+        self._recorded: dict[int, Array] = {}
         for number in wanted:
             install_hook(layers[number], self._hook(number))
 
     def take(self) -> dict[int, Array]:
-        """[T, d] for each layer, of the call that was made last."""
-        heard, self._heard = self._heard, {}
-        return {number: states[0] for number, states in heard.items()}
+        """[T, d] for each tapped layer, of the last call."""
+        recorded, self._recorded = self._recorded, {}
+        return {number: states[0] for number, states in recorded.items()}
 
     def _hook(self, number: int) -> Hook:
         def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             states = call(*args, **kwargs)
-            self._heard[number] = states
+            self._recorded[number] = states
             return states
 
         return hook

@@ -1,7 +1,7 @@
-"""A model as mlx-lm loads it, and its calls: tokens in, lazy arrays out.
+"""A model loaded by mlx-lm, and its calls: tokens in, lazy arrays out.
 
-Knows mlx-lm's loader and nothing of blocks, sampling or sequences. Nothing of a model is written
-here a second time: its classes, its caches and its quantized layers are mlx-lm's own.
+Independent of blocks, sampling and sequences. Model classes, caches and quantized layers are
+mlx-lm's own.
 """
 
 import copy
@@ -20,40 +20,40 @@ from paceline.engines.mlx.states import States
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 
 _PADDING = 0
-"""Token of a row that nobody reads: any will do."""
+"""Token of a padding row; its logits are not read."""
 
 _LONGEST_REASON = 300
-"""Characters of an error that are passed on."""
+"""Most characters of an error that are passed on."""
 
 
 Tokens = Sequence[int] | Array
 
 
 class Called(NamedTuple):
-    """What a call will have brought, once it is evaluated."""
+    """Lazy outputs of a call."""
 
     logits: Array
     """[T, vocab], in the model's own precision."""
     taps: dict[int, Array]
-    """[T, d] for each layer that is tapped."""
+    """[T, d] for each tapped layer."""
 
 
 class LoadedModel:
     """A model in memory."""
 
     def __init__(self, module: Any, taps: Sequence[int] = ()) -> None:
-        """Take over a model of mlx-lm, and hear some of its modules from now on.
+        """Wrap a model of mlx-lm, and install hooks on some of its modules.
 
         Args:
             module: the model, as `load` returns it.
             taps: layers whose hidden states every call returns, by their numbers from 0.
 
         Raises:
-            ModelError: it holds what cannot be taken back to an earlier position.
-            InvalidRequest: a layer is to be tapped that there is not.
+            ModelError: one of its caches cannot be rolled back.
+            InvalidRequest: a tapped layer does not exist.
         """
         self.module = module
-        """mlx-lm's own, for those who share parts of it."""
+        """mlx-lm's own, for drafters that share parts of it."""
         caches = make_caches(module)
         missing = [tap for tap in taps if not 0 <= tap < len(module.layers)]
         if missing:
@@ -66,19 +66,19 @@ class LoadedModel:
         self._taps = Taps(module.layers, taps)
 
     def empty(self) -> States:
-        """The states of a new sequence."""
+        """Empty caches for a new sequence."""
         return States(partial(make_caches, self.module), self._recorder)
 
     def call(
         self, states: States, tokens: Tokens, *, least: int = 1, drafted: bool = False
     ) -> Called:
-        """Run tokens behind what `states` hold.
+        """Run tokens after the context that `states` hold.
 
         Args:
-            states: what is held of the sequence; they will hold the tokens too.
+            states: the caches of the sequence; the call appends the tokens.
             tokens: T token ids, or an array of them.
-            least: rows the call has at least. Those that fill it up are held, too.
-            drafted: whether the rows may fall, so that it must be cheap to go back among them.
+            least: least rows of the call. Padding rows enter the caches too.
+            drafted: whether rows may be rejected, so that rollback among them must be cheap.
         """
         import mlx.core as mx
 
@@ -90,7 +90,7 @@ class LoadedModel:
 
     @property
     def layers(self) -> int:
-        """How many it has."""
+        """Number of layers."""
         return len(self.module.layers)
 
     def embed(self, tokens: Array) -> Array:
@@ -98,13 +98,13 @@ class LoadedModel:
         return self._embedding(tokens)
 
     def head(self, hidden: Array) -> Array:
-        """Logits [..., vocab] of hidden states [..., d] that went through the last norm."""
+        """Logits [..., vocab] of hidden states [..., d] after the last norm."""
         return _linear(self._head)(hidden)
 
     def head_of(self, tokens: Array) -> Callable[[Array], Array]:
-        """The head for these tokens [n] alone: its logits are [..., n].
+        """The head for these tokens [n] only: its logits are [..., n].
 
-        It has its own copy of their rows, quantized as the head is.
+        It copies their rows, quantized like the head.
         """
         rows = copy.copy(self._head)
         for name in ("weight", "scales", "biases", "bias"):
@@ -121,7 +121,7 @@ class LoadedModel:
 
     @cached_property
     def _head(self) -> Any:
-        """A module: the embedding itself where there is no other."""
+        """The head module: the embedding if the two are tied."""
         named = self.module.named_modules()
         own = [module for name, module in named if name.split(".")[-1] == "lm_head"]
         return own[0] if own else self._embedding
@@ -133,18 +133,14 @@ def _linear(head: Any) -> Callable[[Array], Array]:
 
 
 def device() -> str:
-    """What MLX computes on, in words."""
+    """Name of the device that MLX computes on."""
     import mlx.core as mx
 
     return f"{mx.default_device()} {mx.device_info().get('device_name', platform.machine())}"
 
 
 def require_mlx_lm() -> None:
-    """Say so before anything is fetched if mlx-lm is not there.
-
-    Raises:
-        MissingExtra: it is not installed.
-    """
+    """Raise MissingExtra if mlx-lm is not installed, before anything is fetched."""
     if importlib.util.find_spec("mlx_lm") is None:
         raise MissingExtra(
             "the engine mlx needs mlx-lm; install it with `pip install 'paceline[mlx]'`"
@@ -152,28 +148,28 @@ def require_mlx_lm() -> None:
 
 
 def load(folder: Path) -> Any:
-    """The checkpoint in `folder`, loaded by mlx-lm.
+    """Load the checkpoint in `folder` with mlx-lm.
 
     Raises:
         MissingExtra: mlx-lm is not installed.
-        ModelError: mlx-lm does not know the model, or cannot read it.
+        ModelError: mlx-lm does not support the model, or cannot read it.
     """
     require_mlx_lm()
     import mlx.core as mx
     from mlx_lm.utils import load_model
 
-    # As mlx-lm's own server does: the system leaves the weights in memory between requests.
+    # As mlx-lm's own server does: the system keeps the weights in memory between requests.
     most = mx.device_info().get("max_recommended_working_set_size")
     if most is not None:
         mx.set_wired_limit(most)
     try:
         return load_model(folder)[0]
-    except Exception as error:  # of any kind: what a config lacks shows in the model's own code
-        raise ModelError(f"{folder} cannot be loaded by mlx-lm: {in_a_line(error)}") from error
+    except Exception as error:  # of any type: model code fails on an incomplete config
+        raise ModelError(f"{folder} cannot be loaded by mlx-lm: {one_line(error)}") from error
 
 
-def in_a_line(error: BaseException) -> str:
-    """What MLX or mlx-lm says is wrong, which may be a list of all tensors."""
+def one_line(error: BaseException) -> str:
+    """The message of an MLX or mlx-lm error, shortened: it may list all tensors."""
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, KeyError):
         reason = f"there is no {reason}"

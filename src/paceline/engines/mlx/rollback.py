@@ -1,16 +1,16 @@
-"""Recurrences brought back to a row of the last block, without running the model again.
+"""Rollback of recurrent states to a row of the last block, without running the model again.
 
-A short convolution's window or a gated-delta state is what mlx-lm calls an `ArraysCache`: it has no
-slots, so a state that has seen rejected rows cannot be trimmed. While a block runs, the modules
-that are given such a cache are heard, and so are the projections inside them. To go back, the
-state from before the block is put back and those modules are called once more, by mlx-lm's own
-code, on the accepted rows alone; their projections answer with what they answered before.
-MLX computes nothing that nobody asks for, so what is computed again is the recurrence: a
-convolution over the accepted rows and a state update for each. Neither a projection nor an
-attention, nor a feed-forward layer, nor the head.
+The state of a short convolution or a gated delta rule is an `ArraysCache` in mlx-lm: it has no
+slots, so rejected rows cannot be trimmed from it. While a block runs, hooks record the calls of
+modules that get such a cache, and the outputs of projections inside them.
 
-As nothing but the recurrence runs again, the state is the one that those rows themselves led to,
-whatever the kernels of the projections make of other numbers of rows.
+Rollback restores the state from before the block and calls those modules again, by mlx-lm's own
+code, on the accepted rows only; their projections return the recorded outputs. MLX is lazy, so this
+computes the recurrence alone: a convolution over the accepted rows and a state update for each, but
+no projection, attention, feed-forward layer or head.
+
+Invariant: the state equals the one that those rows led to, whatever kernels the projections would
+take for another number of rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,29 +26,29 @@ _ROWS = 1
 
 @dataclass
 class RecordedCall:
-    """A call of a module that was given a cache without slots."""
+    """A recorded call of a module that got a recurrent cache."""
 
     call: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     rows: int
     caches: set[int]
-    """The identities of those caches."""
+    """Identities (`id`) of those caches."""
     projected: dict[int, list[Array]] = field(default_factory=dict)
-    """What each projection inside it answered, in order; by the identity of its module."""
+    """Outputs of each projection inside it, in order, by the `id` of the projection."""
     inner: bool = True
-    """Whether it gave its caches to no module inside it."""
+    """False if it passed its caches on to a module inside it."""
 
 
 class Recorder:
-    """Hears one model's recurrences."""
+    """Records and replays the recurrent layers of one model."""
 
     def __init__(self, model: Any) -> None:
-        """Hear all modules of `model` that could be given a cache, and all projections."""
+        """Hook all modules of `model` that could get a cache, and all projections."""
         from mlx import nn
 
-        self._caches: set[int] = set()  # those that are recorded now
-        self._within: list[RecordedCall] = []  # the calls that are going on, outermost first
+        self._caches: set[int] = set()  # caches whose calls are recorded now
+        self._within: list[RecordedCall] = []  # running calls, outermost first
         self._done: list[RecordedCall] = []
         self._replayed: tuple[dict[int, Iterator[Array]], int] | None = None
         for module in model.modules():
@@ -59,27 +59,27 @@ class Recorder:
 
     @contextmanager
     def recording(self, caches: Sequence[Any], rows: int) -> Iterator[list[RecordedCall]]:
-        """Record the calls of a block of `rows` rows that are given these caches.
+        """Record the calls that get these caches, for a block of `rows` rows.
 
-        The list that comes is filled when the block has been called.
+        The list that it yields is filled on exit.
         """
         self._caches, self._done = {id(cache) for cache in caches}, []
         found: list[RecordedCall] = []
         try:
             yield found
         finally:
-            found += [heard for heard in self._done if heard.inner and heard.rows == rows]
+            found += [call for call in self._done if call.inner and call.rows == rows]
             self._caches, self._within, self._done = set(), [], []
 
     def replay(self, recorded: Sequence[RecordedCall], rows: int) -> None:
-        """Call again what was recorded, on the first rows; the caches have their state back."""
-        for heard in recorded:
-            projected = {name: iter(answers) for name, answers in heard.projected.items()}
+        """Repeat calls on their first `rows` rows; the caches must hold the state before them."""
+        for call in recorded:
+            projected = {name: iter(outputs) for name, outputs in call.projected.items()}
             self._replayed = projected, rows
             try:
-                heard.call(
-                    *(_first(one, heard.rows, rows) for one in heard.args),
-                    **{name: _first(one, heard.rows, rows) for name, one in heard.kwargs.items()},
+                call.call(
+                    *(_first(one, call.rows, rows) for one in call.args),
+                    **{name: _first(one, call.rows, rows) for name, one in call.kwargs.items()},
                 )
             finally:
                 self._replayed = None
@@ -104,13 +104,12 @@ class Recorder:
         def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             if self._replayed is not None and name in self._replayed[0]:
                 projected, rows = self._replayed
-                answer = next(projected[name])
-                return answer[:, :rows]
-            answer = call(*args, **kwargs)
-            heard = self._within[-1] if self._within else None
-            if heard is not None and answer.ndim > _ROWS and answer.shape[_ROWS] == heard.rows:
-                heard.projected.setdefault(name, []).append(answer)
-            return answer
+                return next(projected[name])[:, :rows]
+            output = call(*args, **kwargs)
+            inside = self._within[-1] if self._within else None
+            if inside is not None and output.ndim > _ROWS and output.shape[_ROWS] == inside.rows:
+                inside.projected.setdefault(name, []).append(output)
+            return output
 
         return hook
 
@@ -122,5 +121,5 @@ def _is_array(value: Any) -> bool:
 
 
 def _first(value: Any, of: int, rows: int) -> Any:
-    """The first `rows` rows of an argument that has `of`; anything else as it is."""
+    """The first `rows` rows of an array that has `of` rows; any other argument unchanged."""
     return value[:, :rows] if _is_array(value) and value.shape[_ROWS] == of else value

@@ -1,10 +1,8 @@
-"""How many rows a call may have, so that a row does not depend on how many it has.
+"""Least and most rows of a call, chosen so that a row's bits do not depend on the number of rows.
 
-MLX's kernels are chosen by the number of rows: on Apple GPUs a product with one row takes another
-one than a product with several, and from some number on, which depends on the chip and on the
-matrix, yet another; attention has one for up to eight rows. Which numbers of rows agree is
-therefore asked of the model that was loaded, on the machine that it runs on, before anything else
-is run.
+MLX picks kernels by the number of rows. On Apple GPUs a product with one row takes another kernel
+than one with several; a third begins at a number that depends on chip and matrix; attention has
+its own for up to eight rows. So the loaded model is measured on its machine before it is used.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,22 +14,22 @@ from paceline.engines.mlx.model import LoadedModel
 from paceline.engines.mlx.states import States
 
 _CONTEXTS = (48, 6144)
-"""Slots in front of the calls that are compared. Attention takes another kernel from 1024 or 4096
-slots on; so many are not computed for this, but made up."""
+"""Context lengths of the compared calls. Attention takes another kernel from 1024 or 4096 slots on;
+the long context is random, not computed."""
 
 _TRIED = (1, 2, 3, 4, 8, 32)
 _OFFSETS = (0, 3)
-"""Where calls begin, behind the context: a position comes to be in another place of its call."""
+"""First rows of the calls, after the context: so a position has several rows of its calls."""
 
 
 class RowRange(NamedTuple):
-    """Calls have so many rows: a longer block is cut, a shorter one filled up."""
+    """Least and most rows of a call: a longer block is split, a shorter one padded."""
 
     least: int
     most: int
 
-    def cut(self, count: int) -> Iterator[slice]:
-        """The parts of a block of `count` rows that are a call each."""
+    def split(self, count: int) -> Iterator[slice]:
+        """Slices of a block of `count` rows, one for each call."""
         return (slice(at, min(at + self.most, count)) for at in range(0, count, self.most))
 
     def __str__(self) -> str:
@@ -39,29 +37,29 @@ class RowRange(NamedTuple):
 
 
 ANY = RowRange(1, 32)
-"""Where no number of rows makes a difference, and where nothing is promised."""
+"""If the number of rows makes no difference, or if `min_rows` is 1."""
 
 CANDIDATES = (ANY, RowRange(1, 8), RowRange(1, 4), RowRange(2, 8), RowRange(2, 4), RowRange(8, 8))
-"""In the order of what they cost. The last gives every call the same number."""
+"""By ascending cost. The last gives every call the same number of rows."""
 
-Seen = Mapping[tuple[int, int], Sequence[bytes]]
-"""For calls (rows, offset) the bits of each row's logits."""
+RowBits = Mapping[tuple[int, int], Sequence[bytes]]
+"""Call (rows, offset) -> the bits of each row's logits."""
 
 
 def choose(model: LoadedModel, context_length: int) -> RowRange | None:
-    """The first of the candidates whose rows are the same in every call; None: in none of them."""
-    seen = [
-        _look(model, context)
+    """The first candidate for which every call gives equal bits; None: no candidate does."""
+    measured = [
+        _row_bits(model, context)
         for context in _CONTEXTS
         if context + sum(_OFFSETS) + max(_TRIED) <= context_length
     ]
-    return next((rows for rows in CANDIDATES if all(agree(rows, each) for each in seen)), None)
+    return next((rows for rows in CANDIDATES if all(agree(rows, each) for each in measured)), None)
 
 
-def agree(rows: RowRange, seen: Seen) -> bool:
-    """Whether every position has the same bits in all calls of so many rows."""
+def agree(rows: RowRange, measured: RowBits) -> bool:
+    """True if every position has the same bits in all calls with a number of rows in `rows`."""
     known: dict[int, bytes] = {}
-    for (count, offset), found in seen.items():
+    for (count, offset), found in measured.items():
         if rows.least <= count <= rows.most:
             for at, bits in enumerate(found, offset):
                 if known.setdefault(at, bits) != bits:
@@ -69,17 +67,17 @@ def agree(rows: RowRange, seen: Seen) -> bool:
     return True
 
 
-def _look(model: LoadedModel, context: int) -> Seen:
+def _row_bits(model: LoadedModel, context: int) -> RowBits:
     rng = np.random.default_rng(0)
-    read = min(context, _CONTEXTS[0])
-    # Which tokens there are is known before the vocabulary's size is: every model has so many.
-    tokens = rng.integers(0, 32, read + max(_OFFSETS) + max(_TRIED)).tolist()
+    prefix = min(context, _CONTEXTS[0])
+    # The vocabulary's size is not known yet; every model has 32 tokens.
+    tokens = rng.integers(0, 32, prefix + max(_OFFSETS) + max(_TRIED)).tolist()
     states = model.empty()
-    _evaluate(states, model.call(states, tokens[:read]).logits)
-    if context > read:
-        states.stretch(context - read)
-    tokens = tokens[read:]
-    # What comes before an offset is computed once, and the same for all calls behind it.
+    _evaluate(states, model.call(states, tokens[:prefix]).logits)
+    if context > prefix:
+        states.stretch(context - prefix)
+    tokens = tokens[prefix:]
+    # Rows before an offset are computed once, the same for all calls after it.
     found = {}
     done = 0
     for offset in _OFFSETS:

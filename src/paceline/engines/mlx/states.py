@@ -1,33 +1,31 @@
-"""What a model holds of one sequence, and how it gets back to a position that it has been at.
+"""The caches of one sequence, and their rollback to an earlier position.
 
-Slots are trimmed. A recurrence goes back to the state from before a call and, where the call was
-recorded, on from there by `replay`; else the tokens since then have to be run again, which
-`settle` says by returning less. Nothing is computed here: arrays are lazy until the engine
-evaluates them.
+KV caches are trimmed. A recurrent state is restored from before a call and, if the call was
+recorded, replayed to the wanted row. Otherwise the tokens since then must be run again: `settle`
+returns fewer slots. Arrays stay lazy until the engine evaluates them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from paceline.engines.mlx.caches import Sliding, can_trim, copied, is_recurrent, leaves
+from paceline.engines.mlx.caches import SlidingCache, can_trim, copy_without, is_recurrent, leaves
 from paceline.engines.mlx.hooks import Array
 from paceline.engines.mlx.rollback import RecordedCall, Recorder
 
 _KEPT = 4
-"""States of recurrences that are kept from further back, where prompts were cut and ended: so many
-at most, for they can be large."""
+"""Most saved recurrent states from ends of prompt chunks and prompts; a state can be large."""
 
 
-class Mark(NamedTuple):
-    """What there was before a call."""
+class Checkpoint(NamedTuple):
+    """The state before a call."""
 
     at: int
-    """Slots that were held."""
-    recurrences: list[list[Array | None]]
-    """The arrays of each cache without slots."""
+    """Slots in the caches."""
+    recurrent: list[list[Array | None]]
+    """The arrays of each recurrent cache."""
     recorded: list[RecordedCall]
-    """What the call then gave the recurrences; empty if it was not recorded."""
+    """The call of each recurrent layer, for replay; empty if the call was not recorded."""
     rows: int
     """Rows of the call."""
 
@@ -36,61 +34,58 @@ class States:
     """The caches of one sequence. Empty when new."""
 
     def __init__(self, make: Callable[[], list[Any]], recorder: Recorder | None) -> None:
-        """Caches come from `make`. `recorder` is the model's, if it has recurrences."""
+        """`make` returns empty caches; `recorder` is the model's if it has recurrent layers."""
         self._make, self._recorder = make, recorder
         self._use(make())
         self.held = 0
-        """Slots that the caches hold."""
-        self._marks: list[Mark] = []  # before each drafted call since `settle`
-        self._kept: list[Mark] = []
-        self._drafted = False  # whether the last call was
+        """Slots in the caches."""
+        self._recent: list[Checkpoint] = []  # before each drafted call since `settle`
+        self._kept: list[Checkpoint] = []
+        self._drafted = False  # the last call was
 
     def settle(self, length: int) -> int:
-        """Go back to `length` slots, or as near before it as there is a way.
+        """Roll back to `length` slots, or to the nearest possible position before.
 
         Args:
-            length: how many tokens of the sequence stand; those before it are as they were.
+            length: accepted tokens of the sequence.
 
         Returns:
-            Slots that are held now. The tokens from there to `length` have to be run again.
+            Slots in the caches now. The caller must run the tokens from there to `length` again.
         """
         if length < self.held:
-            self._go_back(length)
-        self._marks = []
-        self._kept = [mark for mark in self._kept if mark.at <= length]
+            self._roll_back(length)
+        self._recent = []
+        self._kept = [saved for saved in self._kept if saved.at <= length]
         return self.held
 
     @contextmanager
     def call(self, rows: int, *, drafted: bool) -> Iterator[list[Any]]:
-        """The caches, for a call of `rows` rows.
-
-        `drafted`: the call's rows may fall, so it is recorded.
-        """
+        """The caches for a call of `rows` rows; recorded if `drafted`, as rows may be rejected."""
         for cache in self._slots:
-            if isinstance(cache, Sliding):
+            if isinstance(cache, SlidingCache):
                 cache.drop()
         if not self._recurrent or self._recorder is None:
             yield self.caches
         else:
             arrays = [list(cache.cache) for cache in self._recurrent]
-            mark = Mark(self.held, arrays, [], rows)
+            saved = Checkpoint(self.held, arrays, [], rows)
             if not drafted or not self._drafted:
-                self._kept = [*self._kept, mark][-_KEPT:]
+                self._kept = [*self._kept, saved][-_KEPT:]
             self._drafted = drafted
             if drafted:
                 with self._recorder.recording(self._recurrent, rows) as recorded:
                     yield self.caches
-                self._marks.append(mark._replace(recorded=self._whole(recorded)))
+                self._recent.append(saved._replace(recorded=self._whole(recorded)))
             else:
                 yield self.caches
         self.held += rows
 
     def stretch(self, rows: int) -> None:
-        """Pretend that `rows` more slots are held, with random keys and values; for measuring."""
+        """Append `rows` slots with random keys and values, to measure a long context."""
         import mlx.core as mx
 
         for cache in self._slots:
-            slots = cache.slots if isinstance(cache, Sliding) else cache
+            slots = cache.slots if isinstance(cache, SlidingCache) else cache
             keys, values, held = slots.state
             longer = [
                 mx.concatenate(
@@ -103,36 +98,36 @@ class States:
         self.held += rows
 
     def fork(self, length: int) -> "States":
-        """Another that holds as many of the first `length` slots as can be had without a call."""
+        """A copy with up to `length` slots, as many as are possible without running the model."""
         best = self._nearest(length)
         other = States(self._make, self._recorder)
         if not self._recurrent or self.held <= length:
             at, arrays = min(length, self.held), None
         elif best is not None:
-            at, arrays = best.at, best.recurrences
+            at, arrays = best.at, best.recurrent
         else:
             return other
         if not all(can_trim(cache, self.held - at) for cache in self._slots):
             return other
-        other._use([copied(cache, self.held - at) for cache in self.caches])
+        other._use([copy_without(cache, self.held - at) for cache in self.caches])
         if arrays is not None:
-            other._put_back(arrays)
+            other._restore(arrays)
         other.held = at
-        other._kept = [mark._replace(recorded=[]) for mark in self._kept if mark.at <= at]
+        other._kept = [saved._replace(recorded=[]) for saved in self._kept if saved.at <= at]
         return other
 
     def arrays(self) -> list[Any]:
-        """All that has to be evaluated, so that the next call may come from another thread."""
-        marks = [mark.recurrences for mark in (*self._kept, *self._marks)]
-        heard = [each.projected for mark in self._marks for each in mark.recorded]
+        """All arrays to evaluate before another thread may make the next call."""
+        states = [saved.recurrent for saved in (*self._kept, *self._recent)]
+        projected = [each.projected for saved in self._recent for each in saved.recorded]
         given = [
-            [*each.args, *each.kwargs.values()] for mark in self._marks for each in mark.recorded
+            [*each.args, *each.kwargs.values()] for saved in self._recent for each in saved.recorded
         ]
-        return [[cache.state for cache in leaves(self.caches)], marks, heard, given]
+        return [[cache.state for cache in leaves(self.caches)], states, projected, given]
 
-    def _start_over(self) -> None:
+    def _reset(self) -> None:
         self._use(self._make())
-        self.held, self._marks, self._kept, self._drafted = 0, [], [], False
+        self.held, self._recent, self._kept, self._drafted = 0, [], [], False
 
     def _use(self, caches: list[Any]) -> None:
         self.caches = caches
@@ -140,38 +135,38 @@ class States:
         self._recurrent = [cache for cache in each if is_recurrent(cache)]
         self._slots = [cache for cache in each if not is_recurrent(cache)]
 
-    def _go_back(self, length: int) -> None:
-        mark, at = None, length
+    def _roll_back(self, length: int) -> None:
+        saved, at = None, length
         if self._recurrent:
-            mark = self._nearest(length)
-            if mark is None:
-                return self._start_over()
-            replayed = mark.recorded and length <= mark.at + mark.rows
-            at = length if replayed else mark.at
+            saved = self._nearest(length)
+            if saved is None:
+                return self._reset()
+            replayed = saved.recorded and length <= saved.at + saved.rows
+            at = length if replayed else saved.at
         if not all(can_trim(cache, self.held - at) for cache in self._slots):
-            return self._start_over()
+            return self._reset()
         for cache in self._slots:
             cache.trim(self.held - at)
-        if mark is not None:
-            self._put_back(mark.recurrences)
-            if mark.at < at and self._recorder is not None:
-                self._recorder.replay(mark.recorded, at - mark.at)
+        if saved is not None:
+            self._restore(saved.recurrent)
+            if saved.at < at and self._recorder is not None:
+                self._recorder.replay(saved.recorded, at - saved.at)
         self.held = at
         return None
 
-    def _nearest(self, length: int) -> Mark | None:
-        """The last mark at or before `length`; of two, the one whose call was recorded."""
-        marks = [mark for mark in (*self._marks, *self._kept) if mark.at <= length]
-        return max(marks, key=lambda mark: mark.at, default=None)
+    def _nearest(self, length: int) -> Checkpoint | None:
+        """The last checkpoint at or before `length`; of two, the recorded one."""
+        checkpoints = [saved for saved in (*self._recent, *self._kept) if saved.at <= length]
+        return max(checkpoints, key=lambda saved: saved.at, default=None)
 
-    def _put_back(self, arrays: Sequence[list[Array | None]]) -> None:
+    def _restore(self, arrays: Sequence[list[Array | None]]) -> None:
         for cache, before in zip(self._recurrent, arrays, strict=True):
             cache.cache = list(before)
 
     def _whole(self, recorded: list[RecordedCall]) -> list[RecordedCall]:
-        """What was recorded, if nothing is missing."""
-        heard = {one for each in recorded for one in each.caches}
-        return recorded if heard == {id(cache) for cache in self._recurrent} else []
+        """The recorded calls if they cover every recurrent cache, else none."""
+        covered = {one for each in recorded for one in each.caches}
+        return recorded if covered == {id(cache) for cache in self._recurrent} else []
 
 
 def _longer(array: Array, rows: int) -> list[int]:

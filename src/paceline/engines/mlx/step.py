@@ -1,4 +1,4 @@
-"""A step of the engine between its two halves: the graph that was built, and what is asked."""
+"""A step of the engine between its two halves: the graph, and the outputs of each block."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,12 +14,12 @@ Floats = npt.NDArray[np.float32]
 
 
 class TapArrays(Mapping[str, Floats]):
-    """The tapped hidden states of a block; they come to the host when they are asked for."""
+    """The tapped hidden states of a block; copied to the host on access."""
 
     def __init__(self, arrays: dict[int, Array]) -> None:
         """`arrays` are [T, d], by layer."""
         self.arrays = arrays
-        """As they lie on the device, by layer: for a drafter that computes there, too."""
+        """Arrays on the device, by layer: for a drafter that computes there too."""
 
     def __getitem__(self, name: str) -> Floats:
         """[T, d] float32, by `tap_name`."""
@@ -35,42 +35,42 @@ class TapArrays(Mapping[str, Floats]):
         return len(self.arrays)
 
 
-class Asked(NamedTuple):
-    """What a block will have brought, once it is evaluated."""
+class BlockOutputs(NamedTuple):
+    """Lazy outputs of a block."""
 
     logits: Array | None
-    """[rows, vocab] float32; None where `best` has them, or none were wanted."""
+    """[rows, vocab] float32; None if `best` replaces them, or the block has no rows."""
     best: tuple[Array, Array] | None
     """Tokens and scores, [rows] each."""
     taps: TapArrays
 
 
-class Started(NamedTuple):
-    """A step that was begun: its graph, nothing of which need have been computed."""
+class PendingStep(NamedTuple):
+    """A step whose graph is built but perhaps not evaluated."""
 
     sequences: Sequence[MlxSequence]
-    asked: Sequence[Asked]
+    outputs: Sequence[BlockOutputs]
     seconds: float
-    """What building the graph took."""
+    """Time to build the graph."""
 
     @property
     def arrays(self) -> list[Any]:
-        """All that has to be evaluated before the next step."""
-        brought = [[each.logits, each.best, each.taps.arrays] for each in self.asked]
-        return [brought, [sequence.states.arrays() for sequence in self.sequences]]
+        """All arrays to evaluate before the next step."""
+        outputs = [[each.logits, each.best, each.taps.arrays] for each in self.outputs]
+        return [outputs, [sequence.states.arrays() for sequence in self.sequences]]
 
     def logits(self, vocab_size: int) -> list[Logits]:
         """For each block, [rows, vocab] on the host."""
         none = np.zeros((0, vocab_size), np.float32)
-        return [none if each.logits is None else np.array(each.logits) for each in self.asked]
+        return [none if each.logits is None else np.array(each.logits) for each in self.outputs]
 
     def best(self) -> list[Best | None]:
-        """For each block its best tokens, where it asked for no more."""
-        return [None if each.best is None else _best(*each.best) for each in self.asked]
+        """For each block its best tokens if it asked for those alone."""
+        return [None if each.best is None else _best(*each.best) for each in self.outputs]
 
 
 def on_device(tokens: Sequence[int]) -> Array:
-    """[T] int32. Of those that the device is still computing none is looked at."""
+    """[T] int32. Tokens that the device still computes are not evaluated."""
     import mlx.core as mx
 
     if isinstance(tokens, Pending) and isinstance(tokens.array, mx.array):

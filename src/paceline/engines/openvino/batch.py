@@ -1,32 +1,31 @@
-"""The inputs of one call: which rows are computed, where each belongs, which of them get logits.
+"""The inputs of one batched call: tokens, positions, KV blocks, and the rows that get logits.
 
-To attention a part of a prompt is one sequence, and so is each row of an answer, behind those
-before it: there are two kernels, and which one a row gets depends on its role alone. Rows that only
-fill up a call are a sequence of their own, in a cache block that belongs to nobody.
+PagedAttention gets a prompt chunk as one sequence and every decode row as its own, so the kernel
+depends on the phase alone. Padding rows are a sequence of their own, in the spare KV block.
 """
 
 from paceline.decoding.types import Block
+from paceline.engines.kv_blocks import BlockTable
 from paceline.engines.openvino.graph import WANTED_ROWS
-from paceline.engines.openvino.kv_sequence import OpenVinoSequence
 
 _PADDING = 0
-"""Token of a padding row: any will do."""
+"""Token of a padding row; its logits are not read."""
 
 
 class Batch:
-    """What goes into a call; blocks of different sequences are added one by one."""
+    """The inputs of one call, built block by block."""
 
-    def __init__(self, least: int, *, threads: int, spare: int) -> None:
-        """An empty call.
+    def __init__(self, min_rows: int, *, threads: int, spare: int) -> None:
+        """An empty batch.
 
         Args:
-            least: rows that it has at least; 1 says that rows may depend on how many there are.
-            threads: that the engine computes with.
-            spare: a cache block that belongs to nobody.
+            min_rows: least rows of the call; with 1 a row's bits may depend on the number of rows.
+            threads: threads of the engine.
+            spare: number of the KV block for padding rows.
         """
-        self.places: list[int] = []
-        """For each block the row of the call at which it begins."""
-        self._least, self._threads, self._spare = least, threads, spare
+        self.starts: list[int] = []
+        """For each block its first row in the call."""
+        self._min_rows, self._threads, self._spare = min_rows, threads, spare
         self._ids: list[int] = []
         self._positions: list[int] = []
         self._wanted: list[int] = []
@@ -37,24 +36,24 @@ class Batch:
         self._longest = 0
         self._mixed = False
 
-    def add(self, slots: OpenVinoSequence, block: Block) -> None:
-        """Run a block of a sequence, too."""
+    def add(self, table: BlockTable, block: Block) -> None:
+        """Add a block of a sequence to the call."""
         own, at = len(block.tokens), len(self._ids)
-        rows = attended(block, self._least)
-        self.places.append(at)
+        rows = padded_rows(block, self._min_rows)
+        self.starts.append(at)
         self._ids += (*block.tokens, *[_PADDING] * (rows - own))
-        self._positions += range(slots.length, slots.length + rows)
+        self._positions += range(table.length, table.length + rows)
         self._wanted += range(at + own - block.rows, at + own)
         if block.prefill:
-            self._attend(slots.length, rows, slots.blocks(rows))
+            self._attend(table.length, rows, table.blocks(rows))
         else:
             for row in range(own):
-                self._attend(slots.length + row, 1, slots.blocks(row + 1))
+                self._attend(table.length + row, 1, table.blocks(row + 1))
 
     def inputs(self) -> dict[str, list[int] | int]:
-        """By name, for a graph with PagedAttention. Call it once, when all is added."""
-        missing = max(self._least - len(self._ids), 0)
-        if self._least > 1 and not (
+        """Inputs by name, for a PagedAttention graph. Call it once, after the last `add`."""
+        missing = max(self._min_rows - len(self._ids), 0)
+        if self._min_rows > 1 and not (
             self._mixed or is_deterministic(len(self._past), missing, self._threads)
         ):
             missing = 2
@@ -70,13 +69,13 @@ class Batch:
             "block_indices": self._blocks,
             "block_indices_begins": self._block_begins,
             "max_context_len": self._longest,
-            # As many as there are rows at least, so that the head, too, always gets the same
-            # number; and never one, which takes another kernel and a slow one.
-            WANTED_ROWS: self._wanted + [0] * (self._least - len(self._wanted)),
+            # Padded to `min_rows`, so that the head always gets the same number of rows; and never
+            # one, which takes another, slow kernel.
+            WANTED_ROWS: self._wanted + [0] * (self._min_rows - len(self._wanted)),
         }
 
     def _attend(self, past: int, rows: int, blocks: list[int]) -> None:
-        """One more sequence for attention."""
+        """Add a sequence for PagedAttention."""
         self._past.append(past)
         self._begins.append(self._begins[-1] + rows)
         self._blocks += blocks
@@ -85,15 +84,15 @@ class Batch:
         self._mixed |= rows > 1
 
 
-def attended(block: Block, least: int) -> int:
-    """Rows that a block takes: a prompt's row alone would get the kernel of an answer's."""
-    return max(len(block.tokens), min(least, 2)) if block.prefill else len(block.tokens)
+def padded_rows(block: Block, min_rows: int) -> int:
+    """Rows of a block with padding: a single prefill row would get the decode kernel."""
+    return max(len(block.tokens), min(min_rows, 2)) if block.prefill else len(block.tokens)
 
 
 def is_deterministic(rows: int, missing: int, threads: int) -> bool:
-    """Whether `rows` single rows, and `missing` that fill up, get the kernel that they should.
+    """True if the kernel for `rows` decode rows and `missing` padding rows is deterministic.
 
-    With fewer sequences than threads, and none of several rows, OpenVINO adds up what threads have
-    found, in an order that is theirs (`exec_loop_bhl` in its executor_pa.cpp).
+    With fewer sequences than threads, all of one row, OpenVINO adds the partial sums of threads in
+    the order in which the threads end (`exec_loop_bhl` in its executor_pa.cpp).
     """
     return missing > 1 or rows + missing >= threads

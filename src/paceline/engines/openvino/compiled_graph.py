@@ -1,8 +1,7 @@
-"""One compiled copy of a graph with its inputs and outputs.
+"""One compiled graph with its bound inputs and outputs.
 
-OpenVINO prepares a graph again whenever a call has another number of rows than the one before:
-some 5 ms for 30 layers, half of what two rows cost. A copy that always gets the same number has
-nothing to prepare, so there is one for each number of rows that decoding uses often.
+OpenVINO prepares a graph again for every change in the number of rows: about 5 ms for 30 layers,
+half the cost of two rows. So each number of rows that decoding often uses has its own copy.
 """
 
 from collections.abc import Mapping
@@ -13,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 CACHES = ("key_cache.", "value_cache.")
-"""Inputs that are keys and values; the others are written in every call."""
+"""Prefixes of the KV cache inputs; all other inputs are written in every call."""
 
 
 class CompiledGraph:
-    """A compiled copy. Nothing is made in `run`: one tensor per input, bound once."""
+    """A compiled graph. `run` allocates nothing: each input has one tensor, bound once."""
 
     sizes: tuple[int, ...] = ()
-    """The numbers of rows that it is for, least first; none: for any."""
+    """Bucket sizes in rows, ascending; empty: any number of rows."""
 
     def __init__(self, model: Any, options: Mapping[str, str]) -> None:
-        """Compile `model`."""
+        """Compile `model` for the CPU."""
         import openvino as ov
 
         self.compiled = ov.Core().compile_model(model, "CPU", dict(options))
@@ -36,15 +35,15 @@ class CompiledGraph:
 
     @property
     def caches(self) -> list[Any]:
-        """The ports of keys and values."""
+        """Ports of the KV cache."""
         return [port for port in self.compiled.inputs if port.any_name.startswith(CACHES)]
 
     def bind(self, name: str, tensor: Any) -> None:
-        """Use `tensor` as an input; it must stay alive."""
+        """Bind `tensor` to an input; the caller keeps it alive."""
         self._request.set_tensor(name, tensor)
 
     def run(self, values: Mapping[str, list[int] | int]) -> float:
-        """Run the graph on the values of all inputs but the caches; returns the seconds it took."""
+        """Run the graph with the values of all inputs but the caches; returns seconds."""
         for name, value in values.items():
             self._inputs[name].write(value)
         started = perf_counter()
@@ -58,7 +57,7 @@ class CompiledGraph:
 
 
 class _Input:
-    """One input's tensor, bound once; resized only when its shape changes."""
+    """One input's tensor, bound once, resized when the number of values changes."""
 
     def __init__(self, request: Any, port: Any) -> None:
         import openvino as ov
@@ -69,7 +68,6 @@ class _Input:
         request.set_tensor(port, self._tensor)
 
     def write(self, values: list[int] | int) -> None:
-        """Copy the numbers in."""
         if isinstance(values, list) and len(values) != self._size:
             self._size = len(values)
             self._tensor.shape = [self._size]

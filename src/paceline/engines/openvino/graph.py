@@ -1,8 +1,7 @@
-"""From an OpenVINO language model on disk to the graph that the engine runs.
+"""Transforms an exported OpenVINO language model into the graph that the engine runs.
 
-Knows the form of exported decoder models, no tokens and no cache. Changes are made to the graph:
-attention becomes PagedAttention (keys and values in tensors of ours), only wanted rows reach the
-head, and hidden states after chosen layers become outputs.
+Attention becomes PagedAttention with the KV cache in tensors of the engine, the head computes only
+selected rows, and hidden states after tapped layers become outputs.
 """
 
 from collections.abc import Sequence
@@ -13,14 +12,14 @@ from paceline.decoding.types import tap_name
 from paceline.errors import ModelError
 
 WANTED_ROWS = "sampled_tokens_indices"
-"""Input: [wanted] int64, rows of the call that get logits (the name OpenVINO GenAI uses too)."""
+"""Input: [wanted] int64, rows of the call that get logits (OpenVINO GenAI's name)."""
 
 
 def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
-    """Read a stateful model and make it a PagedAttention model with gathered head rows.
+    """Read a stateful model and transform it; see the top of this file.
 
     Raises:
-        ModelError: the file cannot be read, or is not a decoder of a form that is known here.
+        ModelError: the file cannot be read, or is not a decoder of a supported form.
     """
     import openvino as ov
     from openvino._offline_transformations import paged_attention_transformation
@@ -41,8 +40,8 @@ def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
         paged_attention_transformation(model)
     except RuntimeError as error:
         raise ModelError(
-            f"{path}: PagedAttention cannot be put in ({_last_line(error)}); this architecture is "
-            "not supported by the openvino engine"
+            f"{path}: attention cannot be replaced by PagedAttention ({_last_line(error)}); "
+            "the openvino engine does not support this architecture"
         ) from error
     hidden = _gather_before_head(model, path)
     if taps:
@@ -52,7 +51,7 @@ def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
 
 
 def _gather_before_head(model: Any, path: Path) -> Any:
-    """Let only wanted rows through to the head; returns the head's input, [tokens, 1, d]."""
+    """Compute the head for `WANTED_ROWS` only; returns the head's former input, [tokens, 1, d]."""
     import numpy as np
     from openvino import opset13
 
@@ -84,11 +83,11 @@ def _add_taps(model: Any, hidden: Any, taps: Sequence[int], path: Path) -> None:
 
 
 def _layer_outputs(model: Any, hidden: Any, path: Path) -> list[Any]:
-    """The residual stream after each layer, first layer first.
+    """The residual stream after each layer, in order.
 
-    The stream is a chain of sums x + f(x), two a layer: attention's, then the feed-forward's. Names
-    differ by exporter, so they are found by form: sums of two computed tensors as wide as the
-    head's input, in the order they are computed.
+    The stream is a chain of sums x + f(x), two per layer: attention, then feed-forward. Exporters
+    name them differently, so this finds them by form: sums of two computed tensors as wide as the
+    head's input, in execution order.
     """
     width = hidden.partial_shape[-1]
     sums = [
