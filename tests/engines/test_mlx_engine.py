@@ -391,7 +391,7 @@ def test_what_is_built_on_a_step_is_computed_with_it(
     with closing(engine.open()) as sequence:
         calls.update(waits=0)
         started = engine.start([(sequence, Block(TEXT, 1))])
-        doubled = started.asked[0].taps.arrays[1] * 2
+        doubled = started.outputs[0].taps.arrays[1] * 2
         result = engine.finish(started, doubled)
         assert calls["waits"] == 1
     assert np.array_equal(np.array(doubled), 2 * result.taps[0]["tap.1"])

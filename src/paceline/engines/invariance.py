@@ -213,7 +213,7 @@ class _Texts:
         answer: Sequence[int],
         chunk: int | None = None,
     ) -> Logits:
-        """Commit prompt and answer; logits of the last prompt row and later, [1 + answer, vocab]."""
+        """Commit prompt and answer; logits of the last prompt row and on, [1 + answer, vocab]."""
         rows = [self._prefill(sequence, prompt[sequence.length :], chunk or len(prompt))]
         for token in answer:
             rows.append(self._engine.step([(sequence, Block([token], 1))]).logits[0].copy())

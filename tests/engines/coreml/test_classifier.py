@@ -126,7 +126,7 @@ def called(classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> list[
 
         return run
 
-    for call in classifier._calls.values():
+    for call in classifier._buckets.values():
         (head,) = call.packages.heads
         monkeypatch.setattr(head, "predict", spied(head.predict))
     return rows

@@ -1,1 +1,1 @@
-"""The `coreml` engine: models as Core ML programs, run on the Apple Neural Engine or in a simulation, the rehearsal."""
+"""The `coreml` engine: Core ML programs, on the Apple Neural Engine or in the rehearsal."""

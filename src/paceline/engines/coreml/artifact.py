@@ -52,7 +52,7 @@ class Artifact:
     layers: int
     hidden_size: int
     stream_size: int
-    """Channels of the residual stream between shards; the first `hidden_size` hold the embedding."""
+    """Channels between shards; the first `hidden_size` hold the embedding."""
     vocab_size: int
     slots: int
     rows: int

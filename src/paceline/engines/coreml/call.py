@@ -94,7 +94,7 @@ class ArtifactCall:
 
 
 def keep_best(best: Best, part: Logits, start: int) -> None:
-    """Update `best` with the logits of the next part of the vocabulary, [rows, tokens from `start`].
+    """Update `best` with logits of the next part of the vocabulary, [rows, tokens from `start`].
 
     Parts must come in order, the first with `start` 0. The result equals numpy's argmax: the first
     of equal logits, and NaN above all.

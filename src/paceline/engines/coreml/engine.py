@@ -1,8 +1,9 @@
 """Runs a Core ML artifact: shards of layers in order, then shards of the head.
 
 Every call has the artifact's number of rows: a block is split into such calls, and the last one is
-padded. So the same program computes every row, which row invariance needs here; `engines/profile.py`
-measures whether it is enough. With `min_rows` 1 calls use the smallest bucket that holds the block.
+padded. So the same program computes every row, which row invariance needs here;
+`engines/profile.py` measures whether it is enough. With `min_rows` 1 calls use the smallest bucket
+that holds the block.
 
 Models and input arrays are allocated once, and masks change in place. Every sequence gets new
 states: a NaN in a slot of an earlier sequence would pass through the mask.
