@@ -1,4 +1,4 @@
-"""Core ML packages run without Core ML, to show that their graphs are right; see `model.py`."""
+"""Runs Core ML packages without Core ML, to verify their graphs; see `model.py`."""
 
 from paceline.engines.coreml.rehearsal.model import RehearsalModel, RehearsalState, Work
 from paceline.engines.coreml.rehearsal.plan import OpWork

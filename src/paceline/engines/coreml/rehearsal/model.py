@@ -1,19 +1,20 @@
-"""A Core ML package rehearsed: what it computes, on any machine, behind coremltools' interface.
+"""The rehearsal: runs a Core ML package in numpy on any machine, with coremltools' interface.
 
-`RehearsalModel` answers to `make_state` and `predict` as `coremltools.models.MLModel` does, so that
-a runtime cannot tell them apart, and refuses what Core ML would refuse. It shows that a graph is
-right ("graph-correct"). It shows nothing about a device: not where an operation would run, nor in
-which order an accelerator adds, nor how long it takes.
+`RehearsalModel` has `make_state` and `predict` like `coremltools.models.MLModel`, and rejects what
+Core ML would reject. It verifies that a graph is correct ("graph-correct"). It does not model a
+device: where an operation runs, in which order an accelerator adds, or how long it takes.
 
-**Rows do not depend on each other.** The numbers of a token's row are bitwise the same however many
-rows a block has and wherever the row stands, as far as the program itself keeps rows apart. That
-holds by construction: every sum of products is a dot product of two contiguous vectors, made by
-itself (`ops/products.py`); every other sum runs over contiguous numbers whose count alone decides
-the order (`ops/reductions.py`); functions beyond IEEE's see whole vectors only
-(`ops/elementwise.py`); everything else is correctly rounded, or rounds nothing. What a program sums
-over the rows themselves (a write of T rows into the slots of a cache) is exact where all but one
-term are zeros. A softmax over an axis as long as the block is not kept apart by the program, and so
-not here.
+Invariant: the numbers of a token's row are bitwise equal for every number of rows of a block and
+every position in it, as far as the program keeps rows apart. Reasons:
+
+- every sum of products is a separate dot product of two contiguous vectors (`ops/products.py`);
+- every other sum runs over contiguous numbers, in an order given by their count alone
+  (`ops/reductions.py`);
+- functions beyond IEEE's get whole vectors only (`ops/elementwise.py`);
+- everything else is correctly rounded or does not round.
+
+A sum over rows (a write of T rows into the slots of a cache) is exact if all but one term are zero.
+A softmax over an axis as long as the block mixes rows, in the program and so here.
 """
 
 from collections.abc import Mapping
@@ -29,30 +30,30 @@ from paceline.engines.coreml.rehearsal.program import Feature, Function, Package
 from paceline.errors import InvalidRequest, ModelError
 
 _STATE_DTYPES = ("float32", "float64", "int32")
-"""What coremltools takes for a state; float16 it does not."""
+"""Types that coremltools accepts for a state; float16 is not among them."""
 
 
 class Work(NamedTuple):
-    """What one call did, by operation: those that multiply or read weights."""
+    """Work of one call, by operation: those that multiply matrices or read weights."""
 
     ops: tuple[OpWork, ...]
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates in all."""
+        """All multiply-accumulates."""
         return sum(one.macs for one in self.ops)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights in all, as the package stores them."""
+        """Bytes of all weights, as stored in the package."""
         return sum(one.weight_bytes for one in self.ops)
 
 
 class RehearsalState:
-    """What a model keeps between calls; from `RehearsalModel.make_state`."""
+    """State of a model between calls; from `RehearsalModel.make_state`."""
 
     def __init__(self, owner: object, states: tuple[Feature, ...], rounding: str) -> None:
-        """All zeros. `owner` equals that of every model that may use it."""
+        """All zeros. Models with an equal `owner` may use it."""
         self.owner = owner
         self._finish = {one.name: finisher(one.dtype, rounding) for one in states}
         self.cells = {one.name: Cell(np.zeros(one.shape, np.float32)) for one in states}
@@ -62,11 +63,11 @@ class RehearsalState:
         return self._cell(name).array.copy()
 
     def write_state(self, name: str, value: Array) -> None:
-        """Put numbers into a state.
+        """Write a state.
 
         Raises:
-            InvalidRequest: there is no such state, or the array has another shape, or is of a type
-                that coremltools does not take: it takes float32, float64 and int32.
+            InvalidRequest: the name is unknown, the shape differs, or the type is not one of
+                float32, float64 and int32, which coremltools accepts.
         """
         cell = self._cell(name)
         found = np.asarray(value)
@@ -99,20 +100,20 @@ class RehearsalModel:
 
         Args:
             path: the `.mlpackage` folder.
-            function_name: which of its functions; None: the default one.
-            rounding: "f16" rounds to fp16 after every operation whose output the program declares
-                as fp16, and keeps states as fp16; "f32" never rounds.
+            function_name: name of the function; None: the default one.
+            rounding: "f16" rounds to fp16 after every operation whose output is declared as fp16,
+                and keeps states as fp16; "f32" never rounds.
 
         Raises:
-            ModelError: it is no ML program, it is damaged, or it has what cannot be run here; the
-                message names everything.
-            InvalidRequest: there is no such rounding.
+            ModelError: it is no ML program, damaged, or has unsupported operations; the message
+                names every fault.
+            InvalidRequest: the rounding is unknown.
             MissingExtra: coremltools is not installed.
         """
         self.package: Package = read_package(Path(path))
         self.function = self.package.function(function_name)
         self.last_work = Work(())
-        """What the last `predict` did."""
+        """Work of the last `predict`."""
         self._plan = make_plan(self.package, self.function, rounding)
         self._rounding = rounding
         self._inputs = {one.name: one for one in self.function.inputs}
@@ -120,12 +121,12 @@ class RehearsalModel:
             one.name: finisher(one.dtype, rounding) for one in self.function.block.inputs
         }
         _check_names(self.package, self.function)
-        # Functions of one package may share a state, as they may in Core ML.
+        # Functions of one package may share a state, as in Core ML.
         states = tuple((one.name, one.shape, one.dtype) for one in self.function.states)
         self._owner = (self.package.path.resolve(), states, rounding)
 
     def make_state(self) -> RehearsalState:
-        """A new state, all zeros; an empty one where the model keeps nothing."""
+        """A new state, all zeros; empty if the model has no states."""
         return RehearsalState(self._owner, self.function.states, self._rounding)
 
     def predict(
@@ -134,17 +135,16 @@ class RehearsalModel:
         """Run the function once.
 
         Args:
-            data: an array for each input, of a shape that the model declares. Numbers for an fp16
-                input are rounded to it.
-            state: from `make_state`; changed by the call. Needed where the model has states.
+            data: an array for each input, with a declared shape. fp16 inputs are rounded to fp16.
+            state: from `make_state`; the call changes it. Required if the model has states.
 
         Returns:
             An array for each output: float32, or int32 for integers.
 
         Raises:
             InvalidRequest: an input is missing, unknown, or of another shape or type than declared;
-                the state is missing or another model's.
-            ModelError: the operands of an operation do not go together.
+                the state is missing or belongs to another model.
+            ModelError: an operation got incompatible operands.
         """
         if state is None and self.function.states:
             raise InvalidRequest(
@@ -168,7 +168,7 @@ class RehearsalModel:
         return {one.name: _returned(values[one.name]) for one in self.function.outputs}
 
     def _checked(self, data: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs, as the program takes them."""
+        """The inputs, validated and in their declared types."""
         faults = [f"{name} is missing" for name in self._inputs if name not in data]
         faults += [f"{name} is no input of this model" for name in data if name not in self._inputs]
         found = {name: np.asarray(data[name]) for name in self._inputs if name in data}
@@ -180,7 +180,7 @@ class RehearsalModel:
 
 
 def _check_names(package: Package, function: Function) -> None:
-    """Raise ModelError where the model declares other inputs, states or outputs than it has."""
+    """Raise ModelError if the declared inputs, states or outputs differ from the program's."""
     inputs = {one.name for one in (*function.inputs, *function.states)}
     outputs = {one.name for one in function.outputs}
     for kind, declared, found in (
@@ -195,7 +195,7 @@ def _check_names(package: Package, function: Function) -> None:
 
 
 def _input_faults(declared: Feature, found: Array) -> list[str]:
-    """What Core ML would refuse of an input."""
+    """Faults for which Core ML would reject an input."""
     whole = found.dtype.kind in "iub"
     if declared.dtype.startswith("int") and not whole:
         return [f"{declared.name} is {found.dtype.name}, expected whole numbers"]
@@ -224,6 +224,6 @@ def _ranges(declared: Feature) -> str:
 
 
 def _returned(value: Array) -> Array:
-    """As coremltools returns it; of its own, for a state or an input may share its memory."""
+    """A copy in the type that coremltools returns: a state or an input may share the memory."""
     kind = np.float32 if value.dtype.kind == "f" else np.int32
     return np.array(value, kind, order="C")

@@ -1,13 +1,11 @@
-"""A function of a package made ready to run: every operation bound to what computes it.
+"""Prepares a function of a package to run: binds every operation to the function that computes it.
 
-Whatever cannot be run is found here, when a package is opened, and all of it is named in one error:
-an operation that the table does not have, a parameter or an option that its function does not take.
-Operations whose operands are all constants run here too, once; what they make is kept as long as a
-step needs it. Matrices are kept as contiguous float32.
+Finds every unsupported operation, parameter and option when a package is opened, and names all of
+them in one error. Folds operations whose operands are all constants. Matrices are contiguous
+float32.
 
-Rounding: everything is computed in float32. In "f16" a number that the program declares as fp16 is
-rounded to it after every operation that computes, and is held in float32 all the same; in "f32" it
-is not rounded.
+Rounding: everything is computed in float32. In "f16" a value declared as fp16 is rounded to fp16
+after every operation that computes, and still held as float32; in "f32" nothing is rounded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,43 +25,42 @@ from paceline.errors import InvalidRequest, ModelError
 ROUNDINGS: Final = ("f16", "f32")
 
 Finish = Callable[[Any], Any]
-"""Brings what was computed into the type that the program declares."""
-
+"""Converts a computed value to its declared type."""
 
 _Moving = tuple[str, tuple[str, ...] | str, Callable[[Any], Any] | None]
 
 
 class OpWork(NamedTuple):
-    """What an operation did in one call."""
+    """Work of an operation in one call."""
 
     name: str
     type: str
     macs: int
     """Multiply-accumulates, of operations that multiply matrices; else 0."""
     weight_bytes: int
-    """Of the constants that it read, as the package stores them."""
+    """Bytes of its constants, as stored in the package."""
 
 
 class Step(NamedTuple):
-    """One operation, ready."""
+    """One operation, ready to run."""
 
     op: Op
     entry: Entry
     fixed: Mapping[str, Any]
-    """Arguments that are always the same."""
+    """Constant arguments."""
     moving: tuple[_Moving, ...]
-    """Arguments to look up: parameter, value (or values), form."""
+    """Arguments to look up: parameter, value name(s), conversion."""
     finish: tuple[tuple[str, Shape, Finish], ...]
-    """For each output its name, the shape it must have, and what brings it into its type."""
+    """For each output its name, its declared shape, and the conversion to its type."""
     weight_bytes: int
     done: tuple[str, ...] = ()
-    """Values that no later step needs."""
+    """Values whose last use is this step."""
 
     def run(self, values: dict[str, Any]) -> int:
-        """Compute, from values and into them; the multiply-accumulates it took.
+        """Read operands from `values`, add outputs to it; returns the multiply-accumulates.
 
         Raises:
-            ModelError: the operands do not go together, or make another shape than is declared.
+            ModelError: the operands are incompatible, or an output differs from its declared shape.
         """
         arguments = dict(self.fixed)
         for parameter, source, form in self.moving:
@@ -97,15 +94,15 @@ class Step(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A function, ready."""
+    """A function, ready to run."""
 
     steps: tuple[Step, ...]
     constants: Mapping[str, Array]
-    """Values that are the same in every call."""
+    """Values that steps look up, equal in every call."""
 
 
 def finisher(dtype: str, rounding: str, *, moves: bool = False) -> Finish:
-    """What brings numbers to where a declared type says; `moves`: they were there before."""
+    """The conversion to a declared type; `moves`: the operation only moves values of that type."""
     if dtype == "fp16" and rounding == "f16" and not moves:
         return to_half
     if dtype in ("fp16", "fp32"):
@@ -115,11 +112,11 @@ def finisher(dtype: str, rounding: str, *, moves: bool = False) -> Finish:
 
 
 def make_plan(package: Package, function: Function, rounding: str) -> Plan:
-    """Make a function ready to run.
+    """Prepare a function to run.
 
     Raises:
-        ModelError: it has something that cannot be run; the message names everything.
-        InvalidRequest: there is no such rounding.
+        ModelError: something is unsupported; the message names every fault.
+        InvalidRequest: the rounding is unknown.
     """
     if rounding not in ROUNDINGS:
         raise InvalidRequest(f"rounding is {rounding!r}; expected {' or '.join(ROUNDINGS)}")
@@ -131,7 +128,7 @@ def make_plan(package: Package, function: Function, rounding: str) -> Plan:
 
 
 class _Faults:
-    """Everything of a function that cannot be run."""
+    """All unsupported parts of a function."""
 
     def __init__(self, function: Function) -> None:
         self.found: list[str] = []
@@ -151,7 +148,7 @@ class _Faults:
         ]
 
     def _of(self, op: Op, entry: Entry) -> Iterator[str]:
-        """What is wrong with an operation, after those that were looked at before."""
+        """Faults of an operation; operations before it are already checked."""
         for parameter in sorted(entry.required - set(op.inputs)):
             yield f"has no {parameter}"
         for parameter, operands in op.inputs.items():
@@ -178,14 +175,14 @@ class _Faults:
 
 
 class _Folding:
-    """Binds operations one after the other, and runs those whose operands are all constants."""
+    """Binds operations in order, and runs those whose operands are all constants."""
 
     def __init__(self, path: Path, rounding: str) -> None:
         self._path = path
         self._rounding = rounding
         self._constants: dict[str, Any] = {}
         self._stored: dict[str, int] = {}
-        """For each of them what it is made of takes up in the package."""
+        """Constant -> stored bytes of what it is computed from."""
 
     def plan(self, block: Block) -> Plan:
         steps = []
@@ -204,7 +201,7 @@ class _Folding:
         stored = 0
         for parameter, operands in op.inputs.items():
             form = entry.forms[parameter]
-            if form is None:  # numbers, and no shape or option
+            if form is None:  # an array, not a shape or an option
                 stored += sum(map(self._stored_bytes, operands))
             several = parameter in entry.several
             if all(map(self._is_constant, operands)):
@@ -219,7 +216,7 @@ class _Folding:
             (one.name, one.shape, finisher(one.dtype, self._rounding, moves=entry.moves))
             for one in op.outputs
         )
-        # Of a table that is gathered from, a call reads a few rows.
+        # A call reads only a few rows of a table that it gathers from.
         touched = 0 if op.type == "gather" else stored
         if entry.refuses and (fault := entry.refuses(fixed)):
             raise ModelError(f"{self._path} cannot be rehearsed: {op.type} {op.name!r} has {fault}")
@@ -247,7 +244,7 @@ class _Folding:
         return operand.stored_bytes
 
     def _name(self, operand: str | Constant) -> str:
-        """The name under which a step finds an operand; a constant that has none is given one."""
+        """The name of an operand in `values`; an unnamed constant gets one."""
         if isinstance(operand, str):
             return operand
         name = f"constant {len(self._constants)}"
@@ -258,7 +255,7 @@ class _Folding:
 def _shortened(
     steps: Iterable[Step], constants: Mapping[str, Any], outputs: tuple[str, ...]
 ) -> Plan:
-    """Steps that forget a value after its last use; with the constants that they look up."""
+    """Free every value after its last use, and drop constants that no step looks up."""
     later = set(outputs)
     wanted = set(outputs)
     kept = []
@@ -280,7 +277,7 @@ def _floats(found: Any) -> Array:
     return np.asarray(found).astype(np.float32, copy=False)
 
 
-@lru_cache(4096)  # asked of every operation of every call, about few shapes
+@lru_cache(4096)  # called for every operation of every call, with few shapes
 def _fits(shape: tuple[int, ...], declared: Shape) -> bool:
     return len(shape) == len(declared) and all(
         expected in (None, size) for size, expected in zip(shape, declared, strict=True)

@@ -1,10 +1,9 @@
-"""A saved Core ML program, read: functions, operations, constants, and what the model declares.
+"""Reads a saved Core ML program: functions, operations, constants, and declared features.
 
-Reads `.mlpackage` folders that hold an ML program, and says what is in them; runs nothing and
-judges nothing, so that an executor and a linter see the same. What the package says stays as it
-says it: names, types and shapes; a dimension that is only known when the program runs is None. The
-numbers of constants stay in the weight file until someone asks for them, but that the file holds
-them, whole and of the declared type, is known when this has read a package.
+Reads `.mlpackage` folders that hold an ML program, for the executor and the linter; runs and checks
+nothing else. Names, types and shapes are the package's own; a dimension known only at run time is
+None. Constants stay in the weight file until used. Invariant: after reading, the file is known to
+hold all of them, in their declared types.
 """
 
 import math
@@ -26,18 +25,18 @@ from paceline.errors import ModelError
 from paceline.storage.files import read_json
 
 Shape = tuple[int | None, ...]
-"""None: known when the program runs."""
+"""None: known at run time only."""
 
 Operand = str | Constant
-"""The name of a value that was computed before, or a constant that is written in place."""
+"""Name of a value computed before, or an inline constant."""
 
 _HELD_IN_ATTRIBUTES: Final = ("const", "constexpr_")
-"""Kinds of operation whose constants may be written as attributes (all of them before iOS 18)."""
+"""Operation types whose constants may be attributes (always before iOS 18)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an operation makes, or a function is given."""
+    """Output of an operation, or input of a function."""
 
     name: str
     dtype: str
@@ -52,23 +51,23 @@ class Op:
     type: str
     name: str
     inputs: Mapping[str, tuple[Operand, ...]]
-    """By parameter; most have one operand, those of `concat` and its like several."""
+    """Parameter -> operands; most have one, `concat` and similar have several."""
     outputs: tuple[Value, ...]
     attributes: Mapping[str, Constant]
     blocks: tuple["Block", ...] = ()
-    """Of `cond` and `while_loop`."""
+    """Nested blocks of `cond` and `while_loop`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Operations in the order in which they run."""
+    """Operations in execution order."""
 
     inputs: tuple[Value, ...]
     ops: tuple[Op, ...]
     outputs: tuple[str, ...]
 
     def walk(self) -> Iterator[Op]:
-        """Every operation, those of nested blocks after the one that holds them."""
+        """Every operation, with nested blocks after their operation."""
         for op in self.ops:
             yield op
             for block in op.blocks:
@@ -77,27 +76,27 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """An input, output or state as the model declares it to whoever calls it."""
+    """An input, output or state as declared to callers."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    """The default one. Empty where nothing is declared, as is usual for outputs."""
+    """The default shape; empty if none is declared, as usual for outputs."""
     lower: tuple[int, ...]
     upper: tuple[int | None, ...]
-    """Bounds of each dimension, inclusive, equal where it is fixed; None: as large as you like."""
+    """Inclusive bounds of each dimension, equal if it is fixed; None: unbounded."""
     choices: tuple[tuple[int, ...], ...] = ()
-    """The only shapes there may be, where they are listed (EnumeratedShapes)."""
+    """The allowed shapes, if they are enumerated (EnumeratedShapes)."""
 
     @property
     def is_static(self) -> bool:
-        """Whether there is one shape only."""
+        """True if only one shape is allowed."""
         return self.lower == self.upper and not self.choices
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One of the programs in a package, and how it is called."""
+    """One of the programs in a package, with its features."""
 
     name: str
     opset: str
@@ -105,12 +104,12 @@ class Function:
     outputs: tuple[Feature, ...]
     states: tuple[Feature, ...]
     block: Block
-    """Its inputs hold those of the function, states last."""
+    """Its inputs are those of the function, states last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """All that a `.mlpackage` holds."""
+    """Contents of a `.mlpackage`."""
 
     path: Path
     specification_version: int
@@ -132,7 +131,7 @@ def read_package(path: Path) -> Package:
     """Read a `.mlpackage` folder.
 
     Raises:
-        ModelError: it is none, it is damaged, or what it holds is no ML program.
+        ModelError: it is no package, damaged, or holds no ML program.
         MissingExtra: coremltools is not installed.
     """
     location = _model_file(path)
@@ -314,7 +313,7 @@ class _Reader:
         return Constant(dtype, shape, data)
 
     def file(self, name: str) -> WeightFile:
-        """A weight file, which the program names from where the model lies."""
+        """A weight file, named relative to the model's folder."""
         if name not in self._files:
             inside = name.removeprefix("@model_path/")
             path = self._folder / inside

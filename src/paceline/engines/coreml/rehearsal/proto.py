@@ -1,8 +1,8 @@
-"""The protobuf messages of a Core ML model, as coremltools ships them.
+"""The protobuf messages of a Core ML model, from coremltools.
 
-Importing coremltools takes seconds, brings in torch where there is one, and warns about versions on
-stderr. Its generated messages need protobuf alone, so its folder `proto` is imported as a package
-of its own. The messages are the same objects either way: protobuf keeps one of each.
+Importing coremltools takes seconds, imports torch if installed, and prints version warnings. Its
+generated messages need only protobuf, so its folder `proto` is imported as a separate package.
+protobuf keeps one object per message, so both imports give the same ones.
 """
 
 import importlib

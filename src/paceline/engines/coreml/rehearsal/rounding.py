@@ -1,7 +1,7 @@
 """Rounding to fp16, held in float32.
 
-The same numbers as a cast to float16 and back, which numpy does one at a time; this is five times
-as fast, and rounding is most of what a rehearsal in fp16 does.
+Equal to a cast to float16 and back, which numpy does number by number; this is five times as fast,
+and rounding takes most of the time of an fp16 rehearsal.
 """
 
 from typing import Final
@@ -13,28 +13,28 @@ _OVERFLOW: Final = 65520.0
 """The least number that fp16 rounds to infinity."""
 
 _LEAST_NORMAL: Final = np.float32(2.0**-14)
-"""Numbers below lie as close together in fp16 as this one and the next."""
+"""Smaller numbers have the same spacing in fp16 as this one and the next."""
 
 _SHIFT: Final = np.float32(1.5 * 2**13)
-"""A float32 of 2^e * this has its last bit where an fp16 of 2^e has it: adding it rounds there, to
-the nearest and, between two, to the even one; the half keeps sums with negative numbers there."""
+"""2^e * this in float32 has its last bit where 2^e in fp16 has it, so adding it rounds there, half
+to even. The 1.5 keeps sums with negative numbers in that range."""
 
 _EXPONENT: Final = np.uint32(0x7F800000)
 _SIGN: Final = np.uint32(0x80000000)
 
 
 def to_half(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """The nearest fp16 of each number, as a float32 array of its own."""
+    """The nearest fp16 of each number, as a new float32 array."""
     x = np.asarray(numbers, np.float32)
     if x.ndim == 0 or x.size == 0 or not (x.max() < _OVERFLOW and x.min() > -_OVERFLOW):
-        return np.array(x.astype(np.float16), np.float32)  # infinities, and no numbers
+        return np.array(x.astype(np.float16), np.float32)  # infinities and NaN
     x = np.ascontiguousarray(x)
     bits = x.view(np.uint32)
     shift = np.maximum((bits & _EXPONENT).view(np.float32), _LEAST_NORMAL)
     shift *= _SHIFT
     found = x + shift
     found -= shift
-    # Of a zero the sum has lost the sign.
+    # The sum loses the sign of a zero.
     signed = found.view(np.uint32)
     signed |= bits & _SIGN
     return found

@@ -1,9 +1,8 @@
-"""Numbers as a Core ML package stores them: MIL's types, and the file that holds the large ones.
+"""Numbers as stored in a Core ML package: MIL's types, and the weight file.
 
-Knows nothing of programs. A weight file is a header of 64 bytes and, for each array, 64 bytes that
-describe it and say where its numbers begin (MILBlob's storage format, version 2, little-endian). A
-record that does not agree with what the program says of it is refused when the package is read,
-before any number is used.
+Independent of programs. A weight file has a header of 64 bytes and, for each array, a record of 64
+bytes with its type, size and offset (MILBlob's storage format, version 2, little-endian).
+Invariant: a record that differs from the program's declaration is an error on reading the package.
 """
 
 import math
@@ -27,13 +26,13 @@ _VERSION: Final = 2
 
 
 class Stored(NamedTuple):
-    """How numbers of a MIL type are stored, and held here."""
+    """How numbers of a MIL type are stored, and their numpy type here."""
 
     held: type[np.generic]
     bits: int
-    """Of one number in the package; below 8 they are packed, the first in the lowest bits."""
+    """Bits of a stored number; below 8 they are packed, the first in the lowest bits."""
     kind: int | None = None
-    """The type's number in a weight file; None: no file holds it."""
+    """The type's number in a weight file; None: never in a file."""
 
 
 DTYPES: Final = {
@@ -57,7 +56,7 @@ DTYPES: Final = {
     "int64": Stored(np.int64, 64),
     "uint64": Stored(np.uint64, 64),
 }
-"""The MIL types that are known here, under the names that MIL's text form uses."""
+"""The supported MIL types, by their names in MIL's text form."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class WeightFile:
 
     @cached_property
     def data(self) -> npt.NDArray[np.uint8]:
-        """Every byte of it. Raises ModelError when it is no weight file."""
+        """All its bytes. Raises ModelError if it is no weight file."""
         try:
             data: npt.NDArray[np.uint8] = np.asarray(np.memmap(self.path, np.uint8, "r"))
         except (OSError, ValueError) as error:
@@ -83,10 +82,10 @@ class WeightFile:
         return data
 
     def record(self, offset: int, dtype: str, count: int) -> npt.NDArray[np.uint8]:
-        """The bytes of `count` numbers of a type, whose record is at `offset`.
+        """Bytes of `count` numbers of a type, given the offset of their record.
 
         Raises:
-            ModelError: there is no such record, or it describes something else.
+            ModelError: the record is missing, or has another type or size.
         """
         data, where = self.data, f"{self.path}: the record at {offset}"
         if offset % _RECORD.size or not 0 < offset <= data.size - _RECORD.size:
@@ -109,32 +108,32 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """An array, or a text, that a program holds; its numbers are read when they are asked for."""
+    """An array or a string of a program; its numbers are read on access."""
 
     dtype: str
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8] | str = field(repr=False)
-    """As stored: bytes (of a large array, in the weight file), or the text itself."""
+    """As stored: bytes (mapped from the weight file if large), or the string."""
 
     @property
     def stored_bytes(self) -> int:
-        """What it takes up in the package."""
+        """Bytes in the package."""
         return len(self.data)
 
     def value(self) -> Array | str:
-        """The text, or the numbers in the numpy type that `DTYPES` says. Not to be written to."""
+        """The string, or the numbers in the numpy type of `DTYPES`. Read-only."""
         if isinstance(self.data, str):
             return self.data
         return unpacked(self.data, self.dtype, math.prod(self.shape)).reshape(self.shape)
 
 
 def bytes_of(dtype: str, count: int) -> int:
-    """What `count` numbers of a type take up in a package."""
+    """Bytes of `count` numbers of a type in a package."""
     return -(-count * DTYPES[dtype].bits // 8)
 
 
 def unpacked(data: npt.NDArray[np.uint8], dtype: str, count: int) -> Array:
-    """`count` numbers of a type from their bytes, in the numpy type that holds them."""
+    """`count` numbers of a type from their bytes, in the numpy type of `DTYPES`."""
     held, bits, _ = DTYPES[dtype]
     if bits >= 8:
         return data.view(held)
@@ -142,7 +141,7 @@ def unpacked(data: npt.NDArray[np.uint8], dtype: str, count: int) -> Array:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
         parts = (data[:, None] >> shifts) & np.uint8((1 << bits) - 1)
         found = parts.reshape(-1)[:count]
-    else:  # numbers that lie across bytes
+    else:  # numbers that cross bytes
         each = np.unpackbits(data, bitorder="little")[: count * bits].reshape(count, bits)
         found = np.packbits(each, axis=1, bitorder="little")[:, 0]
     if dtype == "int4":

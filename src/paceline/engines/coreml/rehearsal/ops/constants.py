@@ -1,7 +1,7 @@
-"""Constants, and the operations that make them of what a package stores: quantized, from a table.
+"""Constants, and the operations that decode stored weights: quantized, palettized, sparse.
 
-They run once, when a package is opened. The numbers they make are float32; that the program
-declares fewer bits is the business of whoever calls them.
+They run once, when a package is opened. Results are float32; the caller rounds them to the declared
+type.
 """
 
 import math
@@ -24,7 +24,7 @@ def _constexpr_cast(source_val: Array, output_dtype: str) -> Array:
 
 @op("constexpr_blockwise_shift_scale")
 def _blockwise_shift_scale(data: Array, scale: Array, offset: Array | None = None) -> Array:
-    """Of the data less the offset, times the scale: both have a number for each block of it."""
+    """(data - offset) * scale, with one offset and one scale per block of the data."""
     found = data.astype(np.float32)
     if offset is not None:
         found -= _spread(offset, data.shape)
@@ -34,7 +34,7 @@ def _blockwise_shift_scale(data: Array, scale: Array, offset: Array | None = Non
 
 @op("constexpr_affine_dequantize")
 def _affine_dequantize(quantized_data: Array, zero_point: Array, scale: Array, axis: int) -> Array:
-    """Of the data less the zero point, times the scale: one number, or one a place of `axis`."""
+    """(data - zero point) * scale, with one number in all or one per index of `axis`."""
     shape = [1] * quantized_data.ndim
     shape[axis] = -1
     found = quantized_data.astype(np.float32)
@@ -50,26 +50,26 @@ def _lut_to_dense(
     shape: Ints | None = None,
     vector_axis: int | None = None,
 ) -> Array:
-    """The numbers of a table that the indices name; see the two forms below."""
+    """Table lookup; see the two forms below."""
     if shape is not None:
         return _packed_lut(indices, lut, shape)
     return _blockwise_lut(indices, lut, vector_axis)
 
 
 def _packed_lut(indices: Array, lut: Array, shape: Ints) -> Array:
-    """As of iOS 16: one table, and indices that are packed into bytes."""
+    """iOS 16: one table, and indices packed into bytes."""
     bits = int(lut.size - 1).bit_length()
-    places = unpacked(indices, f"uint{bits}", math.prod(shape))
-    return np.take(lut, places).reshape(shape)
+    values = unpacked(indices, f"uint{bits}", math.prod(shape))
+    return np.take(lut, values).reshape(shape)
 
 
 def _blockwise_lut(indices: Array, lut: Array, vector_axis: int | None) -> Array:
-    """As of iOS 18: a table for each block of indices, of numbers or of vectors.
+    """iOS 18: one table per block of indices, of numbers or of vectors.
 
     indices: [...], lut: [tables for each axis ..., numbers, vector].
     """
     *tables, _, width = lut.shape
-    # For each axis the table that every place belongs to; they broadcast to the indices' shape.
+    # For each axis the table of every index; they broadcast to the indices' shape.
     where = np.ix_(
         *(
             np.arange(size) // (size // count)
@@ -89,7 +89,7 @@ def _blockwise_lut(indices: Array, lut: Array, vector_axis: int | None) -> Array
 
 @op("constexpr_sparse_to_dense")
 def _sparse_to_dense(nonzero_data: Array, mask: Array, shape: Ints | None = None) -> Array:
-    """The data where the mask is set, else 0. iOS 16 packs the mask into bytes, and has a shape."""
+    """The data where the mask is set, else 0. iOS 16 gives a mask packed into bytes and a shape."""
     if shape is not None:
         mask = unpacked(mask, "uint1", math.prod(shape)).reshape(shape)
     found = np.zeros(mask.shape, nonzero_data.dtype)
@@ -98,7 +98,7 @@ def _sparse_to_dense(nonzero_data: Array, mask: Array, shape: Ints | None = None
 
 
 def _spread(blocks: Array, shape: Ints) -> Array:
-    """Each number repeated over the block that it stands for."""
+    """Each number repeated over its block."""
     for axis, size in enumerate(shape):
         if blocks.shape[axis] not in (1, size):
             blocks = np.repeat(blocks, size // blocks.shape[axis], axis)

@@ -1,9 +1,9 @@
-"""Operations that compute each number from the numbers in the same place.
+"""Elementwise operations.
 
-What IEEE rounds correctly (sums, products, quotients, square roots) has the same bits however numpy
-walks an array. Its functions beyond these (exp, log, tanh, pow) may have one kernel for contiguous
-memory and another for the rest, and a third for what is left over after the last whole vector,
-depending on the machine: `by_lanes` hands them contiguous vectors with nothing left over.
+Operations that IEEE rounds correctly (sums, products, quotients, square roots) have the same bits
+in every memory layout. numpy's others (exp, log, tanh, pow) may use one kernel for contiguous
+memory, another for the rest, and a third for the remainder after the last whole vector, depending
+on the machine: `by_lanes` passes contiguous whole vectors only.
 """
 
 import math
@@ -15,11 +15,11 @@ import numpy as np
 from paceline.engines.coreml.rehearsal.ops.table import Array, op
 
 _LANES: Final = 64
-"""A multiple of the numbers in every vector that numpy's kernels work on at once."""
+"""A multiple of every vector width of numpy's kernels."""
 
 
 def by_lanes(function: Callable[..., Array], *arrays: Array) -> Array:
-    """A function of numpy, applied to arrays of one shape so that places do not matter."""
+    """Apply a numpy function to arrays of one shape, independent of positions in them."""
     shape = arrays[0].shape
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
     over = -flat[0].size % _LANES
@@ -40,12 +40,12 @@ def sigmoid(x: Array) -> Array:
 
 
 def larger(x: Array, y: Array | float) -> Array:
-    """The larger of two numbers; of two zeros, which differ in sign only, the one above."""
+    """The larger of two numbers; +0 for two zeros."""
     return np.maximum(x, y) + 0
 
 
 def smaller(x: Array, y: Array | float) -> Array:
-    """The smaller of two numbers; of two zeros, which differ in sign only, the one above."""
+    """The smaller of two numbers; +0 for two zeros."""
     return np.minimum(x, y) + 0
 
 
@@ -187,10 +187,10 @@ def _gelu(x: Array, mode: str = "EXACT") -> Array:
     if mode == "SIGMOID_APPROXIMATION":
         return x * sigmoid(1.702 * x)
     if mode == "TANH_APPROXIMATION":
-        turn = by_lanes(np.tanh, math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))
+        gate = by_lanes(np.tanh, math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))
     else:
-        turn = _error_function(x * math.sqrt(0.5))
-    found: Array = 0.5 * x * (1 + turn)
+        gate = _error_function(x * math.sqrt(0.5))
+    found: Array = 0.5 * x * (1 + gate)
     return found
 
 
@@ -256,7 +256,7 @@ def _select(cond: Array, a: Array, b: Array) -> Array:
 
 @op("cast")
 def _cast(x: Array, dtype: str) -> Array:
-    """`dtype` is what the program declares of the output too, which whoever calls it obeys."""
+    """`dtype` is also the declared type of the output, to which the caller converts."""
     return x
 
 
@@ -266,6 +266,6 @@ def _identity(x: Array) -> Array:
 
 
 def _error_function(x: Array) -> Array:
-    """The standard library's, number by number: it is rare, and numpy has none."""
+    """The standard library's erf, number by number: it is rare, and numpy has none."""
     each: Any = (math.erf(value) for value in np.ravel(x).tolist())
     return np.fromiter(each, np.float32, x.size).reshape(x.shape)

@@ -1,7 +1,7 @@
 """Operations that multiply matrices: convolution, linear layers, matmul, attention, einsum.
 
-Each lays its operands out as vectors and leaves the sums to `dots`, whose rule it inherits: a
-number that comes out depends on the two vectors it is made of alone.
+Each arranges its operands as vectors and calls `dots`. Invariant, from `dots`: a result depends on
+its two vectors alone.
 """
 
 import math
@@ -36,12 +36,12 @@ def _macs_of_einsum(arguments: Mapping[str, Any], out: Array) -> int:
     return int(out.size * arguments["values"][0].shape[-1])
 
 
-def _refused_of_conv(arguments: Mapping[str, Any]) -> str | None:
+def _fault_of_conv(arguments: Mapping[str, Any]) -> str | None:
     pad_type, strides = arguments.get("pad_type", "valid"), arguments.get("strides", ())
     if pad_type == "custom" and "pad" not in arguments:
         return "the pad_type custom, and no pad"
     if pad_type.startswith("same") and any(step != 1 for step in strides):
-        # MIL's text and its own shape inference disagree about what that is.
+        # MIL's documentation and its shape inference disagree here.
         return f"the pad_type {pad_type} with strides {list(strides)}, expected strides of 1"
     return None
 
@@ -49,7 +49,7 @@ def _refused_of_conv(arguments: Mapping[str, Any]) -> str | None:
 @op(
     "conv",
     macs=_macs_per_filter,
-    refuses=_refused_of_conv,
+    refuses=_fault_of_conv,
     pad_type=("valid", "custom", "same", "same_lower"),
 )
 def _conv(
@@ -71,28 +71,28 @@ def _conv(
         rows = x.reshape(*x.shape[:2], -1).swapaxes(1, 2)  # a 1x1 convolution: no windows
         out = dots(weight.reshape(len(weight), -1), rows).reshape(len(x), -1, *x.shape[2:])
         return out if bias is None else out + bias
-    reach = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilations, strict=True)]
-    x = np.pad(x, [(0, 0), (0, 0), *_padding(pad_type, pad or (), reach)])
-    # [N, C, places ..., kernel ...], without a copy
-    windows = np.lib.stride_tricks.sliding_window_view(x, reach, tuple(range(2, x.ndim)))
+    extent = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilations, strict=True)]
+    x = np.pad(x, [(0, 0), (0, 0), *_padding(pad_type, pad or (), extent)])
+    # [N, C, positions ..., kernel ...], without a copy
+    windows = np.lib.stride_tricks.sliding_window_view(x, extent, tuple(range(2, x.ndim)))
     every = tuple(slice(None, None, step) for step in (*strides, *dilations))
     windows = windows[(slice(None), slice(None), *every)]
-    batch, channels, *places = windows.shape[: x.ndim]
+    batch, channels, *positions = windows.shape[: x.ndim]
     filters = weight.reshape(groups, len(weight) // groups, -1)
-    patches = windows.reshape(batch, groups, channels // groups, math.prod(places), -1)
-    patches = patches.transpose(0, 1, 3, 2, 4).reshape(batch, groups, math.prod(places), -1)
-    out = dots(filters, patches).reshape(batch, len(weight), *places)
+    patches = windows.reshape(batch, groups, channels // groups, math.prod(positions), -1)
+    patches = patches.transpose(0, 1, 3, 2, 4).reshape(batch, groups, math.prod(positions), -1)
+    out = dots(filters, patches).reshape(batch, len(weight), *positions)
     return out if bias is None else out + bias
 
 
-def _padding(pad_type: str, pad: Ints, reach: list[int]) -> list[tuple[int, int]]:
+def _padding(pad_type: str, pad: Ints, extent: list[int]) -> list[tuple[int, int]]:
     """Zeros before and after, for each axis."""
     if pad_type == "custom":
         return list(zip(pad[::2], pad[1::2], strict=True))
     if pad_type == "valid":
-        return [(0, 0)] * len(reach)
-    less = [(size - 1) // 2 for size in reach]
-    more = [size - 1 - half for size, half in zip(reach, less, strict=True)]
+        return [(0, 0)] * len(extent)
+    less = [(size - 1) // 2 for size in extent]
+    more = [size - 1 - half for size, half in zip(extent, less, strict=True)]
     before, after = (less, more) if pad_type == "same" else (more, less)
     return list(zip(before, after, strict=True))
 
@@ -125,7 +125,7 @@ def _attention(query: Array, key: Array, value: Array, attn_mask: Array | None =
     return dots(softmax(scores), value.swapaxes(-1, -2))
 
 
-def _refused_of_einsum(arguments: Mapping[str, Any]) -> str | None:
+def _fault_of_einsum(arguments: Mapping[str, Any]) -> str | None:
     equation = arguments.get("equation", "")
     parts = equation.replace("->", ",").replace(" ", "").split(",")
     if len(parts) == 3 and all(len(part) in (3, 4) for part in parts):
@@ -136,9 +136,9 @@ def _refused_of_einsum(arguments: Mapping[str, Any]) -> str | None:
     return f"the equation {equation!r}, expected one like nchw,nwhu->nchu"
 
 
-@op("einsum", macs=_macs_of_einsum, refuses=_refused_of_einsum)
+@op("einsum", macs=_macs_of_einsum, refuses=_fault_of_einsum)
 def _einsum(values: tuple[Array, ...], equation: str) -> Array:
-    """The one form that MIL has: [..., C, H, W] with [..., W, H, U] gives [..., C, H, U]."""
+    """MIL's only form: [..., C, H, W] with [..., W, H, U] gives [..., C, H, U]."""
     x, y = values
     rows = x.swapaxes(-2, -3)  # [..., H, C, W]
     columns = np.moveaxis(y, -3, -1)  # [..., H, U, W]

@@ -1,15 +1,13 @@
-"""Sums of products: the one function by which every matrix of a program is multiplied.
+"""Sums of products: the one function that multiplies every matrix of a program.
 
-Why a row does not depend on its neighbours: each number of a product is a dot product of two
-contiguous vectors, and is computed from nothing but these two, by a call of its own (`vecdot` makes
-one BLAS `sdot` for each). How many such vectors there are, and where in the block they stand, does
-not enter. A matrix-vector or matrix-matrix routine would be asked for the whole block, and may
-choose its kernel, and so its order of summation, by how many rows the block has.
+Why rows are independent: each number of a product is a dot product of two contiguous vectors,
+computed by a separate call (`vecdot` makes one BLAS `sdot` for each). The number and position of
+the vectors do not matter. A matrix-vector or matrix-matrix routine gets the whole block, and may
+choose its kernel, and so its order of summation, by the number of rows.
 
-Where the vectors are short, the terms are added one after the other instead, which is as
-independent, and fast where there are many such vectors (a write of T rows into S slots is a product
-over T). A row that selects (one 1, else 0) is exact on either path, whatever T is: every other
-term is a zero, and adding zeros rounds nothing.
+Short vectors are summed term by term, which is as independent, and fast for many such vectors (a
+write of T rows into S slots is a product over T). A one-hot row is exact on either path for every
+T: adding zeros does not round.
 """
 
 from typing import Final
@@ -19,7 +17,7 @@ import numpy as np
 from paceline.engines.coreml.rehearsal.ops.table import Array
 
 SHORT: Final = 16
-"""Terms up to which sums are made term by term."""
+"""Most terms of a vector that is summed term by term."""
 
 
 def dots(a: Array, b: Array) -> Array:
@@ -32,7 +30,7 @@ def dots(a: Array, b: Array) -> Array:
         raise ValueError(f"vectors of {terms} and {b.shape[-1]} numbers cannot be multiplied")
     if terms > SHORT:
         a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
-        # The matrix with more vectors is gone through once, past all of the other.
+        # One pass over the matrix with more vectors.
         if a.shape[-2] >= b.shape[-2]:
             found: Array = np.vecdot(a[..., :, None, :], b[..., None, :, :])
         else:

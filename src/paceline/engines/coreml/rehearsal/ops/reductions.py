@@ -1,8 +1,8 @@
-"""Operations that make one number of many, along axes: sums, extremes, norms, orders.
+"""Reductions along axes: sums, extremes, norms, sorting.
 
-Why a row does not depend on its neighbours: the axes to go come last, in memory of their own, and
-are one axis of n contiguous numbers. numpy sums such vectors one by one, in an order that n alone
-decides. Extremes and orders do not round; of equal numbers the first counts.
+Why rows are independent: the reduced axes become one last axis of n contiguous numbers in new
+memory. numpy sums such vectors one by one, in an order given by n alone. Extremes and sorting do
+not round; of equal numbers the first wins.
 """
 
 import math
@@ -14,7 +14,7 @@ from paceline.engines.coreml.rehearsal.ops.table import Array, Ints, op
 
 
 def reduced(function: np.ufunc, x: Array, axes: Ints | None) -> Array:
-    """`function` of the numbers along axes (None: all), which stay with size 1."""
+    """Reduce along axes (None: all), keeping them with size 1."""
     going = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
     staying = [axis for axis in range(x.ndim) if axis not in going]
     count = math.prod(x.shape[axis] for axis in going)
@@ -24,23 +24,23 @@ def reduced(function: np.ufunc, x: Array, axes: Ints | None) -> Array:
 
 
 def total(x: Array, axes: Ints | None) -> Array:
-    """The sum along axes, which stay with size 1."""
+    """The sum along axes, kept with size 1."""
     return reduced(np.add, x, axes)
 
 
 def largest(x: Array, axes: Ints | None) -> Array:
-    """The largest number along axes, which stay with size 1; of two zeros the one above."""
+    """The maximum along axes, kept with size 1; +0 for zeros."""
     return reduced(np.maximum, x, axes) + 0
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
-    """e^x over its sum along an axis, from differences to the largest, so that none overflows."""
+    """Softmax along an axis, of differences to the maximum, which avoids overflow."""
     powers = exp(x - largest(x, (axis,)))
     return powers / total(powers, (axis,))
 
 
 def _dropped(x: Array, axes: Ints | None, keep_dims: bool) -> Array:
-    """Without the axes of size 1 that were kept, if they are not to be."""
+    """Drop the kept axes of size 1 unless `keep_dims`."""
     if keep_dims:
         return x
     return x.reshape(()) if axes is None else np.squeeze(x, tuple(axis % x.ndim for axis in axes))
@@ -106,12 +106,12 @@ def _topk(
     return_indices: bool = True,
     output_indices_dtype: str = "int32",
 ) -> Array | tuple[Array, Array]:
-    """They are always sorted: MIL allows any order where it is not asked for."""
+    """Always sorted: without `sort` MIL allows any order."""
     if not 0 < k <= x.shape[axis]:
-        raise ValueError(f"{k} numbers are wanted of {x.shape[axis]}")
-    places = np.take(ordered(x, axis, ascending), range(k), axis)
-    values = np.take_along_axis(x, places, axis)
-    return (values, places) if return_indices else values
+        raise ValueError(f"k is {k}; expected 1 to {x.shape[axis]}")
+    indices = np.take(ordered(x, axis, ascending), range(k), axis)
+    values = np.take_along_axis(x, indices, axis)
+    return (values, indices) if return_indices else values
 
 
 @op("cumsum")
@@ -150,11 +150,11 @@ def _layer_norm(
 
 @op("l2_norm")
 def _l2_normalized(x: Array, epsilon: float = 1e-6) -> Array:
-    """Over the last three axes, whatever the rank."""
+    """Over the last three axes, for every rank."""
     return x / np.sqrt(total(np.square(x), (-3, -2, -1)) + epsilon)
 
 
 def ordered(x: Array, axis: int, ascending: bool) -> Array:
-    """The places of the numbers along an axis in order, equal ones as they stand."""
+    """Indices that sort the numbers along an axis, stable."""
     signed = x if x.dtype.kind == "f" else x.astype(np.int64)
     return np.argsort(signed if ascending else -signed, axis, stable=True)

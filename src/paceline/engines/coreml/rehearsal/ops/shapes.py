@@ -1,6 +1,6 @@
-"""Operations that pass numbers on: other shapes, orders and places, parts, copies; and shapes made.
+"""Operations that move numbers (reshape, transpose, slice, gather, copy), or make shapes and masks.
 
-Nothing here computes with a number that a model computed, so nothing here rounds.
+None computes with a model's numbers, so nothing here rounds.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ def _transpose(x: Array, perm: Ints) -> Array:
 
 @op("reshape", moves=True)
 def _reshape(x: Array, shape: Ints) -> Array:
-    """0 keeps the size of x, counted from the last axis; -1 takes what is left."""
+    """0 keeps the size of x, counted from the last axis; -1 is inferred."""
     missing = len(shape) - x.ndim
     kept = [x.shape[axis - missing] if axis >= missing else 1 for axis in range(len(shape))]
     return x.reshape([kept[axis] if size == 0 else size for axis, size in enumerate(shape)])
@@ -28,7 +28,7 @@ def _expand_dims(x: Array, axes: Ints) -> Array:
 
 @op("squeeze", moves=True)
 def _squeeze(x: Array, axes: Ints | None = None) -> Array:
-    """Axes of another size than 1 stay, also where they are named."""
+    """Axes of another size than 1 stay, even if named."""
     named = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
     return np.squeeze(x, tuple(axis for axis in named if x.shape[axis] == 1))
 
@@ -93,7 +93,7 @@ def _slice_update(
     where = slices(x.shape, (begin, end, stride), (begin_mask, end_mask, squeeze_mask))
     if x[where].shape != update.shape:
         raise ValueError(f"an update of shape {update.shape} for a slice of {x[where].shape}")
-    if update.shape == x.shape:  # all of it, as a state is written: nothing of x is left
+    if update.shape == x.shape:  # the whole of x, as in a write to a state
         return update
     changed = x.copy()
     changed[where] = update
@@ -121,7 +121,7 @@ def _gather(
     batch_dims: int = 0,
     validate_indices: bool = False,
 ) -> Array:
-    """An index that is out of range is an error: what a device does with it is not defined."""
+    """An index out of range is an error: its result on a device is undefined."""
     axis %= x.ndim
     check_indices(indices, x.shape[axis])
     if not batch_dims:
@@ -186,7 +186,7 @@ def _band_part(x: Array, lower: int = -1, upper: int = -1) -> Array:
 
 @op("pad", mode=("constant",), moves=True)
 def _pad(x: Array, pad: Ints, mode: str = "constant", constant_val: float = 0.0) -> Array:
-    """The last axes, two numbers for each: before and after."""
+    """`pad` has two numbers, before and after, for each of the last axes."""
     missing = x.ndim - len(pad) // 2
     widths = [(0, 0)] * missing + list(zip(pad[::2], pad[1::2], strict=True))
     return np.pad(x, widths, constant_values=constant_val)
@@ -197,9 +197,9 @@ def slices(
     part: tuple[Ints, Ints, Ints | None],
     masks: tuple[Bools | None, Bools | None, Bools | None],
 ) -> tuple[slice | int, ...]:
-    """MIL's way to name a part: begin, end and stride, and masks.
+    """Python slices of a MIL slice: begin, end and stride, and masks.
 
-    A mask that is set for an axis stands for: from the edge; to the edge; at `begin` only.
+    A mask set for an axis means: from the edge; to the edge; at `begin` only.
     """
     begin, end, stride = part
     from_edge, to_edge, only = (mask or (False,) * len(shape) for mask in masks)
@@ -214,7 +214,7 @@ def slices(
 
 
 def check_indices(indices: Array, size: int) -> None:
-    """Raise ValueError where an index is not in [0, size)."""
+    """Raise ValueError if an index is not in [0, size)."""
     if indices.size and (indices.min() < 0 or indices.max() >= size):
         raise ValueError(
             f"indices go from {indices.min()} to {indices.max()}; expected 0 to {size - 1}"

@@ -1,7 +1,6 @@
-"""Operations on states: what a model keeps between calls.
+"""Operations on states, which a model keeps between calls.
 
-A state is replaced and never changed in place, so what was read of it before a write stays what it
-was.
+A write replaces the array of a state, so values read before it do not change.
 """
 
 from paceline.engines.coreml.rehearsal.ops.table import Array, Arrays, Cell, op

@@ -1,13 +1,12 @@
-"""The table of operations: what each is called, what it accepts, and the function that computes it.
+"""The table of operations: name, accepted constants, and the function that computes it.
 
-A function takes a MIL operation's parameters under MIL's own names and returns its output, or a
-tuple of them. Its annotations say the form in which it wants them; a parameter that it does not
-have, or a constant that it does not accept, makes a package that uses it refused when it is opened.
+A function takes a MIL operation's parameters under MIL's names and returns its output or a tuple of
+outputs. Its annotations give the form of each parameter. A package with an unknown parameter or a
+constant that is not accepted fails when it is opened.
 
-All arithmetic is float32, or the integers' own; a function need not bring its result to the type
-that the program declares, and must not round: whoever calls it does both. It must keep the rule of
-this folder: what it computes for a token's row does not depend on the other rows (`products.py`,
-`reductions.py` and `elementwise.py` say how).
+Arithmetic is float32, or the integers' own. A function does not convert or round its result: the
+caller does. Invariant of this folder: a token's row does not depend on the other rows (how: see
+`products.py`, `reductions.py`, `elementwise.py`).
 """
 
 import inspect
@@ -33,24 +32,23 @@ class Cell:
 
 
 Macs = Callable[[Mapping[str, Any], Array], int]
-"""Multiply-accumulates of one call, from its arguments and its (first) output."""
-
+"""Multiply-accumulates of one call, from its arguments and first output."""
 
 Refuses = Callable[[Mapping[str, Any]], str | None]
-"""What is not accepted of constants that go together, from the arguments that are constant."""
+"""Fault of a combination of constant arguments; None: accepted."""
 
 
 class Entry(NamedTuple):
-    """An operation that can be run."""
+    """A supported operation."""
 
     run: Callable[..., Any]
     forms: Mapping[str, Callable[[Any], Any] | None]
-    """By parameter: what brings an array, or a text, into the form that `run` wants."""
+    """Parameter -> conversion of an array or string to the form that `run` expects."""
     required: frozenset[str]
     accepts: Mapping[str, frozenset[Any]]
-    """By parameter: the only constants that it may be."""
+    """Parameter -> its accepted constants."""
     moves: bool
-    """It only passes numbers on, so that there is nothing to round."""
+    """True if it only moves numbers, so that nothing needs rounding."""
     macs: Macs | None
     several: frozenset[str]
     """Parameters that take any number of operands."""
@@ -61,7 +59,7 @@ _Run = TypeVar("_Run", bound=Callable[..., Any])
 _NEEDED = inspect.Parameter.empty
 
 OPS: dict[str, Entry] = {}
-"""Every operation that is known, by MIL's name for it."""
+"""Every supported operation, by its MIL name."""
 
 
 def op(
@@ -71,9 +69,9 @@ def op(
     refuses: Refuses | None = None,
     **accepts: tuple[Any, ...],
 ) -> Callable[[_Run], _Run]:
-    """Enter a function under these names; `accepts` lists the only constants of a parameter."""
+    """Register a function under these names; `accepts`: allowed constants by parameter."""
 
-    def enter(run: _Run) -> _Run:
+    def register(run: _Run) -> _Run:
         parameters = inspect.signature(run).parameters
         entry = Entry(
             run,
@@ -92,11 +90,11 @@ def op(
         OPS.update(dict.fromkeys(names, entry))
         return run
 
-    return enter
+    return register
 
 
 def _form(annotation: Any) -> Callable[[Any], Any] | None:
-    """What brings a value into the form of an annotation; None: it is in it already."""
+    """Conversion of a value to the form of an annotation; None: no conversion."""
     kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
     optional = isinstance(annotation, UnionType) and len(kinds) == 1
     return _FORMS[kinds[0] if optional else annotation]
