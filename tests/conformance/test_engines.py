@@ -19,13 +19,12 @@ from hypothesis.stateful import (
 )
 
 from paceline.decoding.types import Block
-from paceline.engines import base
-from paceline.engines.base import Engine
+from paceline.engines.base import Engine, KVSequence
 from paceline.errors import CacheFull
 
 Rows = np.ndarray
 Plain = Callable[[Sequence[int], int], Rows]
-Work = tuple[base.Sequence, Sequence[int], int]
+Work = tuple[KVSequence, Sequence[int], int]
 """A sequence, tokens, and how many rows of logits are wanted."""
 
 
@@ -40,7 +39,7 @@ def run(engine: Engine, *work: Work, prompts: Sequence[Work] = ()) -> list[Rows]
     return [logits.copy() for logits in engine.step(blocks).logits]
 
 
-def feed(engine: Engine, sequence: base.Sequence, tokens: Sequence[int]) -> None:
+def feed(engine: Engine, sequence: KVSequence, tokens: Sequence[int]) -> None:
     """Make `tokens` part of the sequence's prompt, wanting nothing back."""
     if tokens:
         run(engine, prompts=[(sequence, tokens, 0)])
@@ -78,13 +77,13 @@ def plain(engine: Engine) -> Plain:
 
 
 @pytest.fixture
-def sequence(engine: Engine) -> Iterator[base.Sequence]:
+def sequence(engine: Engine) -> Iterator[KVSequence]:
     with closing(engine.open()) as opened:
         yield opened
 
 
 @pytest.fixture
-def other(engine: Engine) -> Iterator[base.Sequence]:
+def other(engine: Engine) -> Iterator[KVSequence]:
     with closing(engine.open()) as opened:
         yield opened
 
@@ -100,7 +99,7 @@ def test_plain_decoding_depends_on_every_token_before(engine: Engine, plain: Pla
 
 @pytest.mark.parametrize("rows", range(2, 17))
 def test_a_row_is_the_same_in_a_block_of_any_length_at_any_place(
-    engine: Engine, plain: Plain, sequence: base.Sequence, rows: int
+    engine: Engine, plain: Plain, sequence: KVSequence, rows: int
 ):
     text = random_text(engine, 64)
     feed(engine, sequence, text[:20])
@@ -114,7 +113,7 @@ def test_a_row_is_the_same_in_a_block_of_any_length_at_any_place(
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 7, 8, 16, 31, 32, 33, 64])
 def test_a_prompt_may_be_cut_into_chunks_of_any_length(
-    engine: Engine, plain: Plain, sequence: base.Sequence, chunk: int
+    engine: Engine, plain: Plain, sequence: KVSequence, chunk: int
 ):
     text = random_text(engine, 64)
     for start in range(0, 60, chunk):
@@ -129,7 +128,7 @@ def test_a_prompt_may_be_cut_into_chunks_of_any_length(
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 6])
 def test_the_trailing_rows_come_back_as_many_as_were_wanted(
-    engine: Engine, plain: Plain, sequence: base.Sequence, rows: int
+    engine: Engine, plain: Plain, sequence: KVSequence, rows: int
 ):
     text = random_text(engine, 30)
     feed(engine, sequence, text[:24])
@@ -140,7 +139,7 @@ def test_the_trailing_rows_come_back_as_many_as_were_wanted(
 
 
 def test_a_call_reports_for_every_block_in_order(
-    engine: Engine, sequence: base.Sequence, other: base.Sequence
+    engine: Engine, sequence: KVSequence, other: KVSequence
 ):
     text = random_text(engine, 8)
     result = engine.step([(sequence, Block(text, 3)), (other, Block(text[:2], 0))])
@@ -149,7 +148,7 @@ def test_a_call_reports_for_every_block_in_order(
     assert result.seconds >= 0
 
 
-def test_a_step_commits_nothing(engine: Engine, plain: Plain, sequence: base.Sequence):
+def test_a_step_commits_nothing(engine: Engine, plain: Plain, sequence: KVSequence):
     text = random_text(engine, 30)
     feed(engine, sequence, text[:20])
     for _ in range(2):
@@ -182,7 +181,7 @@ def test_sequences_of_one_call_do_not_see_each_other(
 
 
 def test_a_long_prompt_beside_a_decode_block_changes_neither(
-    engine: Engine, plain: Plain, sequence: base.Sequence, other: base.Sequence
+    engine: Engine, plain: Plain, sequence: KVSequence, other: KVSequence
 ):
     decoding, prompt = random_text(engine, 64, 1), random_text(engine, 64, 2)
     feed(engine, sequence, decoding[:40])
@@ -199,7 +198,7 @@ def test_a_long_prompt_beside_a_decode_block_changes_neither(
 
 @pytest.mark.parametrize("kept", range(1, 9))
 def test_rejected_drafts_leave_no_trace(
-    engine: Engine, plain: Plain, sequence: base.Sequence, kept: int
+    engine: Engine, plain: Plain, sequence: KVSequence, kept: int
 ):
     text = random_text(engine, 64)
     wrong = [(token + 1) % engine.vocab_size for token in text]
@@ -217,7 +216,7 @@ def test_rejected_drafts_leave_no_trace(
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 31, 32, 33, 47, 48])
 def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
-    engine: Engine, plain: Plain, sequence: base.Sequence, length: int
+    engine: Engine, plain: Plain, sequence: KVSequence, length: int
 ):
     first, second = random_text(engine, 48, 1), random_text(engine, 48, 2)
     text = first[:length] + second[length:]
@@ -236,7 +235,7 @@ def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
 @pytest.mark.parametrize("shared", [0, 1, 8, 31, 40, 64, 70, 200])
 @pytest.mark.parametrize("closed", ["parent", "child", "neither"])
 def test_a_fork_and_its_parent_go_on_without_each_other(
-    engine: Engine, plain: Plain, sequence: base.Sequence, shared: int, closed: str
+    engine: Engine, plain: Plain, sequence: KVSequence, shared: int, closed: str
 ):
     prefix = random_text(engine, 70)
     ends = {"parent": random_text(engine, 40, 1), "child": random_text(engine, 40, 2)}
@@ -258,7 +257,7 @@ def test_a_fork_and_its_parent_go_on_without_each_other(
 @pytest.mark.parametrize("rewound", ["parent", "child"])
 @pytest.mark.parametrize("length", [0, 5, 16, 31, 32, 33, 63])
 def test_rewinding_into_a_shared_prefix_does_not_touch_the_other(
-    engine: Engine, plain: Plain, sequence: base.Sequence, rewound: str, length: int
+    engine: Engine, plain: Plain, sequence: KVSequence, rewound: str, length: int
 ):
     prefix, new = random_text(engine, 64), random_text(engine, 70, 1)
     feed(engine, sequence, prefix)
@@ -280,8 +279,8 @@ def test_rewinding_into_a_shared_prefix_does_not_touch_the_other(
 def test_decode_rows_computed_again_many_to_a_call_leave_the_same_keys_and_values(
     engine: Engine,
     plain: Plain,
-    sequence: base.Sequence,
-    other: base.Sequence,
+    sequence: KVSequence,
+    other: KVSequence,
     rows: int,
     beside: bool,
 ):
@@ -319,7 +318,7 @@ def test_slots_freed_by_closing_are_counted_once_where_they_are_shared(engine: E
 
 
 def test_of_an_answer_only_what_its_prompt_would_have_is_shared(
-    engine: Engine, plain: Plain, sequence: base.Sequence
+    engine: Engine, plain: Plain, sequence: KVSequence
 ):
     text, end = random_text(engine, 100), random_text(engine, 8, 1)
     feed(engine, sequence, text[:50])
@@ -335,7 +334,7 @@ def test_of_an_answer_only_what_its_prompt_would_have_is_shared(
 
 
 def test_slots_given_back_are_used_again_without_a_trace(
-    engine: Engine, plain: Plain, sequence: base.Sequence
+    engine: Engine, plain: Plain, sequence: KVSequence
 ):
     text = random_text(engine, 48)
     feed(engine, sequence, random_text(engine, 64, 1))
@@ -350,7 +349,7 @@ def test_slots_given_back_are_used_again_without_a_trace(
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("committed", [0, 20])
 def test_no_more_rows_can_be_kept_than_the_block_had(
-    engine: Engine, sequence: base.Sequence, rows: int, committed: int
+    engine: Engine, sequence: KVSequence, rows: int, committed: int
 ):
     # Padding rows that an engine adds on its own are not the block's.
     text = random_text(engine, committed + rows)
@@ -368,7 +367,7 @@ def test_no_more_rows_can_be_kept_than_the_block_had(
 
 @pytest.mark.parametrize("length", [-1, 21])
 def test_a_sequence_cannot_be_rewound_to_where_it_never_was(
-    engine: Engine, sequence: base.Sequence, length: int
+    engine: Engine, sequence: KVSequence, length: int
 ):
     feed(engine, sequence, random_text(engine, 20))
     with pytest.raises(ValueError, match=rf"rewind\({length}\)"):
@@ -376,14 +375,14 @@ def test_a_sequence_cannot_be_rewound_to_where_it_never_was(
     assert sequence.length == 20
 
 
-def _next_row(engine: Engine, sequence: base.Sequence, token: int) -> Rows:
+def _next_row(engine: Engine, sequence: KVSequence, token: int) -> Rows:
     (row,) = run(engine, (sequence, [token], 1))
     sequence.commit(1)
     return row
 
 
 def test_a_sequence_can_fill_its_context_and_no_more(
-    engine: Engine, sequence: base.Sequence, other: base.Sequence
+    engine: Engine, sequence: KVSequence, other: KVSequence
 ):
     text = random_text(engine, engine.context_length)
     for one in (other, sequence):
@@ -400,9 +399,9 @@ def test_a_sequence_can_fill_its_context_and_no_more(
     assert sequence.length == engine.context_length
 
 
-def fill(engine: Engine, stack: ExitStack) -> list[base.Sequence]:
+def fill(engine: Engine, stack: ExitStack) -> list[KVSequence]:
     """Sequences that hold every slot that is free now; all but the last span a whole context."""
-    filling: list[base.Sequence] = []
+    filling: list[KVSequence] = []
     text = random_text(engine, engine.context_length)
     chunk = 16
     while True:
@@ -439,7 +438,7 @@ def test_a_full_cache_begins_no_sequence(engine: Engine, plain: Plain):
 
 
 def test_a_full_cache_refuses_a_block_and_changes_nothing(
-    engine: Engine, plain: Plain, sequence: base.Sequence
+    engine: Engine, plain: Plain, sequence: KVSequence
 ):
     if not grows(engine):
         pytest.skip("a sequence has all its slots from the start")
@@ -460,7 +459,7 @@ def test_a_full_cache_refuses_a_block_and_changes_nothing(
 
 
 def test_a_call_that_does_not_fit_takes_no_slots(
-    engine: Engine, plain: Plain, sequence: base.Sequence, other: base.Sequence
+    engine: Engine, plain: Plain, sequence: KVSequence, other: KVSequence
 ):
     if not grows(engine):
         pytest.skip("a sequence has all its slots from the start")
@@ -493,7 +492,7 @@ def test_an_engine_describes_itself_in_words(engine: Engine):
 class Held:
     """A sequence, the tokens that should be in it, and how many of them were read as a prompt."""
 
-    def __init__(self, sequence: base.Sequence, tokens: list[int], read: int = 0) -> None:
+    def __init__(self, sequence: KVSequence, tokens: list[int], read: int = 0) -> None:
         self.sequence = sequence
         self.tokens = tokens
         self.read = read

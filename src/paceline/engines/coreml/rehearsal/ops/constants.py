@@ -57,14 +57,14 @@ def _lut_to_dense(
 
 
 def _packed_lut(indices: Array, lut: Array, shape: Ints) -> Array:
-    """iOS 16: one table, and indices packed into bytes."""
+    """IOS 16: one table, and indices packed into bytes."""
     bits = int(lut.size - 1).bit_length()
     values = unpacked(indices, f"uint{bits}", math.prod(shape))
     return np.take(lut, values).reshape(shape)
 
 
 def _blockwise_lut(indices: Array, lut: Array, vector_axis: int | None) -> Array:
-    """iOS 18: one table per block of indices, of numbers or of vectors.
+    """IOS 18: one table per block of indices, of numbers or of vectors.
 
     indices: [...], lut: [tables for each axis ..., numbers, vector].
     """
