@@ -32,8 +32,8 @@ from paceline.models.manifest import Facts
 from paceline.storage.files import read_json, write_json
 from paceline.tools.bench.plan.flops import as_dict, tables
 from paceline.tools.bench.plan.table import ZAYA
+from paceline.tools.coreml.conversion_options import ConversionOptions
 from paceline.tools.coreml.convert import convert
-from paceline.tools.coreml.recipe import Recipe
 from paceline.tools.coreml.source import Source
 
 SCALE, LAYERS, ROWS = 8, 4, 4
@@ -120,7 +120,7 @@ def converted(checkpoint: Path, folder: Path, routing: str) -> Artifact:
     name = f"random-zaya-{routing}"
     about = {"kind": "checkpoint", "from": name}
     source = Source(name, about, name, checkpoint, checkpoint / "tokenizer.json", None, FACTS)
-    recipe = Recipe(rows=ROWS, slots=FACTS.context_length, routing=routing)
+    recipe = ConversionOptions(rows=ROWS, slots=FACTS.context_length, routing=routing)
     return convert(source, folder, recipe, progress=QUIET)
 
 

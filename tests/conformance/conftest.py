@@ -33,12 +33,12 @@ def _coreml(folders: pytest.TempPathFactory) -> Engine:
     for module in ("coremltools", "torch", "transformers"):
         pytest.importorskip(module)
     from paceline.engines.coreml.engine import CoreMlEngine
+    from paceline.tools.coreml.conversion_options import ConversionOptions
     from paceline.tools.coreml.convert import convert
-    from paceline.tools.coreml.recipe import Recipe
 
     folder = folders.mktemp("coreml")
     # Most blocks are one call, some are two or more.
-    recipe = Recipe(topology="1+1", head_rows=50, slots=192, rows=12)
+    recipe = ConversionOptions(topology="1+1", head_rows=50, slots=192, rows=12)
     made = convert(tiny_source(folder, **SMALLER), folder / "made", recipe, progress=QUIET)
     return CoreMlEngine(made.folder, EngineSettings(cache_tokens=24 * 192), rounding="f32")
 

@@ -66,10 +66,10 @@ def tiny_source(folder: Path, checkpoint: Path | None = None, **changes: Any) ->
 
 def tiny_artifact(folder: Path, **recipe: Any) -> Path:
     """An artifact of `tiny_llama` in two packages of layers and two of the head."""
+    from paceline.tools.coreml.conversion_options import ConversionOptions
     from paceline.tools.coreml.convert import convert
-    from paceline.tools.coreml.recipe import Recipe
 
     settings: dict[str, Any] = {"topology": "2+1", "head_rows": 100, "slots": 192, **recipe}
     return convert(
-        tiny_source(folder), folder / "artifact", Recipe(**settings), progress=QUIET
+        tiny_source(folder), folder / "artifact", ConversionOptions(**settings), progress=QUIET
     ).folder

@@ -88,8 +88,8 @@ def write_tokenizer(folder: Path, *, bos: bool = False) -> None:
 
 def convert_tiny(checkpoint: Path, out: Path, *, facts: Facts | None = None, **recipe: Any) -> Path:
     """Its Core ML form, in two packages of layers and two of the head, all layers tapped."""
+    from paceline.tools.coreml.conversion_options import ConversionOptions
     from paceline.tools.coreml.convert import convert
-    from paceline.tools.coreml.recipe import Recipe
     from paceline.tools.coreml.source import Source
 
     layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
@@ -110,4 +110,4 @@ def convert_tiny(checkpoint: Path, out: Path, *, facts: Facts | None = None, **r
         template=None,
         facts=facts or read_facts(checkpoint),
     )
-    return convert(source, out, Recipe(**settings), progress=QUIET).folder
+    return convert(source, out, ConversionOptions(**settings), progress=QUIET).folder

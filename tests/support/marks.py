@@ -1,12 +1,12 @@
-"""Arrays that say of every number which row of a call it belongs to."""
+"""Arrays whose elements are the row that they belong to."""
 
 import numpy as np
 
-from paceline.tools.coreml.lint.layout import Layout
+from paceline.tools.coreml.lint.row_layout import Layout
 
 
 def marked(layout: Layout, rows: int) -> np.ndarray:
-    """An array laid out so, in which every number is the row it belongs to; 0 without rows."""
+    """An array of the layout whose elements are their rows; 0 without rows."""
     shape = [axis.before * (rows if axis.rows else 1) * axis.after for axis in layout.axes]
     found = np.zeros(shape, np.int64)
     for number, axis in enumerate(layout.axes):

@@ -51,8 +51,8 @@ def tiny_zaya(folder: Path, **changes: Any) -> Path:
 
 def zaya_artifact(folder: Path, **recipe: Any) -> Path:
     """An artifact of `tiny_zaya` in one package of layers and one of the head."""
+    from paceline.tools.coreml.conversion_options import ConversionOptions
     from paceline.tools.coreml.convert import convert
-    from paceline.tools.coreml.recipe import Recipe
     from paceline.tools.coreml.source import Source
 
     checkpoint = tiny_zaya(folder / "checkpoint")
@@ -61,4 +61,6 @@ def zaya_artifact(folder: Path, **recipe: Any) -> Path:
     about = {"kind": "checkpoint", "from": "tiny-zaya"}
     source = Source("tiny-zaya", about, "tiny-zaya", checkpoint, tokenizer, None, FACTS)
     settings: dict[str, Any] = {"slots": 64, "weights": "f16", **recipe}
-    return convert(source, folder / "artifact", Recipe(**settings), progress=QUIET).folder
+    return convert(
+        source, folder / "artifact", ConversionOptions(**settings), progress=QUIET
+    ).folder

@@ -22,7 +22,7 @@ def convert_to_core_ml(options: argparse.Namespace) -> int:
 
     report = commands.convert(
         options.source,
-        recipe={
+        options={
             **named(options, "weights", *CORE_ML_OPTIONS[:-2]),
             "keep": None if options.keep is None else tuple(options.keep),
         },

@@ -20,8 +20,8 @@ from paceline.engines.coreml.rehearsal.program import Constant, Op, read_package
 from paceline.errors import InvalidRequest, ModelError  # noqa: E402
 from paceline.models import QUIET  # noqa: E402
 from paceline.storage.manifest import MANIFEST  # noqa: E402
+from paceline.tools.coreml.conversion_options import ConversionOptions  # noqa: E402
 from paceline.tools.coreml.convert import convert  # noqa: E402
-from paceline.tools.coreml.recipe import Recipe  # noqa: E402
 from paceline.tools.coreml.source import Source  # noqa: E402
 from support.coreml import FACTS  # noqa: E402
 
@@ -77,7 +77,7 @@ class Made:
         tokenizer = self.folder / "tokenizer.json"
         tokenizer.write_text("{}")
         source = Source("filter", about, "filter", self.folder, tokenizer, None, FACTS)
-        return convert(source, out, Recipe(**settings), progress=QUIET).folder
+        return convert(source, out, ConversionOptions(**settings), progress=QUIET).folder
 
 
 @pytest.fixture(scope="module")

@@ -46,10 +46,10 @@ def rows_of(engine: CoreMlEngine, text: Sequence[int], cuts: Sequence[int]) -> n
 
 def test_rows_are_those_of_the_layers_in_torch(engine: CoreMlEngine, tiny_core_ml: Path):
     from paceline.tools.coreml.families import open_family
-    from paceline.tools.coreml.run import Network
+    from paceline.tools.coreml.torch_model import TorchModel
 
-    family = open_family(tiny_core_ml.parent / "checkpoint", slots=192, ring=64)
-    network = Network(family, slots=192, rows=4)
+    family = open_family(tiny_core_ml.parent / "checkpoint", slots=192, conv_slots=64)
+    network = TorchModel(family, slots=192, rows=4)
     expected, streams = [], []
     for at in range(0, len(TEXT), 4):
         ran = network.step(TEXT[at : at + 4])

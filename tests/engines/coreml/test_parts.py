@@ -105,8 +105,8 @@ def test_whatever_multiplies_has_a_part_of_its_own(
 
     made = getattr(transformers, model)(getattr(transformers, config)(**settings))
     made.save_pretrained(tmp_path / "checkpoint")
-    family = open_family(tmp_path / "checkpoint", slots=32, ring=16)
-    program = convert_layers(family, 0, 2, sizes=Sizes(rows=4, slots=32, ring=16))
+    family = open_family(tmp_path / "checkpoint", slots=32, conv_slots=16)
+    program = convert_layers(family, 0, 2, sizes=Sizes(rows=4, slots=32, conv_slots=16))
     program.save(str(tmp_path / "layers.mlpackage"))
     block = read_package(tmp_path / "layers.mlpackage").function(None).block
     traced = trace(block)

@@ -150,7 +150,7 @@ def test_an_openvino_model_is_no_core_ml_model(tiny_files: Any, converted: str, 
         (("--topology", "3"), "3 is 3 layers; the model has 2"),
         (("--temporary", "/no/such/folder"), "/no/such/folder is not a folder"),
         (("--functions", "1,2", "--rows", "4"), "expected one for 4, the most of a call"),
-        (("--weights", "int4", "--keep", "layers.7.*"), "no weight is called layers.7.*"),
+        (("--weights", "int4", "--keep", "layers.7.*"), "no weight matches layers.7.*"),
     ],
 )
 def test_a_mistake_is_one_line(

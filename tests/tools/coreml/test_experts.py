@@ -33,9 +33,9 @@ def test_the_mask_has_the_k_best_and_of_equals_the_first(dtype: torch.dtype, dat
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("most_channels", [1, 12, 18, 16384])
+@pytest.mark.parametrize("max_channels", [1, 12, 18, 16384])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_experts_are_summed_by_their_weights(rows: int, most_channels: int, biased: bool):
+def test_experts_are_summed_by_their_weights(rows: int, max_channels: int, biased: bool):
     experts, d, ff = 7, 5, 6
     rng = np.random.default_rng(0)
 
@@ -47,7 +47,7 @@ def test_experts_are_summed_by_their_weights(rows: int, most_channels: int, bias
     gate, up, down = stack(ff, d), stack(ff, d), stack(d, ff)
     x = torch.from_numpy(rng.normal(size=(rows, d))).float()
     weights = torch.from_numpy(rng.random((rows, experts))).float()
-    module = Experts(gate, up, down, most_channels=most_channels)
+    module = Experts(gate, up, down, max_channels=max_channels)
     found = module(x.T[None, :, :, None], weights.T[None, :, :, None])[0, :, :, 0].T
 
     def times(matrix: Stack, at: int, y: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 from paceline.errors import ModelError  # noqa: E402
 from paceline.tools.coreml.families import open_family  # noqa: E402
 from paceline.tools.coreml.family import Family  # noqa: E402
-from paceline.tools.coreml.run import Network  # noqa: E402
+from paceline.tools.coreml.torch_model import TorchModel  # noqa: E402
 from support.programs import faults  # noqa: E402
 
 pytestmark = pytest.mark.coreml
@@ -208,7 +208,7 @@ class Made:
         self.folder, self.lags = folder, settings.get("conv_L_cache", 3) - 1
 
     def family(self) -> Family:
-        return open_family(self.folder, slots=SLOTS, ring=ROWS + self.lags)
+        return open_family(self.folder, slots=SLOTS, conv_slots=ROWS + self.lags)
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         with torch.no_grad():
@@ -223,8 +223,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def network(made: Made) -> Network:
-    return Network(made.family(), slots=SLOTS, rows=ROWS)
+def network(made: Made) -> TorchModel:
+    return TorchModel(made.family(), slots=SLOTS, rows=ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def text() -> list[int]:
     return np.random.default_rng(0).integers(0, VOCAB, 23).tolist()
 
 
-def run(network: Network, tokens: Sequence[int], blocks: Callable[[int], int]) -> np.ndarray:
+def run(network: TorchModel, tokens: Sequence[int], blocks: Callable[[int], int]) -> np.ndarray:
     """Logits of every token, in blocks of `blocks(number)` rows."""
     found: list[np.ndarray] = []
     at = number = 0
@@ -246,18 +246,20 @@ def run(network: Network, tokens: Sequence[int], blocks: Callable[[int], int]) -
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_logits_are_those_of_transformers_for_every_block_length(
-    made: Made, network: Network, text: list[int], rows: int
+    made: Made, network: TorchModel, text: list[int], rows: int
 ):
     found = run(network, text, lambda _: rows)
     np.testing.assert_allclose(found, made.logits(text), atol=1e-4, rtol=1e-4)
 
 
-def test_a_prompt_in_blocks_and_then_single_tokens(made: Made, network: Network, text: list[int]):
+def test_a_prompt_in_blocks_and_then_single_tokens(
+    made: Made, network: TorchModel, text: list[int]
+):
     found = run(network, text, lambda number: ROWS if number < 3 else 1)
     np.testing.assert_allclose(found, made.logits(text), atol=1e-4, rtol=1e-4)
 
 
-def test_rows_that_were_not_kept_leave_no_trace(made: Made, network: Network, text: list[int]):
+def test_rows_that_were_not_kept_leave_no_trace(made: Made, network: TorchModel, text: list[int]):
     expected = made.logits(text)
     at = 0
     while at < len(text):
@@ -270,7 +272,7 @@ def test_rows_that_were_not_kept_leave_no_trace(made: Made, network: Network, te
         at += here
 
 
-def test_a_call_may_be_filled_up(made: Made, network: Network, text: list[int]):
+def test_a_call_may_be_filled_up(made: Made, network: TorchModel, text: list[int]):
     expected = made.logits(text)
     for at, token in enumerate(text):
         found = network.step([token], width=ROWS).logits
@@ -339,7 +341,7 @@ def test_what_is_not_done_is_refused(form: str, tmp_path: Path):
     getattr(transformers, name)(**settings).save_pretrained(tmp_path)
     safetensors_torch.save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=message):
-        open_family(tmp_path, slots=SLOTS, ring=ROWS + 2)
+        open_family(tmp_path, slots=SLOTS, conv_slots=ROWS + 2)
 
 
 @pytest.mark.parametrize(
@@ -360,6 +362,6 @@ def test_a_layer_is_converted(form: str, layer: int, tmp_path: Path):
     from paceline.tools.coreml.shards import Sizes, convert_layers
 
     made = Made(form, tmp_path)
-    sizes = Sizes(rows=ROWS, slots=SLOTS, ring=ROWS + made.lags)
+    sizes = Sizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + made.lags)
     model = convert_layers(made.family(), layer, layer + 1, sizes=sizes)
     assert faults(model._mil_program) == []

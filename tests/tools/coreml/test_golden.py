@@ -1,4 +1,4 @@
-"""`golden` passes what is right, and names what is not: every fault here was planted."""
+"""`golden` passes a right artifact and names the faults planted in others."""
 
 import json
 import re
@@ -33,7 +33,7 @@ from paceline.storage.report import Report  # noqa: E402
 from paceline.tools.coreml import golden, layers  # noqa: E402
 from paceline.tools.coreml.checkpoint import read_checkpoint  # noqa: E402
 from paceline.tools.coreml.compress import compress  # noqa: E402
-from paceline.tools.coreml.convert import RING  # noqa: E402
+from paceline.tools.coreml.convert import CONV_SLOTS  # noqa: E402
 from paceline.tools.coreml.families import open_family  # noqa: E402
 from paceline.tools.coreml.golden.reference import Reference  # noqa: E402
 from paceline.tools.coreml.golden.texts import LOW_NORM  # noqa: E402
@@ -74,20 +74,22 @@ def good(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The last layer of another checkpoint of the same sizes, as the artifact has its own."""
     folder = tmp_path_factory.mktemp("other")
-    family = open_family(tiny_checkpoint(folder / "checkpoint", seed=1), slots=64, ring=RING)
-    program = convert_layers(family, 2, 3, sizes=Sizes(3, 64, RING), taps=(2,))
+    family = open_family(
+        tiny_checkpoint(folder / "checkpoint", seed=1), slots=64, conv_slots=CONV_SLOTS
+    )
+    program = convert_layers(family, 2, 3, sizes=Sizes(3, 64, CONV_SLOTS), taps=(2,))
     compress(program, "int8").save(str(folder / LAYERS[1]))
     return folder / LAYERS[1]
 
 
 @pytest.fixture
 def artifact(good: Path, tmp_path: Path) -> Path:
-    """A copy to do harm to."""
+    """A copy to damage."""
     return Path(shutil.copytree(good, tmp_path / "artifact"))
 
 
 def seal(folder: Path, **changes: Any) -> None:
-    """Make the manifest true again of the files there are: a fault that no checksum shows."""
+    """Update the manifest's checksums, so that they do not show the fault."""
     value = json.loads((folder / MANIFEST).read_text())
     paths = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
     files = {
@@ -118,7 +120,7 @@ def test_what_was_converted_passes(good: Path, checkpoint: Path):
     assert all(place["nearness"]["cosine"]["worst"] > 0.999 for place in value["layers"])
     assert value["picks"]["ordinary"]["rows"] == 2 * TOKENS
     assert "graph-correct" in report.text
-    assert "nothing is said about the Neural Engine" in report.text
+    assert "shows nothing about the Neural Engine" in report.text
     assert [len(rows) for _, _, rows in report.tables] == [5, 7]
 
 
@@ -175,9 +177,7 @@ def test_texts_begin_as_the_model_was_trained(good: Path, checkpoint: Path, tmp_
     assert all(text["tokens"].count(BOS) == 1 for text in report.value["texts"])
     assert all(text["tokens"][0] == BOS for text in report.value["texts"])
     (fault,) = check(good, with_bos).value["faults"]
-    assert fault == (
-        "BOS: a text begins with none of its own; the checkpoint's begins with token 1"
-    )
+    assert fault == ("BOS: a text begins with no BOS; the checkpoint's begins with token 1")
 
 
 def swap(folder: Path, first: str, second: str) -> None:
@@ -244,58 +244,58 @@ def wrong_bos(artifact: Path, _other: Path) -> None:
 FAULTS: dict[str, tuple[Callable[[Path, Path], None], Sequence[str]]] = {
     "a shard of another checkpoint": (
         another_shard,
-        [r"layer 2, tap_2 of layers-002-003\.mlpackage: cosine .* \(and 1 of the 1 places after"],
+        [r"layer 2, tap_2 of layers-002-003\.mlpackage: cosine .* \(and 1 of the 1 outputs after"],
     ),
     "taps of the wrong layers": (
         swapped_taps,
         [
-            r"layer 0, tap_0 of layers-000-002.*it is what the reference has after layer 1",
-            r"layer 1, tap_1 of layers-000-002.*it is what the reference has after layer 0",
+            r"layer 0, tap_0 of layers-000-002.*it matches the reference after layer 1",
+            r"layer 1, tap_1 of layers-000-002.*it matches the reference after layer 0",
         ],
     ),
     "shards of the head that are swapped": (
         swapped_heads,
         [
-            r"head-000000-000080\.mlpackage: stands for tokens 0 to 79 and gives the logits of 80 "
+            r"head-000000-000080\.mlpackage: is for tokens 0 to 79 and gives the logits of 80 "
             "to 159",
-            r"head-000080-000160\.mlpackage: stands for tokens 80 to 159",
+            r"head-000080-000160\.mlpackage: is for tokens 80 to 159",
         ],
     ),
     "a bad rotary table": (
         bad_rotary,
         [
-            r"rotary\.npy: is not the checkpoint's from position 1 on",
+            r"rotary\.npy: differs from the checkpoint's from position 1 on",
             r"layer 0, tap_0 .*cosine .* at row",
         ],
     ),
     "embeddings with a factor": (
         long_embeddings,
         [
-            r"embeddings\.npy: is not the checkpoint's, from token 0 on",
+            r"embeddings\.npy: differs from the checkpoint's from token 0 on",
             r"embeddings, embeddings\.npy: rows are 2 times as long",
         ],
     ),
     "other embeddings of rare tokens only": (
         rare_embeddings,
         [
-            rf"embeddings\.npy: is not the checkpoint's, from token {VOCAB - RARE} on",
+            rf"embeddings\.npy: differs from the checkpoint's from token {VOCAB - RARE} on",
             r"embeddings, embeddings\.npy: rows of low norm are off",
         ],
     ),
     "numbers that are none": (
         no_number,
         [
-            r"embeddings\.npy: is not the checkpoint's, from token 0 on",
+            r"embeddings\.npy: differs from the checkpoint's from token 0 on",
             r"embeddings, embeddings\.npy: cosine -1\.0000",
         ],
     ),
     "another tokenizer": (
         another_tokenizer,
-        ["tokenizer: prose is cut into other tokens", "tokenizer: code is cut into other tokens"],
+        ["tokenizer: prose gives other tokens", "tokenizer: code gives other tokens"],
     ),
     "another beginning": (
         wrong_bos,
-        ["BOS: a text begins with token 7; the checkpoint's begins with none of its own"],
+        ["BOS: a text begins with token 7; the checkpoint's begins with no BOS"],
     ),
 }
 
@@ -332,7 +332,7 @@ def test_a_wrong_order_of_heads_and_tokens_is_seen_although_one_row_is_right(
     artifact = convert_tiny(checkpoint, tmp_path / "artifact", head_rows=VOCAB)
     faults = check(artifact, checkpoint).value["faults"]
     assert_matches(
-        r"calls of 1 rows: tap_0 of layers-000-002\.mlpackage is not what blocks", faults[0]
+        r"calls of 1 rows: tap_0 of layers-000-002\.mlpackage differs from blocks", faults[0]
     )
     assert any(fault.startswith("layer 0, tap_0") for fault in faults)
 
@@ -381,7 +381,7 @@ def test_a_token_classifier_is_refused(
 def test_the_reference_has_what_stands_after_each_layer(checkpoint: Path):
     reference = Reference(checkpoint)
     tokens = [5, 9, 100, 3, 3, 41]
-    said = reference.read(tokens)
+    said = reference.run(tokens)
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     with torch.no_grad():
         out = model(torch.tensor([tokens]), output_hidden_states=True)

@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paceline.tools.coreml.golden.compare import (
-    Rows,
+    RowPairs,
     allowed_error,
     centred,
     cosines,
@@ -42,7 +42,7 @@ def off(rows: np.ndarray, row: int, rng: np.random.Generator, by: float) -> np.n
     return changed
 
 
-def faults(*texts: Rows, experts: bool = False) -> list[str]:
+def faults(*texts: RowPairs, experts: bool = False) -> list[str]:
     return nearness(texts).faults(THRESHOLD, experts=experts)
 
 
@@ -50,18 +50,18 @@ def test_a_row_that_is_off_is_not_hidden_by_the_first(rows: np.ndarray, rng: np.
     found = off(rows, 4, rng, 0.5)
     flat = cosines(found.reshape(1, -1), rows.reshape(1, -1))[0]
     assert flat > 0.99999, "all rows at once look right"
-    (fault,) = faults(Rows("text", found, rows))
+    (fault,) = faults(RowPairs("text", found, rows))
     assert fault.startswith("cosine 0.")
     assert "at row 4 of text, expected 0.99 or more" in fault
 
 
 def test_the_first_position_is_judged_apart(rows: np.ndarray):
-    near = nearness([Rows("text", rows, rows)])
+    near = nearness([RowPairs("text", rows, rows)])
     assert near.first_length > 1000
     assert near.faults(THRESHOLD, experts=False) == []
     found = rows.copy()
     found[0] = np.roll(found[0], 1)
-    (fault,) = faults(Rows("text", found, rows))
+    (fault,) = faults(RowPairs("text", found, rows))
     assert "at the first position" in fault
 
 
@@ -73,9 +73,9 @@ def test_the_direction_of_a_row_next_to_zero_does_not_count(
     found = rows.copy()
     found[6:] = rng.normal(size=(4, 32)) * 1e-3
     assert cosines(found, rows)[6:].max() < 0.9
-    assert faults(Rows("text", found, rows, low)) == []
+    assert faults(RowPairs("text", found, rows, low)) == []
     found[8] = rows[3]
-    (fault,) = faults(Rows("text", found, rows, low))
+    (fault,) = faults(RowPairs("text", found, rows, low))
     assert fault.startswith("rows of low norm are off by ")
 
 
@@ -88,14 +88,14 @@ def test_a_token_of_low_norm_is_held_to_an_ordinary_rows_length(
         error = rng.normal(size=32)
         found = rows.copy()
         found[8] += error / np.linalg.norm(error) * usual * allowed * share
-        assert (faults(Rows("text", found, rows, 6)) == []) is passed
+        assert (faults(RowPairs("text", found, rows, 6)) == []) is passed
 
 
 @pytest.mark.parametrize(("factor", "passed"), [(1.1, True), (1.2, False), (0.8, False)])
 def test_a_factor_counts_although_no_cosine_sees_it(
     rows: np.ndarray, factor: float, *, passed: bool
 ):
-    found = faults(Rows("text", rows * factor, rows))
+    found = faults(RowPairs("text", rows * factor, rows))
     assert found == ([] if passed else [f"rows are {factor:.3g} times as long as they should be"])
 
 
@@ -104,16 +104,16 @@ def test_a_factor_counts_although_no_cosine_sees_it(
 def test_what_is_no_number_is_never_near(rows: np.ndarray, row: int, number: float):
     found = rows.copy()
     found[row, 5] = number
-    assert faults(Rows("text", found, rows, 7))
+    assert faults(RowPairs("text", found, rows, 7))
 
 
 def test_with_experts_the_median_row_counts(rows: np.ndarray, rng: np.random.Generator):
     found = off(rows, 4, rng, 1.5)
-    assert faults(Rows("text", found, rows))
-    assert faults(Rows("text", found, rows), experts=True) == []
+    assert faults(RowPairs("text", found, rows))
+    assert faults(RowPairs("text", found, rows), experts=True) == []
     for row in range(1, 10):
         found = off(found, row, rng, 0.5)
-    (fault,) = faults(Rows("text", found, rows), experts=True)
+    (fault,) = faults(RowPairs("text", found, rows), experts=True)
     assert "at the median row" in fault
 
 
@@ -122,7 +122,7 @@ def test_what_is_nearest_is_found_although_all_have_a_good_cosine(rng: np.random
     streams = [first + rng.normal(size=first.shape) * 0.05 * k for k in range(4)]
     found = streams[2] + rng.normal(size=first.shape) * 0.01
     assert cosines(found, streams[1]).min() > THRESHOLD
-    assert nearest([[Rows("text", found, stream)] for stream in streams]) == 2
+    assert nearest([[RowPairs("text", found, stream)] for stream in streams]) == 2
 
 
 def test_what_all_logits_have_in_common_says_nothing(rng: np.random.Generator):
@@ -136,12 +136,12 @@ def test_a_pick_counts_by_what_the_reference_loses():
     expected = np.array([[2.0, 1.9, 0, 0, 0, 0, 0], [5, 3, 0, 0, 0, 0, 0], [1, 0, 4, 0, 0, 0, 0]])
     found = expected.copy()
     found[0, 1] = 3  # a near tie turned
-    one = parity([Rows("text", found, expected)], 0.5)
+    one = parity([RowPairs("text", found, expected)], 0.5)
     assert (one.rows, one.equal, one.decided, one.decided_equal) == (3, 2, 2, 2)
     assert (one.worst, one.at, one.contained) == (pytest.approx(0.1), "row 0 of text", 3)
     # The first two are near, but the third is what was picked.
     found[0] = [0, 0, 3, 0.5, 0.4, 0.3, 0.2]
-    far = parity([Rows("text", found, expected)], 0.5)
+    far = parity([RowPairs("text", found, expected)], 0.5)
     assert (far.worst, far.contained) == (2.0, 2)
     assert far.divergence > one.divergence > 0
-    assert parity([Rows("text", expected, expected)], 0.5).divergence == 0
+    assert parity([RowPairs("text", expected, expected)], 0.5).divergence == 0

@@ -10,13 +10,13 @@ torch = pytest.importorskip("torch")
 from paceline.engines.coreml.inputs import CallInputs  # noqa: E402
 from paceline.tools.coreml.layers import (  # noqa: E402
     Attention,
+    ConvState,
+    LayerInputs,
     RMSNorm,
-    Step,
-    Window,
-    grouped,
-    turn,
+    apply_rope,
+    query_order,
 )
-from paceline.tools.coreml.run import step_of  # noqa: E402
+from paceline.tools.coreml.torch_model import layer_inputs  # noqa: E402
 
 pytestmark = pytest.mark.coreml
 
@@ -28,9 +28,9 @@ def tables(r: int) -> tuple[np.ndarray, np.ndarray]:
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def step_at(start: int, rows: int, *, width: int | None = None, lags: int = 0) -> Step:
+def step_at(start: int, rows: int, *, width: int | None = None, lags: int = 0) -> LayerInputs:
     inputs = CallInputs(width or rows, *tables(4), conv_slots=ROWS + lags if lags else 0, lags=lags)
-    return step_of({name: torch.from_numpy(a) for name, a in inputs.at(start, rows).items()})
+    return layer_inputs({name: torch.from_numpy(a) for name, a in inputs.at(start, rows).items()})
 
 
 def normed(x: np.ndarray, weight: np.ndarray, eps: float, axis: int) -> np.ndarray:
@@ -77,7 +77,7 @@ def test_a_norm_goes_over_its_axis(axis: int):
 def test_the_first_dimensions_turn_by_halves(rows: int, size: int):
     x = torch.randn(1, 2, size, rows, generator=torch.Generator().manual_seed(0))
     step = step_at(5, rows)
-    found = turn(x, step, size, 8).numpy()
+    found = apply_rope(x, step, size, 8).numpy()
     # A pair (i, i + r) is a complex number, and turned by the angle of its position.
     pairs = x[:, :, :4].numpy() + 1j * x[:, :, 4:8].numpy()
     pairs *= (step.cos.numpy() + 1j * step.sin.numpy()).T
@@ -94,7 +94,7 @@ def test_query_head_i_sees_the_keys_of_its_own_group(heads: int, kv_heads: int, 
     q = rng.normal(size=(heads, length, size)).astype(np.float32)
     k, v = rng.normal(size=(2, kv_heads, length, size)).astype(np.float32)
     attention = Attention(heads, kv_heads, size, SLOTS)
-    order = grouped(heads, kv_heads, size)
+    order = query_order(heads, kv_heads, size)
     found = []
     for start in range(0, length, rows):
         block = slice(start, start + rows)
@@ -126,7 +126,7 @@ def test_a_window_gives_the_rows_before_whatever_was_not_kept(
     lags: int, width: int, keeps: Sequence[int]
 ):
     channels, rng = 3, np.random.default_rng(4)
-    window = Window(channels, ROWS + lags)
+    window = ConvState(channels, ROWS + lags)
     text = [np.zeros(channels, np.float32)] * lags  # what stands before the first row
     number = 0
     while (start := len(text) - lags) + width <= SLOTS and number < 40:

@@ -17,8 +17,8 @@ pytest.importorskip("coremltools")
 from coremltools.converters.mil.mil import types  # noqa: E402
 
 from paceline.errors import ModelError  # noqa: E402
-from paceline.tools.coreml.lint import Finding, judge, lint, report  # noqa: E402
-from paceline.tools.coreml.lint.judge import RULES  # noqa: E402
+from paceline.tools.coreml.lint import Finding, lint, report, run_rules  # noqa: E402
+from paceline.tools.coreml.lint.run_rules import RULES  # noqa: E402
 from support import mil  # noqa: E402
 from support.coreml import tiny_artifact  # noqa: E402
 
@@ -399,7 +399,7 @@ plant(
 
 
 @pytest.mark.parametrize("planted", PLANTS, ids=str)
-def test_a_planted_fault_is_called_by_its_name(planted: Plant, tmp_path: Path):
+def test_a_planted_fault_breaks_its_rule(planted: Plant, tmp_path: Path):
     path = mil.save_program(
         tmp_path / "model.mlpackage",
         planted.build,
@@ -427,7 +427,7 @@ def test_every_rule_has_a_planted_fault():
     assert {one.name for one in RULES} == {one.rule for one in PLANTS} | elsewhere
 
 
-def test_only_what_is_firm_fails_and_every_rule_says_why():
+def test_only_high_confidence_fails_and_every_rule_has_a_source():
     for one in RULES:
         assert one.verdict != "fail" or one.confidence == "high", one.name
         assert one.verdict == "warn" or one.confidence != "medium" or one.verdict == "info"
@@ -436,7 +436,7 @@ def test_only_what_is_firm_fails_and_every_rule_says_why():
     assert len({one.name for one in RULES}) == len(RULES)
 
 
-def test_nothing_is_said_of_a_package_that_breaks_no_rule(tmp_path: Path):
+def test_a_package_that_breaks_no_rule_has_no_findings(tmp_path: Path):
     wide, narrow = normal(8192, 1024, 1, 1), normal(1024, 8192, 1, 1)
 
     def build(mb: Any, hidden: Any) -> Any:
@@ -488,12 +488,12 @@ NEIGHBOURS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("what", NEIGHBOURS)
-def test_what_is_near_a_fault_is_none(what: str, tmp_path: Path):
+def test_a_near_miss_is_not_a_fault(what: str, tmp_path: Path):
     path = mil.save_program(tmp_path / "model.mlpackage", NEIGHBOURS[what], X)
     assert {one.rule for one in lint(path)} <= COMMON | {"unseen-operation"}
 
 
-def test_a_state_written_whole_through_a_mask_is_no_shift(tmp_path: Path):
+def test_a_state_written_whole_through_a_mask_is_not_a_shift(tmp_path: Path):
     def build(mb: Any, hidden: Any, k: Any) -> Any:
         old = mb.read_state(input=k)
         new = mb.add(x=mb.mul(x=old, y=np.float16(0.5)), y=hidden)
@@ -531,7 +531,9 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2049, "large", "warn"),
     ],
 )
-def test_a_size_is_judged(megabytes: int, rule: str | None, verdict: str | None, tmp_path: Path):
+def test_the_size_of_a_package_is_checked(
+    megabytes: int, rule: str | None, verdict: str | None, tmp_path: Path
+):
     path = mil.save_program(tmp_path / "model.mlpackage", lambda mb, hidden: mb.silu(x=hidden), X)
     fill_up(path, megabytes)
     found = {one.rule: one.verdict for one in lint(path)}
@@ -542,7 +544,7 @@ def test_a_size_is_judged(megabytes: int, rule: str | None, verdict: str | None,
 # --- artifacts
 
 
-def test_our_own_artifact_passes(artifact: Path):
+def test_a_converted_artifact_passes(artifact: Path):
     found = lint(artifact)
     assert [one for one in found if one.verdict == "fail"] == []
     shards = {path.name for path in artifact.glob("*.mlpackage")}
@@ -554,13 +556,13 @@ def test_our_own_artifact_passes(artifact: Path):
 def test_all_packages_of_an_artifact_share_a_process(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(judge, "bytes_of", lambda _: 800 << 20)
+    monkeypatch.setattr(run_rules, "bytes_of", lambda _: 800 << 20)
     (found,) = [one for one in lint(artifact) if one.rule == "process"]
     assert (found.shard, found.verdict) == (artifact.name, "warn")
     assert found.what == "3200 MB; expected 3072 or less"
 
 
-def test_an_artifact_that_is_not_whole_is_refused(artifact: Path, tmp_path: Path):
+def test_an_incomplete_artifact_is_rejected(artifact: Path, tmp_path: Path):
     import shutil
 
     copy = Path(shutil.copytree(artifact, tmp_path / "copy"))
@@ -575,7 +577,7 @@ def test_an_artifact_that_is_not_whole_is_refused(artifact: Path, tmp_path: Path
         lint(tmp_path / "none.mlpackage")
 
 
-def test_a_report_says_what_is_wrong_to_people_and_to_programs(tmp_path: Path):
+def test_a_report_has_text_tables_and_json(tmp_path: Path):
     path = mil.save_program(
         tmp_path / "model.mlpackage",
         lambda mb, hidden: [
@@ -587,7 +589,7 @@ def test_a_report_says_what_is_wrong_to_people_and_to_programs(tmp_path: Path):
     found = report(path)
     assert not found.passed
     assert found.text.startswith("lint: model.mlpackage does NOT pass: 3 fail, 2 warn")
-    assert "\nlinear: A projection that is no convolution." in found.text
+    assert "\nlinear: A projection that is not a convolution." in found.text
     ((_, head, lines),) = found.tables
     assert head[:3] == ["verdict", "package", "rule"]
     assert [line[2] for line in lines[:2]] == ["linear", "topk"]

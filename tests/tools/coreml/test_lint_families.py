@@ -24,7 +24,7 @@ from paceline.tools.coreml.shards import (  # noqa: E402
 
 pytestmark = pytest.mark.coreml
 
-SIZES = Sizes(rows=4, slots=64, ring=8)
+SIZES = Sizes(rows=4, slots=64, conv_slots=8)
 
 ALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -86,7 +86,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             weight.add_(torch.randn_like(weight) * 0.1)
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
-    return open_family(folder, slots=SIZES.slots, ring=SIZES.ring)
+    return open_family(folder, slots=SIZES.slots, conv_slots=SIZES.conv_slots)
 
 
 @pytest.fixture(scope="module")

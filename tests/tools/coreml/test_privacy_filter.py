@@ -15,7 +15,7 @@ from paceline.errors import ModelError  # noqa: E402
 from paceline.tools.coreml.families import open_family  # noqa: E402
 from paceline.tools.coreml.families.privacy_filter import PrivacyFilter  # noqa: E402
 from paceline.tools.coreml.family import Family  # noqa: E402
-from paceline.tools.coreml.run import Classifier, step_of  # noqa: E402
+from paceline.tools.coreml.torch_model import TorchClassifier, layer_inputs  # noqa: E402
 from support.programs import faults, kinds  # noqa: E402
 
 pytestmark = pytest.mark.coreml
@@ -70,12 +70,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture(scope="module")
 def family(made: Made) -> Family:
-    return open_family(made.folder, slots=SLOTS, ring=0)
+    return open_family(made.folder, slots=SLOTS, conv_slots=0)
 
 
 @pytest.fixture(scope="module")
-def classifier(family: Family) -> Classifier:
-    return Classifier(family)
+def classifier(family: Family) -> TorchClassifier:
+    return TorchClassifier(family)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def close(found: np.ndarray, expected: np.ndarray) -> None:
 
 def test_the_family_says_what_a_converter_needs(made: Made, family: Family):
     shape = family.shape
-    assert (shape.kind, shape.reach, shape.lags) == ("token-classification", REACH, 0)
+    assert (shape.task, shape.window, shape.lags) == ("token-classification", REACH, 0)
     assert shape.labels == tuple(made.model.config.id2label.values())
     assert "S-private_person" in shape.labels
     assert family.head() is None
@@ -99,16 +99,16 @@ def test_the_family_says_what_a_converter_needs(made: Made, family: Family):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, REACH, 2 * REACH + 1, 40])
 def test_labels_are_those_of_transformers_for_every_length(
-    made: Made, classifier: Classifier, text: list[int], length: int
+    made: Made, classifier: TorchClassifier, text: list[int], length: int
 ):
     close(classifier.read([text[:length]]).logits, made.logits(text[:length]))
 
 
 def test_a_row_sees_as_far_as_the_reach_on_both_sides(made: Made, text: list[int]):
     # With one layer, as rows of the second see what those of the first saw.
-    family = open_family(made.folder, slots=SLOTS, ring=0)
+    family = open_family(made.folder, slots=SLOTS, conv_slots=0)
     family.shape = replace(family.shape, layers=1)
-    one = Classifier(family)
+    one = TorchClassifier(family)
     first = one.read([text]).logits
     for token in (0, 20, 39):
         changed = [*text[:token], 1 + text[token] % (VOCAB - 1), *text[token + 1 :]]
@@ -117,7 +117,7 @@ def test_a_row_sees_as_far_as_the_reach_on_both_sides(made: Made, text: list[int
 
 
 def test_texts_of_one_call_do_not_see_each_other(
-    made: Made, classifier: Classifier, text: list[int]
+    made: Made, classifier: TorchClassifier, text: list[int]
 ):
     texts = [text[:9], text[9:10], text[10:33]]
     found = np.split(classifier.read(texts).logits, [9, 10])
@@ -125,7 +125,7 @@ def test_texts_of_one_call_do_not_see_each_other(
         close(here, made.logits(one))
 
 
-def test_a_call_may_be_filled_up(made: Made, classifier: Classifier, text: list[int]):
+def test_a_call_may_be_filled_up(made: Made, classifier: TorchClassifier, text: list[int]):
     close(classifier.read([text[:7]], width=11).logits, made.logits(text[:7]))
     close(classifier.read([text[:40]], width=SLOTS + 50).logits, made.logits(text))
 
@@ -136,13 +136,13 @@ def test_logits_are_those_of_transformers_with_plain_rotary_embeddings(
     rope = {"rope_type": "default", "rope_theta": 1e4}
     monkeypatch.setitem(SETTINGS, "rope_parameters", rope)
     made = Made(tmp_path)
-    family = open_family(made.folder, slots=SLOTS, ring=0)
-    assert family.tables().cos.max() == 1
-    close(Classifier(family).read([text]).logits, made.logits(text))
+    family = open_family(made.folder, slots=SLOTS, conv_slots=0)
+    assert family.rope_tables().cos.max() == 1
+    close(TorchClassifier(family).read([text]).logits, made.logits(text))
 
 
 def test_the_factor_of_long_context_is_in_the_tables(family: Family):
-    assert family.tables().cos.max() == pytest.approx(1.3466, abs=1e-4)
+    assert family.rope_tables().cos.max() == pytest.approx(1.3466, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_the_factor_of_long_context_is_in_the_tables(family: Family):
 def test_what_is_not_implemented_is_refused(field: str, settings: dict[str, Any]):
     config = transformers.OpenAIPrivacyFilterConfig(**{**SETTINGS, **settings})
     with pytest.raises(ModelError, match=rf"{field}.*expected"):
-        PrivacyFilter(config, {}, slots=SLOTS, ring=0)
+        PrivacyFilter(config, {}, slots=SLOTS, conv_slots=0)
 
 
 def test_a_layer_is_converted(family: Family):
@@ -176,7 +176,7 @@ def test_a_layer_is_converted(family: Family):
             self.layer = family.layer(0)
 
         def forward(self, hidden, cos, sin, mask):
-            step = step_of({"rope_cos": cos, "rope_sin": sin, "attn_mask": mask})
+            step = layer_inputs({"rope_cos": cos, "rope_sin": sin, "attn_mask": mask})
             return self.layer(hidden, step)
 
     def shapes(rows: Any) -> list[tuple[Any, ...]]:

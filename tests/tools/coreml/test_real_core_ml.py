@@ -45,9 +45,9 @@ def folder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With INT8 weights, in calls of up to four rows, all layers tapped."""
     folder = tmp_path_factory.mktemp("real") / "made"
     topology = "20+10" if WHOLE else "5+4"
-    recipe = {"topology": topology, "rows": 4, "slots": 256, "taps": "all"}
+    options = {"topology": topology, "rows": 4, "slots": 256, "taps": "all"}
     quiet = Progress(quiet=True)
-    commands.convert(str(source), recipe=recipe, output=folder, temporary=None, progress=quiet)
+    commands.convert(str(source), options=options, output=folder, temporary=None, progress=quiet)
     return folder
 
 

@@ -20,8 +20,14 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models.processes import Finished
 from paceline.storage.files import sha256_of
 from paceline.tools.coreml import compute_plan, residency
-from paceline.tools.coreml.compute_plan import Plan, PlannedOp, ops_of, record, with_default
-from paceline.tools.coreml.residency import Counts, Elsewhere, judge, report
+from paceline.tools.coreml.compute_plan import (
+    Plan,
+    PlannedOp,
+    copy_with_default,
+    ops_of,
+    record,
+)
+from paceline.tools.coreml.residency import Counts, OffEngine, evaluate, report
 
 RECORDED = Path(__file__).with_name("residency_plans.json")
 LAYERS, HEAD = "layers-000-001.mlpackage", "head-000000-000160.mlpackage"
@@ -126,7 +132,7 @@ def test_the_tables_have_a_line_for_every_package_and_number_of_rows(folder: Pat
         ),
         (
             lambda value: op_of(value, HEAD, 1, "logits").update(preferred=None, supported=None),
-            f"{HEAD} at T = 1: the plan does not say where 1 of 1 convolutions run",
+            f"{HEAD} at T = 1: the plan has no device for 1 of 1 convolutions",
         ),
         (
             lambda value: plan_of(value, HEAD, 4)["ops"].pop(),
@@ -138,7 +144,7 @@ def test_the_tables_have_a_line_for_every_package_and_number_of_rows(folder: Pat
         ),
         (
             lambda value: value["plans"].remove(plan_of(value, LAYERS, 4)),
-            f"{LAYERS} at T = 4: Core ML made no plan: it was not asked for",
+            f"{LAYERS} at T = 4: Core ML made no plan: it is not in the recording",
         ),
     ],
     ids=["on the CPU", "unknown", "no convolutions", "no plan", "not asked"],
@@ -161,18 +167,18 @@ def test_which_shapes_were_seen_is_said(folder: Path, tmp_path: Path):
     text = report(static, recorded=RECORDED).text
     assert "T = 1 and T = 4, each in a function of its own\n" in text
     four = artifact(tmp_path / "four", functions=[4])
-    assert "T = 1 has none and was not seen" in report(four, recorded=RECORDED).text
+    assert "T = 1 has no function and no plan" in report(four, recorded=RECORDED).text
 
 
 def test_what_could_run_on_the_neural_engine_does_not_count_as_there():
-    verdict = judge(plan(op("conv"), op("conv", "cpu", 0.5), op("conv", "cpu", 0.25)))
+    verdict = evaluate(plan(op("conv"), op("conv", "cpu", 0.5), op("conv", "cpu", 0.25)))
     assert verdict.convs == Counts(on=1, off=2, unknown=0)
-    assert verdict.elsewhere == (Elsewhere("conv", "cpu", ops=2, able=2, cost=0.75),)
+    assert verdict.elsewhere == (OffEngine("conv", "cpu", ops=2, able=2, cost=0.75),)
     assert verdict.fault
 
 
 def test_operations_that_are_no_convolutions_are_listed_and_do_not_fail():
-    verdict = judge(plan(op("conv"), op("add", "gpu"), op("softmax", None), op("mul")))
+    verdict = evaluate(plan(op("conv"), op("add", "gpu"), op("softmax", None), op("mul")))
     assert verdict.fault is None
     assert verdict.others == Counts(on=1, off=1, unknown=1)
     assert [(one.type, one.device) for one in verdict.elsewhere] == [
@@ -183,12 +189,12 @@ def test_operations_that_are_no_convolutions_are_listed_and_do_not_fail():
 
 def test_constants_are_on_no_device():
     constants = [op("const", None), op("constexpr_blockwise_shift_scale", "cpu")]
-    verdict = judge(plan(op("conv"), *constants))
+    verdict = evaluate(plan(op("conv"), *constants))
     assert (verdict.others, verdict.elsewhere) == (Counts(0, 0, 0), ())
 
 
 def test_convolutions_come_first_then_what_costs_most():
-    found = judge(plan(op("add", "cpu", 0.1), op("mul", "cpu", 0.6), op("conv", "cpu", 0.0)))
+    found = evaluate(plan(op("add", "cpu", 0.1), op("mul", "cpu", 0.6), op("conv", "cpu", 0.0)))
     assert [one.type for one in found.elsewhere] == ["conv", "mul", "add"]
 
 
@@ -197,9 +203,9 @@ def test_convolutions_come_first_then_what_costs_most():
     [
         (lambda value: value.update(kind="plans"), "is a plans of version 1; expected coreml-plan"),
         (lambda value: value.update(version=2), "version 2"),
-        (lambda value: value.pop("system"), "no whole recording of plans.*'system'.*record it"),
-        (lambda value: value.update(plans={"a": 1}), "no whole recording"),
-        (lambda value: op_of(value, HEAD, 1, "logits").pop("cost"), "no whole recording.*'cost'"),
+        (lambda value: value.pop("system"), r"plans\.json: system"),
+        (lambda value: value.update(plans={"a": 1}), r"plans\.json: plans"),
+        (lambda value: op_of(value, HEAD, 1, "logits").pop("cost"), r"plans\.json: .*\.cost"),
         (lambda value: value.update(fingerprint="other"), "plans of another artifact.*again"),
     ],
 )
@@ -221,7 +227,7 @@ def test_without_a_mac_and_a_recording_it_says_what_to_do(
 def test_units_and_files_are_checked_first(folder: Path, tmp_path: Path):
     with pytest.raises(InvalidRequest, match="compute units are 'npu'; expected one of cpu-and-ne"):
         report(folder, units="npu", recorded=RECORDED)
-    with pytest.raises(InvalidRequest, match="either recorded or judged"):
+    with pytest.raises(InvalidRequest, match="either recorded or evaluated"):
         report(folder, recorded=RECORDED, record=tmp_path / "plans.json")
 
 
@@ -289,7 +295,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.coreml import tiny_llama
 
     folder = tmp_path_factory.mktemp("package")
-    family = open_family(tiny_llama(folder / "checkpoint", num_hidden_layers=1), slots=64, ring=64)
+    family = open_family(
+        tiny_llama(folder / "checkpoint", num_hidden_layers=1), slots=64, conv_slots=64
+    )
     convert_layers(family, 0, 1, sizes=Sizes(4, 64, 64)).save(str(folder / LAYERS))
     return folder / LAYERS
 
@@ -300,7 +308,7 @@ def test_the_default_shape_of_a_copy_is_that_of_the_rows(package: Path, tmp_path
 
     before = {path: sha256_of(path) for path in package.rglob("*") if path.is_file()}
     for rows in (1, 3, 4):
-        found = read_package(with_default(package, tmp_path / f"{rows}.mlpackage", rows, None))
+        found = read_package(copy_with_default(package, tmp_path / f"{rows}.mlpackage", rows, None))
         shapes = {one.name: one.shape for one in found.function().inputs}
         assert shapes["hidden"] == (1, 64, rows, 1)
         assert shapes["attn_mask"] == (1, 1, rows, 64)
@@ -311,7 +319,7 @@ def test_the_default_shape_of_a_copy_is_that_of_the_rows(package: Path, tmp_path
 @pytest.mark.coreml
 def test_rows_that_a_package_does_not_take_are_refused(package: Path, tmp_path: Path):
     with pytest.raises(ModelError, match="takes 1 to 4 rows, not 5"):
-        with_default(package, tmp_path / "copy", 5, None)
+        copy_with_default(package, tmp_path / "copy", 5, None)
 
 
 @pytest.mark.coreml
@@ -324,11 +332,11 @@ def test_the_default_function_of_a_copy_is_the_one_for_the_rows(package: Path, t
     four |= {"rope_cos": (4, 8), "rope_sin": (4, 8)}
     static = tmp_path / "static.mlpackage"
     static_functions(package, {1: each, 4: four}, static)
-    found = read_package(with_default(static, tmp_path / "copy.mlpackage", 4, "t4"))
+    found = read_package(copy_with_default(static, tmp_path / "copy.mlpackage", 4, "t4"))
     assert found.default_function == "t4"
     assert {one.name: one.shape for one in found.function().inputs} == four
     with pytest.raises(ModelError, match="has no function 't3'"):
-        with_default(static, tmp_path / "other.mlpackage", 3, "t3")
+        copy_with_default(static, tmp_path / "other.mlpackage", 3, "t3")
 
 
 @pytest.mark.coreml
@@ -387,7 +395,7 @@ def test_a_plan_of_something_else_is_refused():
     with pytest.raises(ModelError, match="no function 't1', only other, t4"):
         list(ops_of(found, "t1"))
     found.model_structure = replace(found.model_structure, program=None)
-    with pytest.raises(ModelError, match="no ML program"):
+    with pytest.raises(ModelError, match="not of an ML program"):
         list(ops_of(found, "main"))
 
 

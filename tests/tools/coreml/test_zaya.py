@@ -16,7 +16,7 @@ from paceline.tools.coreml.checkpoint import read_checkpoint  # noqa: E402
 from paceline.tools.coreml.families import open_family  # noqa: E402
 from paceline.tools.coreml.families.zaya import Zaya, unit  # noqa: E402
 from paceline.tools.coreml.family import Family  # noqa: E402
-from paceline.tools.coreml.run import Network  # noqa: E402
+from paceline.tools.coreml.torch_model import TorchModel  # noqa: E402
 from support.programs import faults, kinds  # noqa: E402
 
 pytestmark = pytest.mark.coreml
@@ -85,12 +85,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture
 def family(made: Made) -> Family:
-    return open_family(made.folder, slots=SLOTS, ring=ROWS + LAGS)
+    return open_family(made.folder, slots=SLOTS, conv_slots=ROWS + LAGS)
 
 
 @pytest.fixture
-def network(family: Family) -> Network:
-    return Network(family, slots=SLOTS, rows=ROWS)
+def network(family: Family) -> TorchModel:
+    return TorchModel(family, slots=SLOTS, rows=ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_the_checkpoint_shows_what_a_router_does(made: Made, text: list[int]):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_logits_are_those_of_transformers_for_every_block_length(
-    made: Made, network: Network, text: list[int], rows: int
+    made: Made, network: TorchModel, text: list[int], rows: int
 ):
     found = []
     for at in range(0, len(text), rows):
@@ -122,7 +122,9 @@ def test_logits_are_those_of_transformers_for_every_block_length(
     close(np.concatenate(found), made.logits(text))
 
 
-def test_a_prompt_in_blocks_and_then_single_tokens(made: Made, network: Network, text: list[int]):
+def test_a_prompt_in_blocks_and_then_single_tokens(
+    made: Made, network: TorchModel, text: list[int]
+):
     found = []
     for block in [text[:4], text[4:8], *([token] for token in text[8:])]:
         found.append(network.step(block).logits)
@@ -130,7 +132,7 @@ def test_a_prompt_in_blocks_and_then_single_tokens(made: Made, network: Network,
     close(np.concatenate(found), made.logits(text))
 
 
-def test_rows_that_were_not_kept_leave_no_trace(made: Made, network: Network, text: list[int]):
+def test_rows_that_were_not_kept_leave_no_trace(made: Made, network: TorchModel, text: list[int]):
     expected = made.logits(text)
     at = 0
     while at < len(text):
@@ -141,7 +143,7 @@ def test_rows_that_were_not_kept_leave_no_trace(made: Made, network: Network, te
         at += here
 
 
-def test_a_call_may_be_filled_up(made: Made, network: Network, text: list[int]):
+def test_a_call_may_be_filled_up(made: Made, network: TorchModel, text: list[int]):
     expected = made.logits(text)
     for at, token in enumerate(text):
         close(network.step([token], width=ROWS).logits[0], expected[at])
@@ -150,8 +152,8 @@ def test_a_call_may_be_filled_up(made: Made, network: Network, text: list[int]):
 
 def test_in_soft_routing_every_expert_has_its_probability(made: Made, text: list[int]):
     config, weights = read_checkpoint(made.folder)
-    family = Zaya(config, weights, slots=SLOTS, ring=ROWS + LAGS, routing="soft")
-    network = Network(family, slots=SLOTS, rows=ROWS)
+    family = Zaya(config, weights, slots=SLOTS, conv_slots=ROWS + LAGS, routing="soft")
+    network = TorchModel(family, slots=SLOTS, rows=ROWS)
     with pytest.MonkeyPatch.context() as patch:
         for layer in made.model.model.layers:
             patch.setattr(layer.mlp, "forward", partial(mix_all, layer.mlp))
@@ -208,7 +210,7 @@ def test_a_unit_vector_is_one_in_float16_too():
 def test_what_is_not_implemented_is_refused(field: str, settings: dict[str, Any]):
     config = transformers.ZayaConfig(**{**SETTINGS, **settings})
     with pytest.raises(ModelError, match=rf"{field}.*expected"):
-        Zaya(config, {}, slots=SLOTS, ring=ROWS + LAGS)
+        Zaya(config, {}, slots=SLOTS, conv_slots=ROWS + LAGS)
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -216,7 +218,7 @@ def test_a_layer_is_converted(family: Family, layer: int):
     pytest.importorskip("coremltools")
     from paceline.tools.coreml.shards import Sizes, convert_layers
 
-    sizes = Sizes(rows=ROWS, slots=SLOTS, ring=ROWS + LAGS)
+    sizes = Sizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + LAGS)
     program = convert_layers(family, layer, layer + 1, sizes=sizes)._mil_program
     assert faults(program) == []
     assert {"conv", "read_state", "coreml_update_state", "gelu"} <= kinds(program)

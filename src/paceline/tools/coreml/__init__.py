@@ -1,10 +1,10 @@
-"""Making Core ML artifacts: models in the Neural Engine's layout, converted, checked and compared.
+"""Converts models to Core ML artifacts in the Neural Engine's layout, and checks the result.
 
-A workshop with heavy tools (torch, coremltools, transformers, all in the extra `coreml`): nothing
-imports it but its own commands, inside a function. What it makes is run by `engines/coreml`.
+Needs torch, coremltools and transformers (the extra `coreml`), so only commands import it, inside a
+function. `engines/coreml` runs the artifacts.
 """
 
 import os
 
-# coremltools and transformers draw a bar for every pass and file; ours says how far the whole is.
+# coremltools and transformers draw a bar for every pass and file; ours shows the whole conversion.
 os.environ.setdefault("TQDM_DISABLE", "1")

@@ -1,7 +1,4 @@
-"""Reading a Hugging Face checkpoint: config.json through transformers, tensors when asked for.
-
-Knows folders and safetensors. Knows no family. Tensors come one at a time and as float32.
-"""
+"""Reads a Hugging Face checkpoint: config.json with transformers, tensors lazily, as float32."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,27 +16,23 @@ _ONE_FILE = "model.safetensors"
 
 
 class Checkpoint(NamedTuple):
-    """A folder as `Family` wants it."""
+    """The config and tensors of a folder, as `Family` takes them."""
 
     config: Any
     weights: Mapping[str, Tensor]
 
 
 class MissingTensor(ModelError, KeyError):
-    """A checkpoint has no tensor of that name."""
+    """The checkpoint has no tensor of that name."""
 
     __str__ = Exception.__str__
 
 
 class Weights(Mapping[str, Tensor]):
-    """The tensors of a folder by name, read when asked for."""
+    """The tensors of a folder by name, read on access."""
 
     def __init__(self, folder: Path) -> None:
-        """Find what there is.
-
-        Raises:
-            ModelError: the folder has no tensors, or one of its files cannot be read.
-        """
+        """Raises ModelError if the folder has no tensors, or a file cannot be read."""
         from safetensors import safe_open
 
         self._files: dict[str, Any] = {}
@@ -52,11 +45,11 @@ class Weights(Mapping[str, Tensor]):
         self._folder = folder
 
     def __getitem__(self, name: str) -> Tensor:
-        """The tensor. Raises MissingTensor where there is none."""
+        """Raises MissingTensor."""
         if name not in self._files:
             raise MissingTensor(
-                f"{self._folder} has no tensor {name}; expected a whole checkpoint of the family "
-                "that its config names"
+                f"{self._folder} has no tensor {name}; expected a complete checkpoint of the "
+                "family in its config"
             )
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor.to(torch.float32)
@@ -72,7 +65,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Open a folder.
 
     Raises:
-        ModelError: it has no config.json that transformers knows, or no tensors.
+        ModelError: it has no config.json that transformers accepts, or no tensors.
     """
     from transformers import AutoConfig
 
@@ -85,12 +78,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(config, Weights(folder))
 
 
-def under(weights: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
-    """The tensors whose names begin with `prefix`, by the rest of their names; still read late."""
-    return _Under(weights, prefix)
+def with_prefix(weights: Mapping[str, Tensor], prefix: str) -> Mapping[str, Tensor]:
+    """The tensors whose names begin with `prefix`, by the rest of their names; still lazy."""
+    return _WithPrefix(weights, prefix)
 
 
-class _Under(Mapping[str, Tensor]):
+class _WithPrefix(Mapping[str, Tensor]):
     def __init__(self, weights: Mapping[str, Tensor], prefix: str) -> None:
         self._weights, self._prefix = weights, prefix
 
@@ -111,7 +104,7 @@ def _files(folder: Path) -> list[Path]:
             names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
             found = [folder / name for name in sorted(set(names.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{folder / _INDEX} is no index of safetensors: {error}") from error
+            raise ModelError(f"{folder / _INDEX} is not a safetensors index: {error}") from error
     else:
         found = [folder / _ONE_FILE]
     missing = [path.name for path in found if not path.is_file()]

@@ -1,6 +1,6 @@
-"""What the commands about Core ML do: from plain arguments to a report.
+"""The commands about Core ML: plain arguments in, a report out.
 
-Loads torch and coremltools when a command runs that needs them, not before.
+torch and coremltools are imported only by the commands that need them.
 """
 
 import importlib.util
@@ -16,68 +16,68 @@ from paceline.models.manifest import read_manifest
 from paceline.storage.report import Report
 
 _SLOTS = 2048
-"""The longest text where nobody says, or as much as the model was made for."""
+"""Default of the longest text, at most the model's context length."""
 
 
 def convert(
     name: str,
     *,
-    recipe: Mapping[str, Any],
+    options: Mapping[str, Any],
     output: Path | None,
     temporary: Path | None,
     progress: Progress,
 ) -> Report:
-    """Make the Core ML form of a model, or what is missing of it.
+    """Convert a model to Core ML, or resume an interrupted conversion.
 
     Args:
         name: see `models.open_origin`.
-        recipe: fields of `convert.Recipe`; None is the default.
+        options: fields of `ConversionOptions`; None is the default.
         output: the folder to make; None: the cache, where `NAME@coreml` finds it.
-        temporary: where shards are made before they are moved; None: the system's folder.
-        progress: told how far it is.
+        temporary: folder in which shards are built before they are moved; None: the system's.
+        progress: reports packages.
 
     Raises:
         MissingExtra: torch, transformers or coremltools is not installed.
         ModelNotFound: there is no such model.
-        ModelError: it cannot be read, or is of a family or form not known here.
+        ModelError: it cannot be read, or its family or form is not supported.
         InvalidRequest: a value is out of range, or the folder cannot be used.
     """
     check_tools()
+    from paceline.tools.coreml.conversion_options import ConversionOptions
     from paceline.tools.coreml.convert import convert as make
-    from paceline.tools.coreml.recipe import Recipe
     from paceline.tools.coreml.source import open_source
 
     if temporary is not None and not temporary.is_dir():
-        raise InvalidRequest(f"--temporary {temporary} is not a folder; expected one that exists")
-    chosen = {key: value for key, value in recipe.items() if value is not None}
-    Recipe(**chosen)  # before anything is fetched
+        raise InvalidRequest(f"--temporary {temporary} is not a folder; expected an existing one")
+    chosen = {key: value for key, value in options.items() if value is not None}
+    ConversionOptions(**chosen)  # validated before any download
     final = output or core_ml_folder(name)
     with open_source(name, temporary, progress) as source:
         longest = source.facts.context_length
         slots = chosen.get("slots", min(_SLOTS, longest))
         if slots > longest:
-            raise InvalidRequest(f"slots is {slots}; {source.name} was made for {longest} at most")
+            raise InvalidRequest(f"slots is {slots}; {source.name} has a context of {longest}")
         made = make(
             source,
             final,
-            Recipe(**{**chosen, "slots": slots}),
+            ConversionOptions(**{**chosen, "slots": slots}),
             temporary=temporary,
             progress=progress,
         )
-    called = str(final) if output else source.name + CORE_ML_SUFFIX
+    new_name = str(final) if output else source.name + CORE_ML_SUFFIX
     return Report(
-        {"name": called, "folder": str(final), **_contents(made)},
-        text=f"{called} is ready in {final}; use it by that name",
+        {"name": new_name, "folder": str(final), **_contents(made)},
+        text=f"{new_name} is ready in {final}; use it by that name",
         tables=[("packages", ("package", "holds", "size"), _packages(made))],
     )
 
 
 def lint(artifact: str) -> Report:
-    """What of a model, or of one `.mlpackage`, the Neural Engine would not take.
+    """Lint a Core ML model, or one `.mlpackage`, for the Neural Engine.
 
     Raises:
         ModelNotFound: there is no such model.
-        ModelError: it is not whole.
+        ModelError: it is incomplete.
     """
     from paceline.tools.coreml.lint import report
 
@@ -95,12 +95,12 @@ def golden(
     temporary: Path | None,
     progress: Progress,
 ) -> Report:
-    """A model against itself, a token at a time, and against transformers.
+    """Compare a Core ML model with itself, token by token, and with transformers.
 
     Raises:
         MissingExtra: torch, transformers or coremltools is not installed.
-        ModelNotFound: there is no such model, or what it was made from is gone.
-        ModelError: it is not whole, or its source cannot be read.
+        ModelNotFound: there is no such model, or its source is gone.
+        ModelError: it is incomplete, or its source cannot be read.
         InvalidRequest: a value is out of range.
     """
     check_tools()
@@ -128,12 +128,12 @@ def residency(
     record: Path | None,
     progress: Progress,
 ) -> Report:
-    """Where the operations of a model run, as Core ML plans it.
+    """The device of each operation of a model, from Core ML's compute plans.
 
     Raises:
         ModelNotFound: there is no such model.
-        ModelError: it is not whole, or the recorded plan is none of it.
-        InvalidRequest: this is no Mac, and no recorded plan was given.
+        ModelError: it is incomplete, or the recorded plans are of another artifact.
+        InvalidRequest: this is not a Mac, and no recorded plans are given.
     """
     from paceline.tools.coreml.residency import report
 
@@ -143,10 +143,10 @@ def residency(
 
 
 def _folder(artifact: str) -> Path:
-    """The folder of a Core ML model: as given, or by its name.
+    """The folder of a Core ML model, given by path or name.
 
     Raises:
-        InvalidRequest: it is a model for another engine.
+        InvalidRequest: the model is for another engine.
     """
     files = resolve(artifact)
     if files.engine != "coreml":
@@ -158,7 +158,7 @@ def _folder(artifact: str) -> Path:
 
 
 def check_tools() -> None:
-    """Raise MissingExtra that names what is not installed of what conversion needs."""
+    """Raise MissingExtra with the names of the packages that conversion lacks."""
     names = ("coremltools", "torch", "transformers")
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:

@@ -1,6 +1,6 @@
-"""Weights of an ML program made smaller: 8 bits a number, or 4 bits into a table for each group.
+"""Compresses the weights of an ML program with coremltools: 8 bits, or 4-bit lookup tables.
 
-coremltools does it. Which form the Neural Engine takes is in `lint`.
+`lint` has the rules about which forms the Neural Engine runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from paceline.errors import InvalidRequest
 FORMS = ("int8", "int8-per-tensor", "int4", "f16")
 
 _GROUP = 32
-"""Channels that share a table of 16 numbers, for int4."""
+"""Channels that share a lookup table of 16 numbers, for int4."""
 
-_LEAST = 2048
-"""Numbers in a weight that is worth it; norms stay as they are."""
+_MIN_SIZE = 2048
+"""Smallest weight to compress, in numbers; norms stay float16."""
 
 
 def compress(
@@ -27,12 +27,14 @@ def compress(
 ) -> Any:
     """The model with its weights in a form of `FORMS`.
 
-    `keep` are patterns of weights that stay float16, by their names in the layers, dots and all:
-    `layers.0.*`, `*.down`, `head`. `weights` are the layers' own, by name, with how many numbers
-    each has.
+    Args:
+        model: an ML program of coremltools.
+        form: one of `FORMS`.
+        keep: patterns of module names whose weights stay float16: `layers.0.*`, `*.down`, `head`.
+        weights: elements of each of the layers' weights, by name.
 
     Raises:
-        InvalidRequest: there is no such form, or a weight that is to stay cannot be told apart.
+        InvalidRequest: the form is unknown, or a weight to keep has no name of its own any more.
     """
     import coremltools.optimize.coreml as optimize
 
@@ -43,7 +45,10 @@ def compress(
         return model
     if form == "int4":
         each: Any = optimize.OpPalettizerConfig(
-            nbits=4, granularity="per_grouped_channel", group_size=_GROUP, weight_threshold=_LEAST
+            nbits=4,
+            granularity="per_grouped_channel",
+            group_size=_GROUP,
+            weight_threshold=_MIN_SIZE,
         )
         shrink = optimize.palettize_weights
     else:
@@ -52,7 +57,7 @@ def compress(
             mode="linear_symmetric",
             dtype="int8",
             granularity=granularity,
-            weight_threshold=_LEAST,
+            weight_threshold=_MIN_SIZE,
         )
         shrink = optimize.linear_quantize_weights
     config = optimize.OptimizationConfig(
@@ -62,17 +67,12 @@ def compress(
 
 
 def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse patterns that name no weight of a model.
-
-    Raises:
-        InvalidRequest: naming those that do not.
-    """
+    """Raise InvalidRequest if a pattern matches no weight."""
     unknown = [pattern for pattern in patterns if not any(_names(pattern, name) for name in names)]
     if unknown:
         few = ", ".join(name.removesuffix(".weight") for name in names[:4])
         raise InvalidRequest(
-            f"no weight is called {', '.join(unknown)}; expected patterns of names such as {few}, "
-            "head"
+            f"no weight matches {', '.join(unknown)}; expected patterns such as {few}, head"
         )
 
 
@@ -81,27 +81,29 @@ def _names(pattern: str, weight: str) -> bool:
 
 
 def kept_weights(model: Any, patterns: Sequence[str], weights: Mapping[str, int]) -> list[str]:
-    """The names in the program of the weights that the patterns name.
+    """Names in the program of the weights that match the patterns.
 
     Raises:
-        InvalidRequest: a pattern names one that has lost its name: the converter multiplies a
-            projection with a scale that stands behind it.
+        InvalidRequest: a matching weight has no name in the program: the converter merges a
+            projection with the scale after it.
     """
     import coremltools.optimize.coreml as optimize
 
     if not patterns:
         return []
-    names = list(optimize.get_weights_metadata(model, weight_threshold=_LEAST))
+    names = list(optimize.get_weights_metadata(model, weight_threshold=_MIN_SIZE))
     found: list[str] = []
     for pattern in patterns:
-        # In a program dots are underscores, and a weight says of what and in what precision it is.
+        # In a program dots are underscores, and a suffix names the tensor and its precision.
         mangled = pattern.replace(".", "_")
         hits = [name for name in names if fnmatch(name, f"{mangled}_weight*")]
-        large = [name for name, size in weights.items() if size >= _LEAST and _names(pattern, name)]
+        large = [
+            name for name, size in weights.items() if size >= _MIN_SIZE and _names(pattern, name)
+        ]
         if large and not hits:
             raise InvalidRequest(
-                f"{', '.join(large)}: cannot stay float16, because converting merges it with "
-                f"another weight; leave {pattern!r} away"
+                f"{', '.join(large)}: cannot stay float16, because conversion merges it with "
+                f"another weight; remove {pattern!r}"
             )
         found += hits
     return found

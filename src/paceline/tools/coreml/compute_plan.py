@@ -1,13 +1,11 @@
-"""What Core ML means to run where: the plan of one package for one number of rows, as plain data.
+"""Reads Core ML's compute plan of one package for one number of rows, as plain data; Mac only.
 
-Knows Core ML's compute plans, which there are on a Mac only, and how a package is made to have its
-plan for other rows than its default. Judges nothing: that is `residency`'s. The rule: Core ML is
-only ever asked in a child process, as a model that the Neural Engine's compiler fails on may take
-the process with it (coremltools issue 2758).
+`residency` evaluates the plans. Invariant: Core ML runs only in a child process, because a model
+that crashes the Neural Engine's compiler may kill the process (coremltools issue 2758).
 
-A plan is of the default function at its default shape, and coremltools lets nobody choose another
+A plan is of the default function at its default shape, and coremltools cannot choose another
 (coremltools 9, `MLComputePlan.load_from_path`). So it is read from a copy of the package in which
-the function, or the shape, that is asked about is the default.
+the wanted function or shape is the default.
 """
 
 import os
@@ -15,7 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from paceline.engines.coreml.rehearsal.proto import messages
 from paceline.errors import ModelError
 from paceline.models.processes import python, run_child
 from paceline.storage.files import read_json, write_json
+from paceline.storage.validation import validated
 
 NEURAL_ENGINE = "neural-engine"
 
@@ -33,10 +32,10 @@ _DEVICES = {
     "MLGPUComputeDevice": "gpu",
     "MLCPUComputeDevice": "cpu",
 }
-"""coremltools' classes, and our names."""
+"""coremltools' device classes -> paceline's names."""
 
 _OPSET = re.compile(r"^ios\d+\.")
-"""Before an operation's type, in a compiled model."""
+"""Prefix of an operation's type in a compiled model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,46 +43,45 @@ class PlannedOp:
     """One operation of a plan."""
 
     name: str
-    """Of its first output; empty where it has none."""
+    """Name of its first output; empty if it has none."""
     type: str
     """As `conv`, without the opset's name."""
     preferred: str | None
-    """The device that it would run on; None: the plan does not say."""
+    """The device that it is planned for; None: not in the plan."""
     supported: tuple[str, ...] | None
-    """Devices that could run it; None: the plan does not say."""
+    """Devices that could run it; None: not in the plan."""
     cost: float | None
-    """Its share of the whole, 0 to 1, as Core ML estimates it; None: the plan does not say."""
+    """Core ML's estimate of its share of the total cost, 0 to 1; None: not in the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What Core ML says of a package, or why it says nothing."""
+    """Core ML's plan of a package, or the reason why there is none."""
 
     package: str
     """Its path in the artifact."""
     rows: int
     """T"""
     function: str | None
-    """The static function for so many rows; None: the package takes any number, this one as its
-    default."""
+    """The static function for `rows`; None: the package is flexible, with `rows` as default."""
     ops: tuple[PlannedOp, ...] = ()
-    """Those of nested blocks too; constants among them."""
+    """Including nested blocks and constants."""
     fault: str | None = None
     """Why there is no plan."""
 
 
 def record(folder: Path, package: str, rows: int, *, function: str | None, units: str) -> Plan:
-    """Ask Core ML for the plan of a package, in a child process.
+    """Get Core ML's plan of a package, in a child process.
 
     Args:
         folder: the artifact.
         package: the package's path in it.
         rows: T.
-        function: the package's static function for so many rows; None: it takes any number.
+        function: the package's static function for `rows`; None: the package is flexible.
         units: one of `packages.UNITS`.
 
     Returns:
-        The plan; one with a `fault` where Core ML failed, or took the child with it.
+        The plan; with a `fault` if Core ML failed or crashed.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-coreml-") as work:
         out = Path(work) / "plan.json"
@@ -91,16 +89,17 @@ def record(folder: Path, package: str, rows: int, *, function: str | None, units
         ended = run_child(python("-m", __name__, *asked))
         if ended.code or not out.is_file():
             return Plan(package, rows, function, fault=ended.reason)
-        return Plan(package, rows, function, tuple(map(_op_from, read_json(out)["ops"])))
+        ops = validated(tuple[PlannedOp, ...], read_json(out)["ops"], str(out), error=ModelError)
+        return Plan(package, rows, function, ops)
 
 
-def with_default(package: Path, copy: Path, rows: int, function: str | None) -> Path:
-    """Copy a package, with another default: the function, or else the shape for so many rows.
+def copy_with_default(package: Path, copy: Path, rows: int, function: str | None) -> Path:
+    """Copy a package with `function`, or else the shape for `rows`, as its default.
 
-    Weights are linked where the disk can do so.
+    Weights are hard links if the disk supports them.
 
     Raises:
-        ModelError: the package has no such function, or takes no such number of rows.
+        ModelError: the package does not have this function, or does not take `rows`.
     """
     shutil.copytree(package, copy, copy_function=_link)
     (model,) = copy.rglob("*.mlmodel")
@@ -121,43 +120,26 @@ def with_default(package: Path, copy: Path, rows: int, function: str | None) -> 
                         f"{package} takes {size.lowerBound} to {size.upperBound} rows, not {rows}"
                     )
                 array.shape[axis] = rows
-    # The file may be the package's own, linked: another takes its place, nothing is written to it.
+    # The file may be a hard link to the original, so replace it instead of writing to it.
     model.unlink()
     model.write_bytes(spec.SerializeToString())
     return copy
 
 
 def ops_of(plan: Any, function: str) -> Iterator[PlannedOp]:
-    """What an `MLComputePlan` of coremltools says of the operations of a function.
+    """The operations of a function in an `MLComputePlan` of coremltools.
 
     Raises:
-        ModelError: it is no plan of an ML program, or has no such function.
+        ModelError: the plan is not of an ML program, or does not have this function.
     """
     program = plan.model_structure.program
     if program is None:
-        raise ModelError("the plan is of no ML program")
+        raise ModelError("the plan is not of an ML program")
     if function not in program.functions:
         raise ModelError(
             f"the plan has no function {function!r}, only {', '.join(sorted(program.functions))}"
         )
     yield from _ops_of(plan, program.functions[function].block)
-
-
-def plan_from(value: Mapping[str, Any]) -> Plan:
-    """A plan as `dataclasses.asdict` and JSON have it. Raises KeyError or TypeError where not."""
-    ops = tuple(map(_op_from, value["ops"]))
-    return Plan(value["package"], value["rows"], value["function"], ops, value["fault"])
-
-
-def _op_from(value: Mapping[str, Any]) -> PlannedOp:
-    supported = value["supported"]
-    return PlannedOp(
-        name=value["name"],
-        type=value["type"],
-        preferred=value["preferred"],
-        supported=None if supported is None else tuple(supported),
-        cost=value["cost"],
-    )
 
 
 def _ops_of(plan: Any, block: Any) -> Iterator[PlannedOp]:
@@ -190,13 +172,13 @@ def _link(source: str, target: str) -> None:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    """The child: write the plan's operations to a file."""
+    """The child process: write the plan's operations to a file."""
     import coremltools as ct
     from coremltools.models.compute_plan import MLComputePlan
 
     package, rows, function, units, out = arguments
     work = Path(out).parent
-    asked = with_default(Path(package), work / Path(package).name, int(rows), function or None)
+    asked = copy_with_default(Path(package), work / Path(package).name, int(rows), function or None)
     compiled = ct.models.utils.compile_model(str(asked), str(work / "plan.mlmodelc"))
     plan = MLComputePlan.load_from_path(compiled, compute_units=ct.ComputeUnit[units])
     write_json(Path(out), {"ops": [asdict(op) for op in ops_of(plan, function or "main")]})

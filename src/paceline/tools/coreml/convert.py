@@ -1,7 +1,7 @@
-"""A model made into a Core ML artifact: shards, embeddings, rotary tables, tokenizer, manifest.
+"""Converts a model to a Core ML artifact: shards, embeddings, rotary tables, tokenizer, manifest.
 
-The rule: it can be stopped at any time and goes on where it was. A shard is made in a temporary
-folder and then moved; `making.json` says what is being made, and the manifest is written last.
+Invariant: a conversion can be interrupted at any time, and resumes. A shard is built in a temporary
+folder and then moved; `making.json` describes the conversion, and the manifest is written last.
 """
 
 import json
@@ -32,9 +32,13 @@ from paceline.storage.coreml import EMBEDDINGS, HEAD
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.manifest import MANIFEST
 from paceline.tools.coreml.compress import check_patterns, compress
+from paceline.tools.coreml.conversion_options import (
+    BYTES_PER_WEIGHT,
+    ConversionOptions,
+    with_defaults,
+)
 from paceline.tools.coreml.families import open_family
 from paceline.tools.coreml.family import Family
-from paceline.tools.coreml.recipe import BYTES, Recipe, suited
 from paceline.tools.coreml.shards import (
     Sizes,
     convert_head,
@@ -47,8 +51,8 @@ from paceline.tools.coreml.topology import Span, even_topology, parse_topology, 
 
 MAKING = "making.json"
 
-RING = 64
-"""Places for recent rows: a block may have up to 62 rows where a family looks back two."""
+CONV_SLOTS = 64
+"""Rows of a convolution state: with 2 lags, a block may have up to 62 rows."""
 
 _MEGABYTE = 1 << 20
 
@@ -56,40 +60,42 @@ _MEGABYTE = 1 << 20
 def convert(
     source: Source,
     out: Path,
-    recipe: Recipe,
+    options: ConversionOptions,
     *,
     temporary: Path | None = None,
     progress: Progress,
 ) -> Artifact:
-    """Make the artifact in the folder `out`, or what is missing of it.
+    """Make the artifact in the folder `out`, or resume an interrupted conversion.
 
     Args:
         source: the model.
-        out: an artifact's folder, a new one, or one in which the same was begun.
-        recipe: what to make.
-        temporary: where shards are made before they are moved to `out`; None: the system's.
-        progress: told how far it is.
+        out: a new folder, or one with the same conversion, complete or not.
+        options: of the conversion.
+        temporary: folder in which shards are built before they move to `out`; None: the system's.
+        progress: reports packages.
 
     Raises:
-        ModelError: the checkpoint cannot be read, or is of a family or form not known here.
-        InvalidRequest: the folder holds something else or cannot be written, or the recipe does not
+        ModelError: the checkpoint cannot be read, or its family or form is not supported.
+        InvalidRequest: the folder holds something else or cannot be written, or the options do not
             fit the model.
     """
 
     def opened(slots: int) -> Family:
-        return open_family(source.checkpoint, slots=slots, ring=RING, routing=recipe.routing)
+        return open_family(
+            source.checkpoint, slots=slots, conv_slots=CONV_SLOTS, routing=options.routing
+        )
 
-    family = opened(recipe.slots)
-    recipe = suited(recipe, family.shape.kind)
-    if recipe.slots != family.tables().cos.shape[0]:
-        family = opened(recipe.slots)
-    parts = list(_parts(family, recipe))
+    family = opened(options.slots)
+    options = with_defaults(options, family.shape.task)
+    if options.slots != family.rope_tables().cos.shape[0]:
+        family = opened(options.slots)
+    parts = list(_parts(family, options))
     about = {
         "name": source.name,
         "source": source.about,
         "weights_of": source.identity,
-        "recipe": asdict(recipe),
-        "facts": {**asdict(source.facts), "context_length": recipe.slots},
+        "recipe": asdict(options),
+        "facts": {**asdict(source.facts), "context_length": options.slots},
         "made_by": f"paceline {paceline.__version__}",
     }
     with writing(out):
@@ -100,79 +106,77 @@ def convert(
         ) as on:
             for done, part in enumerate(parts):
                 if not (out / part.path).exists():
-                    _make(part, family, out, recipe, temporary)
+                    _make(part, family, out, options, temporary)
                 on(done + 1)
         embeddings, head = family.embeddings(), family.head()
         np.save(out / EMBEDDINGS, embeddings.numpy().astype(np.float16))
-        if recipe.taps and head is not None and not torch.equal(head, embeddings):
+        if options.taps and head is not None and not torch.equal(head, embeddings):
             np.save(out / HEAD, head.numpy().astype(np.float16))
-        np.save(out / ROTARY, np.stack(family.tables()))
+        np.save(out / ROTARY, np.stack(family.rope_tables()))
         shutil.copyfile(source.tokenizer, out / TOKENIZER)
         settings = source.tokenizer.with_name(GENERATION)
         if settings.is_file():
             shutil.copyfile(settings, out / GENERATION)
         if source.template is not None:
             (out / TEMPLATE).write_text(source.template, encoding="utf-8")
-        _describe(out, about, family, recipe, parts)
+        _describe(out, about, family, options, parts)
         (out / MAKING).unlink()
     return read_artifact(out)
 
 
 class _Part(NamedTuple):
-    """A package to be made."""
+    """A package of the artifact."""
 
     path: str
     span: Span
     taps: tuple[int, ...] | None
-    """Layers that are tapped; None: a part of the head."""
+    """Tapped layers; None: a part of the head."""
     weights: Mapping[str, int]
-    """How many numbers each has, by name."""
+    """Elements of each weight, by name."""
 
     def entry(self) -> dict[str, Any]:
-        """As the manifest has it."""
+        """Its entry in the manifest."""
         entry: dict[str, Any] = {"path": self.path, "start": self.span.start, "end": self.span.end}
         return {**entry, "taps": list(self.taps)} if self.taps else entry
 
 
-def _parts(family: Family, recipe: Recipe) -> Iterator[_Part]:
+def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
     shape = family.shape
-    tapped = range(shape.layers) if recipe.taps == "all" else sorted(recipe.taps)
+    tapped = range(shape.layers) if options.taps == "all" else sorted(options.taps)
     unknown = [tap for tap in tapped if not 0 <= tap < shape.layers]
     if unknown:
         raise InvalidRequest(f"layers {unknown} cannot be tapped; there are {shape.layers}")
-    numbers = _numbers(family)
-    check_patterns(recipe.keep, [name for names in numbers for name in names])
-    if recipe.topology is not None:
-        spans = parse_topology(recipe.topology, shape.layers)
+    sizes = _weight_sizes(family)
+    check_patterns(options.keep, [name for names in sizes for name in names])
+    if options.topology is not None:
+        spans = parse_topology(options.topology, shape.layers)
     else:
-        each = [int(sum(layer.values()) * BYTES[recipe.weights]) for layer in numbers[:-1]]
-        spans = even_topology(each, recipe.megabytes * _MEGABYTE)
+        per_weight = BYTES_PER_WEIGHT[options.weights]
+        each = [int(sum(layer.values()) * per_weight) for layer in sizes[:-1]]
+        spans = even_topology(each, options.megabytes * _MEGABYTE)
     for span in spans:
         taps = tuple(tap for tap in tapped if span.start <= tap < span.end)
-        weights = {name: size for part in numbers[slice(*span)] for name, size in part.items()}
+        weights = {name: size for part in sizes[slice(*span)] for name, size in part.items()}
         yield _Part(f"layers-{span.start:03}-{span.end:03}.mlpackage", span, taps, weights)
     whole = [Span(0, len(shape.labels))]  # a classifier's head is small
-    for span in whole if shape.labels else split_evenly(shape.vocab_size, recipe.head_rows):
-        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, numbers[-1])
+    for span in whole if shape.labels else split_evenly(shape.vocab_size, options.head_rows):
+        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, sizes[-1])
 
 
-def _numbers(family: Family) -> list[dict[str, int]]:
-    """How many numbers each weight has: for every layer, and last for the head.
+def _weight_sizes(family: Family) -> list[dict[str, int]]:
+    """Elements of each weight, by name: one dictionary per layer, and last that of the head.
 
-    So every tensor is looked at once before anything is made of one.
-
-    Raises:
-        ModelError: tensors do not go together.
+    This reads every tensor once before any conversion. Raises ModelError if shapes do not match.
     """
     found = []
     for index in range(family.shape.layers):
         try:
             layer = family.layer(index)
-        except (RuntimeError, ValueError, IndexError) as error:  # torch's ways to say so
+        except (RuntimeError, ValueError, IndexError) as error:  # torch's errors for wrong shapes
             reason = str(error).splitlines()[0]
             raise ModelError(
-                f"layer {index} of this {family.shape.family} model cannot be put together from "
-                f"its tensors: {reason}"
+                f"layer {index} of this {family.shape.family} model cannot be built from its "
+                f"tensors: {reason}"
             ) from error
         named = layer.named_parameters(f"layers.{index}")
         found.append({name: weight.numel() for name, weight in named})
@@ -183,10 +187,10 @@ def _numbers(family: Family) -> list[dict[str, int]]:
 
 
 def _begin(out: Path, about: Mapping[str, Any]) -> bool:
-    """Take up what was begun, or begin. Returns whether all is there already.
+    """Start or resume a conversion in `out`; returns True if it is complete.
 
     Raises:
-        InvalidRequest: something else is there.
+        InvalidRequest: `out` holds something else.
     """
     out.mkdir(parents=True, exist_ok=True)
     done = (out / MANIFEST).exists()
@@ -199,31 +203,33 @@ def _begin(out: Path, about: Mapping[str, Any]) -> bool:
     differing = [key for key in wanted if found.get(key) != wanted[key]]
     if differing:
         raise InvalidRequest(
-            f"{out} has another conversion, whole or in part (another {', '.join(differing)}); "
-            "choose another folder, or remove it"
+            f"{out} has a conversion with another {', '.join(differing)}; choose another folder, "
+            "or remove it"
         )
     return done
 
 
-def _make(part: _Part, family: Family, out: Path, recipe: Recipe, temporary: Path | None) -> None:
-    """One package, whole or not at all."""
-    sizes = Sizes(recipe.rows, recipe.slots, RING)
+def _make(
+    part: _Part, family: Family, out: Path, options: ConversionOptions, temporary: Path | None
+) -> None:
+    """Build one package and move it into `out` atomically."""
+    sizes = Sizes(options.rows, options.slots, CONV_SLOTS)
     if part.taps is None:
         program = convert_head(family, *part.span, sizes=sizes)
     else:
         program = convert_layers(family, *part.span, sizes=sizes, taps=part.taps)
-    program = compress(program, recipe.weights, recipe.keep, part.weights)
+    program = compress(program, options.weights, options.keep, part.weights)
     with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
         made = Path(work) / part.path
         program.save(str(made))
-        if recipe.functions:
+        if options.functions:
             dynamic, made = made, Path(work) / f"static-{part.path}"
             shapes = {
                 rows: shapes_of(family, sizes, rows, head=part.taps is None)
-                for rows in recipe.functions
+                for rows in options.functions
             }
             static_functions(dynamic, shapes, made)
-        # It may come from another disk: moved to its place beside, and renamed there.
+        # A move from another disk is not atomic; the rename after it is.
         beside = out / f".{part.path}"
         shutil.rmtree(beside, ignore_errors=True)
         shutil.move(made, beside)
@@ -234,7 +240,7 @@ def _describe(
     out: Path,
     about: Mapping[str, Any],
     family: Family,
-    recipe: Recipe,
+    options: ConversionOptions,
     parts: Sequence[_Part],
 ) -> None:
     """Write the manifest."""
@@ -253,19 +259,19 @@ def _describe(
         "version": VERSION,
         **about,
         "family": shape.family,
-        "task": shape.kind,
+        "task": shape.task,
         "labels": list(shape.labels),
-        "reach": shape.reach,
+        "reach": shape.window,
         "layers": shape.layers,
         "hidden_size": shape.hidden_size,
         "stream_size": shape.stream_size,
         "vocab_size": shape.vocab_size,
-        "slots": recipe.slots,
-        "rows": recipe.rows,
-        "functions": list(recipe.functions),
-        "ring": RING if shape.lags else 0,
+        "slots": options.slots,
+        "rows": options.rows,
+        "functions": list(options.functions),
+        "ring": CONV_SLOTS if shape.lags else 0,
         "lags": shape.lags,
-        "weights": {"form": recipe.weights, "float16": list(recipe.keep)},
+        "weights": {"form": options.weights, "float16": list(options.keep)},
         "layer_shards": [part.entry() for part in parts if part.taps is not None],
         "head_shards": [part.entry() for part in parts if part.taps is None],
         "fingerprint": fingerprint_of(files),

@@ -1,7 +1,6 @@
-"""What decoders have in common: their two ends, self-attention, and layers that add to a stream.
+"""Common parts of decoders: embeddings and head, self-attention, and residual layers.
 
-Knows how transformers names the tensors that all of them have. Knows no family: each says what its
-layers are made of.
+Uses the tensor names that all decoders of transformers share; independent of any family.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,22 +8,22 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from paceline.tools.coreml.checkpoint import under
-from paceline.tools.coreml.family import Shape, Tables
+from paceline.tools.coreml.checkpoint import with_prefix
+from paceline.tools.coreml.family import Shape
 from paceline.tools.coreml.layers import (
     Attention,
     GatedFeedForward,
+    LayerInputs,
     RMSNorm,
-    Step,
-    grouped,
+    apply_rope,
     projection,
-    turn,
+    query_order,
 )
-from paceline.tools.coreml.rotary import rotary_tables
+from paceline.tools.coreml.rope import RopeTables, make_rope_tables
 
 
 class Decoder:
-    """A `Family` that is told how to make a layer."""
+    """A `Family` with a given function that builds a layer."""
 
     def __init__(
         self,
@@ -38,17 +37,10 @@ class Decoder:
         eps: float,
         lags: int = 0,
     ) -> None:
-        """Put a family together.
+        """Other arguments are those of `Family` and `Shape`.
 
-        Args:
-            config: see `Family`.
-            weights: see `Family`.
-            slots: see `Family`.
-            layer: makes a layer from its number and its own tensors.
-            rotary: transformers' rotary embedding for the config.
-            norm: the name of the last norm's weight.
-            eps: of the last norm.
-            lags: see `Shape`.
+        `layer` builds a layer from its index and its own tensors; `rotary` is transformers' rotary
+        embedding for the config; `norm` names the final norm's weight, with the epsilon `eps`.
         """
         self.shape = Shape(
             family=config.model_type,
@@ -64,7 +56,7 @@ class Decoder:
 
     def layer(self, index: int) -> nn.Module:
         """See `Family`."""
-        return self._layer(index, under(self._weights, f"model.layers.{index}."))
+        return self._layer(index, with_prefix(self._weights, f"model.layers.{index}."))
 
     def embeddings(self) -> Tensor:
         """See `Family`."""
@@ -78,31 +70,31 @@ class Decoder:
         """See `Family`."""
         return self.embeddings() if self._tied else self._weights["lm_head.weight"]
 
-    def tables(self) -> Tables:
+    def rope_tables(self) -> RopeTables:
         """See `Family`."""
-        return rotary_tables(self._rotary, self._slots)
+        return make_rope_tables(self._rotary, self._slots)
 
 
 class Layer(nn.Module):
-    """Rows are mixed and then fed forward, each from a norm of the stream and added to it."""
+    """Pre-norm residual layer: x + mix(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(
         self, before: RMSNorm, mix: nn.Module, between: RMSNorm, feed_forward: nn.Module
     ) -> None:
-        """`mix` takes the normed stream and the `Step`, `feed_forward` the normed stream."""
+        """`mix`: attention or a convolution, called with the normed stream and `LayerInputs`."""
         super().__init__()
         self.before, self.mix = before, mix
         self.between, self.feed_forward = between, feed_forward
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
+    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """[1, d, T, 1] -> [1, d, T, 1]."""
-        x = x + self.mix(self.before(x), step)
+        x = x + self.mix(self.before(x), inputs)
         out: Tensor = x + self.feed_forward(self.between(x))
         return out
 
 
 class Heads(NamedTuple):
-    """How attention is divided."""
+    """Sizes of an attention."""
 
     queries: int
     keys: int
@@ -112,7 +104,7 @@ class Heads(NamedTuple):
 
 
 class SelfAttention(nn.Module):
-    """Attention of a row to itself and those before, with its projections and rotary turns.
+    """Causal self-attention with its projections, head norms and RoPE.
 
     Reads `q_proj`, `k_proj`, `v_proj` and the matrix named `out`.
     """
@@ -125,43 +117,40 @@ class SelfAttention(nn.Module):
         *,
         bias: bool = False,
         out: str = "o_proj",
-        turned: int | None = None,
+        rotary_dim: int | None = None,
         q_norm: nn.Module | None = None,
         k_norm: nn.Module | None = None,
-        norm_turned: bool = False,
+        norm_after_rope: bool = False,
     ) -> None:
-        """`turned` dimensions of a head turn, or all. Norms are for each head, axis 2.
-
-        They come before the turn unless `norm_turned`.
-        """
+        """RoPE rotates `rotary_dim` dimensions of a head, or all. Norms are per head, on axis 2."""
         super().__init__()
-        order = grouped(*heads)
+        order = query_order(*heads)
         self.q = linear(weights, "q_proj", bias=bias, rows=order)
         self.k = linear(weights, "k_proj", bias=bias)
         self.v = linear(weights, "v_proj", bias=bias)
         self.q_norm, self.k_norm = q_norm or nn.Identity(), k_norm or nn.Identity()
         self.attention = Attention(*heads, slots)
         self.o = linear(weights, out, bias=bias, columns=order)
-        self._turned = heads.size, turned
-        self._norm_turned = norm_turned
+        self._rope_sizes = heads.size, rotary_dim
+        self._norm_after_rope = norm_after_rope
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
+    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """[1, d, T, 1] -> [1, d, T, 1]."""
         q, k, v = self.attention.by_head(self.q(x), self.k(x), self.v(x))
-        q, k = self._placed(q, self.q_norm, step), self._placed(k, self.k_norm, step)
-        out: Tensor = self.o(self.attention(q, k, v, step))
+        q = self._norm_and_rotate(q, self.q_norm, inputs)
+        k = self._norm_and_rotate(k, self.k_norm, inputs)
+        out: Tensor = self.o(self.attention(q, k, v, inputs))
         return out
 
-    def _placed(self, x: Tensor, norm: nn.Module, step: Step) -> Tensor:
-        if self._norm_turned:
-            normed: Tensor = norm(turn(x, step, *self._turned))
+    def _norm_and_rotate(self, x: Tensor, norm: nn.Module, inputs: LayerInputs) -> Tensor:
+        if self._norm_after_rope:
+            normed: Tensor = norm(apply_rope(x, inputs, *self._rope_sizes))
             return normed
-        return turn(norm(x), step, *self._turned)
+        return apply_rope(norm(x), inputs, *self._rope_sizes)
 
 
-def usual_layer(config: Any, weights: Mapping[str, Tensor], attention: nn.Module) -> Layer:
-    """A layer as Llama has it, around an attention: two norms and a gated feed-forward network."""
-    eps = config.rms_norm_eps
+def llama_layer(weights: Mapping[str, Tensor], attention: nn.Module, eps: float) -> Layer:
+    """Llama's layer around an attention: two norms and a gated feed-forward network."""
     return Layer(
         RMSNorm(weights["input_layernorm.weight"], eps),
         attention,
@@ -182,7 +171,7 @@ def linear(
     rows: Tensor | None = None,
     columns: Tensor | None = None,
 ) -> nn.Conv2d:
-    """A checkpoint's linear map `name` as a projection, with its rows or columns in an order."""
+    """The linear map `name` of a checkpoint as a projection, with its rows or columns reordered."""
     weight = weights[f"{name}.weight"]
     added = weights[f"{name}.bias"] if bias else None
     if rows is not None:
@@ -190,3 +179,8 @@ def linear(
     if columns is not None:
         weight = weight[:, columns]
     return projection(weight, added)
+
+
+def channels(vector: Tensor) -> nn.Parameter:
+    """A vector [n] as [1, n, 1, 1], one value per channel."""
+    return nn.Parameter(vector.view(1, -1, 1, 1), requires_grad=False)

@@ -1,87 +1,80 @@
-"""What a family of models says of itself, so that a converter need not know which one it is.
+"""The interface of a model family: everything that the converter needs of an architecture.
 
-A family reads a checkpoint and gives its layers, one at a time: a large model is never whole in
-memory. Hidden states go from layer to layer as a *stream*, [1, stream_size, T, 1]; its first
-`hidden_size` channels are the token's embedding at the start. Most families need no more; one that
-carries something else along (a second residual, a router's state) appends channels.
+A family reads a checkpoint and builds its layers one at a time, so a large model is never whole in
+memory. The *stream* is the tensor between layers, [1, stream_size, T, 1]; its first `hidden_size`
+channels are the hidden state. A family with more state between layers (a second residual, a
+router's state) appends channels.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor, nn
 
-Floats = npt.NDArray[np.float32]
+from paceline.tools.coreml.rope import RopeTables
 
-Kind = Literal["causal-lm", "token-classification"]
-"""A token classifier reads whole texts: its layers have no states, and its rows see others on both
-sides, `mask` being [1, 1, T, T]."""
+Task = Literal["causal-lm", "token-classification"]
+"""A token classifier gets whole texts: its layers have no states, its attention is bidirectional,
+and its `mask` is [1, 1, T, T]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers that a converter and a runtime need."""
+    """Sizes of a model for the converter and the runtime."""
 
     family: str
-    """As in `config.json`: `model_type`."""
+    """`model_type` of config.json."""
     layers: int
     hidden_size: int
     vocab_size: int
     stream_size: int
-    """Channels that go from layer to layer."""
+    """Channels of the stream."""
     lags: int = 0
-    """How many rows a layer looks back to besides attention; 0 without windows."""
-    kind: Kind = "causal-lm"
-    reach: int = 0
-    """Of a token classifier: how far a row sees, in both directions."""
+    """Previous rows that a convolution reads; 0 without convolutions."""
+    task: Task = "causal-lm"
+    window: int = 0
+    """Tokens that a classifier's attention sees on each side."""
     labels: tuple[str, ...] = ()
-    """What a token classifier says of a token, one of them."""
-
-
-class Tables(NamedTuple):
-    """Rotary cosines and sines, [positions, r] float32, with the family's factor in them."""
-
-    cos: Floats
-    sin: Floats
+    """Labels of a token classifier."""
 
 
 class Family(Protocol):
     """One model of a family, opened from a checkpoint.
 
-    `config` is what transformers reads from the folder's config.json, `weights` maps the names of
-    the checkpoint's tensors to them, as float32. `slots` is the most positions a sequence has,
-    `ring` the places of a window (see `layers.Window`).
+    `config` is what transformers reads from config.json; `weights` maps the checkpoint's tensor
+    names to float32 tensors; `slots` is the number of KV cache positions, the longest sequence;
+    `conv_slots` is the number of rows in the ring buffer of a `layers.ConvState`.
     """
 
     shape: Shape
 
-    def __init__(self, config: Any, weights: Mapping[str, Tensor], *, slots: int, ring: int): ...
+    def __init__(
+        self, config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int
+    ): ...
 
     def layer(self, index: int) -> nn.Module:
-        """Layer `index`: forward(stream, step) -> stream. Made anew at every call.
+        """A new module of layer `index`: forward(stream, inputs) -> stream.
 
-        Its states are buffers, zero at first.
+        Its states are buffers, initially zero.
         """
         ...
 
     def embeddings(self) -> Tensor:
-        """[vocab, hidden_size]: what the stream begins with, scaled if the family scales it."""
+        """[vocab, hidden_size], with the family's scaling of embeddings applied."""
         ...
 
     def final(self) -> nn.Module:
-        """What stands between the last layer and the head: stream -> [1, hidden_size, T, 1].
+        """Modules between the last layer and the head: stream -> [1, hidden_size, T, 1].
 
-        A token classifier's has the head in it: [1, labels, T, 1].
+        A token classifier's includes the head: [1, labels, T, 1].
         """
         ...
 
     def head(self) -> Tensor | None:
-        """[vocab, hidden_size]; a token classifier has none."""
+        """[vocab, hidden_size]; None for a token classifier."""
         ...
 
-    def tables(self) -> Tables:
+    def rope_tables(self) -> RopeTables:
         """Rotary tables for `slots` positions."""
         ...

@@ -1,9 +1,10 @@
-"""What every family's layers are made of, in the Neural Engine's layout: [1, channels, T, 1].
+"""Building blocks of all families in the Neural Engine's layout, [1, channels, T, 1].
 
-Knows projections as convolutions of one pixel, norms that hold in float16, rotary turns and slots
-for what is remembered. Knows no family. The rule: T is only ever the length of an axis. Nothing is
-reshaped by it, so a graph that was traced with one T is right for every other. And no size is
-read from a tensor: a trace would compute it in the graph.
+Projections as 1x1 convolutions, norms that are safe in float16, RoPE, attention with a KV cache and
+convolution states. Independent of any family.
+
+Invariant: T is only ever the length of an axis, and no size is read from a tensor, because a trace
+would compute it in the graph. So a graph traced with one T is right for every other T.
 """
 
 from collections.abc import Sequence
@@ -14,29 +15,29 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 HIDDEN_BY_MASK = -1e4
-"""Added to a score whose slot may not be seen; finite in float16, and as good as -inf there."""
+"""Added to a masked score: finite in float16, and equivalent to -inf there."""
 
 
-class Step(NamedTuple):
-    """What a call says about its T rows besides their hidden states."""
+class LayerInputs(NamedTuple):
+    """Inputs of a call of T rows, besides the hidden states."""
 
     cos: Tensor
-    """[T, r]: rotary cosines of the rows' positions; r is half of the dimensions that turn."""
+    """[T, r]: rotary cosines of the rows' positions; r is half of the rotary dimensions."""
     sin: Tensor
     """[T, r]"""
     mask: Tensor
     """[1, 1, T, S]: 0 where a row sees a slot, HIDDEN_BY_MASK elsewhere."""
     write: Tensor
-    """[1, 1, S, T]: 1 where a row's key and value go, each row to one slot."""
+    """[1, 1, S, T]: 1 at the slot that gets a row's key and value; one slot per row."""
     window_write: Tensor | None = None
-    """[1, 1, R, T]: 1 where a row goes in the ring of recent rows (see `Window`)."""
+    """[1, 1, R, T]: 1 at the place in the ring buffer that gets the row (see `ConvState`)."""
     window_read: Tensor | None = None
-    """[1, lags, T, R]: for lag j + 1 the place in the ring of the row so far before; all 0 before
-    the text's first."""
+    """[1, lags, T, R]: at j, 1 at the place in the ring buffer of the row j + 1 positions before;
+    all 0 before the start of the text."""
 
 
 def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
-    """A matrix [out, in] as a convolution of one pixel: [1, in, T, 1] -> [1, out, T, 1]."""
+    """A matrix [out, in] as a 1x1 convolution: [1, in, T, 1] -> [1, out, T, 1]."""
     conv = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=bias is not None)
     conv.weight = nn.Parameter(weight[:, :, None, None].contiguous(), requires_grad=False)
     if bias is not None:
@@ -45,11 +46,11 @@ def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over an axis, without a number that float16 cannot hold.
+    """x / rms(x) * weight over an axis, with every intermediate in float16's range.
 
-    Squares of hidden states overflow: a first token has numbers of 20,000 and more. So they are
-    divided by the largest of them before, and what stands under the root is at most 1 + eps. A row
-    of small numbers is divided by no less than 1/64, as eps must be divided, too.
+    Squares of hidden states overflow: those of a first token exceed 20,000. So the row is first
+    divided by its largest magnitude, and the radicand is at most 1 + eps. The divisor is at least
+    1/64, because eps is divided, too.
     """
 
     def __init__(self, weight: Tensor, eps: float, axis: int = 1) -> None:
@@ -57,46 +58,45 @@ class RMSNorm(nn.Module):
         super().__init__()
         after = 4 - (axis % 4) - 1
         self.weight = nn.Parameter(weight.view(-1, *[1] * after), requires_grad=False)
-        # Scaled, as 1e-6 is no normal number of float16. The bound as a tensor, as a number divided
-        # by a tensor is converted to an inverse that adds 1e-4 to it.
-        self._eps = nn.Parameter(torch.tensor([[[[eps / _LEAST**2]]]]), requires_grad=False)
-        self._least = nn.Parameter(torch.tensor([[[[_LEAST]]]]), requires_grad=False)
+        # Scaled, because 1e-6 is subnormal in float16. The bound is a tensor, because a number
+        # divided by a tensor is converted to an inverse that adds 1e-4.
+        self._eps = nn.Parameter(torch.tensor([[[[eps / _MIN_DIVISOR**2]]]]), requires_grad=False)
+        self._min = nn.Parameter(torch.tensor([[[[_MIN_DIVISOR]]]]), requires_grad=False)
         self._axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of four axes, to the same."""
-        largest = x.abs().amax(self._axis, keepdim=True).clamp(_LEAST, _MOST)
+        """Four axes, to the same shape."""
+        largest = x.abs().amax(self._axis, keepdim=True).clamp(_MIN_DIVISOR, _MAX)
         y = x / largest
-        small = self._least / largest
+        small = self._min / largest
         root = torch.rsqrt((y * y).mean(self._axis, keepdim=True) + self._eps * small * small)
         return y * root * self.weight
 
 
-_LEAST = 2.0**-6
-_MOST = 65504.0
-"""The largest number of float16; an open end would be converted to inf."""
+_MIN_DIVISOR = 2.0**-6
+_MAX = 65504.0
+"""The largest float16; without an upper bound the converter writes inf."""
 
 
-def turn(x: Tensor, step: Step, size: int, turned: int | None = None) -> Tensor:
-    """RoPE by halves: [1, heads, size, T], whose first `turned` (2 r; None: all) turn."""
-    cos, sin = step.cos.transpose(0, 1), step.sin.transpose(0, 1)
-    turned = size if turned is None else turned
-    r = turned // 2
-    left, right = x[:, :, :r], x[:, :, r:turned]
+def apply_rope(x: Tensor, inputs: LayerInputs, size: int, rotary_dim: int | None = None) -> Tensor:
+    """Rotate by halves the first `rotary_dim` (2 r; None: all) of [1, heads, size, T]."""
+    cos, sin = inputs.cos.transpose(0, 1), inputs.sin.transpose(0, 1)
+    rotary_dim = size if rotary_dim is None else rotary_dim
+    r = rotary_dim // 2
+    left, right = x[:, :, :r], x[:, :, r:rotary_dim]
     parts = [left * cos - right * sin, right * cos + left * sin]
-    if turned < size:
-        parts.append(x[:, :, turned:])
+    if rotary_dim < size:
+        parts.append(x[:, :, rotary_dim:])
     return torch.cat(parts, dim=2)
 
 
 class Attention(nn.Module):
-    """Attention over slots that are only ever appended to.
+    """Attention over a KV cache of `slots` positions.
 
-    Keys and values go to the slots that `Step.write` names; what stands in slots that the mask
-    hides does not matter, so a rejected row needs no undoing: the next block writes over it.
+    Keys and values go to the slots that `LayerInputs.write` names. Masked slots may hold anything,
+    so a rejected row needs no rollback: the next block overwrites it.
 
-    Query heads are taken in the order of `grouped`, so that keys and values can be laid out once
-    for each group, as a tile.
+    Query heads come in `query_order`, so that keys and values are tiled once for all groups.
     """
 
     def __init__(
@@ -111,63 +111,63 @@ class Attention(nn.Module):
         self.v_state: Tensor
 
     def by_head(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[1, heads * head_dim, T, 1] -> [1, heads, head_dim, T], of each as many as it has."""
+        """Each [1, its heads * head_dim, T, 1] -> [1, its heads, head_dim, T]."""
         return (
             q.reshape(1, self.heads, self.head_dim, -1),
             k.reshape(1, self.kv_heads, self.head_dim, -1),
             v.reshape(1, self.kv_heads, self.head_dim, -1),
         )
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
-        """Q [1, heads, head_dim, T], k and v [1, kv_heads, head_dim, T], turned already.
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs) -> Tensor:
+        """Q [1, heads, head_dim, T], k and v [1, kv_heads, head_dim, T], after RoPE.
 
         Returns [1, heads * head_dim, T, 1].
         """
-        # A new tensor is assigned whole: on the Neural Engine states that are written in part fail.
-        kept = 1 - step.write.sum(-1, keepdim=True)
-        self.k_state[:] = self.k_state * kept + step.write @ k.transpose(2, 3)
-        self.v_state[:] = self.v_state * kept + step.write @ v.transpose(2, 3)
+        # The whole state is assigned: partial writes to a state fail on the Neural Engine.
+        kept = 1 - inputs.write.sum(-1, keepdim=True)
+        self.k_state[:] = self.k_state * kept + inputs.write @ k.transpose(2, 3)
+        self.v_state[:] = self.v_state * kept + inputs.write @ v.transpose(2, 3)
         groups = self.heads // self.kv_heads
         keys, values = self.k_state, self.v_state
         if groups > 1:
             keys, values = keys.repeat(1, groups, 1, 1), values.repeat(1, groups, 1, 1)
-        scores = (q * self._scale).transpose(2, 3) @ keys.transpose(2, 3) + step.mask
-        seen = scores.softmax(-1) @ values  # [1, heads, T, head_dim]
-        # [head, dim, token] before the heads become channels: [head, token, dim] is as good with
+        scores = (q * self._scale).transpose(2, 3) @ keys.transpose(2, 3) + inputs.mask
+        mixed = scores.softmax(-1) @ values  # [1, heads, T, head_dim]
+        # [head, dim, token] before heads become channels. [head, token, dim] would be right with
         # one row and wrong with more.
-        return seen.transpose(2, 3).reshape(1, self.heads * self.head_dim, -1, 1)
+        return mixed.transpose(2, 3).reshape(1, self.heads * self.head_dim, -1, 1)
 
 
-def grouped(heads: int, kv_heads: int, head_dim: int) -> Tensor:
-    """The order of query channels that `Attention` wants: the first head of every group first.
+def query_order(heads: int, kv_heads: int, head_dim: int) -> Tensor:
+    """Order of query channels for `Attention`: the first head of every group first.
 
-    `q_weight[order]` and `o_weight[:, order]`, once, when a model is loaded.
+    Use `q_weight[order]` and `o_weight[:, order]`, once, when a model is loaded.
     """
     order = torch.arange(heads * head_dim).view(kv_heads, heads // kv_heads, head_dim)
     return order.transpose(0, 1).reshape(-1)
 
 
-class Window(nn.Module):
-    """The last rows of something, for convolutions over time: a ring that needs no undoing, either.
+class ConvState(nn.Module):
+    """The last rows of a tensor, for convolutions over time: a ring buffer of R rows.
 
-    A row stands in the ring at its position modulo R. With R of at least a block's rows and the
-    longest lag together, a block never overwrites what the rows after a kept one look back to.
+    A row is at its position modulo R. With R at least a block's rows plus the longest lag, a block
+    never overwrites a row that later rows read, so a rejected row needs no rollback.
     """
 
-    def __init__(self, channels: int, ring: int) -> None:
+    def __init__(self, channels: int, conv_slots: int) -> None:
         super().__init__()
-        self.register_buffer("ring", torch.zeros(1, 1, ring, channels))
-        self.ring: Tensor
+        self.register_buffer("conv_state", torch.zeros(1, 1, conv_slots, channels))
+        self.conv_state: Tensor
 
-    def forward(self, x: Tensor, step: Step, lags: int) -> Sequence[Tensor]:
-        """X [1, channels, T, 1]; what it was 1, 2, ... `lags` rows before, each of x's shape."""
-        assert step.window_write is not None
-        assert step.window_read is not None
+    def forward(self, x: Tensor, inputs: LayerInputs, lags: int) -> Sequence[Tensor]:
+        """X [1, channels, T, 1]; returns x at 1, 2, ... `lags` rows before, each of x's shape."""
+        assert inputs.window_write is not None
+        assert inputs.window_read is not None
         rows = x.permute(0, 3, 2, 1)  # [1, 1, T, channels]
-        kept = 1 - step.window_write.sum(-1, keepdim=True)
-        self.ring[:] = self.ring * kept + step.window_write @ rows
+        kept = 1 - inputs.window_write.sum(-1, keepdim=True)
+        self.conv_state[:] = self.conv_state * kept + inputs.window_write @ rows
         return [
-            (step.window_read[:, lag : lag + 1] @ self.ring).permute(0, 3, 2, 1)
+            (inputs.window_read[:, lag : lag + 1] @ self.conv_state).permute(0, 3, 2, 1)
             for lag in range(lags)
         ]
 

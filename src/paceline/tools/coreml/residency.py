@@ -1,11 +1,11 @@
-"""Whether an artifact would stay on the Neural Engine: Core ML's plans, judged shard by shard.
+"""Evaluates whether an artifact would run on the Neural Engine, from Core ML's compute plans.
 
-Knows plans as plain data, so that one that was recorded on a Mac is judged anywhere. The rule: a
-shard passes if every convolution of it prefers the Neural Engine with every number of rows that is
-asked about. Preferred, not supported: what the Neural Engine could run may well be planned
-elsewhere. What a plan does not say is no pass; operations that are no convolutions are listed.
+Plans are plain data, so plans recorded on a Mac are evaluated anywhere. A shard passes if every
+convolution *prefers* the Neural Engine at every planned number of rows; *supported* is not enough,
+because Core ML may plan a supported operation elsewhere. A convolution without a device in the plan
+fails; other operations are only listed.
 
-It is a plan, not a measurement: what it says holds if the clock agrees.
+A plan is not a measurement: confirm it with a timing.
 """
 
 import platform
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import paceline
 from paceline.engines.coreml.artifact import Artifact, read_artifact
@@ -22,57 +22,61 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, Progress
 from paceline.storage.files import read_json, write_json, writing
 from paceline.storage.report import Report, Table
+from paceline.storage.validation import validated
 from paceline.tools.coreml import compute_plan
-from paceline.tools.coreml.compute_plan import NEURAL_ENGINE, Plan, PlannedOp, plan_from
+from paceline.tools.coreml.compute_plan import NEURAL_ENGINE, Plan, PlannedOp
 
 KIND = "coreml-plans"
 VERSION = 1
 
 UNKNOWN = "unknown"
-"""Where an operation runs of which the plan says nothing."""
+"""Device of an operation that has none in the plan."""
 
 
 class Counts(NamedTuple):
-    """Operations by where they would run."""
+    """Operations on the Neural Engine, off it, and without a device in the plan."""
 
     on: int
-    """The Neural Engine."""
     off: int
     unknown: int
 
 
-class Elsewhere(NamedTuple):
-    """Operations of one type that a plan has off the Neural Engine."""
+class OffEngine(NamedTuple):
+    """Operations of one type that are planned off the Neural Engine."""
 
     type: str
     device: str
     """Or `UNKNOWN`."""
     ops: int
     able: int
-    """Those among them that the Neural Engine could run."""
+    """How many of them the Neural Engine supports."""
     cost: float | None
-    """Their share of the whole, 0 to 1; None: the plan does not say."""
+    """Their share of the total cost, 0 to 1; None: not in the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a plan comes to."""
+    """The evaluation of a plan."""
 
     convs: Counts
     others: Counts
-    """Operations that compute and are no convolutions."""
-    elsewhere: tuple[Elsewhere, ...]
-    """Convolutions first, then by their cost."""
+    """Operations that compute and are not convolutions."""
+    elsewhere: tuple[OffEngine, ...]
+    """Convolutions first, then by cost."""
     fault: str | None
-    """Why it does not pass; None: it does."""
+    """Why it fails; None: it passes."""
 
 
-class Recording(NamedTuple):
-    """Plans of an artifact, and where they come from."""
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Plans of an artifact and their provenance: the file that `--record` writes."""
 
-    about: dict[str, Any]
-    """`fingerprint` of the artifact, `units`, `system`."""
-    plans: Sequence[Plan]
+    fingerprint: str
+    """Of the artifact."""
+    units: str
+    system: str
+    made_by: str
+    plans: tuple[Plan, ...]
 
 
 def report(
@@ -83,43 +87,42 @@ def report(
     record: Path | None = None,
     progress: Progress = QUIET,
 ) -> Report:
-    """Judge the plans of all packages of an artifact.
+    """Evaluate the plans of all packages of an artifact.
 
     Args:
         folder: the artifact.
         units: compute units to plan for, one of `packages.UNITS`.
-        recorded: a file of plans that were recorded before; None: Core ML makes them, on a Mac.
-        record: a file to keep the plans in.
-        progress: told how far it is.
+        recorded: a file of recorded plans; None: Core ML makes them, on a Mac.
+        record: a file to write the plans to.
+        progress: reports plans.
 
     Raises:
-        ModelError: the artifact is not whole, or the file is no recording, or one of another.
-        InvalidRequest: this is no Mac and nothing was recorded, or the file cannot be written, or
-            there are no such units.
+        ModelError: the artifact is incomplete, or the file is not a recording of its plans.
+        InvalidRequest: this is not a Mac and there is no recording, or the file cannot be written,
+            or the units are unknown.
     """
     if units not in UNITS:
         raise InvalidRequest(f"compute units are {units!r}; expected one of {', '.join(UNITS)}")
     if recorded is not None and record is not None:
-        raise InvalidRequest("plans are either recorded or judged; leave one of the files away")
+        raise InvalidRequest("plans are either recorded or evaluated; give one of the files")
     artifact = read_artifact(folder)
     if recorded is not None:
         found = _read(recorded, artifact)
     elif on_a_mac():
-        found = _ask(artifact, units, progress)
+        found = _record(artifact, units, progress)
     else:
         raise InvalidRequest(
-            f"plans are made by Core ML, on a Mac: run `paceline coreml residency {folder} "
-            "--record FILE` there, and judge them here with --recorded FILE"
+            f"Core ML makes plans, on a Mac: run `paceline coreml residency {folder} "
+            "--record FILE` there, and evaluate them here with --recorded FILE"
         )
     if record is not None:
         with writing(record):
-            value = {"kind": KIND, "version": VERSION, **found.about}
-            write_json(record, {**value, "plans": [asdict(plan) for plan in found.plans]})
-    return _reported(artifact, found)
+            write_json(record, {"kind": KIND, "version": VERSION, **asdict(found)})
+    return _report(artifact, found)
 
 
-def judge(plan: Plan) -> Verdict:
-    """Count a plan's operations, and say whether its convolutions stay."""
+def evaluate(plan: Plan) -> Verdict:
+    """Count a plan's operations and check its convolutions."""
     ops = [op for op in plan.ops if not _is_constant(op)]
     convs = _count(op for op in ops if _is_conv(op))
     others = _count(op for op in ops if not _is_conv(op))
@@ -129,23 +132,23 @@ def judge(plan: Plan) -> Verdict:
     elif convs.off:
         fault = f"{convs.off} of {sum(convs)} convolutions leave the Neural Engine"
     elif convs.unknown:
-        fault = f"the plan does not say where {convs.unknown} of {sum(convs)} convolutions run"
+        fault = f"the plan has no device for {convs.unknown} of {sum(convs)} convolutions"
     elif not convs.on:
         fault = "the plan has no convolutions"
-    return Verdict(convs, others, tuple(_elsewhere(ops)), fault)
+    return Verdict(convs, others, tuple(_off_engine(ops)), fault)
 
 
-def rows_to_see(artifact: Artifact) -> tuple[int, ...]:
-    """The numbers of rows that plans are made for: one and the most, or all functions there are."""
+def planned_rows(artifact: Artifact) -> tuple[int, ...]:
+    """Numbers of rows to plan for: one and the maximum, or those of the static functions."""
     return tuple(sorted(set(artifact.functions or (1, artifact.rows))))
 
 
 def _is_constant(op: PlannedOp) -> bool:
-    """Constants and what unpacks them: not computed in a call, and on no device."""
+    """Constants and their decompression: not computed in a call, and on no device."""
     return op.type == "const" or op.type.startswith("constexpr_")
 
 
-def _is_conv(op: PlannedOp | Elsewhere) -> bool:
+def _is_conv(op: PlannedOp | OffEngine) -> bool:
     return op.type.startswith("conv")
 
 
@@ -155,13 +158,13 @@ def _count(ops: Iterator[PlannedOp]) -> Counts:
     return Counts(on, where.total() - on - unknown, unknown)
 
 
-def _elsewhere(ops: Sequence[PlannedOp]) -> list[Elsewhere]:
+def _off_engine(ops: Sequence[PlannedOp]) -> list[OffEngine]:
     kinds: dict[tuple[str, str], list[PlannedOp]] = {}
     for op in ops:
         if op.preferred != NEURAL_ENGINE:
             kinds.setdefault((op.type, op.preferred or UNKNOWN), []).append(op)
     found = [
-        Elsewhere(
+        OffEngine(
             kind,
             device,
             len(each),
@@ -173,29 +176,24 @@ def _elsewhere(ops: Sequence[PlannedOp]) -> list[Elsewhere]:
     return sorted(found, key=lambda one: (not _is_conv(one), -(one.cost or 0.0), one.type))
 
 
-def _ask(artifact: Artifact, units: str, progress: Progress) -> Recording:
-    """Have Core ML plan all packages."""
+def _record(artifact: Artifact, units: str, progress: Progress) -> Recording:
+    """Get Core ML's plans of all packages."""
     wanted = list(_wanted(artifact))
-    plans = []
-    with progress.task("asking Core ML for its plans", len(wanted), unit="plans") as reach:
+    plans: list[Plan] = []
+    with progress.task("Core ML's plans", len(wanted), unit="plans") as reach:
         for package, rows in wanted:
             function = f"t{rows}" if artifact.functions else None
             plans.append(
                 compute_plan.record(artifact.folder, package, rows, function=function, units=units)
             )
             reach(len(plans))
-    about = {
-        "fingerprint": artifact.fingerprint,
-        "units": units,
-        "system": platform.platform(),
-        "made_by": f"paceline {paceline.__version__}",
-    }
-    return Recording(about, plans)
+    made_by = f"paceline {paceline.__version__}"
+    return Recording(artifact.fingerprint, units, platform.platform(), made_by, tuple(plans))
 
 
 def _wanted(artifact: Artifact) -> Iterator[tuple[str, int]]:
     for shard in (*artifact.layer_shards, *artifact.head_shards):
-        for rows in rows_to_see(artifact):
+        for rows in planned_rows(artifact):
             yield shard.path, rows
 
 
@@ -206,33 +204,30 @@ def _read(path: Path, artifact: Artifact) -> Recording:
             f"{path} is a {value.get('kind')} of version {value.get('version')}; expected {KIND} "
             f"of version {VERSION}, as --record writes them"
         )
-    try:
-        about = {key: value[key] for key in ("fingerprint", "units", "system", "made_by")}
-        plans = [plan_from(each) for each in value["plans"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"{path} is no whole recording of plans ({error}); record it again"
-        ) from error
-    if about["fingerprint"] != artifact.fingerprint:
+    recording = validated(Recording, value, str(path), error=ModelError)
+    if recording.fingerprint != artifact.fingerprint:
         raise ModelError(
             f"{path} has the plans of another artifact than {artifact.folder}; record them again"
         )
-    return Recording(about, plans)
+    return recording
 
 
-def _reported(artifact: Artifact, recording: Recording) -> Report:
+def _report(artifact: Artifact, recording: Recording) -> Report:
     plans = {(plan.package, plan.rows): plan for plan in recording.plans}
-    judged = []
+    evaluated = []
     for package, rows in _wanted(artifact):
         plan = plans.get((package, rows))
         if plan is None:
-            plan = Plan(package, rows, None, fault="it was not asked for")
-        judged.append((plan, judge(plan)))
-    failed = [(plan, verdict.fault) for plan, verdict in judged if verdict.fault is not None]
+            plan = Plan(package, rows, None, fault="it is not in the recording")
+        evaluated.append((plan, evaluate(plan)))
+    failed = [(plan, verdict.fault) for plan, verdict in evaluated if verdict.fault is not None]
     value = {
         "artifact": artifact.name,
-        **recording.about,
-        "rows": list(rows_to_see(artifact)),
+        "fingerprint": recording.fingerprint,
+        "units": recording.units,
+        "system": recording.system,
+        "made_by": recording.made_by,
+        "rows": list(planned_rows(artifact)),
         "passed": not failed,
         "plans": [
             {
@@ -245,36 +240,36 @@ def _reported(artifact: Artifact, recording: Recording) -> Report:
                 "others": verdict.others._asdict(),
                 "elsewhere": [one._asdict() for one in verdict.elsewhere],
             }
-            for plan, verdict in judged
+            for plan, verdict in evaluated
         ],
     }
-    left = sum(verdict.others.off + verdict.others.unknown for _, verdict in judged)
-    others = f", and {left} other operations do not or may not" if left else ""
+    rest = sum(verdict.others.off + verdict.others.unknown for _, verdict in evaluated)
+    others = f", and {rest} other operations do not or may not" if rest else ""
     lines = [
         *(f"{plan.package} at T = {plan.rows}: {fault}" for plan, fault in failed),
-        _shapes_seen(artifact),
+        _planned_shapes(artifact),
         f"verdict: convolutions of {artifact.name} {'do NOT all' if failed else 'all'} stay on the "
-        f"Neural Engine, as Core ML plans it for {recording.about['units']} on "
-        f"{recording.about['system']}{others}; a plan is no measurement",
+        f"Neural Engine, as Core ML plans it for {recording.units} on {recording.system}{others}; "
+        "a plan is not a measurement",
     ]
-    return Report(value, not failed, "\n".join(lines), [_plan_table(judged), _off_table(judged)])
+    tables = [_plan_table(evaluated), _off_table(evaluated)]
+    return Report(value, not failed, "\n".join(lines), tables)
 
 
-def _shapes_seen(artifact: Artifact) -> str:
-    """Which shapes the plans are of."""
-    seen = " and ".join(f"T = {rows}" for rows in rows_to_see(artifact))
+def _planned_shapes(artifact: Artifact) -> str:
+    planned = " and ".join(f"T = {rows}" for rows in planned_rows(artifact))
     if artifact.functions:
-        other = "" if 1 in artifact.functions else "; T = 1 has none and was not seen"
-        return f"seen: {seen}, each in a function of its own{other}"
+        other = "" if 1 in artifact.functions else "; T = 1 has no function and no plan"
+        return f"planned: {planned}, each in a function of its own{other}"
     return (
-        f"seen: {seen}, each as the default shape of a copy of the packages. They take any T up to "
-        f"{artifact.rows}, and shapes other than a package's own default (T = 1) may run off the "
-        "Neural Engine whatever is planned (coremltools issue 2370): measure them, or convert with "
-        f"--functions 1,{artifact.rows}"
+        f"planned: {planned}, each as the default shape of a copy of the packages. They take any T "
+        f"up to {artifact.rows}, and shapes other than a package's own default (T = 1) may run off "
+        "the Neural Engine despite the plan (coremltools issue 2370): measure them, or convert "
+        f"with --functions 1,{artifact.rows}"
     )
 
 
-def _plan_table(judged: Sequence[tuple[Plan, Verdict]]) -> Table:
+def _plan_table(evaluated: Sequence[tuple[Plan, Verdict]]) -> Table:
     rows = [
         [
             plan.package,
@@ -282,13 +277,13 @@ def _plan_table(judged: Sequence[tuple[Plan, Verdict]]) -> Table:
             *(str(count) for count in (*verdict.convs, *verdict.others)),
             "yes" if verdict.fault is None else "NO",
         ]
-        for plan, verdict in judged
+        for plan, verdict in evaluated
     ]
     head = ["package", "T", "convs on", "off", "unknown", "others on", "off", "unknown", "passes"]
     return "on and off the Neural Engine", head, rows
 
 
-def _off_table(judged: Sequence[tuple[Plan, Verdict]]) -> Table:
+def _off_table(evaluated: Sequence[tuple[Plan, Verdict]]) -> Table:
     rows = [
         [
             plan.package,
@@ -299,7 +294,7 @@ def _off_table(judged: Sequence[tuple[Plan, Verdict]]) -> Table:
             str(one.able),
             "" if one.cost is None else f"{100 * one.cost:.1f} %",
         ]
-        for plan, verdict in judged
+        for plan, verdict in evaluated
         for one in verdict.elsewhere
     ]
     head = ["package", "T", "operation", "runs on", "ops", "NE could", "of the cost"]

@@ -1,7 +1,7 @@
-"""From layers in torch to a Core ML package: traced with the most rows, its rows left flexible.
+"""Converts torch layers to a Core ML package: traced with the maximum rows, converted as flexible.
 
-Knows coremltools. Knows no family, no folder and no manifest. What a shard takes and gives is said
-here once; `engines/coreml` is the other side.
+Independent of families, folders and manifests. Defines the inputs and outputs of a shard;
+`engines/coreml` calls it.
 """
 
 import contextlib
@@ -18,35 +18,35 @@ from torch import Tensor, nn
 
 from paceline.tools.coreml.family import Family
 from paceline.tools.coreml.layers import projection
-from paceline.tools.coreml.run import step_of
+from paceline.tools.coreml.torch_model import layer_inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the inputs of a shard are as large as."""
+    """Sizes of a shard's inputs."""
 
     rows: int
-    """The most rows of a call: T is 1 to this."""
+    """Maximum of T."""
     slots: int
-    """Slots for keys and values: the longest text."""
-    ring: int
-    """Places for recent rows, where a family has windows."""
+    """KV cache positions: the longest text."""
+    conv_slots: int
+    """Rows of a convolution state."""
 
 
 class Layers(nn.Module):
-    """Some layers after another, and what a drafter taps of them."""
+    """A range of layers, and the hidden states tapped from them."""
 
     def __init__(self, family: Family, start: int, end: int, taps: Sequence[int]) -> None:
         super().__init__()
-        # By their numbers in the model, which the names of weights and states then have.
+        # Keyed by layer index, which the names of weights and states then contain.
         self.layers = nn.ModuleDict({str(i): family.layer(i) for i in range(start, end)})
         self._names = input_names(family)
         self._taps = {str(tap) for tap in taps}
         self._hidden_size = family.shape.hidden_size
 
     def forward(self, hidden: Tensor, *rest: Tensor) -> Any:
-        """The stream after the last layer; behind it the tapped hidden states."""
-        step = step_of(dict(zip(self._names[1:], rest, strict=True)))
+        """The stream after the last layer, followed by the tapped hidden states."""
+        step = layer_inputs(dict(zip(self._names[1:], rest, strict=True)))
         tapped = []
         for index, layer in self.layers.items():
             hidden = layer(hidden, step)
@@ -56,13 +56,13 @@ class Layers(nn.Module):
 
 
 class Head(nn.Module):
-    """The final norm, and the head for a part of the vocabulary."""
+    """The final norm, and the head for a range of the vocabulary."""
 
     def __init__(self, family: Family, start: int, end: int) -> None:
         super().__init__()
         self.final = family.final()
         head = family.head()
-        # A classifier's labels come out of `final`, all of them.
+        # A classifier's `final` gives all labels.
         self.head = nn.Identity() if head is None else projection(head[start:end])
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -72,16 +72,16 @@ class Head(nn.Module):
 
 
 def input_names(family: Family) -> list[str]:
-    """What a shard of layers takes, in order."""
+    """Inputs of a shard of layers, in order."""
     names = ["hidden", "rope_cos", "rope_sin", "attn_mask"]
-    if family.shape.kind == "token-classification":
+    if family.shape.task == "token-classification":
         return names
     names.append("kv_write_mask")
     return [*names, "window_write", "window_read"] if family.shape.lags else names
 
 
 def shapes_of(family: Family, sizes: Sizes, rows: int, *, head: bool) -> dict[str, Any]:
-    """The shapes of the inputs of a shard of layers, or of the head, for `rows` rows."""
+    """Input shapes of a shard of layers, or of the head, for `rows` rows."""
     if head:
         return {"hidden": (1, family.shape.stream_size, rows, 1)}
     return input_shapes(family, sizes, rows)
@@ -90,7 +90,7 @@ def shapes_of(family: Family, sizes: Sizes, rows: int, *, head: bool) -> dict[st
 def static_functions(
     package: Path, shapes: Mapping[int, Mapping[str, tuple[int, ...]]], out: Path
 ) -> None:
-    """The same program as a function `tN` for each number of rows, which share their weights."""
+    """Save the program as one function `tN` per number of rows N; they share their weights."""
     import coremltools as ct
     from coremltools.models.utils import materialize_dynamic_shape_mlmodel
 
@@ -101,19 +101,19 @@ def static_functions(
 
 
 def input_shapes(family: Family, sizes: Sizes, rows: Any) -> dict[str, tuple[Any, ...]]:
-    """The shapes of a shard's inputs for `rows` rows, a number or a range."""
-    turned = family.tables().cos.shape[1]
+    """Input shapes of a shard of layers for `rows` rows, a number or a coremltools range."""
+    half = family.rope_tables().cos.shape[1]
     lags = family.shape.lags
-    # Rows see slots, or, of whole texts, each other.
-    seen = rows if family.shape.kind == "token-classification" else sizes.slots
+    # Attention over the KV cache, or among the rows of whole texts.
+    keys = rows if family.shape.task == "token-classification" else sizes.slots
     shapes: dict[str, tuple[Any, ...]] = {
         "hidden": (1, family.shape.stream_size, rows, 1),
-        "rope_cos": (rows, turned),
-        "rope_sin": (rows, turned),
-        "attn_mask": (1, 1, rows, seen),
+        "rope_cos": (rows, half),
+        "rope_sin": (rows, half),
+        "attn_mask": (1, 1, rows, keys),
         "kv_write_mask": (1, 1, sizes.slots, rows),
-        "window_write": (1, 1, sizes.ring, rows),
-        "window_read": (1, lags, rows, sizes.ring),
+        "window_write": (1, 1, sizes.conv_slots, rows),
+        "window_read": (1, lags, rows, sizes.conv_slots),
     }
     return {name: shapes[name] for name in input_names(family)}
 
@@ -121,9 +121,9 @@ def input_shapes(family: Family, sizes: Sizes, rows: Any) -> dict[str, tuple[Any
 def convert_layers(
     family: Family, start: int, end: int, *, sizes: Sizes, taps: Sequence[int] = ()
 ) -> Any:
-    """Layers [start, end) as an ML program, in float16: `hidden` in, `out_hidden` out.
+    """Layers [start, end) as a float16 ML program with input `hidden` and output `out_hidden`.
 
-    `tap_N` comes out for every layer N of `taps`, [1, hidden_size, T, 1].
+    Every layer N of `taps` adds an output `tap_N`, [1, hidden_size, T, 1].
     """
     import coremltools as ct
 
@@ -143,9 +143,9 @@ def convert_layers(
 
 
 def convert_head(family: Family, start: int, end: int, *, sizes: Sizes) -> Any:
-    """The head for tokens [start, end) as an ML program: `hidden` in, `logits` out.
+    """The head for tokens [start, end) as an ML program with input `hidden` and output `logits`.
 
-    A classifier's has all labels, whatever `start` and `end` are.
+    A classifier's head has all labels, whatever `start` and `end` are.
     """
     import coremltools as ct
 
@@ -172,7 +172,7 @@ def _converted(
 
     example = tuple(torch.zeros(shape) for shape in traced_with.values())
     with torch.no_grad(), _quiet():
-        # Traced with the most rows: with one, an axis of one row would be taken for no axis.
+        # Traced with the maximum rows: with one, the trace would treat the axis as constant.
         traced = torch.jit.trace(module, example, check_trace=False)
         return ct.convert(
             traced,
@@ -192,7 +192,7 @@ def _converted(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the converter's own progress bars and warnings: ours says how far it is."""
+    """Silence the converter's log and warnings; paceline shows its own progress."""
     log = logging.getLogger("coremltools")
     level = log.level
     log.setLevel(logging.ERROR)

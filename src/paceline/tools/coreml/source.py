@@ -1,7 +1,7 @@
-"""What a Core ML model is made from: an origin, as the Hugging Face checkpoint that families read.
+"""Opens the source of a conversion as the Hugging Face checkpoint that families read.
 
-Knows transformers' reader of GGUF files, which is the authority on how their tensors are named and
-ordered. The tokenizer is not its: the one it makes cuts some texts elsewhere.
+transformers reads GGUF files, because it is the authority on the names and order of their tensors.
+Its tokenizer is not used: it splits some texts differently.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from paceline.storage.files import digest_of
 
 
 class Source(NamedTuple):
-    """What a model is made from."""
+    """The source of a conversion."""
 
     name: str
     about: dict[str, str]
-    """Where it is from, for the manifest."""
+    """Provenance, for the manifest."""
     identity: str
-    """The same only for the same weights and config."""
+    """A digest: equal only for equal weights and config."""
     checkpoint: Path
-    """Config and weights, as Hugging Face has them."""
+    """Folder of config and weights in Hugging Face's form."""
     tokenizer: Path
     template: str | None
     facts: Facts
@@ -33,15 +33,15 @@ class Source(NamedTuple):
 
 @contextlib.contextmanager
 def open_source(name: str, temporary: Path | None, progress: Progress) -> Iterator[Source]:
-    """The source that `name` means, until the end of the block.
+    """Open the source `name` for the duration of the block.
 
     Args:
         name: see `open_origin`.
-        temporary: where what has to be fetched or written is put; None: the system's folder.
-        progress: told about long work.
+        temporary: folder for downloads and converted weights; None: the system's.
+        progress: reports long work.
 
     Raises:
-        ModelNotFound: the name means nothing.
+        ModelNotFound: there is no such model.
         ModelError: it cannot be fetched or read.
     """
     with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as made:
@@ -55,7 +55,7 @@ def open_source(name: str, temporary: Path | None, progress: Progress) -> Iterat
 
 
 def source_of(origin: Origin, checkpoint: Path) -> Source:
-    """An origin whose weights are in the folder `checkpoint`."""
+    """The source for an origin whose weights are in the folder `checkpoint`."""
     return Source(
         name=origin.name,
         about={"kind": origin.kind, "from": origin.name},
@@ -68,7 +68,7 @@ def source_of(origin: Origin, checkpoint: Path) -> Source:
 
 
 def _as_checkpoint(gguf: Path, folder: Path) -> None:
-    """Write the model of a GGUF file as transformers does."""
+    """Convert a GGUF file to a Hugging Face checkpoint with transformers."""
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
@@ -85,7 +85,7 @@ def _as_checkpoint(gguf: Path, folder: Path) -> None:
         raise ModelError(
             f"{gguf} cannot be read by transformers: {reason}; give the model's Hugging Face form"
         ) from error
-    # What save_pretrained refuses: it takes the model to be quantized still.
+    # save_pretrained refuses, because the config still says that the model is quantized.
     weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)

@@ -1,7 +1,7 @@
-"""How a model is cut into packages: which layers together, which tokens of the head together.
+"""Splits a model into packages: ranges of layers, and ranges of the head's tokens.
 
-Knows sizes and limits only. Too small a package falls back to the CPU (under about 14 MB), too
-large a one is not taken by the Neural Engine; both limits are others' findings (docs/coreml.md).
+A package under about 14 MB may run on the CPU, and one that is too large does not run on the Neural
+Engine; docs/coreml.md has the sources of both limits.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from paceline.errors import InvalidRequest
 
 
 class Span(NamedTuple):
-    """Layers, or tokens, [start, end)."""
+    """A range of layers or tokens, [start, end)."""
 
     start: int
     end: int
@@ -21,11 +21,11 @@ def parse_topology(text: str, count: int, what: str = "layers") -> list[Span]:
     """`20+4+6+2` as spans that cover `count` layers.
 
     Raises:
-        InvalidRequest: it is no such sum, or of another number of layers.
+        InvalidRequest: it is not such a sum, or not of `count` layers.
     """
     parts = text.split("+")
     if not all(part.isdigit() and int(part) for part in parts):
-        raise InvalidRequest(f"{text!r} is no topology; expected numbers of {what}, as 20+4+6+2")
+        raise InvalidRequest(f"{text!r} is not a topology; expected numbers of {what}, as 20+4+6+2")
     sizes = [int(part) for part in parts]
     if sum(sizes) != count:
         raise InvalidRequest(f"{text} is {sum(sizes)} {what}; the model has {count}")
@@ -33,7 +33,7 @@ def parse_topology(text: str, count: int, what: str = "layers") -> list[Span]:
 
 
 def even_topology(bytes_each: Sequence[int], limit: int) -> list[Span]:
-    """As few spans as there can be with at most `limit` bytes each, of about the same size."""
+    """The fewest spans of at most `limit` bytes each, of about equal length."""
     fewest = max(-(-sum(bytes_each) // limit), 1)
     for parts in range(fewest, len(bytes_each) + 1):
         spans = _spans(_even(len(bytes_each), parts))
@@ -43,7 +43,7 @@ def even_topology(bytes_each: Sequence[int], limit: int) -> list[Span]:
 
 
 def split_evenly(count: int, most: int) -> list[Span]:
-    """As few spans of [0, count) as there can be with at most `most` each."""
+    """The fewest spans of [0, count) of at most `most` each, of about equal length."""
     return _spans(_even(count, -(-count // most)))
 
 

@@ -1,4 +1,4 @@
-"""Which families there are: one readable file each."""
+"""The registry of model families."""
 
 from importlib import import_module
 from pathlib import Path
@@ -9,26 +9,26 @@ from paceline.tools.coreml.family import Family
 
 FAMILIES = {
     "llama": "llama.llama",
-    "qwen3": "qwen3.qwen3",
-    "phi3": "phi3.phi3",
-    "hunyuan_v1_dense": "hunyuan.hunyuan",
+    "qwen3": "llama.qwen3",
+    "phi3": "llama.phi3",
+    "hunyuan_v1_dense": "llama.hunyuan",
     "lfm2": "lfm2.lfm2",
     "lfm2_moe": "lfm2.lfm2_moe",
     "zaya": "zaya.Zaya",
     "openai_privacy_filter": "privacy_filter.PrivacyFilter",
 }
-"""`model_type` of a config.json -> file and what opens it there, as `Family` is made."""
+"""`model_type` of config.json -> module and the class or function that builds the `Family`."""
 
 ROUTINGS = {"zaya": ("top-1", "soft")}
-"""Families that can give rows other experts than their models were trained with: see each."""
+"""Families that support another routing than the one they were trained with."""
 
 
-def open_family(folder: Path, *, slots: int, ring: int, routing: str | None = None) -> Family:
-    """The model of a checkpoint's folder; `routing` one of `ROUTINGS`, or None: as trained.
+def open_family(folder: Path, *, slots: int, conv_slots: int, routing: str | None = None) -> Family:
+    """Open the checkpoint in `folder`; `routing` is one of `ROUTINGS`, or None: as trained.
 
     Raises:
-        ModelError: the folder cannot be read, or is of a family that is not here.
-        InvalidRequest: the family has no such routing.
+        ModelError: the folder cannot be read, or its family is not supported.
+        InvalidRequest: the family does not support this routing.
     """
     config, weights = read_checkpoint(folder)
     if config.model_type not in FAMILIES:
@@ -45,6 +45,6 @@ def open_family(folder: Path, *, slots: int, ring: int, routing: str | None = No
     chosen = {} if routing is None else {"routing": routing}
     file, _, name = FAMILIES[config.model_type].partition(".")
     made: Family = getattr(import_module(f"{__name__}.{file}"), name)(
-        config, weights, slots=slots, ring=ring, **chosen
+        config, weights, slots=slots, conv_slots=conv_slots, **chosen
     )
     return made

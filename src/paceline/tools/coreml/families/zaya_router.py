@@ -1,7 +1,7 @@
-"""ZAYA1's router: which expert a row has, or none, and what the next layer's router hears of it.
+"""ZAYA1's router: picks one expert per row, or none, and passes a state to the next layer's router.
 
-Knows probabilities and picks. Knows no experts. The rule: the balancing biases, which kept experts
-equally busy in training, decide the pick only; an expert's weight is its plain probability.
+Invariant: the balancing biases, which kept the load of experts equal in training, affect only the
+pick; an expert's weight is its plain probability.
 """
 
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from typing import Literal
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from paceline.tools.coreml.decoder import linear
+from paceline.tools.coreml.decoder import channels, linear
 from paceline.tools.coreml.experts import top_k_mask
 from paceline.tools.coreml.layers import RMSNorm
 
 Routing = Literal["top-1", "soft"]
-"""The one picked expert, by its probability; or all of them, each by its own."""
+"""The most probable expert alone, or all experts; both weighted by probability."""
 
 
 class Router(nn.Module):
-    """A small network over a state that goes from layer to layer.
+    """A small network over a state that layers pass on.
 
-    Its last class is none of the experts: a row that picks it passes by (0 is added), and in soft
-    routing that class's share is not given to the others.
+    The last class is "no expert": a row that picks it skips the experts (0 is added), and soft
+    routing does not redistribute its probability.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], eps: float, routing: Routing) -> None:
@@ -30,19 +30,16 @@ class Router(nn.Module):
         self.down = linear(weights, "down_proj", bias=True)
         # The first layer has no router before it.
         scale = weights.get("router_states_scale")
-        self.carry = None
-        if scale is not None:
-            self.carry = nn.Parameter(scale.view(1, -1, 1, 1), requires_grad=False)
+        self.carry = None if scale is None else channels(scale)
         self.norm = RMSNorm(weights["router_mlp.norm.weight"], eps)
         self.first = linear(weights, "router_mlp.fc1", bias=True)
         self.second = linear(weights, "router_mlp.fc2", bias=True)
         self.out = linear(weights, "router_mlp.out_proj")
-        biases = weights["balancing_biases"].view(1, -1, 1, 1)
-        self.biases = nn.Parameter(biases, requires_grad=False)
-        self._experts, self._routing = biases.shape[1] - 1, routing
+        self.biases = channels(weights["balancing_biases"])
+        self._experts, self._routing = self.biases.shape[1] - 1, routing
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """X [1, d, T, 1] and the state of the layer before [1, router_hidden_size, T, 1].
+        """X [1, d, T, 1] and the previous layer's state [1, router_hidden_size, T, 1].
 
         Returns the experts' weights [1, experts, T, 1], and the state for the next layer.
         """
@@ -50,8 +47,8 @@ class Router(nn.Module):
         if self.carry is not None:
             new = new + state * self.carry
         inner = F.gelu(self.second(F.gelu(self.first(self.norm(new)))))
-        shares = self.out(inner).softmax(1)
+        probabilities = self.out(inner).softmax(1)
         if self._routing == "soft":
-            return shares[:, : self._experts], new
-        picked = top_k_mask(shares + self.biases, 1)
-        return (shares * picked)[:, : self._experts], new
+            return probabilities[:, : self._experts], new
+        picked = top_k_mask(probabilities + self.biases, 1)
+        return (probabilities * picked)[:, : self._experts], new

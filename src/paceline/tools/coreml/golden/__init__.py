@@ -1,15 +1,15 @@
-"""Holding a converted artifact to itself and to transformers: `paceline coreml golden`.
+"""Compares a converted artifact with itself and with transformers: `paceline coreml golden`.
 
-Two questions. *Does a block say what single tokens say?* The artifact is run with calls of every
-number of rows, and by the engine with single tokens and with rows that are rejected: all must say
-the same, bit for bit where the rehearsal runs it. With one row a wrong order of heads and tokens
-cannot be seen. *Is it the model?* What comes out of its shards is compared with transformers'
-float32, layer by layer, and so are the logits and the picks (`compare` has the rules, `texts` says
-what is asked). Outputs are held against every other layer of the reference, too: neighbouring
-layers are so alike that a tap of the wrong one may have a good cosine.
+*Do blocks give the outputs of single tokens?* The artifact runs with calls of every number of rows,
+and in the engine with single tokens and with rejected rows. All outputs must be equal, bit for bit
+in the rehearsal. One row does not show a wrong order of heads and tokens.
 
-Knows no command line. On any machine but a Mac the artifact is rehearsed: what passes here is
-graph-correct, and nothing is said about the Neural Engine.
+*Is it the same model?* Layer outputs, logits and top tokens are compared with transformers in
+float32 (`compare` has the criteria, `texts` the inputs). Outputs are also compared with the other
+layers of the reference: a tap of a neighbouring layer may have a good cosine.
+
+Except on a Mac the artifact runs in the rehearsal: a pass means graph-correct, and nothing about
+the Neural Engine.
 """
 
 from collections.abc import Sequence
@@ -24,30 +24,30 @@ from paceline.engines.coreml.packages import REHEARSED, on_a_mac
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.report import Report, Table
-from paceline.tools.coreml.convert import RING
+from paceline.tools.coreml.convert import CONV_SLOTS
 from paceline.tools.coreml.families import open_family
 from paceline.tools.coreml.golden.checks import (
     Agreement,
-    Picks,
-    Seen,
+    LayerCheck,
+    LogitsCheck,
     Texts,
     agreement,
+    check_layers,
+    check_logits,
     check_same_model,
     embedding_faults,
-    look,
-    picks,
     rotary_faults,
 )
 from paceline.tools.coreml.golden.compare import TOP, Nearness
 from paceline.tools.coreml.golden.reference import Reference
-from paceline.tools.coreml.golden.run_shards import Opening, run_engine, walk
-from paceline.tools.coreml.golden.texts import beginning_faults, texts_for
+from paceline.tools.coreml.golden.run_shards import PackageOptions, run_engine, run_shards
+from paceline.tools.coreml.golden.texts import texts_for, tokenizer_faults
 
 TOKENS = 32
-"""Of each text: several blocks of any artifact."""
+"""Length of each text: several blocks of any artifact."""
 THRESHOLD = 0.99
 MARGIN = 0.5
-"""In nats. INT8 weights, scaled by channel, turned picks of SmolLM2-135M by 0.16 at most."""
+"""In nats. INT8 weights per channel changed top tokens of SmolLM2-135M at margins up to 0.16."""
 
 
 def report(
@@ -61,21 +61,21 @@ def report(
     margin: float = MARGIN,
     progress: Progress,
 ) -> Report:
-    """Check an artifact; the report says what does not hold, first things first.
+    """Compare an artifact with its checkpoint; the report lists faults, the first cause first.
 
     Args:
         artifact: the folder that `convert` made.
-        checkpoint: the Hugging Face folder that it was made of. All of it is loaded as float32.
-        rounding: of the rehearsal: "f16", or "f32" to see what is left without it.
+        checkpoint: the Hugging Face folder of its source, loaded as float32.
+        rounding: of the rehearsal: "f16", or "f32" to exclude rounding.
         units: compute units, on a Mac.
-        tokens: how long each text is.
-        threshold: the least cosine of a row, after every layer that can be seen and of the logits.
-        margin: how much lower than its own pick, in nats, the reference may rate the artifact's.
-        progress: told how far it is.
+        tokens: length of each text.
+        threshold: minimum cosine of a row, of every layer output and of the logits.
+        margin: by how many nats the reference may rate the artifact's top token below its own.
+        progress: reports packages and texts.
 
     Raises:
-        InvalidRequest: a value is out of range, or the model is no causal language model.
-        ModelError: the artifact or the checkpoint is not whole, or they are of different models.
+        InvalidRequest: a value is out of range, or the model is not a causal language model.
+        ModelError: the artifact or the checkpoint is incomplete, or they are different models.
     """
     if not 0 < threshold <= 1:
         raise InvalidRequest(f"threshold is {threshold}; expected a cosine, above 0 and at most 1")
@@ -83,40 +83,40 @@ def report(
         raise InvalidRequest(f"margin is {margin}; expected nats, 0 or more")
     opened = read_artifact(artifact)
     if opened.task != CAUSAL_LM:
-        # Whole texts, no states, labels for picks: another pair of questions.
+        # Classifiers have no states and no next token: these comparisons do not apply.
         raise InvalidRequest(
             f"{opened.name} is for {opened.task}; golden compares models for {CAUSAL_LM}"
         )
-    family = open_family(checkpoint, slots=opened.slots, ring=RING)
+    family = open_family(checkpoint, slots=opened.slots, conv_slots=CONV_SLOTS)
     check_same_model(opened, family, checkpoint)
     embeddings = family.embeddings().numpy()
-    asked = texts_for(opened, embeddings, tokens)
-    files = [
-        *beginning_faults(opened, checkpoint),
+    inputs = texts_for(opened, embeddings, tokens)
+    file_faults = [
+        *tokenizer_faults(opened, checkpoint),
         *embedding_faults(opened, embeddings),
         *rotary_faults(opened, family),
     ]
     del embeddings
     with progress.task(f"running {checkpoint.name} with transformers"):
         reference = Reference(checkpoint)
-        texts = Texts(asked, {text.name: reference.read(text.tokens) for text in asked})
+        texts = Texts(inputs, {text.name: reference.run(text.tokens) for text in inputs})
         experts = reference.experts
-        del reference  # as large as the model is in float32
-    opening = Opening(units, rounding)
-    walked = walk(opened, asked, opening, progress)
-    blocks = walked.pop(opened.rows)
-    ways = [agreement(f"calls of {w} rows", each, blocks) for w, each in walked.items()]
+        del reference  # the whole model in float32
+    options = PackageOptions(units, rounding)
+    by_width = run_shards(opened, inputs, options, progress)
+    blocks = by_width.pop(opened.rows)
+    ways = [agreement(f"calls of {w} rows", each, blocks) for w, each in by_width.items()]
     ways += [
         agreement(way, each, blocks)
-        for way, each in run_engine(opened, asked, opening, progress).items()
+        for way, each in run_engine(opened, inputs, options, progress).items()
     ]
-    seen = list(look(opened, texts, blocks, threshold))
-    chosen = picks(opened, texts, blocks, threshold, margin)
+    layers = list(check_layers(opened, texts, blocks, threshold))
+    logits = check_logits(opened, texts, blocks, threshold, margin)
     faults = [
-        *files,
+        *file_faults,
         *(fault for way in ways for fault in way.faults(exact=not on_a_mac())),
-        *_layer_faults(seen, threshold, experts=experts),
-        *chosen.faults(threshold, margin, experts=experts),
+        *_layer_faults(layers, threshold, experts=experts),
+        *logits.faults(threshold, margin, experts=experts),
     ]
     value = {
         "paceline": paceline.__version__,
@@ -129,89 +129,93 @@ def report(
         "threshold": threshold,
         "margin": margin,
         "judged_by": "median row" if experts else "worst row",
-        "texts": [{"name": text.name, "tokens": list(text.tokens)} for text in asked],
+        "texts": [{"name": text.name, "tokens": list(text.tokens)} for text in inputs],
         "passed": not faults,
         "faults": faults,
         "ways": [asdict(way) for way in ways],
-        "layers": [asdict(place) for place in seen],
-        "picks": asdict(chosen),
+        "layers": [asdict(layer) for layer in layers],
+        "picks": asdict(logits),
     }
     return Report(
         _for_json(value),
         not faults,
-        "\n".join(_lines(opened.name, ways, seen, chosen, faults)),
-        [_ways_table(ways, opened.rows), _layers_table(seen, chosen)],
+        "\n".join(_lines(opened.name, ways, layers, logits, faults)),
+        [_ways_table(ways, opened.rows), _layers_table(layers, logits)],
     )
 
 
-def _layer_faults(seen: Sequence[Seen], threshold: float, *, experts: bool) -> list[str]:
-    """The first place that is not as it should be, and how many follow; wrong layers one by one."""
+def _layer_faults(layers: Sequence[LayerCheck], threshold: float, *, experts: bool) -> list[str]:
+    """The first faulty output with the number of others after it; swapped layers one by one."""
     found: list[str] = []
-    bad = [(place, place.faults(threshold, experts=experts)) for place in seen]
-    bad = [(place, faults) for place, faults in bad if faults]
-    for place, faults in bad:
-        if found and place.takes_for is None:
+    bad = [(layer, layer.faults(threshold, experts=experts)) for layer in layers]
+    bad = [(layer, faults) for layer, faults in bad if faults]
+    for layer, faults in bad:
+        if found and layer.takes_for is None:
             continue
-        where = "embeddings" if place.layer is None else f"layer {place.layer}"
+        where = "embeddings" if layer.layer is None else f"layer {layer.layer}"
         rest = ""
         if not found and len(bad) > 1:
-            after = len(seen) - seen.index(place) - 1
-            rest = f" (and {len(bad) - 1} of the {after} places after it)"
-        found.append(f"{where}, {place.name}: {'; '.join(faults)}{rest}")
+            after = len(layers) - layers.index(layer) - 1
+            rest = f" (and {len(bad) - 1} of the {after} outputs after it)"
+        found.append(f"{where}, {layer.name}: {'; '.join(faults)}{rest}")
     return found
 
 
 def _lines(
-    name: str, ways: Sequence[Agreement], seen: Sequence[Seen], chosen: Picks, faults: Sequence[str]
+    name: str,
+    ways: Sequence[Agreement],
+    layers: Sequence[LayerCheck],
+    logits: LogitsCheck,
+    faults: Sequence[str],
 ) -> list[str]:
-    worst = min(seen, key=lambda place: place.nearness.cosine.worst)
-    sink = max(seen, key=lambda place: place.nearness.first_length)
-    small = max(seen, key=lambda place: place.nearness.small.worst)
+    worst = min(layers, key=lambda layer: layer.nearness.cosine.worst)
+    sink = max(layers, key=lambda layer: layer.nearness.first_length)
+    small = max(layers, key=lambda layer: layer.nearness.small.worst)
     same = sum(way.difference == 0 for way in ways)
-    parity, logits = chosen.ordinary, chosen.nearness.cosine
+    parity, cosine = logits.ordinary, logits.nearness.cosine
     return [
-        f"blocks: {same} of {len(ways)} other ways of calling say the same, bit for bit",
-        f"layers: least cosine {worst.nearness.cosine.worst:.4f} ({worst.name}, "
-        f"{worst.nearness.cosine.at}), seen at {len(seen)} places",
+        f"blocks: {same} of {len(ways)} other call modes give the same outputs, bit for bit",
+        f"layers: minimum cosine {worst.nearness.cosine.worst:.4f} ({worst.name}, "
+        f"{worst.nearness.cosine.at}), over {len(layers)} outputs",
         f"first position: up to {sink.nearness.first_length:.0f} times as long as an ordinary row "
-        f"({sink.name}), judged apart: least cosine "
-        f"{min(place.nearness.first for place in seen):.4f}",
+        f"({sink.name}), compared separately: minimum cosine "
+        f"{min(layer.nearness.first for layer in layers):.4f}",
         f"low norm: off by up to {small.nearness.small.worst:.3f} of an ordinary row "
         f"({small.name})",
-        f"logits: least cosine {logits.worst:.4f} ({logits.at}), divergence "
+        f"logits: minimum cosine {cosine.worst:.4f} ({cosine.at}), divergence "
         f"{parity.divergence:.4f} nats",
-        f"picks: {parity.equal} of {parity.rows} equal; {parity.decided_equal} of the "
-        f"{parity.decided} that are decided; {parity.contained} among the {TOP} best",
+        f"top tokens: {parity.equal} of {parity.rows} equal; {parity.decided_equal} of the "
+        f"{parity.decided} decided ones; {parity.contained} in the top {TOP}",
         *faults,
-        f"verdict: {name} {'is NOT' if faults else 'is'} {_what()}",
+        f"verdict: {name} {'is NOT' if faults else 'is'} {_verdict()}",
     ]
 
 
-def _what() -> str:
+def _verdict() -> str:
     if on_a_mac():
         return "the model, as run here"
-    return "graph-correct, as rehearsed; nothing is said about the Neural Engine"
+    return "graph-correct, as rehearsed; this shows nothing about the Neural Engine"
 
 
 def _ways_table(ways: Sequence[Agreement], rows: int) -> Table:
     return (
-        f"other ways of calling, against calls of {rows} rows",
-        ["way", "largest difference", "least cosine", "from"],
+        f"other call modes, compared with calls of {rows} rows",
+        ["mode", "largest difference", "minimum cosine", "first output"],
         [[way.way, f"{way.difference:.3g}", f"{way.cosine:.6f}", way.begins] for way in ways],
     )
 
 
-def _layers_table(seen: Sequence[Seen], chosen: Picks) -> Table:
+def _layers_table(layers: Sequence[LayerCheck], logits: LogitsCheck) -> Table:
     rows = [
-        ["" if place.layer is None else str(place.layer), place.name, *_numbers(place.nearness)]
-        for place in seen
+        ["" if layer.layer is None else str(layer.layer), layer.name, *_cells(layer.nearness)]
+        for layer in layers
     ]
-    rows.append(["", "logits", *_numbers(chosen.nearness)])
-    head = ["layer", "output", "least cosine", "median", "length", "first", "its length"]
-    return "beside transformers in float32", [*head, "low norm", "largest"], rows
+    rows.append(["", "logits", *_cells(logits.nearness)])
+    head = ["layer", "output", "min cosine", "median", "length", "first", "its length"]
+    return "compared with transformers in float32", [*head, "low norm", "largest"], rows
 
 
-def _numbers(near: Nearness) -> list[str]:
+def _cells(near: Nearness) -> list[str]:
     return [
         f"{near.cosine.worst:.5f}",
         f"{near.cosine.median:.5f}",
@@ -224,7 +228,7 @@ def _numbers(near: Nearness) -> list[str]:
 
 
 def _for_json(value: Any) -> Any:
-    """The same, with null for numbers that JSON has no word for."""
+    """`value` with null for NaN and infinities, which JSON lacks."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):

@@ -1,8 +1,7 @@
-"""What is checked of an artifact, one function each: what was found, and the faults by name.
+"""The checks of an artifact, one function each: measurements and named faults.
 
-Knows what the artifact and the reference said (`walk`, `reference`), and how to compare numbers
-(`compare`). Runs no model. The rule: a fault names the file, the output or the way of calling that
-it is seen in first; what only follows from it is counted.
+Compares the outputs of `run_shards` and `reference` with the criteria of `compare`; runs no model.
+Invariant: a fault names the first file, output or call mode that shows it; later ones are counted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from paceline.tools.coreml.family import Family
 from paceline.tools.coreml.golden.compare import (
     Nearness,
     Parity,
-    Rows,
+    RowPairs,
     centred,
     cosines,
     difference,
@@ -28,35 +27,35 @@ from paceline.tools.coreml.golden.compare import (
     nearness,
     parity,
 )
-from paceline.tools.coreml.golden.reference import Said
-from paceline.tools.coreml.golden.run_shards import Answers, embedded, outputs_of
+from paceline.tools.coreml.golden.reference import ReferenceOutput
+from paceline.tools.coreml.golden.run_shards import ArtifactOutputs, embed, outputs_of
 from paceline.tools.coreml.golden.texts import Text
 
 Floats = npt.NDArray[np.float32]
 
 BLOCK_COSINE = 0.999
-"""Between a block and single tokens on a device, whose kernels may add in another order."""
+"""Minimum between call modes on a device, whose kernels may sum in another order."""
 
 REROUTED_PICKS = 0.9
-"""The least share of equal picks, of those that are decided, in a model with experts."""
+"""Minimum ratio of equal top tokens, of the decided ones, in a model with experts."""
 
 _ANGLE = 1e-3
-"""Cosines and sines of a rotary table may differ by so much: about float16's own precision."""
+"""Tolerance of cosines and sines in a rotary table: about float16's precision."""
 
 
 class Texts(NamedTuple):
-    """What was asked, and what transformers says of it, by a text's name."""
+    """The texts, and transformers' outputs by a text's name."""
 
-    asked: Sequence[Text]
-    said: Mapping[str, Said]
+    inputs: Sequence[Text]
+    reference: Mapping[str, ReferenceOutput]
 
-    def rows(self, found: Mapping[str, Floats], expected: Mapping[str, Floats]) -> list[Rows]:
-        """Both, text by text."""
-        return [Rows(t.name, found[t.name], expected[t.name], t.low) for t in self.asked]
+    def rows(self, found: Mapping[str, Floats], expected: Mapping[str, Floats]) -> list[RowPairs]:
+        """Pairs of rows, text by text."""
+        return [RowPairs(t.name, found[t.name], expected[t.name], t.low) for t in self.inputs]
 
 
 def check_same_model(artifact: Artifact, family: Family, checkpoint: Path) -> None:
-    """Raise ModelError where the artifact cannot have been made of the checkpoint."""
+    """Raise ModelError if the artifact cannot have been converted from the checkpoint."""
     shape = family.shape
     differing = [
         f"{name} {ours}, not {theirs}"
@@ -72,34 +71,35 @@ def check_same_model(artifact: Artifact, family: Family, checkpoint: Path) -> No
     if differing:
         raise ModelError(
             f"{artifact.folder} was not made of {checkpoint}: it has {', '.join(differing)}; give "
-            "the checkpoint that it was converted from"
+            "the checkpoint of its conversion"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How a way of calling agrees with blocks of all rows."""
+    """How the outputs of a call mode agree with those of full blocks."""
 
     way: str
+    """The call mode."""
     difference: float
-    """The largest, of any number."""
+    """Largest absolute difference of any element."""
     cosine: float
-    """The least, of any row of any output."""
+    """Minimum over all rows of all outputs."""
     begins: str
-    """The first output that differs; empty where none does."""
+    """The first output that differs; empty if none does."""
 
     def faults(self, *, exact: bool) -> list[str]:
-        """What is not as it should be: `exact`, and it must be the same bits."""
+        """A fault if outputs differ: by any bit if `exact`, else by `BLOCK_COSINE`."""
         if self.difference == 0 or (not exact and self.cosine >= BLOCK_COSINE):
             return []
         return [
-            f"{self.way}: {self.begins} is not what blocks say; the largest difference is "
-            f"{self.difference:.3g}, the least cosine {self.cosine:.4f}"
+            f"{self.way}: {self.begins} differs from blocks; the largest difference is "
+            f"{self.difference:.3g}, the minimum cosine {self.cosine:.4f}"
         ]
 
 
-def agreement(way: str, found: Answers, blocks: Answers) -> Agreement:
-    """Compare what both have."""
+def agreement(way: str, found: ArtifactOutputs, blocks: ArtifactOutputs) -> Agreement:
+    """Compare the outputs that both have."""
     begins, largest, least = "", 0.0, 1.0
     common = list(next(iter(found.values())).outputs)
     pairs: list[tuple[str, Mapping[str, Floats], Mapping[str, Floats]]] = [
@@ -121,7 +121,7 @@ def agreement(way: str, found: Answers, blocks: Answers) -> Agreement:
 
 
 def embedding_faults(artifact: Artifact, expected: Floats) -> list[str]:
-    """Where the embeddings are not those of the checkpoint, [vocab, hidden_size], in float16."""
+    """A fault if the embeddings differ from the checkpoint's, [vocab, hidden_size], in float16."""
     found = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
     if found.shape != expected.shape:
         return [f"{EMBEDDINGS}: has shape {list(found.shape)}, expected {list(expected.shape)}"]
@@ -130,18 +130,18 @@ def embedding_faults(artifact: Artifact, expected: Floats) -> list[str]:
         differing = (found[part] != expected[part].astype(np.float16)).any(axis=1)
         if differing.any():
             token = at + int(differing.argmax())
-            return [f"{EMBEDDINGS}: is not the checkpoint's, from token {token} on"]
+            return [f"{EMBEDDINGS}: differs from the checkpoint's from token {token} on"]
     return []
 
 
 _CHUNK = 1 << 14
-"""Embeddings that are looked at together."""
+"""Embeddings compared at once."""
 
 
 def rotary_faults(artifact: Artifact, family: Family) -> list[str]:
-    """Where the rotary tables are not those of the checkpoint, for all positions there are."""
+    """A fault if the rotary tables differ from the checkpoint's at any position."""
     found = np.load(artifact.folder / ROTARY)
-    expected = np.stack(family.tables())
+    expected = np.stack(family.rope_tables())
     if found.shape != expected.shape:
         return [f"{ROTARY}: has shape {list(found.shape)}, expected {list(expected.shape)}"]
     # Negated, so that a NaN counts.
@@ -150,44 +150,46 @@ def rotary_faults(artifact: Artifact, family: Family) -> list[str]:
         return []
     first = int(off.any(axis=(0, 2)).argmax())
     return [
-        f"{ROTARY}: is not the checkpoint's from position {first} on, by up to "
+        f"{ROTARY}: differs from the checkpoint's from position {first} on, by up to "
         f"{np.abs(found - expected).max():.3g}"
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A place where the artifact's hidden states are seen."""
+class LayerCheck:
+    """The comparison of one layer output, or of the embeddings."""
 
     name: str
     layer: int | None
-    """After which; None: before the first."""
+    """None: the embeddings."""
     nearness: Nearness
     takes_for: int | None
-    """Another place of the reference that it is nearer to, and near: a layer, -1 for embeddings."""
+    """The other layer of the reference that the output matches better; -1: the embeddings."""
 
     def faults(self, threshold: float, *, experts: bool) -> list[str]:
-        """What is not as it should be."""
+        """Faults as messages."""
         found = self.nearness.faults(threshold, experts=experts)
         if self.takes_for is not None:
             what = f"layer {self.takes_for}" if self.takes_for >= 0 else "the embeddings"
-            found.append(f"it is what the reference has after {what}")
+            found.append(f"it matches the reference after {what}")
         return found
 
 
-def look(artifact: Artifact, texts: Texts, answers: Answers, threshold: float) -> Iterator[Seen]:
-    """The embeddings and every output of layers, beside transformers' own."""
+def check_layers(
+    artifact: Artifact, texts: Texts, outputs: ArtifactOutputs, threshold: float
+) -> Iterator[LayerCheck]:
+    """Compare the embeddings and every layer output with transformers."""
     places: list[tuple[str, int | None, Mapping[str, Floats]]] = [
-        (EMBEDDINGS, None, embedded(artifact, texts.asked))
+        (EMBEDDINGS, None, embed(artifact, texts.inputs))
     ]
-    # What a family carries along behind the hidden state is nothing that transformers shows.
+    # transformers does not show the extra channels of a family's stream.
     places += [
         (
             str(output),
             output.layer,
             {
                 text: each.outputs[output][:, : artifact.hidden_size]
-                for text, each in answers.items()
+                for text, each in outputs.items()
             },
         )
         for output in outputs_of(artifact)
@@ -195,28 +197,28 @@ def look(artifact: Artifact, texts: Texts, answers: Answers, threshold: float) -
     for name, layer, found in places:
         own = 0 if layer is None else layer + 1
         candidates = [
-            texts.rows(found, {text: said.streams[place] for text, said in texts.said.items()})
+            texts.rows(found, {text: out.streams[place] for text, out in texts.reference.items()})
             for place in range(artifact.layers + 1)
         ]
         place = nearest(candidates)
         other = place != own and nearness(candidates[place]).cosine.median >= threshold
-        yield Seen(name, layer, nearness(candidates[own]), place - 1 if other else None)
+        yield LayerCheck(name, layer, nearness(candidates[own]), place - 1 if other else None)
 
 
 @dataclass(frozen=True, slots=True)
-class Picks:
-    """The logits and what is picked by them."""
+class LogitsCheck:
+    """The comparison of logits and of top tokens."""
 
     nearness: Nearness
-    """Of logits about their mean: what all have in common picks nothing."""
+    """Of centred logits: a common offset does not change the top token."""
     ordinary: Parity
     low_norm: Parity
-    """Behind tokens of low norm; not judged."""
+    """After tokens of low norm; informative only."""
     misplaced: Sequence[str]
-    """Shards of the head that give the logits of other tokens, in words."""
+    """Messages about shards of the head that give the logits of other tokens."""
 
     def faults(self, threshold: float, margin: float, *, experts: bool) -> list[str]:
-        """What is not as it should be."""
+        """Faults as messages."""
         near = self.nearness.faults(threshold, experts=experts)
         found = [*self.misplaced, *(f"logits: {each}" for each in near)]
         one = self.ordinary
@@ -224,27 +226,28 @@ class Picks:
             return found
         if not experts:
             found.append(
-                f"picks: at {one.at} the reference rates the pick {one.worst:.3g} nats below its "
-                f"own, expected {margin} at most"
+                f"picks: at {one.at} the reference rates the top token {one.worst:.3g} nats below "
+                f"its own, expected {margin} at most"
             )
         elif one.decided_equal < REROUTED_PICKS * one.decided:
             found.append(
-                f"picks: {one.decided_equal} of the {one.decided} that the reference decides by "
-                f"more than {margin} nats are its own, expected {REROUTED_PICKS:.0%}"
+                f"picks: {one.decided_equal} of the {one.decided} top tokens that the reference "
+                f"decides by more than {margin} nats are equal, expected {REROUTED_PICKS:.0%}"
             )
         return found
 
 
-def picks(
-    artifact: Artifact, texts: Texts, answers: Answers, threshold: float, margin: float
-) -> Picks:
-    """The logits beside transformers' own."""
-    found, expected = _logits(answers), {name: said.logits for name, said in texts.said.items()}
+def check_logits(
+    artifact: Artifact, texts: Texts, outputs: ArtifactOutputs, threshold: float, margin: float
+) -> LogitsCheck:
+    """Compare the logits with transformers."""
+    found = _logits(outputs)
+    expected = {name: out.logits for name, out in texts.reference.items()}
     every = texts.rows(found, expected)
     about = [
         rows._replace(found=centred(rows.found), expected=centred(rows.expected)) for rows in every
     ]
-    return Picks(
+    return LogitsCheck(
         nearness(about),
         parity([rows for rows in every if rows.low is None], margin),
         parity([_from(rows, rows.low) for rows in every if rows.low is not None], margin),
@@ -252,8 +255,10 @@ def picks(
     )
 
 
-def _misplaced(shards: Sequence[Shard], logits: Sequence[Rows], threshold: float) -> Iterator[str]:
-    """Which shards of the head stand where another should."""
+def _misplaced(
+    shards: Sequence[Shard], logits: Sequence[RowPairs], threshold: float
+) -> Iterator[str]:
+    """Messages about shards of the head that are in the place of another."""
     for shard in shards:
         alike = [one for one in shards if one.end - one.start == shard.end - shard.start]
         candidates = [
@@ -269,14 +274,14 @@ def _misplaced(shards: Sequence[Shard], logits: Sequence[Rows], threshold: float
         place = nearest(candidates)
         if alike[place] != shard and nearness(candidates[place]).cosine.median >= threshold:
             yield (
-                f"{shard.path}: stands for tokens {shard.start} to {shard.end - 1} and gives the "
+                f"{shard.path}: is for tokens {shard.start} to {shard.end - 1} and gives the "
                 f"logits of {alike[place].start} to {alike[place].end - 1}"
             )
 
 
-def _from(rows: Rows, first: int) -> Rows:
+def _from(rows: RowPairs, first: int) -> RowPairs:
     return rows._replace(found=rows.found[first:], expected=rows.expected[first:])
 
 
-def _logits(answers: Answers) -> dict[str, Floats]:
-    return {text: each.logits for text, each in answers.items()}
+def _logits(outputs: ArtifactOutputs) -> dict[str, Floats]:
+    return {text: each.logits for text, each in outputs.items()}

@@ -1,19 +1,19 @@
-"""How near an artifact's numbers are to what is expected of them, and which nearness counts.
+"""Compares an artifact's arrays with the expected ones, row by row, and defines the criteria.
 
-Knows arrays only: no artifact, no torch. The rule: rows (tokens) are compared one by one, and what
-must not hide among others is judged apart.
+Works on arrays only: no artifact, no torch. Rows (tokens) with a property of their own have their
+own criterion, so that they neither hide nor cause faults:
 
-- *Ordinary rows* by their cosine and by their length: a cosine does not see a factor, which the
-  next norm may or may not take out again.
-- *The first position* apart. It is the sink of attention: in SmolLM2-135M it is up to 168 times as
-  long as other rows, by a few channels. A cosine over all rows at once would be its cosine: between
-  the hidden states of layers 12 and 13 of that model it is 0.99997, row by row 0.976 (median).
-- *Small rows* by the size of their error beside an ordinary row: the direction of a row next to
-  zero is noise. Those are the tokens of low norm, and rows under `SMALL` of the usual length.
-- *Models with experts* by the median row. A router's near tie turns by rounding as a pick's does;
-  then a row goes through another expert, and is far off although nothing is wrong.
-- *Picks* where they matter: a token other than the expected one counts when the expected logits
-  rate it lower than their own pick by more than a margin. Rounding turns near ties.
+- *Ordinary rows*: cosine and length. A cosine does not show a factor, which the next norm may or
+  may not remove.
+- *The first position*: its own cosine. It is the attention sink: in SmolLM2-135M it is up to 168
+  times as long as other rows, by a few channels, and would dominate a cosine over all rows: between
+  the hidden states of layers 12 and 13 of that model that is 0.99997, row by row 0.976 (median).
+- *Small rows*: error relative to an ordinary row, because the direction of a row near zero is
+  noise. These are tokens of low norm, and rows under `SMALL` of the median length.
+- *Models with experts*: the median row. Rounding flips near ties of a router; the row then goes
+  through another expert, and differs without a fault.
+- *Top tokens*: a different one counts if the expected logits rate it lower than their own by more
+  than a margin. Rounding flips near ties.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +27,14 @@ import numpy.typing as npt
 Floats = npt.NDArray[Any]
 
 SMALL = 1 / 8
-"""Rows shorter than this share of the usual are judged as small ones."""
+"""Rows shorter than this fraction of the median length are small."""
 
 TOP = 5
-"""A pick that is among so many of the others' best is called contained."""
+"""An expected top token among this number of best ones counts as contained."""
 
 
-class Rows(NamedTuple):
-    """One text's rows of something, as they are and as they should be."""
+class RowPairs(NamedTuple):
+    """One text's rows, found and expected."""
 
     text: str
     found: Floats
@@ -42,44 +42,44 @@ class Rows(NamedTuple):
     expected: Floats
     """[T, n]"""
     low: int | None = None
-    """From which row on tokens are of low norm; None: none is."""
+    """The first row with a token of low norm; None: there is none."""
 
 
-class Spread(NamedTuple):
-    """A measure of many rows."""
+class Summary(NamedTuple):
+    """A measure over rows."""
 
     worst: float
     median: float
     at: str
-    """Which row is the worst; empty where there are none."""
+    """The worst row; empty if there are no rows."""
 
-    def judged(self, *, experts: bool) -> float:
-        """What counts."""
+    def criterion(self, *, experts: bool) -> float:
+        """The value that is compared with a limit."""
         return self.median if experts else self.worst
 
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """How near something is, over the rows of all texts."""
+    """The comparison of an output over the rows of all texts."""
 
-    cosine: Spread
-    """Of ordinary rows; -1 where a number is not finite."""
-    length: Spread
-    """Found by expected, of ordinary rows; the worst is the farthest from 1."""
-    small: Spread
-    """Errors of small rows, by the usual length."""
+    cosine: Summary
+    """Of ordinary rows; -1 if an element is not finite."""
+    length: Summary
+    """Found / expected, of ordinary rows; the worst is the farthest from 1."""
+    small: Summary
+    """Errors of small rows / the median length."""
     first: float
-    """The least cosine at a first position."""
+    """Minimum cosine at a first position."""
     first_length: float
-    """The expected length of a first position, by the usual one: large where it is a sink."""
+    """Expected length of a first position / the median length: large for an attention sink."""
     largest: float
-    """The largest number found: float16 ends at 65504."""
+    """The largest magnitude found; float16's maximum is 65504."""
 
     def faults(self, threshold: float, *, experts: bool) -> list[str]:
-        """What is not near enough, in words; empty where all is."""
+        """Faults as messages."""
         allowed = allowed_error(threshold)
         cosine, length, small = (
-            spread.judged(experts=experts) for spread in (self.cosine, self.length, self.small)
+            one.criterion(experts=experts) for one in (self.cosine, self.length, self.small)
         )
         where = "at the median row" if experts else f"at {self.cosine.at}"
         found = []
@@ -100,28 +100,30 @@ class Nearness:
 
 
 def allowed_error(threshold: float) -> float:
-    """The error, by a vector's length, that turns it until its cosine is `threshold`."""
+    """The relative error of a vector whose cosine is `threshold`."""
     return sqrt(max(2 * (1 - threshold), 0.0))
 
 
-def nearness(texts: Sequence[Rows]) -> Nearness:
-    """Compare the rows of all texts, of which each has two or more."""
-    usual = _usual(texts)
-    ordinary = [_ordinary(rows) & (_lengths(rows.expected) >= SMALL * usual) for rows in texts]
+def nearness(texts: Sequence[RowPairs]) -> Nearness:
+    """Compare the rows of all texts, which have two rows or more each."""
+    typical = _median_length(texts)
+    ordinary = [_ordinary(rows) & (_lengths(rows.expected) >= SMALL * typical) for rows in texts]
     small = [~here & (np.arange(len(here)) > 0) for here in ordinary]
     each = [cosines(rows.found, rows.expected) for rows in texts]
     return Nearness(
-        cosine=_spread(texts, ordinary, each, np.negative, empty=1.0),
-        length=_spread(texts, ordinary, [_ratios(r) for r in texts], _from_one, empty=1.0),
-        small=_spread(texts, small, [_off(r) / (usual or 1) for r in texts], np.abs, empty=0.0),
+        cosine=_summary(texts, ordinary, each, np.negative, empty=1.0),
+        length=_summary(texts, ordinary, [_ratios(r) for r in texts], _log_distance, empty=1.0),
+        small=_summary(
+            texts, small, [_row_errors(r) / (typical or 1) for r in texts], np.abs, empty=0.0
+        ),
         first=float(min(cosine[0] for cosine in each)),
-        first_length=max(float(_lengths(r.expected[:1])[0]) for r in texts) / (usual or 1),
+        first_length=max(float(_lengths(r.expected[:1])[0]) for r in texts) / (typical or 1),
         largest=float(max(np.abs(rows.found).max() for rows in texts)),
     )
 
 
 def cosines(found: Floats, expected: Floats) -> npt.NDArray[np.float64]:
-    """Of each row of [T, n], [T]; 1 where both rows are 0, -1 where one is not finite."""
+    """[T, n] twice -> cosine of each row [T]: 1 if both are 0, -1 if one is not finite."""
     a, b = found.astype(np.float64), expected.astype(np.float64)
     with np.errstate(all="ignore"):
         norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -131,19 +133,20 @@ def cosines(found: Floats, expected: Floats) -> npt.NDArray[np.float64]:
     return np.where(finite, np.clip(each, -1, 1), -1.0)
 
 
-def nearest(candidates: Sequence[Sequence[Rows]]) -> int:
-    """Which candidate's expected rows the found ones are nearest to, by the median ordinary row.
+def nearest(candidates: Sequence[Sequence[RowPairs]]) -> int:
+    """Index of the candidate with the smallest median error of ordinary rows.
 
-    Each is the same texts with what another candidate expects of them.
+    Each candidate has the same found rows, and its own expected rows.
     """
     errors = [
-        _joined([_errors(r) for r in texts], [_ordinary(r) for r in texts]) for texts in candidates
+        _selected([_relative_errors(r) for r in texts], [_ordinary(r) for r in texts])
+        for texts in candidates
     ]
     return int(np.argmin([np.median(each) for each in errors]))
 
 
 def centred(logits: Floats) -> npt.NDArray[np.float64]:
-    """[T, vocab] about each row's mean, which says nothing of what is picked."""
+    """[T, vocab] minus each row's mean, which does not change the top token."""
     wide = logits.astype(np.float64)
     found: npt.NDArray[np.float64] = wide - wide.mean(1, keepdims=True)
     return found
@@ -151,25 +154,25 @@ def centred(logits: Floats) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """How often the pick is the expected one."""
+    """Agreement of top tokens."""
 
     rows: int
     equal: int
     decided: int
-    """Rows in which the expected logits' best is ahead of their second by more than the margin."""
+    """Rows whose two best expected logits differ by more than the margin."""
     decided_equal: int
     contained: int
-    """Rows in which the expected pick is among the `TOP` best found."""
+    """Rows whose expected top token is among the `TOP` best found."""
     worst: float
-    """How much lower than their own pick the expected logits rate the found one, at most."""
+    """Maximum by which the expected logits rate the found top token below their own, in nats."""
     at: str
-    """In which row that is."""
+    """The row of `worst`."""
     divergence: float
-    """Mean Kullback-Leibler divergence of what was found from what was expected, in nats."""
+    """Mean KL divergence of the found from the expected distribution, in nats."""
 
 
-def parity(texts: Sequence[Rows], margin: float) -> Parity:
-    """Compare picks; `found` and `expected` are logits."""
+def parity(texts: Sequence[RowPairs], margin: float) -> Parity:
+    """Compare top tokens; `found` and `expected` are logits."""
     equal = decided = decided_equal = contained = rows = 0
     worst, at, divergence = 0.0, "", 0.0
     for text in texts:
@@ -187,14 +190,14 @@ def parity(texts: Sequence[Rows], margin: float) -> Parity:
         contained += int((top == wanted[:, None]).any(1).sum())
         if lower.max() > worst:
             worst, at = float(lower.max()), f"row {lower.argmax()} of {text.text}"
-        divergence += float(_divergences(found, expected).sum())
+        divergence += float(_kl_divergences(found, expected).sum())
     return Parity(
         rows, equal, decided, decided_equal, contained, worst, at, divergence / max(rows, 1)
     )
 
 
 def difference(found: Mapping[str, Floats], expected: Mapping[str, Floats]) -> float:
-    """The largest difference of any number, over all texts; inf where just one is no number."""
+    """The largest absolute difference over all texts; inf if only one element is NaN."""
     worst = 0.0
     for name, theirs in expected.items():
         ours = found[name]
@@ -205,40 +208,40 @@ def difference(found: Mapping[str, Floats], expected: Mapping[str, Floats]) -> f
     return worst
 
 
-def _spread(
-    texts: Sequence[Rows],
+def _summary(
+    texts: Sequence[RowPairs],
     chosen: Sequence[npt.NDArray[np.bool_]],
     values: Sequence[Floats],
     badness: Callable[[Floats], Floats],
     *,
     empty: float,
-) -> Spread:
-    """Of the chosen rows' values; `empty` where no row is chosen."""
-    joined = _joined(values, chosen)
+) -> Summary:
+    """Summarize the chosen rows' values; `empty` if no row is chosen."""
+    joined = _selected(values, chosen)
     if not len(joined):
-        return Spread(empty, empty, "")
+        return Summary(empty, empty, "")
     worst = int(badness(joined).argmax())
     names = [
         f"row {row} of {rows.text}"
         for rows, here in zip(texts, chosen, strict=True)
         for row in np.flatnonzero(here)
     ]
-    return Spread(float(joined[worst]), float(np.median(joined)), names[worst])
+    return Summary(float(joined[worst]), float(np.median(joined)), names[worst])
 
 
-def _usual(texts: Sequence[Rows]) -> float:
-    """The length that a row should have, usually."""
-    lengths = _joined([_lengths(r.expected) for r in texts], [_ordinary(r) for r in texts])
+def _median_length(texts: Sequence[RowPairs]) -> float:
+    """The median expected length of ordinary rows."""
+    lengths = _selected([_lengths(r.expected) for r in texts], [_ordinary(r) for r in texts])
     return float(np.median(lengths))
 
 
-def _ordinary(rows: Rows) -> npt.NDArray[np.bool_]:
-    """Neither the first position nor tokens of low norm."""
+def _ordinary(rows: RowPairs) -> npt.NDArray[np.bool_]:
+    """Mask of rows that are neither the first position nor tokens of low norm."""
     here = np.arange(len(rows.expected))
     return (here > 0) & (here < (len(here) if rows.low is None else rows.low))
 
 
-def _joined(values: Sequence[Floats], chosen: Sequence[npt.NDArray[np.bool_]]) -> Floats:
+def _selected(values: Sequence[Floats], chosen: Sequence[npt.NDArray[np.bool_]]) -> Floats:
     return np.concatenate([each[here] for each, here in zip(values, chosen, strict=True)])
 
 
@@ -248,47 +251,47 @@ def _lengths(rows: Floats) -> Floats:
     return found
 
 
-def _off(rows: Rows) -> Floats:
-    """Each row's error; large where it is not finite."""
+def _row_errors(rows: RowPairs) -> Floats:
+    """Length of each row's error; `_HUGE` if it is not finite."""
     with np.errstate(all="ignore"):
         error = _lengths(rows.found.astype(np.float64) - rows.expected)
-    return np.where(np.isfinite(error), error, _FAR)
+    return np.where(np.isfinite(error), error, _HUGE)
 
 
-def _ratios(rows: Rows) -> Floats:
-    """Found by expected length of each row, within what a logarithm can be taken of."""
-    return np.clip(_by(_lengths(rows.found), _lengths(rows.expected)), 1 / _FAR, _FAR)
+def _ratios(rows: RowPairs) -> Floats:
+    """Found / expected length of each row, clipped for a logarithm."""
+    return np.clip(_ratio(_lengths(rows.found), _lengths(rows.expected)), 1 / _HUGE, _HUGE)
 
 
-def _errors(rows: Rows) -> Floats:
-    """Each row's error, by the length it should have."""
-    return _by(_off(rows), _lengths(rows.expected))
+def _relative_errors(rows: RowPairs) -> Floats:
+    """Length of each row's error / its expected length."""
+    return _ratio(_row_errors(rows), _lengths(rows.expected))
 
 
-def _by(a: Floats, b: Floats) -> Floats:
-    """A quotient: 1 of two zeros, large where it has no number."""
+def _ratio(a: Floats, b: Floats) -> Floats:
+    """A / b: 1 for 0 / 0, `_HUGE` if it is not finite."""
     with np.errstate(all="ignore"):
         found = np.where((a == 0) & (b == 0), 1.0, a / b)
-    return np.where(np.isfinite(found), found, _FAR)
+    return np.where(np.isfinite(found), found, _HUGE)
 
 
-def _from_one(ratios: Floats) -> Floats:
+def _log_distance(ratios: Floats) -> Floats:
     far: Floats = np.abs(np.log(ratios))
     return far
 
 
-_FAR = 1e9
-"""Farther than anything that is looked at."""
+_HUGE = 1e9
+"""In place of infinite and NaN measures."""
 
 
-def _divergences(found: Floats, expected: Floats) -> Floats:
-    """Of each row of logits, in nats."""
-    ours, theirs = _log_shares(found), _log_shares(expected)
+def _kl_divergences(found: Floats, expected: Floats) -> Floats:
+    """KL divergence of each row of logits, in nats."""
+    ours, theirs = _log_softmax(found), _log_softmax(expected)
     each: Floats = (np.exp(theirs) * (theirs - ours)).sum(1)
     return each
 
 
-def _log_shares(logits: Floats) -> Floats:
+def _log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(1, keepdims=True)
     found: Floats = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     return found

@@ -1,8 +1,7 @@
-"""What transformers itself says of a text, in float32: the authority on every architecture.
+"""Runs a checkpoint with transformers in float32: the reference for every architecture.
 
-Knows transformers and a checkpoint's folder. Knows no artifact. The rule: what stands after a layer
-is taken from that layer, by a hook. `output_hidden_states` would give something else at the end:
-in most models its last entry has gone through the final norm.
+Hidden states are taken from the layers by hooks. `output_hidden_states` differs at the end: in most
+models its last entry is after the final norm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +18,8 @@ from paceline.errors import ModelError
 Floats = npt.NDArray[np.float32]
 
 
-class Said(NamedTuple):
-    """Of one text of T tokens."""
+class ReferenceOutput(NamedTuple):
+    """Outputs for one text of T tokens."""
 
     streams: Sequence[Floats]
     """[T, hidden_size]: before the first layer, then after each."""
@@ -32,11 +31,7 @@ class Reference:
     """A checkpoint's causal language model, all of it in memory as float32."""
 
     def __init__(self, checkpoint: Path) -> None:
-        """Load it.
-
-        Raises:
-            ModelError: transformers cannot, or it would have to make up a weight.
-        """
+        """Raises ModelError if transformers cannot load it, or a weight is missing."""
         from transformers import AutoModelForCausalLM
 
         with _quiet():
@@ -52,25 +47,25 @@ class Reference:
                 raise ModelError(
                     f"{checkpoint} cannot be opened by transformers: {reason}"
                 ) from error
-        # Weights that a checkpoint lacks are drawn at random, with a warning only.
+        # transformers initializes missing weights at random, with a warning only.
         missing = sorted(map(str, found["missing_keys"]))
         if missing:
             raise ModelError(
                 f"{checkpoint} lacks {', '.join(missing[:3])}"
                 f"{f' and {len(missing) - 3} more weights' if len(missing) > 3 else ''}; "
-                "expected a whole checkpoint"
+                "expected a complete checkpoint"
             )
         self._model.eval()
         self._layers = self._model.get_decoder().layers
 
     @property
     def experts(self) -> bool:
-        """Whether routers choose between experts."""
+        """True if the model has routed experts."""
         return any(getattr(self._model.config, name, None) for name in _EXPERTS)
 
     @torch.no_grad()
-    def read(self, tokens: Sequence[int]) -> Said:
-        """A whole text in one call, without a cache."""
+    def run(self, tokens: Sequence[int]) -> ReferenceOutput:
+        """Run a whole text in one call, without a KV cache."""
         streams: list[Floats] = []
         hooks = [self._layers[0].register_forward_pre_hook(_before(streams), with_kwargs=True)]
         hooks += [layer.register_forward_hook(_after(streams)) for layer in self._layers]
@@ -79,11 +74,11 @@ class Reference:
         finally:
             for hook in hooks:
                 hook.remove()
-        return Said(streams, logits[0].float().numpy())
+        return ReferenceOutput(streams, logits[0].float().numpy())
 
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""How transformers' configs call their number."""
+"""Config fields of transformers with the number of experts."""
 
 
 def _before(streams: list[Floats]) -> Any:
@@ -95,21 +90,21 @@ def _before(streams: list[Floats]) -> Any:
 
 def _after(streams: list[Floats]) -> Any:
     def hook(_layer: Any, _args: Any, out: Any) -> None:
-        # Some layers give their router's state beside the hidden states.
+        # Some layers return their router's state, too.
         streams.append(_rows(out[0] if isinstance(out, tuple) else out))
 
     return hook
 
 
 def _rows(hidden: Any) -> Floats:
-    """[1, T, hidden_size] as [T, hidden_size], of its own."""
+    """[1, T, hidden_size] as a copy [T, hidden_size]."""
     found: Floats = hidden[0].float().numpy().copy()
     return found
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own progress bars and warnings: ours says what is wrong."""
+    """Silence transformers' progress bars and warnings; errors are raised."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

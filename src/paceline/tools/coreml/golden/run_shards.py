@@ -1,9 +1,8 @@
-"""What an artifact says of texts, in every way in which tokens can be given to it.
+"""Runs texts through an artifact in every call mode, and collects its outputs.
 
-`walk` goes through it shard by shard, with calls of every number of rows: a shard is opened once,
-taken through all texts, and closed, so that a model larger than memory can be looked at, and what
-goes wrong is seen where it begins. `run_engine` gives the same texts to the engine itself. Knows
-no torch, and nothing of what the numbers should be.
+`run_shards` goes shard by shard, with calls of every number of rows: a shard is opened once, runs
+all texts, and is closed, so a model may be larger than memory, and a fault shows in the shard that
+causes it. `run_engine` runs the same texts in the engine. Independent of torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,43 +26,43 @@ from paceline.tools.coreml.golden.texts import Text
 Floats = npt.NDArray[np.float32]
 
 
-class Opening(NamedTuple):
-    """How packages are opened; see `open_package`."""
+class PackageOptions(NamedTuple):
+    """Options of `open_package`."""
 
     units: str
     rounding: str
 
 
-class Output(NamedTuple):
+class LayerOutput(NamedTuple):
     """An output of a shard of layers."""
 
     shard: str
     """The package's path in the artifact."""
     name: str
     layer: int
-    """After which it comes out."""
+    """The layer that it is the output of."""
 
     def __str__(self) -> str:
         return f"{self.name} of {self.shard}"
 
 
-class Walked(NamedTuple):
-    """What an artifact says of one text of T tokens."""
+class ArtifactOutput(NamedTuple):
+    """Outputs of an artifact for one text of T tokens."""
 
-    outputs: Mapping[Output, Floats]
-    """As shards come, [T, channels] each: `tap_N`, and `out_hidden`, the whole stream."""
+    outputs: Mapping[LayerOutput, Floats]
+    """In the order of shards, [T, channels] each: `tap_N`, and the stream `out_hidden`."""
     logits: Floats
     """[T, vocab]"""
 
 
-Answers = Mapping[str, Walked]
-"""By a text's name."""
+ArtifactOutputs = Mapping[str, ArtifactOutput]
+"""By the text's name."""
 
 
-def outputs_of(artifact: Artifact) -> list[Output]:
-    """What comes out of the shards of layers, in the order of the layers."""
+def outputs_of(artifact: Artifact) -> list[LayerOutput]:
+    """Outputs of the shards of layers, in the order of the layers."""
     return [
-        Output(shard.path, name, layer)
+        LayerOutput(shard.path, name, layer)
         for shard in artifact.layer_shards
         for name, layer in (
             *((f"tap_{tap}", tap) for tap in sorted(shard.taps)),
@@ -72,66 +71,66 @@ def outputs_of(artifact: Artifact) -> list[Output]:
     ]
 
 
-def widths_of(artifact: Artifact) -> list[int]:
-    """Numbers of rows that a call can have, the engine's own first."""
+def call_widths(artifact: Artifact) -> list[int]:
+    """Numbers of rows that a call can have, the engine's first."""
     others = artifact.functions or range(1, artifact.rows)
     return [artifact.rows, *sorted(set(others) - {artifact.rows})]
 
 
-def embedded(artifact: Artifact, texts: Sequence[Text]) -> dict[str, Floats]:
-    """Each text's embeddings, [T, hidden_size], as the artifact has them."""
+def embed(artifact: Artifact, texts: Sequence[Text]) -> dict[str, Floats]:
+    """Each text's embeddings from the artifact, [T, hidden_size]."""
     embeddings = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
     return {text.name: embeddings[list(text.tokens)].astype(np.float32) for text in texts}
 
 
-def walk(
-    artifact: Artifact, texts: Sequence[Text], opening: Opening, progress: Progress
-) -> dict[int, dict[str, Walked]]:
-    """The answers of calls with each number of rows, by that number.
+def run_shards(
+    artifact: Artifact, texts: Sequence[Text], options: PackageOptions, progress: Progress
+) -> dict[int, dict[str, ArtifactOutput]]:
+    """Outputs of calls with each number of rows, by that number.
 
-    Every way of calling has states and hidden states of its own, from the first layer on.
+    Each number of rows has its own states and hidden states, from the first layer on.
     """
     cos, sin = np.load(artifact.folder / ROTARY)
     inputs = {
         width: CallInputs(width, cos, sin, conv_slots=artifact.conv_slots, lags=artifact.lags)
-        for width in widths_of(artifact)
+        for width in call_widths(artifact)
     }
-    ways = [
-        _Way(width, text.name, _stream(artifact, embeddings))
+    runs = [
+        _Run(width, text.name, _stream(artifact, embeddings))
         for width in inputs
-        for text, embeddings in zip(texts, embedded(artifact, texts).values(), strict=True)
+        for text, embeddings in zip(texts, embed(artifact, texts).values(), strict=True)
     ]
     count = len(artifact.layer_shards) + len(artifact.head_shards)
     label = f"running {artifact.name} shard by shard"
     with progress.task(label, count, unit="packages") as reach:
         for done, shard in enumerate(artifact.layer_shards):
-            for width, package in _opened(artifact, shard, list(inputs), opening):
-                for way in ways:
-                    if way.width == width:
-                        way.take(_run(package, way.stream, width, inputs[width]), artifact, shard)
+            for width, package in _packages(artifact, shard, list(inputs), options):
+                for run in runs:
+                    if run.width == width:
+                        run.add(_run(package, run.stream, width, inputs[width]), artifact, shard)
             reach(done + 1)
         for done, shard in enumerate(artifact.head_shards, start=len(artifact.layer_shards)):
-            for width, package in _opened(artifact, shard, list(inputs), opening):
-                for way in ways:
-                    if way.width == width:
-                        way.logits.append(_run(package, way.stream, width, None)["logits"])
+            for width, package in _packages(artifact, shard, list(inputs), options):
+                for run in runs:
+                    if run.width == width:
+                        run.logits.append(_run(package, run.stream, width, None)["logits"])
             reach(done + 1)
-    found: dict[int, dict[str, Walked]] = {width: {} for width in inputs}
-    for way in ways:
-        found[way.width][way.text] = Walked(way.outputs, np.concatenate(way.logits, axis=1))
+    found: dict[int, dict[str, ArtifactOutput]] = {width: {} for width in inputs}
+    for run in runs:
+        found[run.width][run.text] = ArtifactOutput(run.outputs, np.concatenate(run.logits, axis=1))
     return found
 
 
-class _Way:
-    """A text on its way through the shards, in calls of so many rows."""
+class _Run:
+    """A text in the middle of the shards, in calls of `width` rows."""
 
     def __init__(self, width: int, text: str, stream: Floats) -> None:
         self.width, self.text, self.stream = width, text, stream
-        self.outputs: dict[Output, Floats] = {}
+        self.outputs: dict[LayerOutput, Floats] = {}
         self.logits: list[Floats] = []
 
-    def take(self, found: Mapping[str, Floats], artifact: Artifact, shard: Shard) -> None:
-        """What a shard of layers gave: its stream goes to the next."""
+    def add(self, found: Mapping[str, Floats], artifact: Artifact, shard: Shard) -> None:
+        """Add the outputs of a shard of layers; its stream is the next shard's input."""
         self.stream = found["out_hidden"]
         self.outputs |= {
             output: found[output.name]
@@ -141,34 +140,34 @@ class _Way:
 
 
 def _stream(artifact: Artifact, embeddings: Floats) -> Floats:
-    """[T, stream_size]: embeddings, and zeros in what a family carries along besides."""
+    """[T, stream_size]: embeddings, then zeros in the family's extra channels."""
     stream = np.zeros((len(embeddings), artifact.stream_size), np.float32)
     stream[:, : artifact.hidden_size] = embeddings
     return stream
 
 
-def _opened(
-    artifact: Artifact, shard: Shard, widths: Sequence[int], opening: Opening
+def _packages(
+    artifact: Artifact, shard: Shard, widths: Sequence[int], options: PackageOptions
 ) -> Iterator[tuple[int, Package]]:
     """The package for each number of rows: one for all, unless it has static functions."""
     path = artifact.folder / shard.path
     package: Package | None = None
     for width in widths:
         if artifact.functions:
-            package = _open(path, f"t{width}", opening)
-        yield width, package or (package := _open(path, None, opening))
+            package = _open(path, f"t{width}", options)
+        yield width, package or (package := _open(path, None, options))
 
 
-def _open(path: Path, function: str | None, opening: Opening) -> Package:
-    return open_package(path, function=function, units=opening.units, rounding=opening.rounding)
+def _open(path: Path, function: str | None, options: PackageOptions) -> Package:
+    return open_package(path, function=function, units=options.units, rounding=options.rounding)
 
 
 def _run(
     package: Package, stream: Floats, width: int, inputs: CallInputs | None
 ) -> dict[str, Floats]:
-    """A whole text through one package in calls of `width` rows, the last one filled up.
+    """Run a whole text through one package in calls of `width` rows, the last one padded.
 
-    `inputs` say where rows stand; None for a head, which does not care. Every output is [T, n].
+    `inputs` has the rows' positions; None for a head. Every output is [T, n].
     """
     state: Any = None if inputs is None else package.make_state()
     hidden = np.zeros((1, stream.shape[1], width, 1), np.float32)
@@ -190,50 +189,50 @@ REJECTED = "the engine, with rejected rows"
 
 
 def run_engine(
-    artifact: Artifact, texts: Sequence[Text], opening: Opening, progress: Progress
-) -> dict[str, dict[str, Walked]]:
-    """The answers of the engine to texts given whole, token by token, and with rows it rejects.
+    artifact: Artifact, texts: Sequence[Text], options: PackageOptions, progress: Progress
+) -> dict[str, dict[str, ArtifactOutput]]:
+    """Outputs of the engine for whole texts, for single tokens, and with rejected rows.
 
-    Its calls always have the artifact's number of rows: a single token's is filled up. Of outputs
-    it gives the taps.
+    A call always has the artifact's number of rows, so a single token is padded. The layer outputs
+    are the taps.
     """
     settings = EngineSettings(cache_tokens=artifact.slots, taps=artifact.taps)
-    engine = CoreMlEngine(artifact.folder, settings, units=opening.units, rounding=opening.rounding)
-    ways = [WHOLE, SINGLE, *([REJECTED] if artifact.rows > 1 else [])]
-    found: dict[str, dict[str, Walked]] = {way: {} for way in ways}
+    engine = CoreMlEngine(artifact.folder, settings, units=options.units, rounding=options.rounding)
+    modes = [WHOLE, SINGLE, *([REJECTED] if artifact.rows > 1 else [])]
+    found: dict[str, dict[str, ArtifactOutput]] = {mode: {} for mode in modes}
     with progress.task(
-        f"the engine with {artifact.name}", len(ways) * len(texts), unit="texts"
+        f"the engine with {artifact.name}", len(modes) * len(texts), unit="texts"
     ) as reach:
-        for done, (way, text) in enumerate((way, text) for way in ways for text in texts):
-            found[way][text.name] = _through(engine, _blocks(way, text.tokens, artifact))
+        for done, (mode, text) in enumerate((mode, text) for mode in modes for text in texts):
+            found[mode][text.name] = _through(engine, _blocks(mode, text.tokens, artifact))
             reach(done + 1)
     return found
 
 
-class _Given(NamedTuple):
-    """A block for the engine, and how many of its rows are kept."""
+class _Block(NamedTuple):
+    """A block for the engine and its number of accepted rows."""
 
     tokens: Sequence[int]
     kept: int
 
 
-def _blocks(way: str, tokens: Sequence[int], artifact: Artifact) -> Iterator[_Given]:
-    if way == WHOLE:
-        yield _Given(tokens, len(tokens))
-    elif way == SINGLE:
-        yield from (_Given([token], 1) for token in tokens)
+def _blocks(mode: str, tokens: Sequence[int], artifact: Artifact) -> Iterator[_Block]:
+    if mode == WHOLE:
+        yield _Block(tokens, len(tokens))
+    elif mode == SINGLE:
+        yield from (_Block([token], 1) for token in tokens)
     else:
         at = number = 0
         while at < len(tokens):
             kept = min(1 + number % artifact.rows, len(tokens) - at)
-            # Behind what is kept stand tokens that are not the text's: its own would come out right
-            # even if what they left behind were read.
+            # The rejected tokens differ from the text's: those would be right even if their KV
+            # were read.
             wrong = [(token + 1) % artifact.vocab_size for token in tokens[: artifact.rows - kept]]
-            yield _Given([*tokens[at : at + kept], *wrong], kept)
+            yield _Block([*tokens[at : at + kept], *wrong], kept)
             at, number = at + kept, number + 1
 
 
-def _through(engine: CoreMlEngine, blocks: Iterator[_Given]) -> Walked:
+def _through(engine: CoreMlEngine, blocks: Iterator[_Block]) -> ArtifactOutput:
     with closing(engine.open()) as sequence:
         logits: list[Floats] = []
         taps: dict[int, list[Floats]] = {tap: [] for tap in engine.taps}
@@ -248,4 +247,4 @@ def _through(engine: CoreMlEngine, blocks: Iterator[_Given]) -> Walked:
         for output in outputs_of(engine.artifact)
         if output.name != "out_hidden"
     }
-    return Walked(outputs, np.concatenate(logits))
+    return ArtifactOutput(outputs, np.concatenate(logits))

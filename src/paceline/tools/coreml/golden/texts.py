@@ -1,15 +1,12 @@
-"""What an artifact is asked: a few texts, begun as the model was trained, and rare tokens apart.
+"""The texts of the comparison; independent of torch.
 
-Knows an artifact's folder and its tokenizer. Knows no torch. Two traps are dealt with here.
+*BOS.* Models use the first position as an attention sink, and many were trained with a BOS token
+there. With a wrong first token every later value differs. So texts begin as the manifest says, and
+`tokenizer_faults` compares the manifest with the checkpoint.
 
-*The beginning.* Models use the first position as a sink of attention, and many were trained with a
-token that always stands there (BOS). Without it, or with one that they never saw, every number
-after it is another. So texts begin as the manifest says, and `beginning_faults` holds the manifest
-to the checkpoint.
-
-*Tokens of low norm.* Tokens that hardly occurred in training have embeddings next to zero, where
-float16 and a norm's epsilon make a direction of noise: a right model looks wrong there. They stand
-in a text of their own, and are judged apart (see `compare`).
+*Tokens of low norm.* Tokens that hardly occurred in training have embeddings near zero; float16 and
+a norm's epsilon make their direction noise, so a right model looks wrong there. They are in a text
+of their own, compared by other criteria (see `compare`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,11 +45,11 @@ PROMPTS: Mapping[str, str] = {
 }
 
 LOW_NORM = "low norm"
-"""The name of the text of tokens whose embeddings have the least norm."""
+"""Name of the text with the tokens whose embeddings have the smallest norms."""
 
 _LOW_TOKENS = 8
 _CONTEXT = 4
-"""Ordinary tokens before those of low norm: none of these shall stand in the first position."""
+"""Ordinary tokens before those of low norm, which must not be at the first position."""
 
 
 class Text(NamedTuple):
@@ -61,18 +58,18 @@ class Text(NamedTuple):
     name: str
     tokens: Sequence[int]
     low: int | None = None
-    """The first position of tokens of low norm; None: there are none."""
+    """Position of the first token of low norm; None: there are none."""
 
 
 def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]:
-    """Texts of `tokens` tokens each: prompts, or random ones where the artifact has no tokenizer.
+    """Texts of `tokens` tokens each: prompts, or random tokens if the artifact has no tokenizer.
 
-    The last one holds the tokens of low norm. `embeddings` are the checkpoint's, [vocab, d]: where
-    the artifact has others, it does not choose what is looked at.
+    The last one has the tokens of low norm. `embeddings` are the checkpoint's, [vocab, d], because
+    the artifact's may be wrong.
 
     Raises:
-        InvalidRequest: they do not fit into the artifact's slots, or are too few.
-        ModelError: the manifest does not say how a text begins, or the tokenizer cannot be read.
+        InvalidRequest: `tokens` is too small, or more than the artifact's slots.
+        ModelError: the manifest lacks `add_bos`, or the tokenizer cannot be read.
     """
     longest = max(tokens, _CONTEXT + _LOW_TOKENS + 1) + artifact.rows
     if tokens <= _CONTEXT or longest > artifact.slots:
@@ -80,14 +77,14 @@ def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]
             f"texts of {tokens} tokens cannot be compared; expected more than {_CONTEXT}, and "
             f"{longest} slots, of which the artifact has {artifact.slots}"
         )
-    begin = _begin(artifact.folder)
-    tokenizer = _tokenizer(artifact.folder, begin)
+    bos = _bos(artifact.folder)
+    tokenizer = _tokenizer(artifact.folder, bos)
     by_norm = np.argsort(np.linalg.norm(embeddings, axis=1), kind="stable")
     if tokenizer is None:
-        texts = _random_texts(by_norm[len(by_norm) // 2 :], begin, tokens)
+        texts = _random_texts(by_norm[len(by_norm) // 2 :], bos, tokens)
     else:
         texts = [
-            Text(name, _of_length(tokenizer.encode(prompt, special=True), tokens, len(begin)))
+            Text(name, _of_length(tokenizer.encode(prompt, special=True), tokens, len(bos)))
             for name, prompt in PROMPTS.items()
         ]
     outside = sorted({t for text in texts for t in text.tokens if t >= artifact.vocab_size})
@@ -96,70 +93,67 @@ def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]
             f"{artifact.folder / TOKENIZER} gives tokens up to {outside[-1]}; the artifact has "
             f"{artifact.vocab_size}, so it is another model's"
         )
-    context = texts[0].tokens[: len(begin) + _CONTEXT]
+    context = texts[0].tokens[: len(bos) + _CONTEXT]
     low: list[int] = by_norm[:_LOW_TOKENS].tolist()
     return [*texts, Text(LOW_NORM, [*context, *low], len(context))]
 
 
-def beginning_faults(artifact: Artifact, checkpoint: Path) -> list[str]:
-    """Where the artifact begins a text, or cuts it into tokens, otherwise than the checkpoint.
+def tokenizer_faults(artifact: Artifact, checkpoint: Path) -> list[str]:
+    """Differences between the artifact's BOS and tokenizer and the checkpoint's.
 
-    Nothing is said of a checkpoint without a tokenizer.
+    Empty for a checkpoint without a tokenizer.
     """
     if not (checkpoint / TOKENIZER).is_file():
         return []
     facts = read_facts(checkpoint)
     wanted = [facts.bos_token_id] if facts.add_bos and facts.bos_token_id is not None else []
-    found = _begin(artifact.folder)
+    found = _bos(artifact.folder)
     faults = []
     if found != wanted:
         faults.append(
             f"BOS: a text begins with {_token(found)}; the checkpoint's begins with "
             f"{_token(wanted)}"
         )
-    # Compared without their beginnings, of which all is said.
+    # Compared without BOS, which is checked above.
     ours, theirs = _tokenizer(artifact.folder, []), _tokenizer(checkpoint, [])
     if ours is not None and theirs is not None:
         faults += [
-            f"tokenizer: {name} is cut into other tokens than by the checkpoint's"
+            f"tokenizer: {name} gives other tokens than the checkpoint's"
             for name, prompt in PROMPTS.items()
             if ours.encode(prompt) != theirs.encode(prompt)
         ]
     return faults
 
 
-def _begin(folder: Path) -> list[int]:
-    """What the manifest puts before every text: one token, or none."""
+def _bos(folder: Path) -> list[int]:
+    """The BOS token before every text according to the manifest: one or none."""
     facts: Any = read_json(folder / MANIFEST).get("facts")
     if not isinstance(facts, dict) or not isinstance(facts.get("add_bos"), bool):
-        raise ModelError(
-            f"{folder / MANIFEST} does not say whether a text begins with a token of its own; "
-            "convert the model again"
-        )
-    begin = facts.get("bos_token_id")
-    return [begin] if facts["add_bos"] and isinstance(begin, int) else []
+        raise ModelError(f"{folder / MANIFEST} has no add_bos; convert the model again")
+    bos = facts.get("bos_token_id")
+    return [bos] if facts["add_bos"] and isinstance(bos, int) else []
 
 
-def _tokenizer(folder: Path, begin: Sequence[int]) -> Tokenizer | None:
+def _tokenizer(folder: Path, bos: Sequence[int]) -> Tokenizer | None:
     path = folder / TOKENIZER
     if not path.is_file():
         return None
-    return Tokenizer(path, bos_token_id=begin[0] if begin else None, add_bos=bool(begin))
+    return Tokenizer(path, bos_token_id=bos[0] if bos else None, add_bos=bool(bos))
 
 
-def _of_length(tokens: Sequence[int], length: int, begin: int) -> list[int]:
-    """Cut, or said again until it is long enough; its first `begin` tokens come once."""
-    body = tokens[begin:]
+def _of_length(tokens: Sequence[int], length: int, bos: int) -> list[int]:
+    """Truncate or repeat to `length`; the first `bos` tokens are not repeated."""
+    body = tokens[bos:]
     if not body:
         raise ModelError("the artifact's tokenizer gives no tokens for a text; convert it again")
-    return [*tokens[:begin], *(list(body) * -(-length // len(body)))][:length]
+    return [*tokens[:bos], *(list(body) * -(-length // len(body)))][:length]
 
 
-def _random_texts(tokens: npt.NDArray[np.int64], begin: Sequence[int], length: int) -> list[Text]:
-    """Texts of some of the tokens: none of low norm, which would spoil all that see it."""
-    drawn = np.random.default_rng(0).choice(tokens, (len(PROMPTS), length - len(begin))).tolist()
-    return [Text(f"random {number}", [*begin, *text]) for number, text in enumerate(drawn, start=1)]
+def _random_texts(tokens: npt.NDArray[np.int64], bos: Sequence[int], length: int) -> list[Text]:
+    """Random texts of `tokens`, which exclude those of low norm: they would disturb later rows."""
+    drawn = np.random.default_rng(0).choice(tokens, (len(PROMPTS), length - len(bos))).tolist()
+    return [Text(f"random {number}", [*bos, *text]) for number, text in enumerate(drawn, start=1)]
 
 
-def _token(begin: Sequence[int]) -> str:
-    return f"token {begin[0]}" if begin else "none of its own"
+def _token(bos: Sequence[int]) -> str:
+    return f"token {bos[0]}" if bos else "no BOS"

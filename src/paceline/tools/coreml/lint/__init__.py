@@ -1,13 +1,13 @@
-"""What of a Core ML artifact would leave the Neural Engine or fail there, read off its programs.
+"""Static checks of a Core ML artifact: what would leave the Neural Engine, or fail there.
 
-Nothing is run and no Mac is needed, nor torch. What stands behind a rule is what others measured on
-Macs, named by each rule with how sure it is; a clean report is no proof of residency, which only
-a plan on a Mac can show (`paceline coreml residency`).
+Reads programs; runs nothing, and needs neither a Mac nor torch. Rules come from measurements that
+others made on Macs; each has its source and a confidence. A clean report does not prove residency:
+that takes a plan on a Mac (`paceline coreml residency`).
 
-The rule: only what is firm fails. What is contested, or seen once, warns.
+Invariant: only well-established rules fail. Contested or single observations warn.
 """
 
-from paceline.tools.coreml.lint.judge import lint, report
 from paceline.tools.coreml.lint.rules import Finding
+from paceline.tools.coreml.lint.run_rules import lint, report
 
 __all__ = ["Finding", "lint", "report"]

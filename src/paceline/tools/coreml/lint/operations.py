@@ -1,4 +1,4 @@
-"""Rules about kinds of operation: what is left to other devices, and what nobody knows."""
+"""Rules about types of operation: those that run on other devices, and unknown ones."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Final
 
 from paceline.engines.coreml.rehearsal.ops import OPS
 from paceline.engines.coreml.rehearsal.program import Op
-from paceline.tools.coreml.lint.program import Program, first, written
+from paceline.tools.coreml.lint.program import Program, first, shape_text
 from paceline.tools.coreml.lint.rules import PROGRAM_RULES, Fault, rule
 
 _FROM_DATA: Final = {"cond", "while_loop", "non_zero", "non_maximum_suppression"}
@@ -16,14 +16,14 @@ _ON_THE_HOST: Final = {
     "scatter", "scatter_along_axis", "scatter_nd",
 }  # fmt: skip
 _SHAPING: Final = ("shape", "begin", "end", "reps", "size", "split_sizes", "pad")
-"""Parameters that decide what shape comes out."""
+"""Parameters that determine the output shape."""
 
 _SEEN: Final = {
     "add", "concat", "conv", "matmul", "mul", "pow", "read_state", "reduce_mean", "reduce_sum",
     "reshape", "rsqrt", "silu", "slice_by_index", "slice_update", "softmax", "sub", "tile",
     "transpose", "write_state",
 }  # fmt: skip
-"""What shards were made of of which a plan on a Mac left nothing off the Neural Engine."""
+"""Operations of shards that a plan on a Mac put entirely on the Neural Engine."""
 
 
 @rule(
@@ -34,13 +34,13 @@ _SEEN: Final = {
     "ane-book, converters; Apple, ml-ane-transformers; Anemll, its rules",
 )
 def linear(program: Program) -> Iterator[Fault]:
-    """A projection that is no convolution. Make it a convolution of one pixel.
+    """A projection that is not a convolution. Make it a 1x1 convolution.
 
-    A product of two things that are computed is none: shards with them were all resident.
+    A product of two computed tensors is allowed: shards with them were fully resident.
     """
     for op in program.ops:
         if op.type == "linear":
-            yield Fault(op.name, "a linear; expected a conv of one pixel")
+            yield Fault(op.name, "a linear; expected a 1x1 conv")
         elif op.type in ("matmul", "einsum"):
             operands = [one for several in op.inputs.values() for one in several]
             fixed = [
@@ -53,7 +53,7 @@ def linear(program: Program) -> Iterator[Fault]:
             if fixed:
                 yield Fault(
                     op.name,
-                    f"a {op.type} with a weight {written(fixed[0])}; expected a conv of one pixel",
+                    f"a {op.type} with a weight {shape_text(fixed[0])}; expected a 1x1 conv",
                 )
 
 
@@ -65,7 +65,7 @@ def linear(program: Program) -> Iterator[Fault]:
     "ane-book, experiment 22: topk ran on the CPU",
 )
 def topk(program: Program) -> Iterator[Fault]:
-    """A choice of the largest leaves the Neural Engine. Make it of comparisons, or on the host."""
+    """Top-k leaves the Neural Engine. Use comparisons, or the host."""
     yield from _of_kinds(program, {"topk"})
 
 
@@ -77,7 +77,7 @@ def topk(program: Program) -> Iterator[Fault]:
     "hollance/neural-engine; john-rocky/CoreML-LLM",
 )
 def host_operation(program: Program) -> Iterator[Fault]:
-    """Embedding, sorting and choosing an index are left to the CPU. Do it on the host."""
+    """Gather, scatter, sort and argmax run on the CPU. Do them on the host."""
     yield from _of_kinds(program, _ON_THE_HOST)
 
 
@@ -89,7 +89,7 @@ def host_operation(program: Program) -> Iterator[Fault]:
     "every source: the Neural Engine runs fixed programs",
 )
 def control_flow(program: Program) -> Iterator[Fault]:
-    """A branch, a loop or a shape that depends on the data. Compute all, and weigh with a mask."""
+    """A branch, loop or shape that depends on the data. Compute everything, and mask."""
     for op in program.ops:
         if op.type in _FROM_DATA or op.blocks or _LISTS in op.type:
             yield Fault(op.name, f"a {op.type}")
@@ -108,7 +108,7 @@ def control_flow(program: Program) -> Iterator[Fault]:
     "john-rocky/CoreML-LLM: 1,024 groups of 3 taps ran on the CPU; ane-book says otherwise",
 )
 def depthwise(program: Program) -> Iterator[Fault]:
-    """A convolution by channels may run on the CPU. Make it a sum of shifted products."""
+    """A depthwise convolution may run on the CPU. Make it a sum of shifted products."""
     for op in program.ops:
         weight = program.shape_of(first(op, "weight"))
         groups = program.numbers(op, "groups")
@@ -121,13 +121,13 @@ def depthwise(program: Program) -> Iterator[Fault]:
     "unknown-operation",
     "warn",
     "low",
-    "paceline's rehearsal, which refuses what it does not know",
+    "paceline's rehearsal, which rejects unknown operations",
 )
 def unknown_operation(program: Program) -> Iterator[Fault]:
-    """An operation that cannot be rehearsed, so nothing about it is known before a Mac."""
+    """An operation that cannot be rehearsed, so only a Mac can check it."""
     for op in program.ops:
         if op.type not in OPS and not op.blocks and op.type not in _FROM_DATA:
-            yield Fault(op.name, f"a {op.type}, which is not known here")
+            yield Fault(op.name, f"a {op.type}, which the rehearsal lacks")
 
 
 @rule(
@@ -138,7 +138,7 @@ def unknown_operation(program: Program) -> Iterator[Fault]:
     "the seed experiments: shards of which all else was resident did not have them",
 )
 def unseen_operation(program: Program) -> Iterator[Fault]:
-    """Nobody is known to have seen them on the Neural Engine in a decoder. Ask a plan on a Mac."""
+    """Not yet reported on the Neural Engine in a decoder. Check with a plan on a Mac."""
     counts = Counter(
         op.type
         for op in program.ops
@@ -162,7 +162,7 @@ def _is_constant(program: Program, op: Op) -> bool:
 
 
 def _computed_sizes(program: Program, op: Op) -> list[str]:
-    """The computed ones of the operands that decide what shape an operation makes."""
+    """The computed operands that determine an operation's output shape."""
     return [
         operand
         for parameter in _SHAPING

@@ -1,7 +1,4 @@
-"""A function of a package, made easy to ask: who makes a value, what is constant, what it holds.
-
-Knows how a program is written. Judges nothing.
-"""
+"""Queries on a function of a package: producers of values, constants, declared shapes."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -12,11 +9,11 @@ import numpy as np
 from paceline.engines.coreml.rehearsal.program import Function, Op, Operand, Package, Value
 from paceline.engines.coreml.rehearsal.weights import Constant
 
-STORED: Final = ("const", "constexpr_")
-"""Kinds of operation that only say what a package stores; they run nowhere."""
+STORAGE_PREFIXES: Final = ("const", "constexpr_")
+"""Type prefixes of operations that only declare stored data; they do not run."""
 
-PLACED: Final = frozenset({"reshape", "transpose", "expand_dims", "squeeze", "identity"})
-"""Operations that give all of one operand's numbers, in other places."""
+MOVE_OPS: Final = frozenset({"reshape", "transpose", "expand_dims", "squeeze", "identity"})
+"""Operations that only move the elements of one operand."""
 
 
 class Program:
@@ -25,40 +22,40 @@ class Program:
     def __init__(self, package: Package, function: Function) -> None:
         self.package, self.function = package, function
         self._all = list(function.block.walk())
-        self.ops = [op for op in self._all if not op.type.startswith(STORED)]
-        """All that computes, that of nested blocks too."""
+        self.ops = [op for op in self._all if not op.type.startswith(STORAGE_PREFIXES)]
+        """All operations that compute, including those of nested blocks."""
         self._makers = {out.name: op for op in self._all for out in op.outputs}
         self._values = {one.name: one for one in function.block.inputs}
         self._values |= {out.name: out for op in self._all for out in op.outputs}
 
     @property
     def stateful(self) -> bool:
-        """Whether it keeps anything between calls."""
+        """True if it has states."""
         return bool(self.function.states)
 
     @property
     def flexible(self) -> bool:
-        """Whether it takes inputs of more than one shape."""
+        """True if an input may have more than one shape."""
         return any(not one.is_static for one in self.function.inputs)
 
     def value(self, operand: Operand | None) -> Value | None:
-        """What an operand is called and declared as; None for a constant written in place."""
+        """Name and declared type of an operand; None for an inline constant."""
         return self._values.get(operand) if isinstance(operand, str) else None
 
     def maker(self, operand: Operand | None) -> Op | None:
-        """The operation whose output an operand is; None for inputs and constants in place."""
+        """The operation that produces an operand; None for inputs and inline constants."""
         return self._makers.get(operand) if isinstance(operand, str) else None
 
     def origin(self, operand: Operand | None) -> Operand | None:
-        """The operand before it was only put into other places."""
+        """The operand before operations that only move its elements."""
         maker = self.maker(operand)
-        while maker is not None and maker.type in PLACED:
+        while maker is not None and maker.type in MOVE_OPS:
             operand = first(maker, "x")
             maker = self.maker(operand)
         return operand
 
     def constant(self, operand: Operand | None) -> bool:
-        """Whether an operand is the same in every call."""
+        """True if an operand is the same in every call."""
         if operand is None or isinstance(operand, Constant):
             return operand is not None
         return operand in self._constants
@@ -68,7 +65,7 @@ class Program:
         found: set[str] = set()
         for op in self._all:
             operands = [one for several in op.inputs.values() for one in several]
-            stored = op.type.startswith(STORED)
+            stored = op.type.startswith(STORAGE_PREFIXES)
             if stored or (
                 operands
                 and not op.blocks
@@ -79,7 +76,7 @@ class Program:
 
     @cached_property
     def sizes(self) -> set[str]:
-        """Values that say how long axes are, and nothing of what stands there."""
+        """Values that depend on shapes only, not on data."""
         found: set[str] = set()
         for op in self.ops:
             operands = [one for several in op.inputs.values() for one in several]
@@ -91,19 +88,19 @@ class Program:
         return found
 
     def stored(self) -> Iterator[tuple[Op, Constant]]:
-        """Every array or number that the program stores, and the operation that holds it."""
+        """Every stored constant, with the operation that has it."""
         for op in self._all:
             for operands in op.inputs.values():
                 for operand in operands:
                     if isinstance(operand, Constant):
                         yield op, operand
 
-    def storing(self, kind: str) -> Iterator[Op]:
-        """Operations of a kind that say how a weight is stored."""
+    def storage_ops(self, kind: str) -> Iterator[Op]:
+        """Operations of a type that declare how a weight is stored."""
         return (op for op in self._all if op.type == kind)
 
-    def stored_of(self, operand: Operand | None) -> Constant | None:
-        """The constant as stored that an operand is, where it is one."""
+    def stored_constant(self, operand: Operand | None) -> Constant | None:
+        """The stored constant behind an operand; None if it is not one."""
         if isinstance(operand, Constant):
             return operand
         maker = self.maker(operand)
@@ -113,8 +110,8 @@ class Program:
         return held if isinstance(held, Constant) else None
 
     def numbers(self, op: Op, parameter: str) -> Any:
-        """The numbers of a constant parameter as an array; None: it is absent, or computed."""
-        found = self.stored_of(first(op, parameter))
+        """A constant parameter as an array; None: it is absent or computed."""
+        found = self.stored_constant(first(op, parameter))
         return None if found is None else np.asarray(found.value())
 
     def shape_of(self, operand: Operand | None) -> tuple[int | None, ...] | None:
@@ -126,11 +123,11 @@ class Program:
 
 
 def first(op: Op, parameter: str) -> Operand | None:
-    """A parameter's operand, the first where it has several; None: it has none."""
+    """The first operand of a parameter; None: it has none."""
     operands = op.inputs.get(parameter, ())
     return operands[0] if operands else None
 
 
-def written(shape: tuple[int | None, ...]) -> str:
-    """A shape for a message."""
+def shape_text(shape: tuple[int | None, ...]) -> str:
+    """A shape as text for messages."""
     return str(["T" if size is None else size for size in shape]).replace("'", "")

@@ -1,9 +1,8 @@
-"""What a rule is, and what it finds. Knows no rule in particular.
+"""The registry of lint rules.
 
-A rule is a function that looks at a program, a package or a whole artifact and yields faults. Its
-docstring says what the fault means; its entry here says who found out, and how sure that is. The
-verdict follows from that: what is firm fails, the rest warns, and what is no fault but worth
-knowing informs.
+A rule is a function that checks a program, a package or a whole artifact and yields faults. Its
+docstring is the message; `rule` adds the source and the confidence. The verdict follows: a
+well-established rule fails, others warn, and "info" is not a fault.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,55 +18,55 @@ Confidence = Literal["high", "medium", "low"]
 
 
 class Fault(NamedTuple):
-    """Where a rule is broken."""
+    """A place that breaks a rule."""
 
     where: str
-    """An operation, an input or a state by its name; empty: all of it."""
+    """Name of an operation, an input or a state; empty: the whole package."""
     what: str
 
 
 class Loaded(NamedTuple):
-    """A package, and what it takes on disk."""
+    """A package and its size on disk."""
 
     package: Package
     size: int
-    """In bytes."""
+    """Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule that is broken somewhere."""
+    """A fault with its rule."""
 
     shard: str
-    """The package; the artifact's folder where all packages together break a rule."""
+    """The package; the artifact's folder if all packages together break a rule."""
     rule: str
     verdict: Verdict
     where: str
-    """An operation, an input or a state by its name; empty: all of it."""
+    """See `Fault`."""
     what: str
     source: str
     confidence: Confidence
 
 
-_About = TypeVar("_About")
+_Subject = TypeVar("_Subject")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[_About]):
-    """One rule; `check` yields a fault for every place that breaks it."""
+class Rule(Generic[_Subject]):
+    """One rule; `check` yields a fault for each place that breaks it."""
 
     name: str
     verdict: Verdict
     confidence: Confidence
     source: str
-    """Who found out."""
+    """Who measured or documented it."""
     meaning: str
-    """What is wrong, and what to do."""
-    check: Callable[[_About], Iterable[Fault]]
+    """The fault and its remedy."""
+    check: Callable[[_Subject], Iterable[Fault]]
 
-    def findings(self, about: _About, shard: str) -> Iterator[Finding]:
-        """What `check` finds, in a shard."""
-        for fault in self.check(about):
+    def findings(self, subject: _Subject, shard: str) -> Iterator[Finding]:
+        """The faults that `check` finds in a shard."""
+        for fault in self.check(subject):
             yield Finding(
                 shard,
                 self.name,
@@ -86,26 +85,26 @@ PACKAGE_RULES: list[Rule[Loaded]] = []
 ARTIFACT_RULES: list[Rule[Sequence[Loaded]]] = []
 """Rules about all packages of an artifact together: they share a process."""
 
-_Check = Callable[[_About], Iterable[Fault]]
+_Check = Callable[[_Subject], Iterable[Fault]]
 
 
 def rule(
-    rules: list[Rule[_About]],
+    rules: list[Rule[_Subject]],
     name: str,
     verdict: Verdict,
     confidence: Confidence,
     source: str,
-) -> Callable[[_Check[_About]], _Check[_About]]:
-    """Enter a function as a rule; its docstring is the meaning."""
+) -> Callable[[_Check[_Subject]], _Check[_Subject]]:
+    """Register a function as a rule; its docstring is the meaning."""
 
-    def enter(check: _Check[_About]) -> _Check[_About]:
+    def register(check: _Check[_Subject]) -> _Check[_Subject]:
         meaning = " ".join((check.__doc__ or "").split())
         rules.append(Rule(name, verdict, confidence, source, meaning, check))
         return check
 
-    return enter
+    return register
 
 
 def bytes_of(folder: Path) -> int:
-    """What the files of a package take."""
+    """Size of a package's files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

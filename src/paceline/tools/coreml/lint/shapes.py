@@ -1,36 +1,36 @@
-"""Rules about shapes: how many axes, how long, and which may have more than one length."""
+"""Rules about shapes: rank, lengths of axes, and flexible lengths."""
 
 from collections.abc import Iterator
 from typing import Final
 
 from paceline.engines.coreml.rehearsal.program import Feature
-from paceline.tools.coreml.lint.program import Program, first, written
+from paceline.tools.coreml.lint.program import Program, first, shape_text
 from paceline.tools.coreml.lint.rules import PROGRAM_RULES, Fault, rule
 
 _MOST_AXES: Final = 4
 _LONGEST: Final = 16384
 _MOST_CHANNELS: Final = 65536
 _PADDED_TO: Final = 32
-"""Numbers of float16 in 64 bytes."""
+"""float16 elements in 64 bytes."""
 
 
 @rule(PROGRAM_RULES, "rank", "warn", "medium", "Anemll, its rules")
 def rank(program: Program) -> Iterator[Fault]:
-    """More than four axes. Join some of them, or compute heads one after another."""
+    """More than four axes. Merge some of them, or compute heads one after another."""
     for op in program.ops:
         for out in op.outputs:
             if len(out.shape) > _MOST_AXES and not program.constant(out.name):
-                yield Fault(op.name, f"a {op.type} that makes {written(out.shape)}")
+                yield Fault(op.name, f"a {op.type} that makes {shape_text(out.shape)}")
 
 
 @rule(PROGRAM_RULES, "axis-length", "warn", "medium", "Anemll, its rules")
 def axis_length(program: Program) -> Iterator[Fault]:
-    """One of the last two of four axes is longer than 16,384. Cut it, or make it channels."""
+    """One of the last two of four axes is longer than 16,384. Split it, or make it channels."""
     values = [*program.function.block.inputs, *(out for op in program.ops for out in op.outputs)]
     for value in values:
         long = any(size is not None and size > _LONGEST for size in value.shape[2:])
         if len(value.shape) == _MOST_AXES and long:
-            yield Fault(value.name, f"has the shape {written(value.shape)}")
+            yield Fault(value.name, f"has the shape {shape_text(value.shape)}")
 
 
 @rule(
@@ -72,7 +72,7 @@ def padding(program: Program) -> Iterator[Fault]:
     "apple/coremltools#2370, #2548",
 )
 def unbounded(program: Program) -> Iterator[Fault]:
-    """An input of any length. Give its range an upper bound."""
+    """An input without a maximum length. Give its range an upper bound."""
     for one in program.function.inputs:
         if None in one.upper:
             yield Fault(one.name, "has an axis without an upper bound")
@@ -86,7 +86,7 @@ def unbounded(program: Program) -> Iterator[Fault]:
     "apple/coremltools#2548: EnumeratedWithRangeInputsException",
 )
 def mixed_inputs(program: Program) -> Iterator[Fault]:
-    """Inputs with ranges, and others without, with states or beside listed shapes: may not load."""
+    """Inputs with ranges beside fixed inputs and states, or listed shapes: may not load."""
     inputs = program.function.inputs
     ranged = [one.name for one in inputs if _is_ranged(one)]
     listed = [one.name for one in inputs if one.choices]
@@ -122,7 +122,7 @@ def listed_shapes(program: Program) -> Iterator[Fault]:
     "apple/coremltools#2500: std::bad_cast, error -14",
 )
 def whole_input(program: Program) -> Iterator[Fault]:
-    """An input of whole numbers, of more than one length, in a model with states. Embed before."""
+    """An integer input of flexible length in a model with states. Embed on the host."""
     if program.stateful:
         for one in program.function.inputs:
             if one.dtype.startswith("int") and not one.is_static:
@@ -137,7 +137,7 @@ def whole_input(program: Program) -> Iterator[Fault]:
     "apple/coremltools#2370: the default shape only; contested: the seed experiments ran four",
 )
 def flexible(program: Program) -> Iterator[Fault]:
-    """Contested: only the default shape may run there. Measure, or make static functions."""
+    """Contested: only the default shape may run on the engine. Measure, or use static functions."""
     ranged = [one for one in program.function.inputs if not one.is_static]
     if ranged:
         yield Fault("", f"{len(ranged)} inputs of more than one shape")

@@ -1,16 +1,16 @@
-"""Rules about states: what they are, how many, and how they are written."""
+"""Rules about states: their type, number and updates."""
 
 from collections.abc import Iterator
 from typing import Final
 
 from paceline.engines.coreml.rehearsal.program import Op, Operand
-from paceline.tools.coreml.lint.program import PLACED, Program, first, written
+from paceline.tools.coreml.lint.program import MOVE_OPS, Program, first, shape_text
 from paceline.tools.coreml.lint.rules import PROGRAM_RULES, Fault, rule
 
 _WIDTH: Final = 32
 _MANY: Final = 3
-_PARTS: Final = PLACED | {"slice_by_index", "slice_by_size"}
-"""Operations that give some or all of one operand's numbers."""
+_PARTS: Final = MOVE_OPS | {"slice_by_index", "slice_by_size"}
+"""Operations that give some or all elements of one operand."""
 
 
 @rule(
@@ -21,7 +21,7 @@ _PARTS: Final = PLACED | {"slice_by_index", "slice_by_size"}
     "coremltools 9, backend/mil/load.py; apple/coremltools#2537",
 )
 def state_type(program: Program) -> Iterator[Fault]:
-    """A state has to be of float16 and of one shape."""
+    """A state must be float16 and have one shape."""
     kept = {one.name: one for one in program.function.block.inputs if one.is_state}
     for one in program.function.states:
         value = kept.get(one.name)
@@ -39,9 +39,9 @@ def state_type(program: Program) -> Iterator[Fault]:
     "apple/coremltools#2631: 256 ran, 270 failed",
 )
 def state_width(program: Program) -> Iterator[Fault]:
-    """The last axis of a state is no multiple of 32.
+    """The last axis of a state is not a multiple of 32.
 
-    The last one only: shards with eight heads, an axis before, were resident.
+    Only the last one: shards with an axis of eight heads before it were resident.
     """
     for one in program.function.states:
         if one.shape and one.shape[-1] % _WIDTH:
@@ -56,7 +56,7 @@ def state_width(program: Program) -> Iterator[Fault]:
     "john-rocky/CoreML-LLM: error 0x1d from three on; contested: the seed experiments ran 40",
 )
 def state_count(program: Program) -> Iterator[Fault]:
-    """Three states or more have failed on some Macs, and forty have run on others."""
+    """Three or more states failed on some Macs, while forty ran on others."""
     count = len(program.function.states)
     if count >= _MANY:
         yield Fault("", f"{count} states")
@@ -70,7 +70,7 @@ def state_count(program: Program) -> Iterator[Fault]:
     "john-rocky/CoreML-LLM: error -14",
 )
 def state_shift(program: Program) -> Iterator[Fault]:
-    """A state that is moved along and added to by concat. Write through a mask, into a ring."""
+    """A state is shifted and extended by concat. Write to a ring buffer through a mask."""
     for op in program.ops:
         if op.type != "write_state":
             continue
@@ -94,14 +94,14 @@ def state_shift(program: Program) -> Iterator[Fault]:
     "Anemll#27 (more than 32 rows failed); FluidInference/mobius#77",
 )
 def state_part(program: Program) -> Iterator[Fault]:
-    """A state that is written in part. Make a new one of all of it, through a mask."""
+    """A partial write to a state. Write the whole state through a mask."""
     for op in program.ops:
         update, whole = first(op, "update"), first(op, "x")
         if op.type != "slice_update" or not _reads_state(program, whole):
             continue
         part, shape = program.shape_of(update), program.shape_of(whole)
         if part is not None and shape is not None and part != shape:
-            yield Fault(op.name, f"writes {written(part)} of {written(shape)}")
+            yield Fault(op.name, f"writes {shape_text(part)} of {shape_text(shape)}")
 
 
 @rule(
@@ -112,7 +112,7 @@ def state_part(program: Program) -> Iterator[Fault]:
     "Anemll#39: an error of BNNS on macOS 26",
 )
 def state_update_type(program: Program) -> Iterator[Fault]:
-    """What is written to a state is of another type than the state."""
+    """A write to a state has another type than the state."""
     for op in program.ops:
         if op.type == "slice_update" and _reads_state(program, first(op, "x")):
             new, kept = program.value(first(op, "update")), program.value(first(op, "x"))
@@ -130,7 +130,7 @@ def _reads_state(program: Program, operand: Operand | None) -> bool:
 
 
 def _written(program: Program, op: Op) -> Operand | None:
-    """What a state is made of: `state[:] = x` comes as an update of all of it."""
+    """The value written to a state; `state[:] = x` is converted to an update of all of it."""
     data = first(op, "data")
     maker = program.maker(data)
     if maker is not None and maker.type == "slice_update":
@@ -141,7 +141,7 @@ def _written(program: Program, op: Op) -> Operand | None:
 
 
 def _through(program: Program, operand: Operand | None) -> Operand | None:
-    """The operand before some of it was taken, or put into other places."""
+    """The operand before slices and operations that only move its elements."""
     maker = program.maker(operand)
     while maker is not None and maker.type in _PARTS:
         operand = first(maker, "x")

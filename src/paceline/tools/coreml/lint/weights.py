@@ -1,4 +1,4 @@
-"""Rules about weights: the forms that are taken, and how much of them."""
+"""Rules about weights: their compression, and the sizes of packages."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -30,12 +30,12 @@ _TABLE: Final = "constexpr_lut_to_dense"
     "ane-book, research and experiment 35: shards of them ran on the CPU",
 )
 def int4_blocks(program: Program) -> Iterator[Fault]:
-    """Weights of 4 bits with a scale for each block. Use 8 bits, or tables of 4 bits.
+    """4-bit weights with a scale per block. Use 8 bits, or 4-bit lookup tables.
 
-    By bits and blocks, not by the operation: 8 bits a channel are stored by the same one.
+    Checks bits and blocks, because 8 bits per channel are stored by the same operation.
     """
-    for op in program.storing(_SCALED):
-        data = program.stored_of(first(op, "data"))
+    for op in program.storage_ops(_SCALED):
+        data = program.stored_constant(first(op, "data"))
         scale = program.shape_of(first(op, "scale"))
         if data is None or scale is None or data.dtype not in ("int4", "uint4"):
             continue
@@ -51,11 +51,11 @@ def int4_blocks(program: Program) -> Iterator[Fault]:
     "apple/coremltools#2688: fails to load on macOS 26",
 )
 def table_scale(program: Program) -> Iterator[Fault]:
-    """A table of weights with a scale for each channel besides. Palettize without one."""
-    for op in program.storing(_SCALED):
+    """A lookup table of weights with a scale per channel. Palettize without a scale."""
+    for op in program.storage_ops(_SCALED):
         maker = program.maker(first(op, "data"))
         if maker is not None and maker.type == _TABLE:
-            yield Fault(op.name, f"scales what {maker.name} takes from a table")
+            yield Fault(op.name, f"scales the lookup table {maker.name}")
 
 
 @rule(
@@ -66,10 +66,10 @@ def table_scale(program: Program) -> Iterator[Fault]:
     "apple/coremltools#2716: coremltools 9 makes some that crash after 100 calls, 8.3 does not",
 )
 def table_state(program: Program) -> Iterator[Fault]:
-    """Weights from tables in a model with states. Run it for long before you trust it."""
-    count = len(list(program.storing(_TABLE)))
+    """Lookup tables of weights in a model with states. Test it in long runs."""
+    count = len(list(program.storage_ops(_TABLE)))
     if count and program.stateful:
-        yield Fault("", f"{count} weights from tables, and {len(program.function.states)} states")
+        yield Fault("", f"{count} lookup tables, and {len(program.function.states)} states")
 
 
 @rule(
@@ -80,13 +80,13 @@ def table_state(program: Program) -> Iterator[Fault]:
     "ane-book, experiment 36: a cosine of 0.9555",
 )
 def expert_scale(program: Program) -> Iterator[Fault]:
-    """One scale for the weights of several experts. Quantize by channel.
+    """One scale for the weights of several experts. Quantize per channel.
 
-    Experts are known by the names of their weights.
+    Recognizes experts by the names of their weights.
     """
-    for op in program.storing(_SCALED):
-        scale = program.stored_of(first(op, "scale"))
-        data = program.stored_of(first(op, "data"))
+    for op in program.storage_ops(_SCALED):
+        scale = program.stored_constant(first(op, "scale"))
+        data = program.stored_constant(first(op, "data"))
         if scale is None or data is None or "expert" not in op.name.lower():
             continue
         if all(size == 1 for size in scale.shape) and data.shape[0] > 1:
@@ -101,7 +101,7 @@ def expert_scale(program: Program) -> Iterator[Fault]:
     "ane-book, experiments 27, 30, 31: under 14 MB to the CPU; contested: 5.3 to 8.1 MB passed",
 )
 def small(loaded: Loaded) -> Iterator[Fault]:
-    """A package so small may be given to the CPU. Put more layers into one."""
+    """A package this small may run on the CPU. Put more layers into one."""
     if loaded.size < _SMALL:
         yield Fault("", f"{loaded.size / _MEGABYTE:.1f} MB; expected {_SMALL // _MEGABYTE} or more")
 
@@ -114,7 +114,7 @@ def small(loaded: Loaded) -> Iterator[Fault]:
     "the seed experiments: 2,016 MB passed; ane-book: 2.3 GB went to the CPU",
 )
 def large(loaded: Loaded) -> Iterator[Fault]:
-    """A package so large was given to the CPU. Cut it."""
+    """A package this large ran on the CPU. Split it."""
     if loaded.size > _LARGE:
         yield Fault("", f"{loaded.size / _MEGABYTE:.0f} MB; expected {_LARGE // _MEGABYTE} or less")
 
@@ -127,7 +127,7 @@ def large(loaded: Loaded) -> Iterator[Fault]:
     "ane-book: up to 250 MB is safe; john-rocky/CoreML-LLM: 1.4 GB at most on a phone",
 )
 def over_250_mb(loaded: Loaded) -> Iterator[Fault]:
-    """Larger than what runs everywhere, smaller than what has failed on a Mac."""
+    """Larger than what runs everywhere, smaller than what failed on a Mac."""
     if _SAFE < loaded.size <= _LARGE:
         yield Fault("", f"{loaded.size / _MEGABYTE:.0f} MB")
 
@@ -140,7 +140,7 @@ def over_250_mb(loaded: Loaded) -> Iterator[Fault]:
     "the seed experiments: error -14 over about 3 GB; contested: their Phi has 3.2 GB",
 )
 def process(packages: Sequence[Loaded]) -> Iterator[Fault]:
-    """All packages together are more than a process was seen to load."""
+    """All packages together are larger than a process has been seen to load."""
     size = sum(one.size for one in packages)
     if size > _PROCESS:
         yield Fault("", f"{size / _MEGABYTE:.0f} MB; expected {_PROCESS // _MEGABYTE} or less")

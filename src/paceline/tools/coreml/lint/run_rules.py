@@ -1,4 +1,4 @@
-"""All rules over all packages of an artifact, and what came of it for people and for programs."""
+"""Runs all rules on all packages of an artifact, and makes the report."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 from paceline.engines.coreml.artifact import read_artifact
 from paceline.engines.coreml.rehearsal.program import read_package
 from paceline.storage.report import Report
-from paceline.tools.coreml.lint import numbers, operations, rows, shapes, states, weights
+from paceline.tools.coreml.lint import operations, precision, row_order, shapes, states, weights
 from paceline.tools.coreml.lint.program import Program
 from paceline.tools.coreml.lint.rules import (
     ARTIFACT_RULES,
@@ -26,20 +26,20 @@ from paceline.tools.coreml.lint.rules import (
 PACKAGE: Final = ".mlpackage"
 
 RULES: Final[Sequence[Rule[Any]]] = (*PROGRAM_RULES, *PACKAGE_RULES, *ARTIFACT_RULES)
-"""Every rule, once the modules that have them are imported."""
+"""Every rule; the imports above register them."""
 
-_MODULES: Final = (numbers, operations, rows, shapes, states, weights)
+_MODULES: Final = (operations, precision, row_order, shapes, states, weights)
 _VERDICTS: Final[Sequence[Verdict]] = get_args(Verdict)
 
 
 def lint(path: Path) -> list[Finding]:
-    """What breaks a rule, the gravest first.
+    """Findings of all rules, the most severe first.
 
     Args:
         path: an artifact's folder, or one package (.mlpackage).
 
     Raises:
-        ModelError: the artifact is not whole, or a package cannot be read.
+        ModelError: the artifact is incomplete, or a package cannot be read.
         MissingExtra: coremltools is not installed.
     """
     found: list[Finding] = []
@@ -53,19 +53,17 @@ def lint(path: Path) -> list[Finding]:
     places = {one.package.path.name: number for number, one in enumerate(packages)}
     order = {one.name: number for number, one in enumerate(RULES)}
 
-    def gravity(finding: Finding) -> tuple[int, int, int]:
+    def severity(finding: Finding) -> tuple[int, int, int]:
         place = places.get(finding.shard, len(places))
         return _VERDICTS.index(finding.verdict), place, order[finding.rule]
 
-    return sorted(found, key=gravity)
+    return sorted(found, key=severity)
 
 
 def report(path: Path) -> Report:
-    """The same as a report, which passes unless a firm rule is broken.
+    """The findings as a report, which passes unless one has the verdict "fail".
 
-    Raises:
-        ModelError: see `lint`.
-        MissingExtra: see `lint`.
+    Raises as `lint`.
     """
     found = lint(path)
     counts = Counter(finding.verdict for finding in found)
@@ -74,7 +72,7 @@ def report(path: Path) -> Report:
     lines = [
         f"lint: {path.name} {'passes' if passed else 'does NOT pass'}: {said}",
         *(f"{name}: {meaning}" for name, meaning in _meanings(found)),
-        "read off the programs, with nothing run: where an operation runs is seen on a Mac",
+        "static checks, nothing was run: only a Mac shows where an operation runs",
     ]
     value = {
         "name": path.name,
@@ -99,7 +97,7 @@ def _of_package(loaded: Loaded) -> Iterator[Finding]:
         program = Program(loaded.package, function)
         for one in PROGRAM_RULES:
             for finding in one.findings(program, shard):
-                # Functions of a package are the same program for other numbers of rows.
+                # A package's functions are the same program for several numbers of rows.
                 if finding not in seen:
                     seen.add(finding)
                     yield finding
@@ -113,7 +111,7 @@ def _meanings(found: Sequence[Finding]) -> Iterator[tuple[str, str]]:
 
 
 def _table(found: Sequence[Finding]) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
-    """A row for each rule and package; the first place stands for all of them."""
+    """A row per rule and package, with the first place and the number of others."""
     rows = []
     for _, group in groupby(found, key=lambda one: (one.verdict, one.shard, one.rule)):
         first, *more = group

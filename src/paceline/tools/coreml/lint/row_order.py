@@ -1,15 +1,12 @@
-"""The rule about the order of heads and tokens, and what else is wrong with rows.
+"""Rules about the order of rows: heads and tokens permuted, or rows mixed.
 
-An attention's output flattened as [head, token, dim] instead of [head, dim, token] is right with
-one row and wrong with more, and so is everything that takes heads apart in the wrong order, sums
-over the wrong axis, or was traced with one row. Rows of other blocks come to a row through states
-and masks alone; so these faults are found by following the axis of the rows through the program,
-without running it: from the inputs, through every reshape, transpose and product, to the outputs.
+An attention output flattened as [head, token, dim] instead of [head, dim, token] is right with one
+row and wrong with more. So is a wrong split into heads, a sum over the wrong axis, or a trace with
+one row. A row may depend on other rows through states and masks alone; so these faults are found by
+tracking the axis of rows through the program, from its inputs to its outputs, without running it.
 
-Read off, rather than rehearsed with a row changed: it takes no inputs, whose meaning a program does
-not say, and no time, however large the weights; it names the operation; and it holds for every T
-and all weights. It does not show that heads are in the right order among themselves, or that a mask
-is right: that is seen in numbers only, by `paceline coreml golden`.
+This needs no inputs and no time, names the operation, and holds for every T and all weights. It
+does not show whether heads are in order, or a mask is right: `paceline coreml golden` does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +14,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from paceline.engines.coreml.rehearsal.program import Function
-from paceline.tools.coreml.lint.flow import Event, Flow
 from paceline.tools.coreml.lint.program import Program
+from paceline.tools.coreml.lint.row_tracker import RowEvent, RowTracker
 from paceline.tools.coreml.lint.rules import PROGRAM_RULES, Fault, rule
 
 _ROW_AXES: Final[Mapping[str, tuple[int, ...]]] = {
@@ -30,7 +27,7 @@ _ROW_AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "window_write": (3,),
     "window_read": (2,),
 }
-"""Where rows stand in the inputs of our shards, for a package that does not say it itself."""
+"""Row axes in the inputs of paceline's shards, for a package with one static function."""
 
 
 @rule(
@@ -43,12 +40,12 @@ _ROW_AXES: Final[Mapping[str, tuple[int, ...]]] = {
 def row_order(program: Program) -> Iterator[Fault]:
     """Rows are mixed with each other, or with heads and channels. Right with one row at most."""
     yield from _of_kind(program, "mixed")
-    flow = _followed(program).flow
-    if flow is None:
+    tracker = _tracked(program).tracker
+    if tracker is None:
         return
     for name in program.function.block.outputs:
-        layout = flow.layout(name)
-        if layout is not None and any(axis.rows and not axis.alone for axis in layout.axes):
+        layout = tracker.layout(name)
+        if layout is not None and any(axis.rows and not axis.rows_only for axis in layout.axes):
             yield Fault(name, f"gives {layout}; expected an axis for the rows")
 
 
@@ -57,13 +54,13 @@ def row_order(program: Program) -> Iterator[Fault]:
     "row-order-unknown",
     "warn",
     "medium",
-    "paceline: what is not followed is not proven",
+    "paceline: an untracked operation is not proven right",
 )
 def row_order_unknown(program: Program) -> Iterator[Fault]:
-    """Whether rows stay apart could not be read off. Compare blocks with single rows (golden)."""
-    yield from _of_kind(program, "unfollowed")
-    if not _followed(program).known:
-        yield Fault("", "no axis of the inputs is known to be that of the rows")
+    """Rows could not be tracked through the program. Compare blocks with single rows (golden)."""
+    yield from _of_kind(program, "untracked")
+    if not _tracked(program).known:
+        yield Fault("", "the row axes of the inputs are unknown")
 
 
 @rule(
@@ -71,41 +68,41 @@ def row_order_unknown(program: Program) -> Iterator[Fault]:
     "declared-shape",
     "fail",
     "high",
-    "paceline: coremltools 9 says so of a choice between two numbers; the rehearsal stops there",
+    "paceline: coremltools 9 declares a select of two numbers so; the rehearsal rejects it",
 )
 def declared_shape(program: Program) -> Iterator[Fault]:
-    """An operation makes another shape than the program says."""
-    yield from _of_kind(program, "misdeclared")
+    """An operation makes another shape than the program declares."""
+    yield from _of_kind(program, "wrong-shape")
 
 
-class Rows(NamedTuple):
-    """Where the rows of a call are in the inputs of a function."""
+class RowAxes(NamedTuple):
+    """The axes of rows in the inputs of a function."""
 
     axes: Mapping[str, Sequence[int]]
-    """Of each input; empty: it is not known."""
+    """Per input; empty: unknown."""
     number: int | None
-    """T, where the function is for one T only."""
+    """T, if the function is for one T only."""
 
 
-def rows_of(program: Program) -> Rows:
-    """What a package says of where rows are.
+def row_axes_of(program: Program) -> RowAxes:
+    """Determine the row axes of a function's inputs.
 
-    Flexible axes are those of the rows. Between functions for several T, the axes of the rows are
-    what differs; a function alone has them where our shards do.
+    They are the flexible axes, or the axes that differ between functions for several T. A package
+    with one static function is assumed to have the inputs of paceline's shards.
     """
     function = program.function
     inputs = function.block.inputs
     if program.flexible:
         axes = {one.name: [n for n, size in enumerate(one.shape) if size is None] for one in inputs}
-        return Rows(axes if len(_ranges(function)) == 1 else {}, None)
+        return RowAxes(axes if len(_ranges(function)) == 1 else {}, None)
     others = [one for one in program.package.functions.values() if one.name != function.name]
     axes = _differing(function, others[0]) if others else _ours(function)
     sizes = {one.shape[axis] for one in inputs for axis in axes.get(one.name, ())}
-    return Rows(axes, sizes.pop()) if len(sizes) == 1 else Rows({}, None)
+    return RowAxes(axes, sizes.pop()) if len(sizes) == 1 else RowAxes({}, None)
 
 
 def _ranges(function: Function) -> set[tuple[int | None, ...]]:
-    """The lengths that flexible axes may have, each once."""
+    """The distinct ranges of lengths of the flexible axes."""
     return {
         tuple(sorted({shape[axis] for shape in one.choices}))
         if one.choices
@@ -140,25 +137,25 @@ def _ours(function: Function) -> dict[str, list[int]]:
     }
 
 
-class _Followed(NamedTuple):
-    events: Sequence[Event]
-    flow: Flow | None
-    """None: there are no rows to follow."""
+class _Tracked(NamedTuple):
+    events: Sequence[RowEvent]
+    tracker: RowTracker | None
+    """None: there are no rows to track."""
     known: bool
-    """Whether it is known where rows are."""
+    """True if the row axes of the inputs are known."""
 
 
 def _of_kind(program: Program, kind: str) -> Iterator[Fault]:
-    events = _followed(program).events
+    events = _tracked(program).events
     return (Fault(one.where, one.what) for one in events if one.kind == kind)
 
 
 @lru_cache(maxsize=1)
-def _followed(program: Program) -> _Followed:
-    """What happens to a program's rows; three rules ask, one after the other."""
-    axes, number = rows_of(program)
+def _tracked(program: Program) -> _Tracked:
+    """Track a program's rows; cached, because three rules use it in turn."""
+    axes, number = row_axes_of(program)
     known = any(axes.values())
     if not known or number == 1:  # with one row there is no order
-        return _Followed((), None, known)
-    flow = Flow(program, axes, number)
-    return _Followed(list(flow.run()), flow, known)
+        return _Tracked((), None, known)
+    tracker = RowTracker(program, axes, number)
+    return _Tracked(list(tracker.run()), tracker, known)

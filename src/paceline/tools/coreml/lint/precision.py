@@ -1,4 +1,4 @@
-"""Rules about numbers: the Neural Engine computes in float16, and nothing else."""
+"""Rules about precision: the Neural Engine computes in float16 only."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -25,7 +25,7 @@ _SUMS_OF_SQUARES: Final = ("reduce_sum_square", "reduce_l2_norm", "l2_norm")
     "hollance/neural-engine: the Neural Engine computes in float16",
 )
 def float16(program: Program) -> Iterator[Fault]:
-    """Numbers of float32 are computed elsewhere. Convert in float16."""
+    """float32 is computed on other devices. Convert in float16."""
     for op in program.ops:
         for out in op.outputs:
             if out.dtype in _WIDE and not program.constant(out.name):
@@ -40,7 +40,7 @@ def float16(program: Program) -> Iterator[Fault]:
     "anemll-profile: 'Unsupported tensor data type: int32'",
 )
 def whole_numbers(program: Program) -> Iterator[Fault]:
-    """Whole numbers are computed elsewhere, sizes among them. Read no size from a tensor."""
+    """Integers are computed on other devices, sizes included. Read no size from a tensor."""
     for op in program.ops:
         for out in op.outputs:
             whole = out.dtype not in (*_FLOATS, "bool", "string")
@@ -56,7 +56,7 @@ def whole_numbers(program: Program) -> Iterator[Fault]:
     "ane-book, experiment 22: a cast, beside a topk, ran on the CPU",
 )
 def cast(program: Program) -> Iterator[Fault]:
-    """A cast may leave the Neural Engine. Take and give float16; weigh by signs and bounds."""
+    """A cast may leave the Neural Engine. Use float16 inputs, and signs and clamps as weights."""
     for op in program.ops:
         if op.type == "cast" and not program.constant(op.outputs[0].name):
             value = program.value(first(op, "x"))
@@ -72,10 +72,10 @@ def cast(program: Program) -> Iterator[Fault]:
     "ane-book, experiment 27; Anemll, its norms",
 )
 def overflow(program: Program) -> Iterator[Fault]:
-    """The stream is squared as it is: from 256 on, float16 has no square. Divide before.
+    """The residual stream is squared unscaled: squares overflow float16 from 256 on. Divide before.
 
-    Only where what is squared is an input or a sum, as the stream of hidden states is; a head of
-    queries that comes out of a projection is seldom that large.
+    Checks squares of inputs and sums only, as the residual stream is one; the output of a
+    projection is seldom that large.
     """
     for op in program.ops:
         squared = _squared(program, op)
@@ -85,7 +85,7 @@ def overflow(program: Program) -> Iterator[Fault]:
             continue
         if maker is None or maker.type == "add":
             of = f"the sum {maker.name}" if maker else f"the input {value.name}"
-            yield Fault(op.name, f"a {op.type} of the squares of {of}, which nothing makes small")
+            yield Fault(op.name, f"a {op.type} of the squares of {of}, which is not scaled down")
 
 
 @rule(
@@ -96,7 +96,7 @@ def overflow(program: Program) -> Iterator[Fault]:
     "ane-book and john-rocky/CoreML-LLM: masks of -1e4, not -inf",
 )
 def infinity(program: Program) -> Iterator[Fault]:
-    """A constant that float16 cannot hold: infinity times 0 is no number. Use -1e4 for a mask."""
+    """A constant out of float16's range: infinity times 0 is NaN. Use -1e4 for a mask."""
     for op, constant in program.stored():
         if constant.dtype not in _FLOATS:
             continue
@@ -107,7 +107,7 @@ def infinity(program: Program) -> Iterator[Fault]:
 
 
 def _squared(program: Program, op: Op) -> Operand | None:
-    """What an operation sums the squares of, where it does."""
+    """The operand whose squares an operation sums; None: it sums no squares."""
     if op.type in _SUMS_OF_SQUARES:
         return first(op, "x")
     if op.type not in _SUMS:

@@ -1,4 +1,4 @@
-"""Faults in the order of rows that one row does not show, planted in a model and converted."""
+"""Faults in the order of rows that T = 1 hides, planted in a model and converted."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,11 +17,11 @@ from paceline.engines.coreml.rehearsal import RehearsalModel  # noqa: E402
 from paceline.engines.coreml.rehearsal.program import read_package  # noqa: E402
 from paceline.tools.coreml.families import open_family  # noqa: E402
 from paceline.tools.coreml.family import Family  # noqa: E402
-from paceline.tools.coreml.layers import Attention, RMSNorm, Step, Window  # noqa: E402
+from paceline.tools.coreml.layers import Attention, ConvState, LayerInputs, RMSNorm  # noqa: E402
 from paceline.tools.coreml.lint import Finding, lint  # noqa: E402
-from paceline.tools.coreml.lint.flow import Flow  # noqa: E402
 from paceline.tools.coreml.lint.program import Program  # noqa: E402
-from paceline.tools.coreml.lint.rows import rows_of  # noqa: E402
+from paceline.tools.coreml.lint.row_order import row_axes_of  # noqa: E402
+from paceline.tools.coreml.lint.row_tracker import RowTracker  # noqa: E402
 from paceline.tools.coreml.shards import (  # noqa: E402
     Sizes,
     convert_head,
@@ -35,22 +35,22 @@ from support.marks import marked  # noqa: E402
 
 pytestmark = pytest.mark.coreml
 
-ROWS, SLOTS, RING = 4, 32, 8
-SIZES = Sizes(ROWS, SLOTS, RING)
+ROWS, SLOTS, CONV_SLOTS = 4, 32, 8
+SIZES = Sizes(ROWS, SLOTS, CONV_SLOTS)
 
 
 # --- faults
 
 
-def heads_behind_tokens(self: Attention, q: Any, k: Any, v: Any, step: Step) -> Any:
-    """As the seed experiments had it first: [head, token, dim] becomes channels."""
-    made = _attention(self, q, k, v, step)
+def heads_after_tokens(self: Attention, q: Any, k: Any, v: Any, inputs: LayerInputs) -> Any:
+    """[head, token, dim] becomes channels."""
+    made = _attention(self, q, k, v, inputs)
     heads = made.reshape(1, self.heads, self.head_dim, -1)
     return heads.transpose(2, 3).reshape(1, self.heads * self.head_dim, -1, 1)
 
 
 def tokens_before_heads(self: Attention, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
-    """Channels of [1, d, T, 1] taken apart as if they were [1, T, d]."""
+    """Splits channels of [1, d, T, 1] as if they were [1, T, d]."""
     return tuple(
         x.reshape(1, -1, heads, self.head_dim).permute(0, 2, 3, 1)
         for x, heads in ((q, self.heads), (k, self.kv_heads), (v, self.kv_heads))
@@ -58,42 +58,42 @@ def tokens_before_heads(self: Attention, q: Any, k: Any, v: Any) -> tuple[Any, .
 
 
 def values_by_tokens(self: Attention, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
-    """Queries and keys are right; values, which do not turn, are not."""
+    """Queries and keys are right; values, which get no RoPE, are wrong."""
     q, k, _ = _by_head(self, q, k, v)
     return q, k, v.reshape(1, self.kv_heads, -1, self.head_dim).transpose(2, 3)
 
 
 def norm_of_rows(self: RMSNorm, x: Any) -> Any:
-    """A mean over the rows, which one row is itself."""
+    """A mean over the rows; of one row it is the row itself."""
     return x * torch.rsqrt((x * x).mean(2, keepdim=True) + 1e-3) * self.weight
 
 
-def softmax_of_rows(self: Attention, q: Any, k: Any, v: Any, step: Step) -> Any:
-    """Every row has as much as the others leave it."""
-    return _attention(self, q.softmax(-1), k, v, step)
+def softmax_of_rows(self: Attention, q: Any, k: Any, v: Any, inputs: LayerInputs) -> Any:
+    """A softmax of queries over the rows."""
+    return _attention(self, q.softmax(-1), k, v, inputs)
 
 
-def first_row_for_all(self: Attention, q: Any, k: Any, v: Any, step: Step) -> Any:
-    """What a trace of one row would not show: all get the first row's queries."""
-    return _attention(self, q[..., :1] + 0 * q, k, v, step)
+def first_row_for_all(self: Attention, q: Any, k: Any, v: Any, inputs: LayerInputs) -> Any:
+    """All rows get the first row's queries."""
+    return _attention(self, q[..., :1] + 0 * q, k, v, inputs)
 
 
-def channels_of_rows(self: Window, x: Any, step: Step, lags: int) -> Any:
-    """Rows and channels of a short convolution's window in each other's place."""
+def channels_of_rows(self: ConvState, x: Any, inputs: LayerInputs, lags: int) -> Any:
+    """Swaps rows and channels of a short convolution's state."""
     channels = x.shape[1]
-    return _window(self, x.reshape(1, -1, channels, 1).permute(0, 2, 1, 3), step, lags)
+    return _conv_state(self, x.reshape(1, -1, channels, 1).permute(0, 2, 1, 3), inputs, lags)
 
 
-_attention, _by_head, _window = Attention.forward, Attention.by_head, Window.forward
+_attention, _by_head, _conv_state = Attention.forward, Attention.by_head, ConvState.forward
 
 FAULTS: dict[str, tuple[type, str, Callable[..., Any], str, str]] = {
-    "heads behind tokens": (Attention, "forward", heads_behind_tokens, "llama", "reshape"),
+    "heads after tokens": (Attention, "forward", heads_after_tokens, "llama", "reshape"),
     "tokens before heads": (Attention, "by_head", tokens_before_heads, "llama", "reshape"),
     "values by tokens": (Attention, "by_head", values_by_tokens, "llama", "reshape"),
     "a norm of rows": (RMSNorm, "forward", norm_of_rows, "llama", "mul"),
     "a softmax of rows": (Attention, "forward", softmax_of_rows, "llama", "softmax"),
     "the first row for all": (Attention, "forward", first_row_for_all, "llama", "add"),
-    "channels for rows": (Window, "forward", channels_of_rows, "lfm2", "reshape"),
+    "channels for rows": (ConvState, "forward", channels_of_rows, "lfm2", "reshape"),
 }
 
 
@@ -104,7 +104,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
     def opened(model: str) -> Family:
         if model not in folders:
             folders[model] = tiny_checkpoint(tmp_path_factory.mktemp(model), model)
-        return open_family(folders[model], slots=SLOTS, ring=RING)
+        return open_family(folders[model], slots=SLOTS, conv_slots=CONV_SLOTS)
 
     return opened
 
@@ -121,7 +121,7 @@ def named(path: Path, *rules: str) -> list[Finding]:
 def ran(path: Path, family: Family, rows: int) -> np.ndarray:
     """The stream of the first rows of a text, [stream_size, rows]."""
     model = RehearsalModel(path, rounding="f32")
-    cos, sin = family.tables()
+    cos, sin = family.rope_tables()
     inputs = dict(CallInputs(rows, cos, sin).at(0, rows))
     rng = np.random.default_rng(0)
     stream = rng.normal(size=(1, family.shape.stream_size, ROWS, 1)).astype(np.float32)
@@ -130,7 +130,7 @@ def ran(path: Path, family: Family, rows: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_one_row_does_not_show_is_found(
+def test_a_fault_invisible_with_one_row_is_found(
     fault: str, family: Callable[[str], Family], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     owner, method, wrong, model, kind = FAULTS[fault]
@@ -144,8 +144,8 @@ def test_a_fault_that_one_row_does_not_show_is_found(
     assert found[0].what.startswith(kind)
 
 
-@pytest.mark.parametrize("fault", ["heads behind tokens", "values by tokens"])
-def test_one_row_does_not_show_it(
+@pytest.mark.parametrize("fault", ["heads after tokens", "values by tokens"])
+def test_the_fault_changes_nothing_with_one_row(
     fault: str, family: Callable[[str], Family], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     owner, method, wrong, model, _ = FAULTS[fault]
@@ -160,8 +160,8 @@ def test_one_row_does_not_show_it(
     assert far.max() > 0.1
 
 
-@pytest.mark.parametrize("fault", [None, "heads behind tokens", "tokens before heads"])
-def test_functions_for_so_many_rows_are_followed_too(
+@pytest.mark.parametrize("fault", [None, "heads after tokens", "tokens before heads"])
+def test_rows_are_tracked_through_static_functions(
     fault: str | None,
     family: Callable[[str], Family],
     tmp_path: Path,
@@ -183,7 +183,7 @@ def test_functions_for_so_many_rows_are_followed_too(
 
 @pytest.mark.parametrize("part", ["layers", "head"])
 @pytest.mark.parametrize("model", ["llama", "lfm2", "zaya"])
-def test_rows_are_followed_from_inputs_to_outputs(
+def test_rows_are_tracked_from_inputs_to_outputs(
     model: str, part: str, family: Callable[[str], Family], tmp_path: Path
 ):
     opened = family(model)
@@ -193,15 +193,17 @@ def test_rows_are_followed_from_inputs_to_outputs(
     )
     package = read_package(tmp_path / "model.mlpackage")
     program = Program(package, package.function())
-    axes, number = rows_of(program)
+    axes, number = row_axes_of(program)
     assert axes["hidden"] == [2]
     assert number is None
-    flow = Flow(program, axes, number)
-    assert list(flow.run()) == []
-    lost = [op.name for op in program.ops for out in op.outputs if flow.layouts[out.name] is None]
+    tracker = RowTracker(program, axes, number)
+    assert list(tracker.run()) == []
+    lost = [
+        op.name for op in program.ops for out in op.outputs if tracker.layouts[out.name] is None
+    ]
     assert lost == []
     channels = opened.shape.stream_size if part == "layers" else opened.shape.layers
-    (out,) = (flow.layouts[name] for name in program.function.block.outputs)
+    (out,) = (tracker.layouts[name] for name in program.function.block.outputs)
     assert out is not None
     assert str(out) == f"[1, {channels}, T, 1]"
 
@@ -210,11 +212,11 @@ def test_rows_are_followed_from_inputs_to_outputs(
 
 
 def moves(mb: Any, x: Any, table: Any) -> dict[str, Any]:
-    """What comes of x [1, 12, T, 1] and table [T, 4] by operations that leave row numbers whole."""
+    """Operations on x [1, 12, T, 1] and table [T, 4] that move whole elements."""
     by_head = mb.reshape(x=x, shape=[1, 3, 4, -1])
     rows_first = mb.transpose(x=by_head, perm=[0, 3, 1, 2])
     merged = mb.reshape(x=mb.transpose(x=by_head, perm=[0, 1, 3, 2]), shape=[1, -1, 4])
-    turned = mb.transpose(x=table, perm=[1, 0])
+    transposed = mb.transpose(x=table, perm=[1, 0])
     return {
         "by_head": by_head,
         "rows_first": rows_first,
@@ -235,7 +237,7 @@ def moves(mb: Any, x: Any, table: Any) -> dict[str, Any]:
             squeeze_mask=[False, True, False, False],
         ),
         "slice_by_size": mb.slice_by_size(x=by_head, begin=[0, 1, 2, 0], size=[1, 2, 1, -1]),
-        "spread": mb.maximum(x=by_head, y=turned),
+        "spread": mb.maximum(x=by_head, y=transposed),
         "largest": mb.reduce_max(x=by_head, axes=[1, 2], keep_dims=False),
         "kept_largest": mb.reduce_max(x=by_head, axes=[1], keep_dims=True),
         "absolute": mb.abs(x=merged),
@@ -244,7 +246,7 @@ def moves(mb: Any, x: Any, table: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_rows_are_where_the_rehearsal_moves_them(tmp_path: Path):
+def test_tracked_rows_are_those_of_the_rehearsal(tmp_path: Path):
     names: dict[str, str] = {}
 
     def build(mb: Any, x: Any, table: Any) -> list[Any]:
@@ -257,10 +259,10 @@ def test_rows_are_where_the_rehearsal_moves_them(tmp_path: Path):
         tmp_path / "moves.mlpackage", build, inputs, flexible={"x": 2, "table": 0}, rows=8
     )
     model = RehearsalModel(path)
-    flow = Flow(
-        Program(model.package, model.function), *rows_of(Program(model.package, model.function))
+    tracker = RowTracker(
+        Program(model.package, model.function), *row_axes_of(Program(model.package, model.function))
     )
-    assert list(flow.run()) == []
+    assert list(tracker.run()) == []
     rows = np.arange(7, dtype=np.float32)
     found = model.predict(
         {
@@ -270,13 +272,13 @@ def test_rows_are_where_the_rehearsal_moves_them(tmp_path: Path):
     )
     assert set(found) == set(names)
     for name, numbers in found.items():
-        layout = flow.layouts[name]
+        layout = tracker.layouts[name]
         assert layout is not None, names[name]
         np.testing.assert_array_equal(numbers, marked(layout, 7), names[name])
 
 
 def attend(mb: Any, query: Any, key: Any, value: Any) -> Any:
-    """Rows [1, 16, T, 1] that see each other."""
+    """Attention among the rows of [1, 16, T, 1]."""
     q, k, v = (
         mb.transpose(x=mb.reshape(x=x, shape=[1, 2, 8, -1]), perm=[0, 1, 3, 2])
         for x in (query, key, value)
@@ -291,13 +293,13 @@ def convolved(pad: list[int]) -> Callable[..., Any]:
 
 
 def summed_rows(mb: Any, x: Any, _: Any) -> Any:
-    """A table of what rows have in common, [1, 1, 16, 16], for all of them."""
+    """A sum over rows, [1, 1, 16, 16], used for all of them."""
     rows = mb.reshape(x=x, shape=[1, 1, 16, -1])
     shared = mb.matmul(x=rows, y=rows, transpose_y=True)
     return mb.matmul(x=rows, y=shared, transpose_x=True)
 
 
-SINGLE: dict[str, tuple[Callable[..., Any], str | None]] = {
+ONE_OPERATION: dict[str, tuple[Callable[..., Any], str | None]] = {
     "rows of a text that see each other": (lambda mb, x, _: attend(mb, x, x, x), None),
     "values of no row": (
         lambda mb, x, _: attend(mb, x, x, mb.add(x=np.ones((1, 16, 4, 1), np.float16), y=_one(mb))),
@@ -343,9 +345,9 @@ def _one(mb: Any) -> Any:
     return mb.const(val=np.float16(1))
 
 
-@pytest.mark.parametrize("what", SINGLE)
-def test_one_operation_is_judged(what: str, tmp_path: Path):
-    build, expected = SINGLE[what]
+@pytest.mark.parametrize("what", ONE_OPERATION)
+def test_one_operation_is_checked(what: str, tmp_path: Path):
+    build, expected = ONE_OPERATION[what]
     inputs = {"x": np.zeros((1, 16, 1, 1), np.float16), "ids": np.zeros(1, np.int32)}
     path = mil.save_program(
         tmp_path / "model.mlpackage",

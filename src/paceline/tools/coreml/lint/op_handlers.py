@@ -1,0 +1,77 @@
+"""The registry of functions that compute the row layout of an operation's outputs.
+
+`move_ops` and `compute_ops` register their handlers here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline.engines.coreml.rehearsal.program import Op, Operand
+from paceline.tools.coreml.lint.program import Program, first
+from paceline.tools.coreml.lint.row_layout import Declared, Layout, Untracked
+
+
+@dataclass(frozen=True, slots=True)
+class OpContext:
+    """One operation and the layouts of its operands."""
+
+    op: Op
+    program: Program
+    layouts: Callable[[Operand | None], Layout | None]
+    """Layout of an operand; None: unknown."""
+    count: int | None
+    """T if it is fixed, else None."""
+
+    @property
+    def declared(self) -> list[Declared]:
+        """Declared shapes of its outputs."""
+        return [out.shape for out in self.op.outputs]
+
+    def operand(self, parameter: str = "x") -> Layout:
+        """Layout of a required operand. Raises Untracked if it is absent."""
+        found = self.layouts(first(self.op, parameter))
+        if found is None:
+            raise Untracked(f"has no {parameter}")
+        return found
+
+    def operands(self) -> list[Layout]:
+        """Layouts of all operands."""
+        return [
+            layout
+            for operands in self.op.inputs.values()
+            for one in operands
+            if (layout := self.layouts(one)) is not None
+        ]
+
+    def ints(self, parameter: str, default: Sequence[int] | None = None) -> list[int]:
+        """Constant integers or booleans. Raises Untracked if they are not constant."""
+        found = self.program.numbers(self.op, parameter)
+        if found is None:
+            if default is None or parameter in self.op.inputs:
+                raise Untracked(f"has no constant {parameter}")
+            return list(default)
+        return [int(one) for one in found.reshape(-1).tolist()]
+
+    def text(self, parameter: str, default: str) -> str:
+        """A constant string."""
+        found: Any = self.program.numbers(self.op, parameter)
+        return default if found is None else str(found)
+
+
+HANDLERS: Final[dict[str, Callable[[OpContext], Sequence[Layout]]]] = {}
+"""Operation type -> layouts of its outputs, for operations with rows in their operands."""
+
+
+def handles(*types: str) -> Callable[[Callable[[OpContext], Any]], Callable[[OpContext], Any]]:
+    """Register a handler that returns one layout or several."""
+
+    def register(handler: Callable[[OpContext], Any]) -> Callable[[OpContext], Any]:
+        def layouts(call: OpContext) -> Sequence[Layout]:
+            made = handler(call)
+            return [made] if isinstance(made, Layout) else made
+
+        HANDLERS.update(dict.fromkeys(types, layouts))
+        return handler
+
+    return register

@@ -1,0 +1,237 @@
+"""The axes of rows in a tensor, and how operations transform them.
+
+T, the number of rows, is the length of an axis: each index of it belongs to one row. Independent of
+programs. Invariant: a layout holds for every T; if that cannot be shown, `Untracked` is raised.
+
+An axis with rows is `before` * T * `after` long, with `after` consecutive elements per row; an axis
+of rows only has both 1. A reshape can merge such an axis with its neighbours, or split it again. If
+the T rows do not end up on one axis, rows and channels are mixed, which T = 1 does not show.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+Declared = tuple[int | None, ...]
+"""A shape as a program declares it; None: only known at run time."""
+
+
+class RowsMixed(Exception):
+    """An operation combines elements of different rows."""
+
+
+class Untracked(Exception):
+    """The axes of rows cannot be determined."""
+
+
+class Axis(NamedTuple):
+    """One axis, with or without rows."""
+
+    before: int
+    rows: bool = False
+    after: int = 1
+
+    @property
+    def rows_only(self) -> bool:
+        """True if it has rows and nothing else."""
+        return self.rows and self.before == self.after == 1
+
+    @property
+    def is_one(self) -> bool:
+        """True if its length is 1."""
+        return not self.rows and self.before == 1
+
+    def __str__(self) -> str:
+        parts = [str(self.before)] if self.before > 1 or not self.rows else []
+        parts += ["T"] if self.rows else []
+        return "*".join([*parts, str(self.after)] if self.after > 1 else parts)
+
+
+ROWS = Axis(1, rows=True)
+ONE = Axis(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tensor's axes."""
+
+    axes: tuple[Axis, ...]
+    constant: bool = False
+    """True if it is the same in every call."""
+    from_many_rows: bool = False
+    """True if it was computed from several rows, and has no axis of rows."""
+
+    @property
+    def rows(self) -> bool:
+        """True if one of its axes has rows."""
+        return any(axis.rows for axis in self.axes)
+
+    def __str__(self) -> str:
+        return f"[{', '.join(map(str, self.axes))}]"
+
+
+def without_rows(shape: Declared, *, constant: bool = False) -> Layout:
+    """A tensor without rows. Raises Untracked if its shape is not known."""
+    return Layout(tuple(map(Axis, _known(shape))), constant)
+
+
+def broadcast(layouts: Sequence[Layout], count: int | None) -> Layout:
+    """Layout of an elementwise operation, with numpy's broadcasting.
+
+    `count` is T if the program is for one number of rows, else None.
+
+    Raises:
+        RowsMixed: it combines a row with other rows.
+    """
+    rank = max(len(one.axes) for one in layouts)
+    # Constants last: in a program for one number of rows they may have an element per row.
+    ordered = sorted(layouts, key=lambda one: one.constant)
+    padded = [(*[ONE] * (rank - len(one.axes)), *one.axes) for one in ordered]
+    axes = tuple(_same(column, ordered, count) for column in zip(*padded, strict=True))
+    made = Layout(axes, all(one.constant for one in layouts))
+    computed = [one for one in layouts if not one.constant]
+    if not made.rows:
+        # A value combined with a state is written to the state.
+        of_many = bool(computed) and all(one.from_many_rows for one in computed)
+        return replace(made, from_many_rows=of_many)
+    if any(one.from_many_rows for one in computed):
+        raise RowsMixed("gives every row a value computed from several rows")
+    return made
+
+
+def _same(column: Sequence[Axis], layouts: Sequence[Layout], count: int | None) -> Axis:
+    """One axis of the result."""
+    found, of = ONE, ""
+    for axis, layout in zip(column, layouts, strict=True):
+        per_row = layout.constant and found.rows_only and axis == Axis(count or 0)
+        if axis.is_one or per_row:
+            continue
+        if not found.is_one and found != axis:
+            if found.rows or axis.rows:
+                raise RowsMixed(f"combines {of} with {layout}")
+            raise Untracked(f"combines {of} with {layout}")
+        found, of = axis, str(layout)
+    return found
+
+
+def check_contraction(x: Axis, y: Axis, *, constant: bool = False) -> None:
+    """Check the contracted axis of two operands; `constant`: one operand is constant.
+
+    Rows may be contracted with the same rows: that is how rows are written to KV slots, and how the
+    rows of a whole text see each other.
+
+    Raises:
+        RowsMixed: rows are contracted with an axis that is not of rows.
+        Untracked: rows are contracted with constants, or together with channels.
+    """
+    if not (x.rows or y.rows):
+        return
+    if x != y:
+        if constant and (x.rows_only or y.rows_only):
+            raise Untracked("multiplies each row by a constant")
+        raise RowsMixed(f"sums over an axis of {x} and one of {y}")
+    if not x.rows_only:
+        raise Untracked(f"sums over an axis of {x}")
+
+
+def reduce_axes(layout: Layout, axes: Iterable[int], *, keep: bool) -> Layout:
+    """Layout of a reduction over axes.
+
+    Raises:
+        RowsMixed: an axis has rows and channels.
+    """
+    gone = {axis % len(layout.axes) for axis in axes}
+    for axis in gone:
+        if layout.axes[axis].rows and not layout.axes[axis].rows_only:
+            raise RowsMixed(f"sums an axis of {layout.axes[axis]}, rows and channels together")
+    over_rows = any(layout.axes[axis].rows for axis in gone)
+    left = tuple(
+        ONE if number in gone else axis
+        for number, axis in enumerate(layout.axes)
+        if keep or number not in gone
+    )
+    made = Layout(left, layout.constant, layout.from_many_rows)
+    return replace(made, from_many_rows=made.from_many_rows or (over_rows and not made.rows))
+
+
+def check_normalized(layout: Layout, axes: Iterable[int]) -> Layout:
+    """Layout of a softmax or norm over axes.
+
+    Raises:
+        RowsMixed: it normalizes over rows, or over an axis with rows and channels.
+    """
+    axes = list(axes)
+    if layout.rows and reduce_axes(layout, axes, keep=True).from_many_rows:
+        raise RowsMixed(f"runs along the rows of {layout}")
+    return layout
+
+
+def reshape(layout: Layout, shape: Declared, count: int | None) -> Layout:
+    """Layout after a reshape.
+
+    Raises:
+        RowsMixed: the rows do not end up on one axis.
+        Untracked: the shape has too many unknown sizes.
+    """
+    if not layout.rows:
+        return replace(layout, axes=without_rows(shape).axes)
+    between = [1]
+    """Elements before the rows, between axes of rows, and after them."""
+    for axis in layout.axes:
+        between[-1] *= axis.before
+        if axis.rows:
+            between.append(axis.after)
+    if len(between) > 2:
+        return replace(layout, axes=_separate(shape, between, count))
+    found = _on_one_axis(shape, between, count)
+    if found is None:
+        raise RowsMixed(f"makes {_text(shape)} of {layout}, with no axis for the rows")
+    return replace(layout, axes=found)
+
+
+def _on_one_axis(
+    shape: Declared, between: Sequence[int], count: int | None
+) -> tuple[Axis, ...] | None:
+    """The axes of a shape if all rows are on one of them."""
+    open_ended = [number for number, size in enumerate(shape) if size is None]
+    if len(open_ended) > 1 or 0 in shape:
+        raise Untracked(f"makes {_text(shape)}")
+    for number in open_ended if count is None else range(len(shape)):
+        before = math.prod(_known(shape[:number]))
+        after = math.prod(_known(shape[number + 1 :]))
+        axis = Axis(between[0] // before, True, between[1] // after)
+        if between[0] % before or between[1] % after:
+            continue
+        if count is None or shape[number] == axis.before * count * axis.after:
+            return (
+                *without_rows(shape[:number]).axes,
+                axis,
+                *without_rows(shape[number + 1 :]).axes,
+            )
+    return None
+
+
+def _separate(shape: Declared, between: Sequence[int], count: int | None) -> tuple[Axis, ...]:
+    """The axes of a shape in which several axes of rows stay separate and in order."""
+    possible = [number for number, size in enumerate(shape) if size == count]
+    for found in combinations(possible, len(between) - 1):
+        edges = [-1, *found, len(shape)]
+        sizes = [shape[low + 1 : high] for low, high in pairwise(edges)]
+        if all(
+            None not in part and math.prod(_known(part)) == size
+            for part, size in zip(sizes, between, strict=True)
+        ):
+            return tuple(ROWS if n in found else Axis(size or 0) for n, size in enumerate(shape))
+    raise Untracked(f"makes {_text(shape)}")
+
+
+def _known(shape: Declared) -> list[int]:
+    if None in shape:
+        raise Untracked(f"makes {_text(shape)}")
+    return [size for size in shape if size is not None]
+
+
+def _text(shape: Declared) -> str:
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
