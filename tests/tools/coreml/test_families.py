@@ -1,6 +1,10 @@
-"""Every family in the Neural Engine's layout against transformers, on random tiny checkpoints."""
+"""Conformance of every family: torch layers against transformers, on random tiny checkpoints.
+
+A new family is a new entry of `support.coreml_families.FORMS`.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,232 +12,61 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", minversion="5.23")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
-# Tensors this small are computed by one thread before a second has begun.
+# Starting threads takes longer than tensors this small.
 torch.set_num_threads(1)
 
 from paceline.errors import ModelError  # noqa: E402
 from paceline.tools.coreml.families import open_family  # noqa: E402
-from paceline.tools.coreml.family import Family  # noqa: E402
-from paceline.tools.coreml.torch_model import TorchModel  # noqa: E402
-from support.programs import faults  # noqa: E402
+from paceline.tools.coreml.torch_model import TorchClassifier, TorchModel  # noqa: E402
+from support.coreml_families import (  # noqa: E402
+    CAUSAL,
+    CLASSIFIERS,
+    LFM2,
+    LFM2_MOE,
+    LLAMA,
+    LONGROPE,
+    PHI3,
+    PRIVACY_FILTER,
+    ROWS,
+    SLOTS,
+    VOCAB,
+    WINDOW,
+    ZAYA,
+    TinyModel,
+)
+from support.programs import faults, kinds  # noqa: E402
 
 pytestmark = pytest.mark.coreml
 
-SLOTS, ROWS = 64, 4
-VOCAB = 160
 
-LLAMA = {
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 512,
-}
-
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-# Rows of 12 turn of the 16 of a head.
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.75,
-    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
-    "long_factor": [3.0, 4.0, 6.0, 9.0, 12.0, 20.0],
-}
-PHI3 = {
-    **LLAMA,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "pad_token_id": None,
-    "original_max_position_embeddings": SLOTS,
-}
-LFM2 = {
-    **LLAMA,
-    "num_hidden_layers": 4,
-    "block_multiple_of": 16,
-    "layer_types": ["conv", "conv", "full_attention", "conv"],
-}
-LFM2_MOE = {
-    **LLAMA,
-    "num_hidden_layers": 4,
-    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
-    "num_dense_layers": 1,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-
-FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", LLAMA),
-    "llama, tied, with a head size of its own": (
-        "LlamaForCausalLM",
-        {**LLAMA, "tie_word_embeddings": True, "head_dim": 12},
-    ),
-    "llama 3's long context": ("LlamaForCausalLM", {**LLAMA, "rope_parameters": LLAMA3_ROPE}),
-    "llama with biases": ("LlamaForCausalLM", {**LLAMA, "attention_bias": True}),
-    "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 16}),
-    "qwen3, tied, with biases, each head with its keys": (
-        "Qwen3ForCausalLM",
-        {
-            **LLAMA,
-            "head_dim": 8,
-            "num_key_value_heads": 6,
-            "tie_word_embeddings": True,
-            "attention_bias": True,
-        },
-    ),
-    "qwen3 with yarn": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 8, "rope_parameters": YARN}),
-    "qwen3 with a window that no text is longer than": (
-        "Qwen3ForCausalLM",
-        {
-            **LLAMA,
-            "head_dim": 8,
-            "use_sliding_window": True,
-            "sliding_window": SLOTS,
-            "max_window_layers": 1,
-        },
-    ),
-    "phi-3": ("Phi3ForCausalLM", PHI3),
-    "phi-4-mini": (
-        "Phi3ForCausalLM",
-        {
-            **PHI3,
-            "rope_parameters": LONGROPE,
-            "tie_word_embeddings": True,
-            "sliding_window": 4 * SLOTS,
-        },
-    ),
-    "phi-4-mini, one group, with an attention factor": (
-        "Phi3ForCausalLM",
-        {
-            **PHI3,
-            "num_key_value_heads": 1,
-            "rope_parameters": {**LONGROPE, "attention_factor": 1.5},
-        },
-    ),
-    "phi-3, of which half turns": (
-        "Phi3ForCausalLM",
-        {**PHI3, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-    ),
-    "hunyuan": ("HunYuanDenseV1ForCausalLM", {**LLAMA, "head_dim": 16}),
-    "hunyuan with alpha, tied": (
-        "HunYuanDenseV1ForCausalLM",
-        {
-            **LLAMA,
-            "head_dim": 8,
-            "tie_word_embeddings": True,
-            "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0},
-        },
-    ),
-    "hunyuan with biases": (
-        "HunYuanDenseV1ForCausalLM",
-        {**LLAMA, "head_dim": 8, "attention_bias": True, "num_key_value_heads": 3},
-    ),
-    "lfm2": ("Lfm2ForCausalLM", LFM2),
-    "lfm2 with biases, a longer convolution and feed-forwards as they are said": (
-        "Lfm2ForCausalLM",
-        {
-            **LFM2,
-            "conv_bias": True,
-            "conv_L_cache": 4,
-            "block_auto_adjust_ff_dim": False,
-            "tie_word_embeddings": False,
-        },
-    ),
-    "lfm2 with a convolution of two, and feed-forwards made wider": (
-        "Lfm2ForCausalLM",
-        {**LFM2, "conv_L_cache": 2, "block_ffn_dim_multiplier": 1.3},
-    ),
-    "lfm2 of convolutions": ("Lfm2ForCausalLM", {**LFM2, "layer_types": ["conv"] * 4}),
-    "lfm2 of attention": (
-        "Lfm2ForCausalLM",
-        {**LFM2, "layer_types": ["full_attention"] * 4, "num_key_value_heads": 6},
-    ),
-    "lfm2 with experts": ("Lfm2MoeForCausalLM", LFM2_MOE),
-    "lfm2 with experts, one of them, without a bias": (
-        "Lfm2MoeForCausalLM",
-        {**LFM2_MOE, "num_experts_per_tok": 1, "use_expert_bias": False, "num_dense_layers": 0},
-    ),
-    "lfm2 with experts, three of them, not to a sum of one, scaled": (
-        "Lfm2MoeForCausalLM",
-        {
-            **LFM2_MOE,
-            "num_experts_per_tok": 3,
-            "norm_topk_prob": False,
-            "routed_scaling_factor": 2.5,
-        },
-    ),
-    "lfm2 with experts, four of them, with biases": (
-        "Lfm2MoeForCausalLM",
-        {**LFM2_MOE, "num_experts_per_tok": 4, "conv_bias": True, "tie_word_embeddings": False},
-    ),
-}
+@pytest.fixture(scope="module")
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return TinyModel(request.param, tmp_path_factory.mktemp("checkpoint"))
 
 
-class Made:
-    """A checkpoint on disk, and transformers' own model of it."""
-
-    def __init__(self, form: str, folder: Path) -> None:
-        name, settings = FORMS[form]
-        model_class = getattr(transformers, name)
-        torch.manual_seed(0)
-        self.model = model_class(model_class.config_class(**settings)).eval().float()
-        with torch.no_grad():
-            for name, weight in [*self.model.named_parameters(), *self.model.named_buffers()]:
-                # Norms and biases are all 1 or 0 at first, which would hide one that is not read.
-                if weight.dim() == 1 and "inv_freq" not in name:
-                    weight.add_(torch.randn_like(weight) * 0.2)
-                elif name.endswith("conv.weight"):
-                    weight.normal_(std=0.7)
-                elif weight.dim() > 1:
-                    weight.mul_(3)
-        self.model.save_pretrained(folder)
-        self.folder, self.lags = folder, settings.get("conv_L_cache", 3) - 1
-
-    def family(self) -> Family:
-        return open_family(self.folder, slots=SLOTS, conv_slots=ROWS + self.lags)
-
-    def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        with torch.no_grad():
-            ran = self.model(torch.tensor([list(tokens)]), use_cache=False)
-        found: np.ndarray = ran.logits[0].numpy()
-        return found
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(request.param, tmp_path_factory.mktemp("checkpoint"))
+causal = pytest.mark.parametrize("made", CAUSAL, indirect=True, scope="module")
+classifiers = pytest.mark.parametrize("made", CLASSIFIERS, indirect=True, scope="module")
 
 
 @pytest.fixture
-def network(made: Made) -> TorchModel:
+def network(made: TinyModel) -> TorchModel:
     return TorchModel(made.family(), slots=SLOTS, rows=ROWS)
 
 
 @pytest.fixture(scope="module")
 def text() -> list[int]:
-    return np.random.default_rng(0).integers(0, VOCAB, 23).tolist()
+    return np.random.default_rng(0).integers(1, VOCAB, 40).tolist()
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def run(network: TorchModel, tokens: Sequence[int], blocks: Callable[[int], int]) -> np.ndarray:
-    """Logits of every token, in blocks of `blocks(number)` rows."""
+    """Logits of every token, with `blocks(number)` rows in each block."""
     found: list[np.ndarray] = []
     at = number = 0
     while at < len(tokens):
@@ -244,57 +77,129 @@ def run(network: TorchModel, tokens: Sequence[int], blocks: Callable[[int], int]
     return np.concatenate(found)
 
 
+@causal
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_logits_are_those_of_transformers_for_every_block_length(
-    made: Made, network: TorchModel, text: list[int], rows: int
+def test_logits_equal_transformers_for_every_block_length(
+    made: TinyModel, network: TorchModel, text: list[int], rows: int
 ):
-    found = run(network, text, lambda _: rows)
-    np.testing.assert_allclose(found, made.logits(text), atol=1e-4, rtol=1e-4)
+    close(run(network, text[:23], lambda _: rows), made.logits(text[:23]))
 
 
-def test_a_prompt_in_blocks_and_then_single_tokens(
-    made: Made, network: TorchModel, text: list[int]
+@causal
+def test_prefill_in_blocks_and_then_single_tokens(
+    made: TinyModel, network: TorchModel, text: list[int]
 ):
-    found = run(network, text, lambda number: ROWS if number < 3 else 1)
-    np.testing.assert_allclose(found, made.logits(text), atol=1e-4, rtol=1e-4)
+    found = run(network, text[:23], lambda number: ROWS if number < 3 else 1)
+    close(found, made.logits(text[:23]))
 
 
-def test_rows_that_were_not_kept_leave_no_trace(made: Made, network: TorchModel, text: list[int]):
+@causal
+def test_rejected_rows_leave_no_trace(made: TinyModel, network: TorchModel, text: list[int]):
+    text = text[:23]
     expected = made.logits(text)
     at = 0
     while at < len(text):
-        kept = 1 + at % 3
-        block = [*text[at : at + kept], *[7] * (ROWS - kept)][:ROWS]
-        found = network.step(block).logits
-        here = min(kept, len(text) - at)
-        np.testing.assert_allclose(found[:here], expected[at : at + here], atol=1e-4, rtol=1e-4)
+        here = min(1 + at % 3, len(text) - at)
+        found = network.step([*text[at : at + here], *[7] * (ROWS - here)]).logits
+        close(found[:here], expected[at : at + here])
         network.keep(here)
         at += here
 
 
-def test_a_call_may_be_filled_up(made: Made, network: TorchModel, text: list[int]):
-    expected = made.logits(text)
-    for at, token in enumerate(text):
-        found = network.step([token], width=ROWS).logits
-        np.testing.assert_allclose(found[0], expected[at], atol=1e-4, rtol=1e-4)
+@causal
+def test_a_call_may_be_padded(made: TinyModel, network: TorchModel, text: list[int]):
+    expected = made.logits(text[:23])
+    for token, logits in zip(text[:23], expected, strict=True):
+        close(network.step([token], width=ROWS).logits[0], logits)
         network.keep(1)
 
 
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+# --- token classifiers
+
+
+@pytest.fixture(scope="module")
+def classifier(made: TinyModel) -> TorchClassifier:
+    return TorchClassifier(made.family())
+
+
+@classifiers
+def test_a_classifiers_shape(made: TinyModel):
+    family = made.family()
+    shape = family.shape
+    assert (shape.task, shape.window, shape.lags) == ("token-classification", WINDOW, 0)
+    assert shape.labels == tuple(made.model.config.id2label.values())
+    assert "S-private_person" in shape.labels
+    assert family.head() is None
+    assert not list(family.layer(0).buffers()), "a classifier's layer has states"
+
+
+@classifiers
+@pytest.mark.parametrize("length", [1, 2, 3, 4, WINDOW, 2 * WINDOW + 1, 40])
+def test_labels_equal_transformers_for_every_length(
+    made: TinyModel, classifier: TorchClassifier, text: list[int], length: int
+):
+    found, expected = classifier.read([text[:length]]).logits, made.logits(text[:length])
+    close(found, expected)
+    np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))
+
+
+@classifiers
+def test_a_row_sees_the_window_on_both_sides(made: TinyModel, text: list[int]):
+    # With one layer, because rows of the second see those that the first saw.
+    family = made.family()
+    family.shape = replace(family.shape, layers=1)
+    one = TorchClassifier(family)
+    first = one.read([text]).logits
+    for token in (0, 20, 39):
+        changed = [*text[:token], 1 + text[token] % (VOCAB - 1), *text[token + 1 :]]
+        seen = np.abs(one.read([changed]).logits - first).max(-1) > 0
+        near = [row for row in range(40) if abs(row - token) <= WINDOW]
+        assert seen.nonzero()[0].tolist() == near
+
+
+@classifiers
+def test_texts_of_one_call_do_not_see_each_other(
+    made: TinyModel, classifier: TorchClassifier, text: list[int]
+):
+    texts = [text[:9], text[9:10], text[10:33]]
+    found = np.split(classifier.read(texts).logits, [9, 10])
+    for here, one in zip(found, texts, strict=True):
+        close(here, made.logits(one))
+
+
+@classifiers
+def test_a_classifiers_call_may_be_padded(
+    made: TinyModel, classifier: TorchClassifier, text: list[int]
+):
+    close(classifier.read([text[:7]], width=11).logits, made.logits(text[:7]))
+    close(classifier.read([text], width=SLOTS + 50).logits, made.logits(text))
+
+
+@pytest.mark.parametrize(
+    ("form", "factor"), [("privacy filter", 1.3466), ("privacy filter with default rope", 1)]
+)
+def test_the_attention_scaling_is_in_the_rope_tables(form: str, factor: float, tmp_path: Path):
+    tables = TinyModel(form, tmp_path).family().rope_tables()
+    assert tables.cos.max() == pytest.approx(factor, abs=1e-4)
+
+
+# --- configs and conversion
+
+UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "another activation": ("LlamaConfig", {**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
-    "biases in a feed-forward": ("LlamaConfig", {**LLAMA, "mlp_bias": True}, "mlp_bias True"),
-    "frequencies that change with a text's length": (
+    "feed-forward biases": ("LlamaConfig", {**LLAMA, "mlp_bias": True}, "mlp_bias True"),
+    "rope that depends on the length": (
         "LlamaConfig",
         {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
         "rope_type 'dynamic'.*'default' or 'linear'",
     ),
-    "a part that turns, where transformers has none": (
+    "partial rope, where transformers has none": (
         "LlamaConfig",
         {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}
         | {"partial_rotary_factor": 0.5},
         "partial_rotary_factor 0.5",
     ),
-    "a window shorter than a text": (
+    "a window shorter than the longest text": (
         "Qwen3Config",
         {**LLAMA, "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
         "sliding_window 40.*64 slots.*at most 40 slots",
@@ -304,7 +209,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {**LLAMA, "layer_types": ["full_attention", "full_attention", "chunked_attention"]},
         "layer_types .*chunked_attention",
     ),
-    "longrope in texts of two kinds": (
+    "longrope beyond its first set of frequencies": (
         "Phi3Config",
         {**PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": SLOTS - 1},
         "original_max_position_embeddings 63.*64 slots.*Choose at most 63 slots",
@@ -315,9 +220,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {**LLAMA, "head_dim": 8, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
         "alpha None",
     ),
-    "no size of a head": ("HunYuanDenseV1Config", LLAMA, "head_dim None"),
-    "a convolution of one": ("Lfm2Config", {**LFM2, "conv_L_cache": 1}, "conv_L_cache 1"),
-    "convolutions of another kind": (
+    "no head size": ("HunYuanDenseV1Config", LLAMA, "head_dim None"),
+    "a convolution of one tap": ("Lfm2Config", {**LFM2, "conv_L_cache": 1}, "conv_L_cache 1"),
+    "sliding attention beside convolutions": (
         "Lfm2Config",
         {**LFM2, "layer_types": ["conv", "conv", "sliding_attention", "conv"]},
         "layer_types .*sliding_attention.*'full_attention' or 'conv'",
@@ -327,41 +232,88 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {**LFM2_MOE, "num_experts_per_tok": 7},
         "num_experts_per_tok 7.*6 experts",
     ),
-    "layers that are not said": (
+    "no layer types": (
         "Lfm2MoeConfig",
         {**LFM2_MOE, "layer_types": None},
         "layer_types .*4 of 'full_attention' or 'conv'",
     ),
+    **{
+        f"zaya's {field}": ("ZayaConfig", {**ZAYA, field: value}, f"{field}.*expected")
+        for field, value in (
+            ("cca_time0", 3),
+            ("cca_time1", 3),
+            ("hidden_act", "gelu"),
+            ("attention_bias", True),
+            ("lm_head_bias", True),
+        )
+    },
+    "zaya with a window": (
+        "ZayaConfig",
+        {**ZAYA, "layer_types": ["hybrid_sliding"] * ZAYA["num_hidden_layers"]}
+        | {"sliding_window": 8},
+        "layer_types.*expected",
+    ),
+    "zaya with another rope": (
+        "ZayaConfig",
+        {
+            **ZAYA,
+            "rope_parameters": {
+                "hybrid": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+            },
+        },
+        "rope_type.*expected",
+    ),
+    "a classifier without biases": (
+        "OpenAIPrivacyFilterConfig",
+        {**PRIVACY_FILTER, "attention_bias": False},
+        "attention_bias.*expected",
+    ),
+    "a classifier with dynamic rope": (
+        "OpenAIPrivacyFilterConfig",
+        {
+            **PRIVACY_FILTER,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+        },
+        "rope_type.*expected",
+    ),
 }
 
 
-@pytest.mark.parametrize("form", REFUSED)
-def test_what_is_not_done_is_refused(form: str, tmp_path: Path):
-    name, settings, message = REFUSED[form]
+@pytest.mark.parametrize("form", UNSUPPORTED)
+def test_an_unsupported_config_is_rejected(form: str, tmp_path: Path):
+    name, settings, message = UNSUPPORTED[form]
     getattr(transformers, name)(**settings).save_pretrained(tmp_path)
     safetensors_torch.save_file({}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=message):
         open_family(tmp_path, slots=SLOTS, conv_slots=ROWS + 2)
 
 
+STATES = {"read_state", "coreml_update_state"}
+
+
 @pytest.mark.parametrize(
-    ("form", "layer"),
+    ("form", "layer", "expected"),
     [
-        ("llama", 0),
-        ("qwen3", 1),
-        ("phi-4-mini", 0),
-        ("hunyuan with alpha, tied", 2),
-        ("lfm2", 0),
-        ("lfm2", 2),
-        ("lfm2 with experts", 1),
-        ("lfm2 with experts, three of them, not to a sum of one, scaled", 2),
+        ("llama", 0, STATES),
+        ("qwen3", 1, STATES),
+        ("phi-4-mini", 0, STATES),
+        ("hunyuan with alpha, tied", 2, STATES),
+        ("lfm2", 0, STATES),
+        ("lfm2", 2, STATES),
+        ("lfm2 with experts", 1, STATES),
+        ("lfm2 with experts, three of them, not to a sum of one, scaled", 2, STATES),
+        ("zaya", 0, STATES | {"gelu"}),
+        ("zaya", 1, STATES | {"gelu"}),
+        ("privacy filter", 0, {"exp", "sigmoid"}),
     ],
 )
-def test_a_layer_is_converted(form: str, layer: int, tmp_path: Path):
+def test_a_layer_is_converted(form: str, layer: int, expected: set[str], tmp_path: Path):
     pytest.importorskip("coremltools")
     from paceline.tools.coreml.shards import Sizes, convert_layers
 
-    made = Made(form, tmp_path)
+    made = TinyModel(form, tmp_path)
     sizes = Sizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + made.lags)
-    model = convert_layers(made.family(), layer, layer + 1, sizes=sizes)
-    assert faults(model._mil_program) == []
+    program = convert_layers(made.family(), layer, layer + 1, sizes=sizes)._mil_program
+    assert faults(program) == []
+    assert {"conv", *expected} <= kinds(program)
+    assert ("read_state" in kinds(program)) == (form not in CLASSIFIERS)

@@ -1,32 +1,23 @@
-"""Where Core ML would run an artifact: recorded plans judged, and how they are recorded.
+"""Evaluation of recorded compute plans, and their recording.
 
-`residency_plans.json` was made by hand, in the form that `--record` writes. It says of a model of
-one layer what plans of such shards have been seen to say: convolutions on the Neural Engine, some
-other operations not, and nothing of constants and states.
+`residency_plans.json` was written by hand in the form of `--record`. Its plans of a model of one
+layer resemble real ones: convolutions on the Neural Engine, some other operations off it, and no
+device for constants and states.
 """
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models.processes import Finished
 from paceline.storage.files import sha256_of
 from paceline.tools.coreml import compute_plan, residency
-from paceline.tools.coreml.compute_plan import (
-    Plan,
-    PlannedOp,
-    copy_with_default,
-    ops_of,
-    record,
-)
+from paceline.tools.coreml.compute_plan import Plan, PlannedOp
 from paceline.tools.coreml.residency import Counts, OffEngine, evaluate, report
 
 RECORDED = Path(__file__).with_name("residency_plans.json")
@@ -94,7 +85,7 @@ def plan(*ops: PlannedOp) -> Plan:
     return Plan(LAYERS, 1, None, ops)
 
 
-def test_a_recorded_plan_is_judged_without_a_mac(folder: Path):
+def test_a_recorded_plan_is_evaluated_without_a_mac(folder: Path):
     found = report(folder, recorded=RECORDED)
     assert found.passed
     assert found.value["passed"]
@@ -114,13 +105,13 @@ def test_a_recorded_plan_is_judged_without_a_mac(folder: Path):
     assert json.loads(json.dumps(found.value)) == found.value
 
 
-def test_the_tables_have_a_line_for_every_package_and_number_of_rows(folder: Path):
+def test_the_tables_have_a_line_per_package_and_number_of_rows(folder: Path):
     (_, head, rows), (_, _, off) = report(folder, recorded=RECORDED).tables
     assert head[:3] == ["package", "T", "convs on"]
     assert [row[:2] for row in rows] == [[LAYERS, "1"], [LAYERS, "4"], [HEAD, "1"], [HEAD, "4"]]
     assert {len(row) for row in rows} == {len(head)}
     assert off[0] == [LAYERS, "1", "transpose", "cpu", "1", "1", "4.0 %"]
-    assert off[2][-1] == "", "the plan says nothing of a state's cost"
+    assert off[2][-1] == "", "the plan has no cost of a state"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +140,7 @@ def test_the_tables_have_a_line_for_every_package_and_number_of_rows(folder: Pat
     ],
     ids=["on the CPU", "unknown", "no convolutions", "no plan", "not asked"],
 )
-def test_what_does_not_stay_is_named(
+def test_convolutions_off_the_engine_are_named(
     folder: Path, tmp_path: Path, change: Callable[[Value], object], message: str
 ):
     found = report(folder, recorded=changed(tmp_path / "plans.json", change))
@@ -159,7 +150,7 @@ def test_what_does_not_stay_is_named(
     assert [one["passed"] for one in found.value["plans"]].count(False) == 1
 
 
-def test_which_shapes_were_seen_is_said(folder: Path, tmp_path: Path):
+def test_the_report_names_the_planned_shapes(folder: Path, tmp_path: Path):
     text = report(folder, recorded=RECORDED).text
     assert "T = 1 and T = 4, each as the default shape of a copy" in text
     assert "--functions 1,4" in text
@@ -170,14 +161,14 @@ def test_which_shapes_were_seen_is_said(folder: Path, tmp_path: Path):
     assert "T = 1 has no function and no plan" in report(four, recorded=RECORDED).text
 
 
-def test_what_could_run_on_the_neural_engine_does_not_count_as_there():
+def test_supported_is_not_enough():
     verdict = evaluate(plan(op("conv"), op("conv", "cpu", 0.5), op("conv", "cpu", 0.25)))
     assert verdict.convs == Counts(on=1, off=2, unknown=0)
     assert verdict.elsewhere == (OffEngine("conv", "cpu", ops=2, able=2, cost=0.75),)
     assert verdict.fault
 
 
-def test_operations_that_are_no_convolutions_are_listed_and_do_not_fail():
+def test_other_operations_are_listed_and_do_not_fail():
     verdict = evaluate(plan(op("conv"), op("add", "gpu"), op("softmax", None), op("mul")))
     assert verdict.fault is None
     assert verdict.others == Counts(on=1, off=1, unknown=1)
@@ -187,13 +178,13 @@ def test_operations_that_are_no_convolutions_are_listed_and_do_not_fail():
     ]
 
 
-def test_constants_are_on_no_device():
+def test_constants_have_no_device():
     constants = [op("const", None), op("constexpr_blockwise_shift_scale", "cpu")]
     verdict = evaluate(plan(op("conv"), *constants))
     assert (verdict.others, verdict.elsewhere) == (Counts(0, 0, 0), ())
 
 
-def test_convolutions_come_first_then_what_costs_most():
+def test_convolutions_come_first_then_by_cost():
     found = evaluate(plan(op("add", "cpu", 0.1), op("mul", "cpu", 0.6), op("conv", "cpu", 0.0)))
     assert [one.type for one in found.elsewhere] == ["conv", "mul", "add"]
 
@@ -209,14 +200,14 @@ def test_convolutions_come_first_then_what_costs_most():
         (lambda value: value.update(fingerprint="other"), "plans of another artifact.*again"),
     ],
 )
-def test_a_recording_that_cannot_be_used_is_refused(
+def test_an_invalid_recording_is_rejected(
     folder: Path, tmp_path: Path, change: Callable[[Value], object], message: str
 ):
     with pytest.raises(ModelError, match=message):
         report(folder, recorded=changed(tmp_path / "plans.json", change))
 
 
-def test_without_a_mac_and_a_recording_it_says_what_to_do(
+def test_without_a_mac_and_a_recording_the_error_names_the_options(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(residency, "on_a_mac", lambda: False)
@@ -232,7 +223,7 @@ def test_units_and_files_are_checked_first(folder: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("functions", [[], [1, 4]])
-def test_what_is_recorded_is_judged_the_same_elsewhere(
+def test_a_recording_gives_the_same_report_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, functions: list[int]
 ):
     folder = artifact(tmp_path / "artifact", functions=functions)
@@ -264,195 +255,3 @@ def test_a_recording_that_cannot_be_written_is_one_line(
     monkeypatch.setattr(compute_plan, "record", lambda *_, **__: plan(op("conv")))
     with pytest.raises(InvalidRequest, match="cannot write"):
         report(folder, record=tmp_path / "none" / "plans.json")
-
-
-@pytest.mark.parametrize(
-    ("program", "fault"),
-    [
-        ("import os; os.kill(os.getpid(), 9)", "ended by signal 9"),
-        ("print('plan'); raise RuntimeError('not today')", "RuntimeError: not today"),
-        ("", "it gave no reason"),
-    ],
-    ids=["killed", "failed", "no file"],
-)
-def test_a_child_that_fails_is_a_plan_with_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, fault: str
-):
-    python = compute_plan.python
-    monkeypatch.setattr(compute_plan, "python", lambda *_: python("-c", program))
-    found = record(tmp_path, LAYERS, 4, function="t4", units="cpu-and-ne")
-    assert found == Plan(LAYERS, 4, "t4", fault=fault)
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A layer, with coremltools."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    pytest.importorskip("coremltools")
-    from paceline.tools.coreml.families import open_family
-    from paceline.tools.coreml.shards import Sizes, convert_layers
-    from support.coreml import tiny_llama
-
-    folder = tmp_path_factory.mktemp("package")
-    family = open_family(
-        tiny_llama(folder / "checkpoint", num_hidden_layers=1), slots=64, conv_slots=64
-    )
-    convert_layers(family, 0, 1, sizes=Sizes(4, 64, 64)).save(str(folder / LAYERS))
-    return folder / LAYERS
-
-
-@pytest.mark.coreml
-def test_the_default_shape_of_a_copy_is_that_of_the_rows(package: Path, tmp_path: Path):
-    from paceline.engines.coreml.rehearsal.program import read_package
-
-    before = {path: sha256_of(path) for path in package.rglob("*") if path.is_file()}
-    for rows in (1, 3, 4):
-        found = read_package(copy_with_default(package, tmp_path / f"{rows}.mlpackage", rows, None))
-        shapes = {one.name: one.shape for one in found.function().inputs}
-        assert shapes["hidden"] == (1, 64, rows, 1)
-        assert shapes["attn_mask"] == (1, 1, rows, 64)
-        assert shapes["kv_write_mask"] == (1, 1, 64, rows)
-    assert {path: sha256_of(path) for path in before} == before, "the package was written to"
-
-
-@pytest.mark.coreml
-def test_rows_that_a_package_does_not_take_are_refused(package: Path, tmp_path: Path):
-    with pytest.raises(ModelError, match="takes 1 to 4 rows, not 5"):
-        copy_with_default(package, tmp_path / "copy", 5, None)
-
-
-@pytest.mark.coreml
-def test_the_default_function_of_a_copy_is_the_one_for_the_rows(package: Path, tmp_path: Path):
-    from paceline.engines.coreml.rehearsal.program import read_package
-    from paceline.tools.coreml.shards import static_functions
-
-    each = {one.name: one.shape for one in read_package(package).function().inputs}
-    four = {"hidden": (1, 64, 4, 1), "attn_mask": (1, 1, 4, 64), "kv_write_mask": (1, 1, 64, 4)}
-    four |= {"rope_cos": (4, 8), "rope_sin": (4, 8)}
-    static = tmp_path / "static.mlpackage"
-    static_functions(package, {1: each, 4: four}, static)
-    found = read_package(copy_with_default(static, tmp_path / "copy.mlpackage", 4, "t4"))
-    assert found.default_function == "t4"
-    assert {one.name: one.shape for one in found.function().inputs} == four
-    with pytest.raises(ModelError, match="has no function 't3'"):
-        copy_with_default(static, tmp_path / "other.mlpackage", 3, "t3")
-
-
-@pytest.mark.coreml
-@pytest.mark.skipif(sys.platform == "darwin", reason="Core ML is here")
-def test_without_core_ml_the_child_says_so(package: Path):
-    found = record(package.parent, LAYERS, 4, function=None, units="cpu-and-ne")
-    assert found.fault is not None
-    assert "macOS" in found.fault
-
-
-@pytest.mark.coreml
-def test_the_child_plans_the_copy_and_its_parent_reads_what_it_wrote(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-):
-    import coremltools as ct
-    from coremltools.models.compute_plan import MLComputePlan
-
-    from paceline.engines.coreml.rehearsal.program import read_package
-
-    seen: dict[str, Any] = {}
-
-    def compiled(model: str, destination_path: str) -> str:
-        (hidden,) = (i for i in read_package(Path(model)).function().inputs if i.name == "hidden")
-        seen["shape"] = hidden.shape
-        return destination_path
-
-    def loaded(path: str, compute_units: Any) -> Any:
-        seen["asked"] = (Path(path).suffix, compute_units)
-        return planned("main")
-
-    def run(argv: Sequence[str]) -> Finished:
-        compute_plan._main(argv[argv.index("paceline.tools.coreml.compute_plan") + 1 :])
-        return Finished(0, ())
-
-    monkeypatch.setattr(ct.models.utils, "compile_model", compiled)
-    monkeypatch.setattr(MLComputePlan, "load_from_path", loaded)
-    monkeypatch.setattr(compute_plan, "run_child", run)
-    found = record(package.parent, LAYERS, 3, function=None, units="all")
-    assert seen == {"shape": (1, 64, 3, 1), "asked": (".mlmodelc", ct.ComputeUnit.ALL)}
-    assert found == Plan(LAYERS, 3, None, tuple(ops_of(planned("main"), "main")))
-
-
-@pytest.mark.coreml
-def test_a_plan_of_coremltools_is_read():
-    assert list(ops_of(planned("t4"), "t4")) == [
-        PlannedOp("w", "const", None, None, None),
-        PlannedOp("y", "conv", "neural-engine", ("neural-engine", "gpu", "cpu"), 0.75),
-        PlannedOp("", "cond", None, None, None),
-        PlannedOp("z", "add", "cpu", ("cpu",), 0.25),
-    ]
-
-
-@pytest.mark.coreml
-def test_a_plan_of_something_else_is_refused():
-    found = planned("t4")
-    with pytest.raises(ModelError, match="no function 't1', only other, t4"):
-        list(ops_of(found, "t1"))
-    found.model_structure = replace(found.model_structure, program=None)
-    with pytest.raises(ModelError, match="not of an ML program"):
-        list(ops_of(found, "main"))
-
-
-def planned(name: str) -> Any:
-    """A plan of coremltools' own classes; only the plan itself, which asks Core ML, stands in.
-
-    The function `name` has a constant, a convolution, and an addition in a nested block.
-    """
-    pytest.importorskip("coremltools")
-    from coremltools.models import compute_device as devices
-    from coremltools.models import compute_plan as plans
-
-    # Their constructors want what only Core ML gives.
-    engine, gpu, cpu = (
-        object.__new__(kind)
-        for kind in (
-            devices.MLNeuralEngineComputeDevice,
-            devices.MLGPUComputeDevice,
-            devices.MLCPUComputeDevice,
-        )
-    )
-
-    def operation(kind: str, outputs: list[str], blocks: list[Any] | None = None) -> Any:
-        made = [
-            plans.MLModelStructureProgramNamedValueType(
-                name=name, type=plans.MLModelStructureProgramValueType()
-            )
-            for name in outputs
-        ]
-        return plans.MLModelStructureProgramOperation(
-            inputs={}, operator_name=kind, outputs=made, blocks=blocks or [], __proxy__=None
-        )
-
-    def block(*operations: Any) -> Any:
-        return plans.MLModelStructureProgramBlock(
-            inputs=[], operations=list(operations), output_names=[]
-        )
-
-    def function(body: Any) -> Any:
-        return plans.MLModelStructureProgramFunction(inputs=[], block=body)
-
-    weight, conv, add = (
-        operation("const", ["w"]),
-        operation("ios18.conv", ["y"]),
-        operation("ios18.add", ["z"]),
-    )
-    body = block(weight, conv, operation("cond", [], [block(add)]))
-    program = plans.MLModelStructureProgram(
-        functions={"other": function(block()), name: function(body)}
-    )
-    usages = {
-        id(conv): plans.MLComputePlanDeviceUsage(engine, [engine, gpu, cpu]),
-        id(add): plans.MLComputePlanDeviceUsage(cpu, [cpu]),
-    }
-    costs = {id(conv): plans.MLComputePlanCost(0.75), id(add): plans.MLComputePlanCost(0.25)}
-    return SimpleNamespace(
-        model_structure=plans.MLModelStructure(neuralnetwork=None, program=program, pipeline=None),
-        get_compute_device_usage_for_mlprogram_operation=lambda op: usages.get(id(op)),
-        get_estimated_cost_for_mlprogram_operation=lambda op: costs.get(id(op)),
-    )

@@ -1,0 +1,256 @@
+"""Random tiny checkpoints of every Core ML family, with transformers' model of each.
+
+A new family is a new entry of `FORMS`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.tools.coreml.families import open_family
+from paceline.tools.coreml.family import Family
+from support.zaya import SETTINGS as ZAYA
+
+SLOTS, ROWS = 64, 4
+VOCAB = 160
+
+LLAMA = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+# RoPE on 12 of the 16 dimensions of a head.
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [3.0, 4.0, 6.0, 9.0, 12.0, 20.0],
+}
+PHI3 = {
+    **LLAMA,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "pad_token_id": None,
+    "original_max_position_embeddings": SLOTS,
+}
+LFM2 = {
+    **LLAMA,
+    "num_hidden_layers": 4,
+    "block_multiple_of": 16,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+}
+LFM2_MOE = {
+    **LLAMA,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+
+WINDOW = 5
+"""Tokens that the classifier's attention sees on each side."""
+PRIVACY_FILTER = {
+    **LLAMA,
+    "intermediate_size": 20,
+    "head_dim": 16,
+    "num_local_experts": 12,
+    "num_experts_per_tok": 4,
+    "sliding_window": WINDOW,
+    "pad_token_id": 0,
+    "eos_token_id": 0,
+    # Low enough that the experts' clamps apply.
+    "swiglu_limit": 1.5,
+    # Large enough that attention and routers distinguish tokens.
+    "initializer_range": 0.25,
+}
+PRIVACY_FILTER.pop("max_position_embeddings")
+
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "llama, tied, with a head size of its own": (
+        "LlamaForCausalLM",
+        {**LLAMA, "tie_word_embeddings": True, "head_dim": 12},
+    ),
+    "llama 3's long context": ("LlamaForCausalLM", {**LLAMA, "rope_parameters": LLAMA3_ROPE}),
+    "llama with biases": ("LlamaForCausalLM", {**LLAMA, "attention_bias": True}),
+    "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 16}),
+    "qwen3, tied, with biases, each head with its keys": (
+        "Qwen3ForCausalLM",
+        {
+            **LLAMA,
+            "head_dim": 8,
+            "num_key_value_heads": 6,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3 with yarn": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 8, "rope_parameters": YARN}),
+    "qwen3 with a window that no text is longer than": (
+        "Qwen3ForCausalLM",
+        {
+            **LLAMA,
+            "head_dim": 8,
+            "use_sliding_window": True,
+            "sliding_window": SLOTS,
+            "max_window_layers": 1,
+        },
+    ),
+    "phi-3": ("Phi3ForCausalLM", PHI3),
+    "phi-4-mini": (
+        "Phi3ForCausalLM",
+        {
+            **PHI3,
+            "rope_parameters": LONGROPE,
+            "tie_word_embeddings": True,
+            "sliding_window": 4 * SLOTS,
+        },
+    ),
+    "phi-4-mini, one group, with an attention factor": (
+        "Phi3ForCausalLM",
+        {
+            **PHI3,
+            "num_key_value_heads": 1,
+            "rope_parameters": {**LONGROPE, "attention_factor": 1.5},
+        },
+    ),
+    "phi-3, of which half turns": (
+        "Phi3ForCausalLM",
+        {**PHI3, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", {**LLAMA, "head_dim": 16}),
+    "hunyuan with alpha, tied": (
+        "HunYuanDenseV1ForCausalLM",
+        {
+            **LLAMA,
+            "head_dim": 8,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0},
+        },
+    ),
+    "hunyuan with biases": (
+        "HunYuanDenseV1ForCausalLM",
+        {**LLAMA, "head_dim": 8, "attention_bias": True, "num_key_value_heads": 3},
+    ),
+    "lfm2": ("Lfm2ForCausalLM", LFM2),
+    "lfm2 with biases, a longer convolution and feed-forwards as they are said": (
+        "Lfm2ForCausalLM",
+        {
+            **LFM2,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm2 with a convolution of two, and feed-forwards made wider": (
+        "Lfm2ForCausalLM",
+        {**LFM2, "conv_L_cache": 2, "block_ffn_dim_multiplier": 1.3},
+    ),
+    "lfm2 of convolutions": ("Lfm2ForCausalLM", {**LFM2, "layer_types": ["conv"] * 4}),
+    "lfm2 of attention": (
+        "Lfm2ForCausalLM",
+        {**LFM2, "layer_types": ["full_attention"] * 4, "num_key_value_heads": 6},
+    ),
+    "lfm2 with experts": ("Lfm2MoeForCausalLM", LFM2_MOE),
+    "lfm2 with experts, one of them, without a bias": (
+        "Lfm2MoeForCausalLM",
+        {**LFM2_MOE, "num_experts_per_tok": 1, "use_expert_bias": False, "num_dense_layers": 0},
+    ),
+    "lfm2 with experts, three of them, not to a sum of one, scaled": (
+        "Lfm2MoeForCausalLM",
+        {
+            **LFM2_MOE,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "lfm2 with experts, four of them, with biases": (
+        "Lfm2MoeForCausalLM",
+        {**LFM2_MOE, "num_experts_per_tok": 4, "conv_bias": True, "tie_word_embeddings": False},
+    ),
+    "zaya": ("ZayaForCausalLM", {**ZAYA, "num_hidden_layers": 3}),
+    "privacy filter": ("OpenAIPrivacyFilterForTokenClassification", PRIVACY_FILTER),
+    "privacy filter with default rope": (
+        "OpenAIPrivacyFilterForTokenClassification",
+        {**PRIVACY_FILTER, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+}
+"""Name -> transformers' class and the settings of its config."""
+CLASSIFIERS = [form for form in FORMS if form.startswith("privacy")]
+CAUSAL = [form for form in FORMS if form not in CLASSIFIERS]
+ONE_PER_FAMILY = [
+    *("llama", "qwen3", "phi-3", "hunyuan", "lfm2", "lfm2 with experts", "zaya", "privacy filter")
+]
+
+
+class TinyModel:
+    """A checkpoint on disk, and transformers' model of it, in which every weight has an effect."""
+
+    def __init__(self, form: str, folder: Path, **changes: Any) -> None:
+        import torch
+        import transformers
+
+        name, settings = FORMS[form]
+        settings = {**settings, **changes}
+        model_class = getattr(transformers, name)
+        torch.manual_seed(0)
+        self.model: Any = model_class(model_class.config_class(**settings)).eval().float()
+        with torch.no_grad():
+            # Initially norms are 1, biases 0, and outputs hardly depend on the tokens.
+            for key, weight in [*self.model.named_parameters(), *self.model.named_buffers()]:
+                if (weight.dim() == 1 or key.endswith("_bias")) and "inv_freq" not in key:
+                    weight.add_(torch.randn_like(weight) * 0.2)
+                elif key.endswith("conv.weight"):
+                    weight.normal_(std=0.7)
+                elif weight.dim() > 1 and "initializer_range" not in settings:
+                    weight.mul_(3)
+            if form == "zaya":
+                distinguish_tokens(self.model)
+        self.model.save_pretrained(folder)
+        self.model.config.use_cache = False
+        self.folder, self.lags = folder, settings.get("conv_L_cache", 3) - 1
+
+    def family(self) -> Family:
+        return open_family(self.folder, slots=SLOTS, conv_slots=ROWS + self.lags)
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        import torch
+
+        with torch.no_grad():
+            found: np.ndarray = self.model(torch.tensor([list(tokens)])).logits[0].numpy()
+        return found
+
+
+def distinguish_tokens(zaya: Any) -> None:
+    """Scale a random ZAYA so that routers pick all experts, and "no expert", for some tokens."""
+    zaya.model.embed_tokens.weight.mul_(4)
+    for layer in zaya.model.layers:
+        layer.self_attn.qk_norm.temp.add_(1)
+        layer.mlp.gate.router_mlp.out_proj.weight.mul_(2)
+        layer.mlp.gate.balancing_biases[:-1] *= 0.4
+        layer.mlp.gate.balancing_biases[-1] = 0.15
