@@ -30,7 +30,7 @@ PROMPT = [1, 2, 3, 4, 5]
 ANSWER = list(b"The riders draft each other.")
 TEXT = PROMPT + ANSWER
 ELSE = 299
-"""What the target picks behind a draft that is not in the text."""
+"""The target's token after a draft token that is not in the text."""
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -38,17 +38,17 @@ def decode(ids: Sequence[int]) -> str:
     return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
 
 
-class Listening(Fixed):
-    """A fixed policy that keeps what it is told."""
+class Recording(Fixed):
+    """A fixed policy that records its limits and outcomes."""
 
     def __init__(self, max_block: int) -> None:
         super().__init__(max_block)
-        self.rooms: list[int] = []
+        self.limits: list[int] = []
         self.outcomes: list[DecodeOutcome] = []
 
-    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], room: int) -> Proposal:
-        self.rooms.append(room)
-        return super().draft(drafters, context, room)
+    def draft(self, drafters: Sequence[Drafter], context: Sequence[int], limit: int) -> Proposal:
+        self.limits.append(limit)
+        return super().draft(drafters, context, limit)
 
     def observe(self, outcome: DecodeOutcome) -> None:
         self.outcomes.append(outcome)
@@ -71,7 +71,7 @@ def made(prompt: Sequence[int] = PROMPT, **settings: Any) -> Generation:
 
 
 def rows(block: Block, start: int, text: Sequence[int] = TEXT) -> np.ndarray:
-    """What a target that says `text` returns for a block at slots [start, start + T)."""
+    """Logits of a target that generates `text`, for a block at slots [start, start + T)."""
     logits = np.zeros((block.rows, VOCABULARY), np.float32)
     for row in range(block.rows):
         end = start + len(block.tokens) - block.rows + row + 1
@@ -99,10 +99,10 @@ def past_the_prompt(text: Sequence[int] = TEXT, **settings: Any) -> Generation:
     return generation
 
 
-# --- the prompt
+# --- prefill
 
 
-def test_the_prompt_comes_in_chunks_and_only_its_last_row_is_wanted():
+def test_prefill_in_chunks_needs_only_the_last_row():
     generation = made(prefill_chunk=2)
     seen = []
     while generation.prefilling:
@@ -117,7 +117,7 @@ def test_the_prompt_comes_in_chunks_and_only_its_last_row_is_wanted():
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 5, 6])
-def test_chunks_inside_the_prompt_bring_no_tokens(chunk: int):
+def test_prefill_chunks_before_the_last_add_no_tokens(chunk: int):
     generation = made(prefill_chunk=chunk)
     for _ in range(-(-5 // chunk) - 1):
         assert step(generation) == Step(chunk, [], [])
@@ -126,7 +126,7 @@ def test_chunks_inside_the_prompt_bring_no_tokens(chunk: int):
 
 
 @pytest.mark.parametrize("cached", range(6))
-def test_cached_prompt_tokens_are_not_run_again_but_for_the_last(cached: int):
+def test_prefill_skips_cached_tokens_except_the_last(cached: int):
     generation = made(cached=cached)
     assert generation.length == min(cached, 4)
     assert generation.next_block() == Block(PROMPT[min(cached, 4) :], 1, best=True, prefill=True)
@@ -135,12 +135,12 @@ def test_cached_prompt_tokens_are_not_run_again_but_for_the_last(cached: int):
     assert generation.tokens == TEXT
 
 
-def test_nothing_is_drafted_before_the_answer_has_begun():
-    oracle, policy = Oracle(TEXT), Listening(8)
+def test_prefill_drafts_nothing():
+    oracle, policy = Oracle(TEXT), Recording(8)
     generation = made(drafters=[oracle], policy=policy, prefill_chunk=2)
     for _ in range(3):
         step(generation)
-    assert oracle.asked == policy.rooms == policy.outcomes == []
+    assert oracle.asked == policy.limits == policy.outcomes == []
     assert generation.counters.steps == 0
 
 
@@ -157,7 +157,7 @@ def test_nothing_is_drafted_before_the_answer_has_begun():
         ({"sampling": Sampling(logit_bias={300: 1.0})}, "logit_bias names token 300"),
     ],
 )
-def test_a_prompt_that_cannot_be_served_is_refused(settings: dict[str, Any], message: str):
+def test_an_impossible_prompt_is_rejected(settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         made(**settings)
 
@@ -169,15 +169,15 @@ def test_a_prompt_that_cannot_be_served_is_refused(settings: dict[str, Any], mes
         ({"stop": ("a", "")}, "a stop string is empty"),
     ],
 )
-def test_impossible_ways_to_stop_are_refused(settings: dict[str, Any], message: str):
+def test_impossible_stopping_options_are_rejected(settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         Stopping(**settings)
 
 
-# --- the answer
+# --- decode
 
 
-def test_without_a_drafter_every_step_brings_one_token():
+def test_plain_decode_adds_one_token_per_step():
     generation = past_the_prompt()
     block = generation.next_block()
     assert block == Block([ord("T")], 1, best=True)
@@ -189,31 +189,31 @@ def test_without_a_drafter_every_step_brings_one_token():
     assert generation.finish_reason is FinishReason.LENGTH
 
 
-def test_a_block_is_the_last_token_and_the_drafts_and_all_rows_are_wanted():
+def test_a_decode_block_is_the_last_token_and_the_draft_and_needs_all_rows():
     generation = past_the_prompt(drafters=[Oracle(TEXT)], policy=Fixed(4))
     assert generation.next_block() == Block(list(b"The "), 4, best=True)
 
 
-@pytest.mark.parametrize("stands", range(8))
-def test_drafts_are_kept_up_to_the_first_that_the_target_does_not_pick(stands: int):
-    # Seven drafts, of which the one behind the first `stands` is wrong; those after it are right.
-    oracle = Oracle(TEXT, wrong_at=[len(PROMPT) + 1 + stands])
+@pytest.mark.parametrize("accepted", range(8))
+def test_draft_tokens_are_accepted_up_to_the_first_mismatch(accepted: int):
+    # Seven draft tokens, of which the one after the first `accepted` is wrong.
+    oracle = Oracle(TEXT, wrong_at=[len(PROMPT) + 1 + accepted])
     generation = past_the_prompt(drafters=[oracle], policy=Fixed(8))
     before = generation.length
     brought = step(generation)
-    # And one token more: the target's own pick behind the last that stood.
-    tokens = ANSWER[1 : stands + 2]
-    assert (brought.kept, brought.tokens, brought.text) == (stands + 1, tokens, decode(tokens))
-    assert (brought.drafted, brought.accepted, brought.source) == (7, stands, "oracle")
-    assert generation.length == before + stands + 1
+    # And the bonus token.
+    tokens = ANSWER[1 : accepted + 2]
+    assert (brought.kept, brought.tokens, brought.text) == (accepted + 1, tokens, decode(tokens))
+    assert (brought.drafted, brought.accepted, brought.source) == (7, accepted, "oracle")
+    assert generation.length == before + accepted + 1
     # The next block begins with the last token, whose slot is not filled yet.
     assert generation.next_block().tokens[0] == tokens[-1]
     finished(generation)
     assert generation.answer == ANSWER
 
 
-def test_a_draft_that_is_right_by_chance_behind_a_wrong_one_does_not_count():
-    # The row behind the wrong draft picks ELSE, which is just what the drafter guessed next.
+def test_a_draft_token_after_a_rejected_one_is_never_accepted():
+    # The row of the rejected token picks ELSE, which is the next draft token.
     text = [*TEXT[:7], ELSE - 1, ELSE, ELSE]
     generation = past_the_prompt(drafters=[Oracle(text)], policy=Fixed(4))
     brought = step(generation)
@@ -245,7 +245,7 @@ def test_tokens_and_text_are_the_same_whatever_is_drafted(
     assert sum(one.accepted for one in steps) == generation.counters.accepted
 
 
-def test_the_same_block_is_out_until_its_rows_come():
+def test_next_block_is_the_same_until_accept():
     oracle = Oracle(TEXT)
     generation = past_the_prompt(drafters=[oracle])
     assert generation.next_block() is generation.next_block()
@@ -254,28 +254,28 @@ def test_the_same_block_is_out_until_its_rows_come():
     assert generation.answer == ANSWER[:1]
 
 
-def test_the_policy_asks_the_drafters_and_is_told_what_can_still_be_kept():
+def test_the_policy_gets_the_number_of_tokens_that_can_be_kept_as_limit():
     silent, knowing = Oracle([]), Oracle(TEXT)
-    policy = Listening(4)
+    policy = Recording(4)
     generation = past_the_prompt(drafters=[silent, knowing], policy=policy)
     assert generation.next_block().tokens == list(b"The ")
     assert silent.asked == knowing.asked == [3]
-    assert policy.rooms == [len(ANSWER) - 2]
+    assert policy.limits == [len(ANSWER) - 2]
 
 
-def test_a_policy_that_wants_no_drafts_spares_the_asking():
+def test_drafters_are_not_asked_if_the_policy_does_not_draft():
     oracle = Oracle(TEXT)
     generation = past_the_prompt(drafters=[oracle], policy=Fixed(1))
     assert generation.next_block() == Block([ord("T")], 1, best=True)
     assert oracle.asked == []
 
 
-# --- its end
+# --- stopping
 
 
 @pytest.mark.parametrize("most", range(1, 12))
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 16])
-def test_max_tokens_is_met_exactly_and_nothing_is_drafted_beyond(most: int, block: int):
+def test_max_tokens_is_met_exactly_and_no_draft_exceeds_it(most: int, block: int):
     oracle = Oracle(TEXT)
     generation = made(stopping=Stopping(max_tokens=most), drafters=[oracle], policy=Fixed(block))
     while not generation.finished:
@@ -316,14 +316,14 @@ def test_an_end_token_inside_an_accepted_block_ends_the_answer_with_it(at: int):
         assert generation.length == len(PROMPT) + at
 
 
-def test_an_end_token_has_no_text_even_when_it_could_be_read():
+def test_an_end_token_adds_no_text():
     generation = made(stopping=Stopping(stop_token_ids=frozenset({ord("r")})))
     steps = finished(generation)
     assert "".join(one.text for one in steps) == "The "
     assert generation.answer == list(b"The r")
 
 
-def test_what_an_accepted_block_held_beyond_the_end_is_not_counted_as_accepted():
+def test_draft_tokens_after_the_end_are_not_counted_as_accepted():
     generation = past_the_prompt(
         stopping=Stopping(stop_token_ids=frozenset({ord(" ")})), drafters=[Oracle(TEXT)]
     )
@@ -344,7 +344,7 @@ def test_what_an_accepted_block_held_beyond_the_end_is_not_counted_as_accepted()
         (("each other.",), "The riders draft ", "The riders draft each other."),
     ],
 )
-def test_a_stop_string_may_lie_across_tokens_and_blocks(
+def test_a_stop_string_may_span_tokens_and_blocks(
     block: int, stop: tuple[str, ...], text: str, tokens: str
 ):
     generation = made(
@@ -372,15 +372,15 @@ def test_text_that_was_held_back_comes_with_the_end_token():
     assert generation.finish_reason is FinishReason.STOP
 
 
-def test_a_stop_string_that_only_the_end_completes_still_stops():
-    # Half a character: it is certain to stay broken only when max_tokens is reached.
+def test_a_stop_string_that_the_end_completes_stops():
+    # Half a character stays broken only once max_tokens is reached.
     text = [*PROMPT, ord("a"), 0xF0, 0x9F]
     generation = made(stopping=Stopping(max_tokens=3, stop=("\ufffd",)))
     assert [one.text for one in finished(generation, text)] == ["a", "", ""]
     assert generation.finish_reason is FinishReason.STOP
 
 
-def test_no_block_is_handed_out_after_the_end():
+def test_next_block_after_the_end_raises():
     generation = made(stopping=Stopping(max_tokens=1))
     finished(generation)
     with pytest.raises(RuntimeError, match="after the generation finished"):
@@ -411,30 +411,30 @@ def test_a_generation_can_be_cancelled_at_any_time(steps: int, block_is_out: boo
         generation.accept(np.zeros((3, VOCABULARY), np.float32))
 
 
-def test_cancelling_brings_the_text_that_was_held_back_once():
+def test_cancel_returns_the_text_held_back_once():
     generation = past_the_prompt(stopping=Stopping(stop=("There",)))
     step(generation)
     assert generation.cancel().final == "Th"
     assert generation.cancel() == TextPiece()
 
 
-def test_cancelling_what_has_ended_changes_nothing():
+def test_cancel_after_the_end_changes_nothing():
     generation = made(stopping=Stopping(max_tokens=2, stop=("There",)))
     finished(generation)
     assert generation.cancel() == TextPiece()
     assert generation.finish_reason is FinishReason.LENGTH
 
 
-# --- rows that do not fit
+# --- wrong rows
 
 
-def test_rows_without_a_block_are_refused():
+def test_accept_without_a_block_raises():
     with pytest.raises(RuntimeError, match="accept\\(\\) without a block from next_block"):
         made().accept(np.zeros((1, VOCABULARY), np.float32))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
-def test_a_wrong_number_of_rows_is_refused_and_the_block_stays_out(count: int):
+def test_accept_rejects_a_wrong_number_of_rows_and_keeps_the_block(count: int):
     generation = past_the_prompt(drafters=[Oracle(TEXT)], policy=Fixed(3))
     block = generation.next_block()
     with pytest.raises(ValueError, match=f"got {count} rows of logits; the block asked for 3"):
@@ -443,10 +443,10 @@ def test_a_wrong_number_of_rows_is_refused_and_the_block_stays_out(count: int):
     assert step(generation).tokens == list(b"he ")
 
 
-# --- who learns what
+# --- what drafters and policies observe
 
 
-def test_every_drafter_sees_every_step():
+def test_every_drafter_observes_every_step():
     first, second = Oracle(TEXT, wrong_at=[8]), Oracle([])
     generation = made(
         drafters=[first, second],
@@ -469,8 +469,8 @@ def test_every_drafter_sees_every_step():
     assert first.seen[1].taps == {}
 
 
-def test_the_policy_learns_how_each_step_of_the_answer_went_and_how_long_it_took():
-    policy = Listening(4)
+def test_the_policy_observes_outcome_and_time_of_each_decode_step():
+    policy = Recording(4)
     generation = made(drafters=[Oracle(TEXT[:9], wrong_at=[7])], policy=policy)
     step(generation, seconds=9.0)
     step(generation, seconds=0.5)
@@ -483,9 +483,9 @@ def test_the_policy_learns_how_each_step_of_the_answer_went_and_how_long_it_took
     assert first.tokens == list(b"he")
 
 
-def test_the_last_step_teaches_the_policy_nothing():
-    # The end left the rest of the draft unjudged.
-    policy = Listening(8)
+def test_the_policy_does_not_observe_the_last_step():
+    # The end left the rest of the draft unverified.
+    policy = Recording(8)
     generation = past_the_prompt(
         policy=policy,
         drafters=[Oracle(TEXT)],
@@ -511,7 +511,7 @@ def test_steps_and_drafts_are_counted_by_drafter_and_by_position():
 
 
 def test_sampling_is_keyed_by_the_position_in_the_whole_text():
-    # Flat rows: what is picked says which random number was used.
+    # Flat rows: the token shows which random number was used.
     flat = np.zeros((8, VOCABULARY), np.float32)
 
     def drawn(prompt: list[int], text: Sequence[int] = ()) -> list[int]:
@@ -527,11 +527,11 @@ def test_sampling_is_keyed_by_the_position_in_the_whole_text():
 
     plain = drawn([1, 2])
     assert drawn([1, 2], [1, 2, *plain]) == plain
-    # In a prompt that is longer by a token every place of the answer is one further on.
+    # One more prompt token moves every position of the answer by one.
     assert drawn([1])[1:] == plain[:-1]
 
 
-# -- engines that return nothing but the best tokens -----------------------------------------------
+# --- argmax in place of logits
 
 
 class Reader(Drafter):
@@ -559,7 +559,7 @@ class Reader(Drafter):
         ({"drafters": create("recycle")}, False),
     ],
 )
-def test_best_tokens_are_asked_for_where_nobody_looks_further(settings: Any, best: bool):
+def test_a_block_asks_for_the_argmax_if_nothing_reads_logits(settings: Any, best: bool):
     generation = made(**settings)
     assert generation.next_block().best is best
     while not generation.finished:
@@ -567,7 +567,7 @@ def test_best_tokens_are_asked_for_where_nobody_looks_further(settings: Any, bes
         step(generation)
 
 
-def test_best_tokens_stand_for_rows():
+def test_argmax_gives_the_same_steps_as_logits():
     expected = made(drafters=create("ngram"))
     finished(expected)
     generation = made(drafters=create("ngram"))
@@ -579,7 +579,7 @@ def test_best_tokens_stand_for_rows():
     assert generation.counters == expected.counters
 
 
-def test_too_few_best_tokens_are_refused():
+def test_accept_rejects_too_few_argmax_rows():
     generation = made()
     generation.next_block()
     few = Best(np.zeros(3, np.int64), np.zeros(3, np.float32))
@@ -587,11 +587,11 @@ def test_too_few_best_tokens_are_refused():
         generation.accept(np.empty((0, VOCABULARY), np.float32), best=few)
 
 
-# -- how likely tokens were ------------------------------------------------------------------------
+# --- logprobs
 
 
 def graded(block: Block, start: int) -> np.ndarray:
-    """Rows of the text, no two of whose logits are alike."""
+    """Rows of the text whose logits all differ."""
     found = rows(block, start)
     for row in range(block.rows):
         rng = np.random.default_rng(start + len(block.tokens) - block.rows + row)
@@ -629,7 +629,7 @@ def test_every_token_of_the_prompt_has_its_logprob(chunk: int):
     assert len(generation.logprobs) == len(ANSWER)
 
 
-def test_logprobs_are_of_the_model_whatever_picks():
+def test_logprobs_are_those_of_the_model_before_sampling():
     sampling = Sampling(logit_bias={ANSWER[0]: -100.0})
     generation = made(logprobs=1, sampling=sampling, stopping=Stopping(max_tokens=1))
     run_graded(generation)
@@ -639,11 +639,11 @@ def test_logprobs_are_of_the_model_whatever_picks():
     assert found.logprob < found.top[0][1]
 
 
-# -- room in the call ------------------------------------------------------------------------------
+# --- row limit
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7])
-def test_a_block_has_no_more_rows_than_there_is_room_for(most: int):
+def test_a_block_has_at_most_max_rows(most: int):
     generation = made(drafters=[Oracle(TEXT)], policy=Fixed(8))
     longest = 0
     while not generation.finished:
@@ -654,10 +654,10 @@ def test_a_block_has_no_more_rows_than_there_is_room_for(most: int):
     assert longest == most
 
 
-# -- tokens that may not come ----------------------------------------------------------------------
+# --- banned tokens and constraints
 
 
-def test_stop_tokens_wait_for_enough_tokens():
+def test_stop_tokens_are_banned_before_min_tokens():
     stops = frozenset({ANSWER[3], ANSWER[6]})
     generation = made(stopping=Stopping(max_tokens=20, stop_token_ids=stops, min_tokens=5))
     finished(generation)
@@ -667,7 +667,7 @@ def test_stop_tokens_wait_for_enough_tokens():
     assert early.answer == ANSWER[:4]
 
 
-def test_fewer_tokens_than_none_are_refused():
+def test_a_negative_min_tokens_is_rejected():
     with pytest.raises(ValueError, match="min_tokens is -1"):
         Stopping(min_tokens=-1)
 
@@ -697,9 +697,9 @@ class Only:
 
 @pytest.mark.parametrize("forces", [True, False])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3)])
-def test_only_what_is_allowed_is_picked(forces: bool, sampling: Sampling):
+def test_a_constraint_restricts_and_forces_tokens(forces: bool, sampling: Sampling):
     wanted = list(b'{"a": 1}')
-    policy = Listening(4)
+    policy = Recording(4)
     generation = made(
         constraint=Only(wanted, forces=forces),
         sampling=sampling,
@@ -710,10 +710,10 @@ def test_only_what_is_allowed_is_picked(forces: bool, sampling: Sampling):
     steps = finished(generation)
     assert generation.answer == wanted
     if forces:
-        # One row for the prompt, and then all that is known at once.
+        # One step for the prompt, then all forced tokens in one block.
         assert [each.forced for each in steps] == [0, len(wanted) - 2]
         assert steps[1].source == FORCED
-        # What could not have been otherwise was not guessed.
+        # Forced tokens are not drafted.
         assert [each.drafted for each in steps] == [0, 0]
         assert generation.counters.accepted_by == {}
         assert generation.counters.forced == len(wanted) - 2

@@ -15,7 +15,7 @@ def reference(row: np.ndarray) -> np.ndarray:
 
 
 @given(ROWS, st.data())
-def test_they_are_logarithms_of_the_softmax(values: list[float], data: st.DataObject):
+def test_logprobs_are_logarithms_of_the_softmax(values: list[float], data: st.DataObject):
     row = np.array(values, np.float32)
     token = data.draw(st.integers(0, len(row) - 1))
     top = data.draw(st.integers(0, len(row) + 2))
@@ -28,7 +28,7 @@ def test_they_are_logarithms_of_the_softmax(values: list[float], data: st.DataOb
     assert [logprob for _, logprob in found.top] == pytest.approx(expected[order], abs=1e-9)
 
 
-def test_a_forbidden_token_has_no_chance():
+def test_the_logprob_of_a_masked_token_is_minus_infinity():
     found = token_logprob(np.array([0, -np.inf, 0], np.float32), 1, 3)
     assert found.logprob == -np.inf
     assert found.top[2] == (1, -np.inf)

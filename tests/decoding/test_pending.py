@@ -1,4 +1,4 @@
-"""Tokens that are still being computed: what may be done with them before they are waited for."""
+"""Pending values: what works without waiting for the device."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from support.toy import ToyEngine
 
 
 class Device:
-    """Computes values when they are waited for, and counts how often that is."""
+    """Computes values when they are read, and counts the reads."""
 
     def __init__(self, values: Sequence[int]) -> None:
         self.waits = 0
@@ -27,7 +27,7 @@ class Device:
         return self._values
 
 
-def test_how_many_there_are_is_known():
+def test_the_number_of_pending_values_is_known():
     device = Device([4, 5, 6, 7])
     pending = Pending(device.read, 3, "array")
     assert len(pending) == 3
@@ -40,7 +40,7 @@ def test_how_many_there_are_is_known():
     assert device.waits == 0
 
 
-def test_who_looks_waits_for_all():
+def test_reading_one_pending_value_waits_for_all():
     device = Device([4, 5, 6, 7])
     pending = Pending(device.read, 3)
     assert list(pending) == [4, 5, 6]
@@ -51,7 +51,7 @@ def test_who_looks_waits_for_all():
     assert device.waits == 1
 
 
-def test_the_beginning_is_pending_and_what_stands_before_is_not():
+def test_a_prefix_is_pending_and_the_known_values_are_not():
     device = Device([4, 5, 6])
     block = Pending(device.read, 3, "array").after(9)
     assert block[:1] == [9]
@@ -67,14 +67,14 @@ slices = st.slices(6)
 
 
 @given(before=st.lists(st.integers(0, 9), max_size=3), length=st.integers(0, 4), at=slices)
-def test_it_is_cut_as_any_sequence_is(before: list[int], length: int, at: slice):
+def test_pending_values_are_sliced_as_any_sequence(before: list[int], length: int, at: slice):
     values = [10, 11, 12, 13]
     pending = Pending(lambda: values, length, None, before)
     assert list(pending[at]) == [*before, *values[:length]][at]
 
 
 class Late(Drafter):
-    """Proposes three tokens that are still being computed."""
+    """Proposes three pending tokens."""
 
     name = "late"
 
@@ -86,7 +86,7 @@ class Late(Drafter):
         return Proposal(tokens, self.name, 0, Pending(lambda: [0.5] * 3, 3)).cut(limit)
 
 
-def test_a_block_is_made_of_them_without_waiting():
+def test_a_block_of_pending_tokens_is_made_without_waiting():
     drafter, engine = Late(), ToyEngine()
     generation = Generation(
         [5, 6, 7],
@@ -108,7 +108,7 @@ def test_a_block_is_made_of_them_without_waiting():
 
 
 @pytest.mark.parametrize("engine", [ToyEngine(), ToyEngine(min_rows=2, best=True)])
-def test_an_engine_that_knows_nothing_of_them_runs_them(engine: ToyEngine):
+def test_an_engine_without_support_runs_pending_tokens(engine: ToyEngine):
     stopping = Stopping(max_tokens=9)
     expected = answer(engine, [5, 6, 7], stopping=stopping)
     assert answer(engine, [5, 6, 7], stopping=stopping, drafters=[Late()]) == expected

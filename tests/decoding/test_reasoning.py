@@ -1,4 +1,4 @@
-"""ReasoningMarks told apart from an answer, however its text is cut into tokens."""
+"""Reasoning separated from the answer, however the text is tokenized."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -37,11 +37,11 @@ class Found(NamedTuple):
 
 
 def read(pieces: Sequence[str | int], thoughts: ReasoningMarks, stops: Sequence[str] = ()) -> Found:
-    """An answer of these tokens: texts, and the ids of tokens that have none."""
+    """Read an answer of these tokens: texts, and ids of tokens without text."""
     words = dict(enumerate(piece for piece in pieces if isinstance(piece, str)))
     place = iter(words)
     tokens = [piece if isinstance(piece, int) else next(place) for piece in pieces]
-    shown = {1000: "<think>"}  # a mark that decoding does not leave out
+    shown = {1000: "<think>"}  # a mark that decoding keeps
     stream = ReasoningText(
         lambda ids: "".join(words.get(i, shown.get(i, "")) for i in ids), stops, thoughts
     )
@@ -90,7 +90,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("thoughts", "whole", "reasoning", "text"), FORMS)
-def test_marks_of_text_divide_thought_from_answer(
+def test_text_marks_separate_reasoning_from_the_answer(
     thoughts: ReasoningMarks, whole: str, reasoning: str, text: str
 ):
     for pieces in (letters(whole), [whole], [whole[:3], whole[3:9], whole[9:]]):
@@ -102,7 +102,7 @@ def test_marks_of_text_divide_thought_from_answer(
     form=st.sampled_from(FORMS),
     at=st.lists(st.integers(0, 80), max_size=12),
 )
-def test_however_a_thought_is_cut_into_tokens_its_marks_are_never_shown(
+def test_reasoning_marks_are_never_emitted_however_they_are_tokenized(
     form: tuple[ReasoningMarks, str, str, str], at: list[int]
 ):
     thoughts, whole, reasoning, text = form
@@ -110,13 +110,13 @@ def test_however_a_thought_is_cut_into_tokens_its_marks_are_never_shown(
     pieces = [whole[i:j] for i, j in zip([0, *ends], [*ends, len(whole)], strict=True)]
     found = read(pieces, thoughts)
     assert (found.text, found.reasoning) == (text, reasoning)
-    # Nothing is taken back: what was shown at each step is a beginning of the whole.
+    # Emitted text never changes: at each step it is a prefix of the whole.
     for shown, final in ((found.texts, text), (found.thoughts, reasoning)):
         for end in range(len(shown) + 1):
             assert final.startswith("".join(shown[:end]))
 
 
-def test_a_mark_that_is_a_token_is_known_by_its_id_alone():
+def test_a_token_mark_is_matched_by_its_id_alone():
     found = read([100, "so", " 4", 101, "\n\n", "It", " is", " 4."], TOKENS)
     assert (found.reasoning, found.text, found.reasoning_tokens) == ("so 4", "It is 4.", 4)
     found = read(["<", "think", ">", "no", "</think>"], TOKENS)
@@ -124,13 +124,13 @@ def test_a_mark_that_is_a_token_is_known_by_its_id_alone():
     assert found.reasoning_tokens == 0
 
 
-def test_a_mark_that_is_a_token_and_comes_in_the_answer_means_nothing():
+def test_a_token_mark_inside_the_answer_is_text():
     seen = ReasoningMarks(("<think>",), ("</think>",), {1000: "<think>", 101: "</think>"})
     found = read(["It", " is ", 1000, " 4.", 101], seen)
     assert (found.reasoning, found.text) == ("", "It is <think> 4.")
 
 
-def test_a_model_may_repeat_the_mark_that_its_prompt_ends_with():
+def test_a_repeated_opening_mark_after_the_prompts_own_is_dropped():
     marks = ReasoningMarks(
         ("<think>",), ("</think>",), {1000: "<think>", 101: "</think>"}, inside=True
     )
@@ -138,24 +138,24 @@ def test_a_model_may_repeat_the_mark_that_its_prompt_ends_with():
     assert (found.reasoning, found.text, found.reasoning_tokens) == ("so", "4.", 4)
 
 
-def test_tokens_of_a_mark_of_several_tokens_count_as_thought():
+def test_tokens_of_text_marks_count_as_reasoning():
     assert read([" ", "<th", "ink>", "a", "b", "</th", "ink>", "c"], TAGS).reasoning_tokens == 7
     assert read([" ", "<th", "ere"], TAGS).reasoning_tokens == 0
     assert read(["a", "</think>", "\n", "b"], OPENED).reasoning_tokens == 2
 
 
 @pytest.mark.parametrize("label", [["thought\n"], ["thou", "ght", "\n"], []])
-def test_the_label_of_a_gemma_thought_is_no_part_of_it(label: list[str]):
+def test_the_label_of_gemma_reasoning_is_dropped(label: list[str]):
     found = read([100, *label, "let me see", 101, "It is 4."], GEMMA)
     assert (found.reasoning, found.text) == ("let me see", "It is 4.")
 
 
-def test_a_gemma_thought_that_begins_like_its_label_is_whole():
+def test_gemma_reasoning_that_begins_like_its_label_is_kept():
     found = read([100, "thou", " art", 101, "4."], GEMMA)
     assert (found.reasoning, found.text) == ("thou art", "4.")
 
 
-def test_harmony_channels_divide_analysis_from_final():
+def test_harmony_channels_separate_analysis_from_final():
     found = read(
         [201, "analysis", 202, "let", " me", 203, 200, "assistant", 201, "final", 202, "It is 4."],
         HARMONY,
@@ -163,7 +163,7 @@ def test_harmony_channels_divide_analysis_from_final():
     assert (found.reasoning, found.text, found.reasoning_tokens) == ("let me", "It is 4.", 6)
 
 
-def test_harmony_keeps_what_it_says_to_functions_as_text():
+def test_harmony_function_calls_stay_in_the_text():
     call = [201, "commentary to=functions.now ", "json", 202, "{}"]
     found = read([201, "analysis", 202, "hm", 203, 200, "assistant", *call], HARMONY)
     assert (found.reasoning, found.text) == ("hm", "commentary to=functions.now json{}")
@@ -175,27 +175,27 @@ def test_harmony_keeps_what_it_says_to_functions_as_text():
     assert (found.reasoning, found.text) == ("", "I will look.")
 
 
-def test_harmony_without_channels_is_an_answer():
+def test_harmony_without_channels_is_all_answer():
     assert read(["It is", " 4."], HARMONY)[:2] == ("It is 4.", "")
 
 
 @pytest.mark.parametrize("stop", ["see", "\n", "<", "think"])
-def test_a_stop_string_ends_the_answer_and_not_a_thought(stop: str):
+def test_a_stop_string_ends_the_answer_but_not_reasoning(stop: str):
     whole = f"<think>let me see\nit</think>It is {stop} 4."
     for pieces in (letters(whole), [whole[:4], whole[4:20], whole[20:]]):
         found = read(pieces, TAGS, [stop])
         assert (found.text, found.reasoning) == ("It is ", "let me see\nit")
 
 
-def test_a_stop_string_that_an_answer_only_begins_with_is_shown_at_its_end():
+def test_a_partial_stop_string_is_emitted_at_the_end():
     assert read(letters("<think>a</think>It is stop"), TAGS, ["stopped"]).text == "It is stop"
 
 
-def test_a_character_of_several_bytes_is_whole_on_both_sides_of_a_mark():
+def test_characters_of_several_bytes_are_whole_on_both_sides_of_a_mark():
     data = ["<think>é</think>", "é"]
     assert read(data, TAGS)[:2] == ("é", "é")
 
 
-def test_an_empty_stop_string_is_refused():
+def test_an_empty_stop_string_is_rejected():
     with pytest.raises(ValueError, match="stop string is empty"):
         ReasoningText(lambda _: "", [""], TAGS)

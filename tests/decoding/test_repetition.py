@@ -1,4 +1,4 @@
-"""The repetition stop on its own: what is a loop, and what only looks like one."""
+"""Repetition detection: loops, and text that only looks like one."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from paceline.decoding.repetition import DEFAULT, MAX_PATTERN_SIZE, Repetition, 
 
 
 def first_stop(rule: Repetition, tokens: Sequence[int]) -> int | None:
-    """How many tokens the answer has when the rule ends it; None: it goes on."""
+    """Tokens of the answer when the rule ends it; None: it does not."""
     stop = RepetitionDetector(rule)
     return next((n for n, token in enumerate(tokens, start=1) if stop.push(token)), None)
 
@@ -31,14 +31,14 @@ rules = st.builds(
     st.integers(2, 5),
     st.integers(0, 14),
 )
-# Few different tokens, and runs of one pattern: most of these come near a loop.
+# Few different tokens, and runs of one pattern: most are close to a loop.
 texts = st.lists(
     st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(1, 6)), max_size=8
 ).map(lambda runs: [token for pattern, times in runs for token in pattern * times])
 
 
 @given(rule=rules, tokens=texts)
-def test_the_repetition_stop_ends_an_answer_at_the_first_token_that_completes_a_loop(
+def test_repetition_is_detected_at_the_first_token_that_completes_a_loop(
     rule: Repetition, tokens: list[int]
 ):
     expected = next(
@@ -66,7 +66,7 @@ def test_the_default_rule_ends_exact_repetition_of_any_pattern_up_to_its_longest
     assert found <= len(start) + max(256 + size, 4 * size)
 
 
-def test_a_repetition_of_a_pattern_longer_than_the_longest_is_let_be():
+def test_repetition_of_a_pattern_above_the_maximum_size_is_ignored():
     assert first_stop(DEFAULT, list(range(129)) * 20) is None
 
 
@@ -86,7 +86,7 @@ def test_a_repetition_of_a_pattern_longer_than_the_longest_is_let_be():
     ],
     ids=["rule", "table", "paragraphs", "numbered list", "numbered lines", "refrain"],
 )
-def test_repetition_as_text_has_it_does_not_end_an_answer(tokens: list[int]):
+def test_repetition_in_ordinary_text_does_not_end_an_answer(tokens: list[int]):
     assert first_stop(DEFAULT, tokens) is None
 
 
@@ -104,6 +104,6 @@ def test_repetition_as_text_has_it_does_not_end_an_answer(tokens: list[int]):
         ((2.5, 1, 2, 0), "max_pattern_size"),
     ],
 )
-def test_a_repetition_rule_out_of_range_is_refused_by_name(values: tuple[int, ...], name: str):
+def test_a_repetition_rule_out_of_range_is_rejected_by_name(values: tuple[int, ...], name: str):
     with pytest.raises(ValueError, match=name):
         Repetition(*values)

@@ -1,4 +1,4 @@
-"""A preempted answer goes on to the same tokens, with its rows computed again in their roles."""
+"""A preempted answer continues with the same tokens; its rows are recomputed in their phases."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,8 +18,8 @@ from support.toy import ToyEngine
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 
 
-class RoleEngine(ToyEngine):
-    """A toy whose keys depend on a row's role, as an engine's last bits do."""
+class PhaseEngine(ToyEngine):
+    """A toy whose keys depend on a row's phase, as an engine's last bits do."""
 
     def __init__(self) -> None:
         super().__init__(context_length=256)
@@ -58,7 +58,7 @@ def made(engine: ToyEngine, drafter: str, policy: str, sampling: Sampling) -> Ge
     temperature=st.sampled_from([0.0, 0.9]),
     in_flight=st.booleans(),
 )
-def test_preempted_decode_goes_on_to_the_same_tokens(
+def test_preempted_decode_continues_with_the_same_tokens(
     preempted_after: list[int],
     cached: int,
     most: int,
@@ -68,7 +68,7 @@ def test_preempted_decode_goes_on_to_the_same_tokens(
     in_flight: bool,
 ):
     sampling = Sampling(temperature=temperature, seed=5)
-    engine = RoleEngine()
+    engine = PhaseEngine()
     (plain,) = run(engine, [made(engine, "none", "fixed", sampling)])
     one = made(engine, drafter, policy, sampling)
     sequence = engine.open()
@@ -76,7 +76,7 @@ def test_preempted_decode_goes_on_to_the_same_tokens(
     while not one.finished:
         block = one.next_block(most)
         if left and steps == left[0] and not one.prefilling and not one.recomputing:
-            # Its block may be out already, as when the call found no room.
+            # Its block may be out already, as when the KV cache was full.
             left.pop(0)
             steps = 0
             sequence.close()
@@ -100,8 +100,8 @@ def test_preempted_decode_goes_on_to_the_same_tokens(
     assert one.answer == plain.tokens
 
 
-def test_rows_are_computed_again_in_the_role_they_had_many_to_a_call():
-    engine = RoleEngine()
+def test_rows_are_recomputed_in_their_phase_many_per_call():
+    engine = PhaseEngine()
     one = made(engine, "none", "fixed", Sampling())
     with closing(engine.open()) as sequence:
         for _ in range(31):
@@ -119,7 +119,7 @@ def test_rows_are_computed_again_in_the_role_they_had_many_to_a_call():
     assert (list(decode.tokens), decode.rows, decode.prefill) == (one.answer[:-1], 0, False)
 
 
-def test_only_an_answer_that_has_begun_can_be_restarted():
+def test_restart_needs_an_answer_that_has_begun_and_not_ended():
     engine = ToyEngine()
     one = made(engine, "none", "fixed", Sampling())
     with pytest.raises(RuntimeError, match="has begun"):

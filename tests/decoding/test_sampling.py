@@ -24,7 +24,7 @@ def sampler(
 
 
 def picked(made: Sampler, logits: np.ndarray, positions: range = range(200)) -> set[int]:
-    """Every token that is picked from the same row at many positions."""
+    """The tokens sampled from one row at many positions."""
     return {made.pick(logits, position) for position in positions}
 
 
@@ -54,7 +54,7 @@ def test_the_random_number_is_a_keyed_hash_of_the_position(seed: int, position: 
     assert 0 <= uniform(seed, position) < 1
 
 
-def test_the_random_numbers_of_neighbours_have_nothing_to_do_with_each_other():
+def test_random_numbers_of_neighbouring_positions_are_uncorrelated():
     for numbers in (
         [uniform(5, position) for position in range(2000)],
         [uniform(seed, 5) for seed in range(2000)],
@@ -65,7 +65,7 @@ def test_the_random_numbers_of_neighbours_have_nothing_to_do_with_each_other():
 
 
 def test_a_pick_depends_on_row_history_and_position_alone():
-    # Whatever was picked before or in between, as a rejected draft's rows are.
+    # Other picks before or in between, as for rejected draft tokens, do not matter.
     rng = np.random.default_rng(0)
     rows = rng.normal(0, 2, (30, 8)).astype(np.float32)
     how = {"temperature": 0.9, "top_p": 0.9, "frequency_penalty": 0.2, "repetition_penalty": 1.1}
@@ -74,7 +74,7 @@ def test_a_pick_depends_on_row_history_and_position_alone():
         for ahead in range(position + 1, min(position + 4, 30)):
             drafting.pick(rows[ahead], ahead)
         token = plain.pick(logits, position)
-        # And from a row that lies elsewhere in memory.
+        # Nor does the row's place in memory.
         block = np.zeros((3, 8), np.float32)
         block[1] = logits
         assert drafting.pick(block[1], position) == token
@@ -82,7 +82,7 @@ def test_a_pick_depends_on_row_history_and_position_alone():
         drafting.push(token)
 
 
-def test_seeds_and_positions_bring_different_picks():
+def test_seeds_and_positions_give_different_tokens():
     logits = row(0, 0, 0, 0, 0, 0, 0, 0)
     of_seeds = [sampler(temperature=1.0, seed=seed).pick(logits, 9) for seed in range(100)]
     one = sampler(temperature=1.0)
@@ -90,7 +90,7 @@ def test_seeds_and_positions_bring_different_picks():
     assert set(of_seeds) == set(of_positions) == set(range(8))
 
 
-def test_a_row_is_only_read():
+def test_pick_does_not_change_the_row():
     logits = row(1, 2, 3, 4, 5, 6, 7, 8)
     logits.flags.writeable = False
     sampler(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1).pick(logits, 0)
@@ -109,7 +109,7 @@ CHI_SQUARE_999 = 24.32
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("varied", ["positions", "seeds"])
-def test_tokens_come_as_often_as_the_softmax_says(temperature: float, varied: str):
+def test_token_frequencies_follow_the_softmax(temperature: float, varied: str):
     logits = row(1.5, 1.0, 0.5, 0.0, 0.0, -0.5, 0.2, 1.2)
     draws = 4000
     if varied == "positions":
@@ -124,7 +124,7 @@ def test_tokens_come_as_often_as_the_softmax_says(temperature: float, varied: st
 
 
 def kept(weight: Sequence[float], how: Sampling) -> tuple[list[int], float]:
-    """The tokens that top-k, then top-p, then min-p leave, and how close a call it was."""
+    """The tokens that pass top-k, then top-p, then min-p, and the margin of the decision."""
     ranked = sorted(range(len(weight)), key=lambda token: -weight[token])
     margin = 1.0
     if how.top_k:
@@ -136,7 +136,7 @@ def kept(weight: Sequence[float], how: Sampling) -> tuple[list[int], float]:
             margin = min(margin, abs(mass / total - how.top_p))
             if mass < how.top_p * total:
                 mass, least = mass + weight[token], weight[token]
-        # Tokens as likely as the last one that is needed stay: nothing tells them apart.
+        # Tokens that tie with the last one needed stay.
         ranked = [token for token in ranked if weight[token] >= least]
     if how.min_p:
         margin = min([margin, *(abs(weight[token] - how.min_p) for token in ranked)])
@@ -157,7 +157,7 @@ def kept(weight: Sequence[float], how: Sampling) -> tuple[list[int], float]:
         seed=st.integers(0, 99),
     ),
 )
-def test_filters_work_as_a_plain_reading_of_their_definitions(logits: list[float], how: Sampling):
+def test_sampling_filters_follow_their_definitions(logits: list[float], how: Sampling):
     weight = [math.exp((x - max(logits)) / how.temperature) for x in logits]
     tokens, margin = kept(weight, how)
     assume(margin > 1e-5)  # float32 may fall on the other side
@@ -171,7 +171,7 @@ def test_filters_work_as_a_plain_reading_of_their_definitions(logits: list[float
             assert one.pick(row(*logits), position) == tokens[np.argmax(ends > u)]
 
 
-def test_top_p_looks_at_what_top_k_left():
+def test_top_p_applies_after_top_k():
     # 40 %, 30 %, 20 %, 10 %: of the first two alone, the first one has more than half.
     logits = np.log(row(0.4, 0.3, 0.2, 0.1))
     assert picked(sampler(temperature=1.0, top_p=0.5), logits) == {0, 1}
@@ -185,7 +185,7 @@ def test_temperature_comes_before_top_p():
     assert picked(sampler(temperature=9.0, top_p=0.55), logits) == {0, 1, 2}
 
 
-def test_min_p_counts_from_the_most_likely_token():
+def test_min_p_is_relative_to_the_most_likely_token():
     logits = np.log(row(0.4, 0.3, 0.19, 0.11))
     assert picked(sampler(temperature=1.0, min_p=0.5), logits) == {0, 1}
     assert picked(sampler(temperature=1.0, min_p=1.0), logits) == {0}
@@ -200,7 +200,7 @@ def test_top_k_keeps_all_that_tie_with_the_last():
     assert picked(sampler(temperature=1.0, top_k=6), logits) == {0, 1, 2, 3, 4, 5}
 
 
-def test_the_nucleus_of_a_flat_row_is_found_beyond_the_window():
+def test_the_nucleus_of_a_flat_row_extends_beyond_the_window():
     # One likely token, and so many unlikely ones that they hold nearly half of the mass.
     size = 30_000
     logits = np.full(size, -10.5, np.float32)
@@ -210,14 +210,14 @@ def test_the_nucleus_of_a_flat_row_is_found_beyond_the_window():
     assert len(picked(sampler(temperature=1.0, top_p=0.9, vocab_size=size), logits)) > 50
 
 
-def test_a_masked_token_is_never_picked():
+def test_a_masked_token_is_never_sampled():
     logits = row(-math.inf, 0, -math.inf, 0, -math.inf)
     for how in ({}, {"top_k": 4}, {"top_p": 0.99}, {"min_p": 0.001}):
         assert picked(sampler(temperature=1.0, **how), logits) == {1, 3}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 9.9e-6])
-def test_without_temperature_the_first_of_the_most_likely_is_picked(temperature: float):
+def test_greedy_picks_the_first_of_the_most_likely_tokens(temperature: float):
     # Dividing by so little would overflow; the tie must fall the same way everywhere.
     how = sampler(temperature=temperature, top_k=3, top_p=0.5, seed=5)
     assert picked(how, row(1, 4, 4, 2, 4)) == {1}
@@ -233,7 +233,7 @@ def greedy_after(logits: np.ndarray, **how: object) -> int:
     return sampler(**how).pick(logits, 0)
 
 
-def test_repetition_penalty_weakens_tokens_of_prompt_and_answer():
+def test_repetition_penalty_lowers_tokens_of_prompt_and_answer():
     logits = row(4.0, 3.5, 3.0, -1.0)
     assert greedy_after(logits, repetition_penalty=1.2) == 0
     assert greedy_after(logits, repetition_penalty=1.2, prompt=[0]) == 1
@@ -241,12 +241,12 @@ def test_repetition_penalty_weakens_tokens_of_prompt_and_answer():
     assert greedy_after(logits, repetition_penalty=1.5, prompt=[0], answer=[1, 1, 1]) == 2
 
 
-def test_repetition_penalty_pushes_negative_logits_down_too():
+def test_repetition_penalty_lowers_negative_logits_too():
     # -1 * 2 = -2; dividing would have made it the better one.
     assert greedy_after(row(-1.0, -1.5), repetition_penalty=2.0, prompt=[0]) == 1
 
 
-def test_repetition_penalty_under_one_asks_for_repetition():
+def test_repetition_penalty_below_one_raises_repetition():
     assert greedy_after(row(4.0, 3.5), repetition_penalty=0.8, prompt=[1]) == 1
 
 
@@ -265,7 +265,7 @@ def test_frequency_penalty_counts_every_time_and_only_in_the_answer():
     assert greedy_after(logits, frequency_penalty=0.3, answer=[0, 0, 0, 1, 1]) == 2
 
 
-def test_negative_penalties_ask_for_repetition():
+def test_negative_penalties_raise_repetition():
     assert greedy_after(row(4.0, 3.5), presence_penalty=-1.0, answer=[1]) == 1
 
 
@@ -276,7 +276,7 @@ def test_logit_bias_is_added():
     assert greedy_after(logits, logit_bias={0: -1e6}) == 1
 
 
-def test_penalties_and_bias_come_in_the_documented_order():
+def test_penalties_and_bias_apply_in_the_documented_order():
     # 4 / 2 - 1 - 0.5 + 0.2 = 0.7 for token 0. The repetition penalty last would give 1.35, the
     # bias before it 0.6; token 1 lies between, so another order picks another token.
     how = {
@@ -290,7 +290,7 @@ def test_penalties_and_bias_come_in_the_documented_order():
     assert greedy_after(row(4.0, 0.71), **how) == 1
 
 
-def test_penalties_work_on_the_distribution_that_is_sampled():
+def test_penalties_change_the_sampled_distribution():
     logits = row(0.0, 0.0)
     one = sampler(temperature=0.1, presence_penalty=5.0, answer=[0])
     assert picked(one, logits) == {1}
@@ -348,6 +348,6 @@ def test_the_ends_of_a_range_are_allowed(name: str, values: tuple[object, object
         assert made.pick(row(1, 2, 3, 4, 5, 6, 7, 8), 0) in range(8)
 
 
-def test_a_bias_beyond_the_vocabulary_is_refused():
+def test_a_logit_bias_beyond_the_vocabulary_is_rejected():
     with pytest.raises(ValueError, match="names token 8, but the vocabulary ends at 7"):
         sampler(logit_bias={7: 1.0, 8: 1.0})

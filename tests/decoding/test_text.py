@@ -14,8 +14,8 @@ def bytewise(pieces: Sequence[bytes]) -> Callable[[Sequence[int]], str]:
     return lambda ids: b"".join(pieces[i] for i in ids).decode("utf-8", "replace")
 
 
-def told(stream: TextStream, count: int) -> list[str]:
-    """What comes of tokens 0, 1, ... as long as nothing stops it, and of the end."""
+def pushed(stream: TextStream, count: int) -> list[str]:
+    """Final text of tokens 0, 1, ... until a stop string, and of the end."""
     pieces = []
     for token in range(count):
         pieces.append(stream.push(token).final)
@@ -25,21 +25,21 @@ def told(stream: TextStream, count: int) -> list[str]:
 
 
 def cut(data: bytes, at: Sequence[int]) -> list[bytes]:
-    """The data as tokens, cut at these places (modulo its length); equal places make empty ones."""
+    """The data as tokens, cut at these positions (modulo its length)."""
     ends = sorted(place % (len(data) + 1) for place in at)
     return [data[i:j] for i, j in zip([0, *ends], [*ends, len(data)], strict=True)]
 
 
 cuts = st.lists(st.integers(0, 999), max_size=60)
 
-# Letters of one to four bytes, and few enough of them that stop strings are met.
+# Letters of one to four bytes, so few that stop strings occur.
 scripts = st.text(st.sampled_from("abcé漢😀\u0301\n"), max_size=60)
 
 
 @given(text=st.text(max_size=60) | scripts, at=cuts)
-def test_the_pieces_make_the_text_however_it_is_cut_into_tokens(text: str, at: list[int]):
+def test_pieces_join_to_the_text_however_it_is_tokenized(text: str, at: list[int]):
     tokens = cut(text.encode(), at)
-    pieces = told(TextStream(bytewise(tokens)), len(tokens))
+    pieces = pushed(TextStream(bytewise(tokens)), len(tokens))
     assert "".join(pieces) == text
     assert not any(BROKEN in piece for piece in pieces)
 
@@ -48,9 +48,9 @@ def test_the_pieces_make_the_text_however_it_is_cut_into_tokens(text: str, at: l
 # A broken character at the end, and then nothing but tokens without text (special ones).
 @example(data=b"a\xf0\x9f", at=[3] * 40)
 @example(data=b"a\xf0\x9f b", at=[3] * 40)
-def test_broken_bytes_become_what_the_decoder_makes_of_them(data: bytes, at: list[int]):
+def test_broken_bytes_give_the_decoders_replacement(data: bytes, at: list[int]):
     tokens = cut(data, at)
-    pieces = told(TextStream(bytewise(tokens)), len(tokens))
+    pieces = pushed(TextStream(bytewise(tokens)), len(tokens))
     assert "".join(pieces) == data.decode("utf-8", "replace")
 
 
@@ -70,11 +70,11 @@ def test_a_character_comes_with_the_token_that_completes_it(text: str, at: list[
     at=cuts,
     stops=st.lists(st.text("abcé漢😀\n", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_the_text_ends_before_the_earliest_stop_string_and_never_shows_part_of_one(
+def test_text_ends_before_the_earliest_stop_string_and_never_has_part_of_one(
     text: str, at: list[int], stops: list[str]
 ):
     tokens = cut(text.encode(), at)
-    # Plainly: look at all the text after every token.
+    # Reference: search the whole text after every token.
     expected, count = text, len(tokens)
     for end in range(1, len(tokens) + 1):
         known = b"".join(tokens[:end]).decode("utf-8", "ignore")
@@ -83,7 +83,7 @@ def test_the_text_ends_before_the_earliest_stop_string_and_never_shows_part_of_o
             expected, count = known[: min(met)], end
             break
     stream = TextStream(bytewise(tokens), stops)
-    pieces = told(stream, len(tokens))
+    pieces = pushed(stream, len(tokens))
     assert "".join(pieces) == expected
     if stream.stopped_by is not None:
         assert len(pieces) == count, "it stops with the token that completes the string"
@@ -91,7 +91,7 @@ def test_the_text_ends_before_the_earliest_stop_string_and_never_shows_part_of_o
         assert stream.stopped_by in stops
     else:
         assert not any(stop in text for stop in stops)
-    # Nothing is shown that a later token could make part of a stop string.
+    # No emitted text can become part of a stop string.
     shown = ""
     for end, piece in enumerate(pieces[: count - 1], start=1):
         shown += piece
@@ -101,7 +101,7 @@ def test_the_text_ends_before_the_earliest_stop_string_and_never_shows_part_of_o
 
 
 @given(text=scripts, at=cuts, stop=st.text("abc", min_size=1, max_size=3))
-def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, at: list[int], stop: str):
+def test_only_a_possible_start_of_a_stop_string_is_held_back(text: str, at: list[int], stop: str):
     tokens = cut(text.encode(), at)
     stream = TextStream(bytewise(tokens), [stop])
     shown, run = "", b""
@@ -120,34 +120,34 @@ def stream_of(tokens: Sequence[str | bytes], *stops: str) -> TextStream:
     return TextStream(bytewise(pieces), stops)
 
 
-def test_a_stop_string_may_lie_across_tokens_and_end_inside_one():
+def test_a_stop_string_may_span_tokens_and_end_inside_one():
     tokens = ["one. ", "E", "N", "D of", " it"]
-    assert told(stream_of(tokens, "END"), 5) == ["one. ", "", "", ""]
+    assert pushed(stream_of(tokens, "END"), 5) == ["one. ", "", "", ""]
 
 
-def test_what_looked_like_a_stop_string_is_shown_when_it_was_none():
-    assert told(stream_of(["E", "N", "o"], "END"), 3) == ["", "", "ENo", ""]
-    assert told(stream_of(["E", "E", "N", "D"], "END"), 4) == ["", "E", "", ""]
+def test_held_back_text_is_emitted_once_it_cannot_be_a_stop_string():
+    assert pushed(stream_of(["E", "N", "o"], "END"), 3) == ["", "", "ENo", ""]
+    assert pushed(stream_of(["E", "E", "N", "D"], "END"), 4) == ["", "E", "", ""]
 
 
-def test_what_may_begin_a_stop_string_is_shown_at_the_end():
-    assert told(stream_of(["a", "EN"], "END"), 2) == ["a", "", "EN"]
+def test_held_back_text_is_emitted_at_the_end():
+    assert pushed(stream_of(["a", "EN"], "END"), 2) == ["a", "", "EN"]
 
 
-def test_the_earliest_of_several_stop_strings_wins_whatever_their_order():
+def test_the_earliest_stop_string_wins_in_any_order():
     for stops in (["cd", "bc"], ["bc", "cd"]):
         stream = stream_of(["abcde"], *stops)
         assert stream.push(0).final == "a"
         assert stream.stopped_by == "bc"
 
 
-def test_nothing_comes_after_a_stop_string():
+def test_no_text_is_emitted_after_a_stop_string():
     stream = stream_of(["a|", "b"], "|")
     assert [stream.push(0).final, stream.push(1).final, stream.finish().final] == ["a", "", ""]
 
 
-def test_a_stop_string_may_be_completed_by_the_end_itself():
-    # A broken character is only certain when no more bytes come.
+def test_the_end_may_complete_a_stop_string():
+    # A broken character is final only at the end.
     stream = stream_of(["ab", b"\xf0\x9f"], f"b{BROKEN}")
     assert [stream.push(0).final, stream.push(1).final] == ["a", ""]
     assert stream.stopped_by is None
@@ -155,12 +155,12 @@ def test_a_stop_string_may_be_completed_by_the_end_itself():
     assert stream.stopped_by == f"b{BROKEN}"
 
 
-def test_a_broken_character_is_shown_once_it_cannot_be_completed():
+def test_a_broken_character_is_emitted_once_it_cannot_be_completed():
     stream = stream_of([b"a", b"\xf0", b"\x9f", b"b"])
     assert [stream.push(i).final for i in range(4)] == ["a", "", "", f"{BROKEN}b"]
 
 
-def test_a_token_has_its_own_text_even_where_a_stop_string_holds_it_back():
+def test_a_piece_has_its_tokens_text_even_if_it_is_held_back():
     stream = stream_of(["aE", "N", "x"], "END")
     found = [stream.push(i) for i in range(3)]
     assert [piece.text for piece in found] == ["aE", "N", "x"]
@@ -172,10 +172,10 @@ def test_an_answer_without_tokens_has_no_text():
 
 
 def test_a_tokenizer_that_drops_the_space_at_a_texts_start_keeps_it_in_the_middle():
-    # As sentencepiece's do: the same tokens read differently at the start of a text.
+    # As in sentencepiece: tokens decode differently at the start of a text.
     words = [" the", " road", " goes", " ever", " on"] * 8
     stream = TextStream(lambda ids: "".join(words[i] for i in ids).removeprefix(" "))
-    assert "".join(told(stream, 40)) == "".join(words).removeprefix(" ")
+    assert "".join(pushed(stream, 40)) == "".join(words).removeprefix(" ")
 
 
 def test_the_work_per_token_does_not_grow_with_the_answer():
@@ -192,6 +192,6 @@ def test_the_work_per_token_does_not_grow_with_the_answer():
 
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""]])
-def test_an_empty_stop_string_is_refused(stops: list[str]):
+def test_an_empty_stop_string_is_rejected(stops: list[str]):
     with pytest.raises(ValueError, match="a stop string is empty"):
         stream_of(["a"], *stops)

@@ -1,12 +1,12 @@
-"""Tells a model's thoughts apart from its answer, token by token.
+"""Separates a model's reasoning from its answer, token by token.
 
-Knows the marks around thoughts, as text or as tokens, and one function, ids -> text. Knows neither
-templates nor tokenizers. The rules: a mark is never shown in part; nothing is taken back; what is
-shown is the same however the tokens were grouped into blocks; and no token is changed.
+Depends on the marks, as text or as tokens, and on one function, ids -> text; on no template and no
+tokenizer. Invariants: no part of a mark is emitted; emitted text never changes; it is the same
+however the tokens were grouped into blocks; no token is changed.
 
-A thought comes before the answer. A mark that is one token of the vocabulary is known by its id, so
-the same letters in a text are no mark; others are looked for in the text. Stop strings are for the
-answer: a thought may have them. White space around a thought is dropped.
+Reasoning precedes the answer. A mark that is one token of the vocabulary is matched by its id, so
+that the same letters in a text are no mark; other marks are matched in the text. Stop strings apply
+to the answer alone. White space around reasoning is dropped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,50 +18,50 @@ from paceline.decoding.text import Decode, StopStrings, TextPiece, TextStream, o
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """How one answer's thoughts are marked."""
+    """The marks around reasoning in one answer."""
 
     opens: tuple[str, ...]
-    """Marks that begin a thought."""
+    """Marks that open reasoning."""
     closes: tuple[str, ...]
-    """Marks that end it."""
+    """Marks that close it."""
     tokens: Mapping[int, str]
-    """Marks that are one token: id -> mark. They are not looked for in the text."""
+    """Marks that are one token: id -> mark. They are not matched in the text."""
     label: str = ""
-    """What follows the opening mark and is no part of the thought."""
+    """Text after the opening mark that is no part of the reasoning."""
     wrap: tuple[str, str] | None = None
-    """What may be around the answer after a thought."""
+    """Optional marks around the answer after reasoning."""
     inside: bool = False
-    """Whether the prompt ends in a thought."""
+    """Whether the prompt ends inside reasoning."""
     channels: bool = False
-    """Whether the answer comes in messages, each with the name of its channel (harmony)."""
+    """Whether the answer is a sequence of messages with named channels (harmony)."""
 
 
 def answer_text(
-    decode: Decode, stops: Sequence[str] = (), thoughts: ReasoningMarks | None = None
+    decode: Decode, stops: Sequence[str] = (), marks: ReasoningMarks | None = None
 ) -> TextStream:
-    """What makes text of an answer's tokens.
+    """The detokenizer of an answer, with or without reasoning.
 
     Raises:
         ValueError: a stop string is empty.
     """
-    if thoughts is None:
+    if marks is None:
         return TextStream(decode, stops)
-    return ReasoningText(decode, stops, thoughts)
+    return ReasoningText(decode, stops, marks)
 
 
-class _Place(Enum):
+class _State(Enum):
     START = auto()
-    """Before the answer: a thought may begin. What was read is white space, or half a mark."""
-    THOUGHT = auto()
+    """Before the answer: reasoning may begin. Read so far: white space, or part of a mark."""
+    REASONING = auto()
     ANSWER = auto()
     HEADER = auto()
-    """In the head of a message, of which the channel's name is a part."""
+    """In the head of a message, which names its channel."""
 
 
 class ReasoningText(TextStream):
-    """A `TextStream` that divides the text into reasoning and answer."""
+    """A `TextStream` that separates reasoning from the answer."""
 
-    def __init__(self, decode: Decode, stops: Sequence[str], thoughts: ReasoningMarks) -> None:
+    def __init__(self, decode: Decode, stops: Sequence[str], marks: ReasoningMarks) -> None:
         """Prepare for one answer.
 
         Raises:
@@ -70,107 +70,107 @@ class ReasoningText(TextStream):
         self._ids_to_text = decode
         self._plain = TextStream(decode)
         self._stops = StopStrings(stops)
-        self._marks = thoughts
-        known = set(thoughts.tokens.values())
-        self._opens = [mark for mark in thoughts.opens if mark not in known]
-        self._closes = [mark for mark in thoughts.closes if mark not in known]
-        start = _Place.ANSWER if thoughts.channels else _Place.START
-        self._place = _Place.THOUGHT if thoughts.inside else start
-        self._held = ""  # read, but perhaps a part of a mark
-        self._space = ""  # white space at the end of a thought so far
-        self._label = "" if thoughts.inside else thoughts.label
-        self._thought_before = thoughts.inside
-        self._begun = False  # whether this thought has any text
-        self._any = False  # whether any thought had
-        self._role = ""  # of a message's head what comes before its channel, if it names a function
-        self._wrapped = False  # whether the answer is in its marks
-        self._answered = False  # whether anything came after the first of them
+        self._marks = marks
+        known = set(marks.tokens.values())
+        self._opens = [mark for mark in marks.opens if mark not in known]
+        self._closes = [mark for mark in marks.closes if mark not in known]
+        start = _State.ANSWER if marks.channels else _State.START
+        self._state = _State.REASONING if marks.inside else start
+        self._held = ""  # read, possibly part of a mark
+        self._space = ""  # white space at the end of the reasoning so far
+        self._label = "" if marks.inside else marks.label
+        self._reasoned = marks.inside
+        self._begun = False  # whether this reasoning has text
+        self._any = False  # whether any reasoning had text
+        self._role = ""  # message head before its channel, if it names a function
+        self._wrapped = False  # whether the answer is inside its marks
+        self._answered = False  # whether it has text after the opening one
         self._answer: list[str] = []
-        self._thought: list[str] = []
-        self._unsure = 0  # tokens since the answer's start that may be half a mark
+        self._reasoning: list[str] = []
+        self._unsure = 0  # tokens that may be part of an opening mark
         self.reasoning_tokens = 0
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that was met, once one was."""
+        """The stop string that ended the text; None so far."""
         return self._stops.stopped_by
 
     def push(self, token: int) -> TextPiece:
-        """Take one more token; return the text that it completes."""
-        before = self._place
+        """Append a token; returns the text that it completes."""
+        before = self._state
         mark = self._marks.tokens.get(token)
         if mark is None:
             self._read(self._plain.push(token).text)
         else:
             self._read(self._plain.finish().text)
             self._plain = TextStream(self._ids_to_text)
-            self._see(mark, token)
-        self._count(before, self._place)
+            self._read_mark(mark, token)
+        self._count(before, self._state)
         return self._release()
 
     def finish(self) -> TextPiece:
-        """Return the rest, when no more tokens will come."""
+        """End the answer; returns the text held back."""
         self._read(self._plain.finish().text)
         self._plain = TextStream(self._ids_to_text)
         held, self._held = self._held, ""
-        if self._place is _Place.THOUGHT:
-            self._think(held)
-        elif self._place is not _Place.HEADER:
-            before = self._thought_before and self._place is _Place.START
+        if self._state is _State.REASONING:
+            self._append_reasoning(held)
+        elif self._state is not _State.HEADER:
+            before = self._reasoned and self._state is _State.START
             self._answer.append(held.lstrip() if before else held)
         return self._release(at_end=True)
 
     def _release(self, *, at_end: bool = False) -> TextPiece:
-        text, reasoning = "".join(self._answer), "".join(self._thought)
+        text, reasoning = "".join(self._answer), "".join(self._reasoning)
         self._answer.clear()
-        self._thought.clear()
+        self._reasoning.clear()
         return TextPiece(text, self._stops.push(text, at_end=at_end), reasoning)
 
-    def _count(self, before: _Place, after: _Place) -> None:
-        """Count a token that was read while `before`, and after which the place is `after`."""
-        if _Place.THOUGHT in (before, after):
+    def _count(self, before: _State, after: _State) -> None:
+        """Count a token that moved the state from `before` to `after`."""
+        if _State.REASONING in (before, after):
             self.reasoning_tokens += 1 + self._unsure
             self._unsure = 0
-        elif after in (_Place.START, _Place.HEADER):
+        elif after in (_State.START, _State.HEADER):
             self._unsure += 1
         else:
             self._unsure = 0
 
     def _read(self, text: str) -> None:
-        """Text that is no token's mark."""
+        """Read text between token marks."""
         while text:
-            match self._place:
-                case _Place.START:
+            match self._state:
+                case _State.START:
                     text = self._read_start(text)
-                case _Place.THOUGHT:
-                    text = self._read_thought(text)
-                case _Place.ANSWER:
+                case _State.REASONING:
+                    text = self._read_reasoning(text)
+                case _State.ANSWER:
                     self._read_answer(text)
                     return
-                case _Place.HEADER:
+                case _State.HEADER:
                     self._held += text
                     return
 
     def _read_start(self, text: str) -> str:
-        """Read before the answer; returns what is to be read elsewhere."""
+        """Read before the answer; returns the text left to read in the new state."""
         self._held += text
         found = self._held.lstrip()
-        wraps = [self._marks.wrap[0]] if self._marks.wrap and self._thought_before else []
+        wraps = [self._marks.wrap[0]] if self._marks.wrap and self._reasoned else []
         for mark in (*self._opens, *wraps):
             if found.startswith(mark):
                 self._held = ""
                 if mark in wraps:
-                    self._place, self._wrapped = _Place.ANSWER, True
+                    self._state, self._wrapped = _State.ANSWER, True
                     return found[len(mark) :]
-                self._begin_thought()
+                self._begin_reasoning()
                 return found[len(mark) :]
         if not found or any(mark.startswith(found) for mark in (*self._opens, *wraps)):
             return ""
-        rest = found if self._thought_before else self._held
-        self._held, self._place = "", _Place.ANSWER
+        rest = found if self._reasoned else self._held
+        self._held, self._state = "", _State.ANSWER
         return rest
 
-    def _read_thought(self, text: str) -> str:
+    def _read_reasoning(self, text: str) -> str:
         self._held += text
         if self._label:
             if self._label.startswith(self._held) and self._held != self._label:
@@ -181,12 +181,12 @@ class ReasoningText(TextStream):
         if found:
             at, mark = min(found)
             held, self._held = self._held, ""
-            self._think(held[:at])
-            self._end_thought()
+            self._append_reasoning(held[:at])
+            self._end_reasoning()
             return held[at + len(mark) :]
         keep = max((overlap(self._held, mark) for mark in self._closes), default=0)
         end = len(self._held) - keep
-        self._think(self._held[:end])
+        self._append_reasoning(self._held[:end])
         self._held = self._held[end:]
         return ""
 
@@ -207,50 +207,50 @@ class ReasoningText(TextStream):
                 self._held = self._held[len(text) :]
         self._answer.append(text)
 
-    def _see(self, mark: str, token: int) -> None:
-        """A mark that is a token."""
+    def _read_mark(self, mark: str, token: int) -> None:
+        """Handle a mark that is a token."""
         if self._marks.channels:
-            self._see_channel(mark)
-        elif self._place is _Place.START and mark in self._marks.opens:
+            self._read_channel_mark(mark)
+        elif self._state is _State.START and mark in self._marks.opens:
             self._held = ""
-            self._begin_thought()
-        elif self._place is _Place.THOUGHT and mark in self._marks.closes:
+            self._begin_reasoning()
+        elif self._state is _State.REASONING and mark in self._marks.closes:
             held, self._held = self._held, ""
-            self._think(held)
-            self._end_thought()
-        elif not (self._place is _Place.THOUGHT and not self._begun):
-            # A model may repeat the mark that the prompt ended with; elsewhere it means nothing.
+            self._append_reasoning(held)
+            self._end_reasoning()
+        elif not (self._state is _State.REASONING and not self._begun):
+            # A mark elsewhere is text, unless it repeats the mark at the end of the prompt.
             self._read(self._ids_to_text([token]))
 
-    def _see_channel(self, mark: str) -> None:
-        """A mark of harmony: <|start|>role<|channel|>name<|message|>text<|end|>."""
+    def _read_channel_mark(self, mark: str) -> None:
+        """Handle a mark of harmony: <|start|>role<|channel|>name<|message|>text<|end|>."""
         held, self._held = self._held, ""
-        if self._place is _Place.THOUGHT:
-            self._think(held)
+        if self._state is _State.REASONING:
+            self._append_reasoning(held)
         if mark == "<|message|>":
             head = self._role + held
             call = " to=" in head
             if held.split()[:1] == ["analysis"] and not call:
-                self._begin_thought()
+                self._begin_reasoning()
             else:
-                self._place = _Place.ANSWER
-                if call:  # of a function, which only the head names
+                self._state = _State.ANSWER
+                if call:  # only the head names the function
                     self._answer.append(head)
         else:
-            from_head = self._place is _Place.HEADER and " to=" in held
+            from_head = self._state is _State.HEADER and " to=" in held
             self._role = f"{held} " if mark == "<|channel|>" and from_head else ""
-            self._place = _Place.ANSWER if mark == "<|end|>" else _Place.HEADER
+            self._state = _State.ANSWER if mark == "<|end|>" else _State.HEADER
 
-    def _begin_thought(self) -> None:
-        self._place, self._label = _Place.THOUGHT, self._marks.label
+    def _begin_reasoning(self) -> None:
+        self._state, self._label = _State.REASONING, self._marks.label
         self._space = "\n\n" if self._any else ""
-        self._begun, self._thought_before = False, True
+        self._begun, self._reasoned = False, True
 
-    def _end_thought(self) -> None:
-        self._place, self._space = _Place.START, ""
+    def _end_reasoning(self) -> None:
+        self._state, self._space = _State.START, ""
 
-    def _think(self, text: str) -> None:
-        """More of a thought, without the white space around it."""
+    def _append_reasoning(self, text: str) -> None:
+        """Append reasoning, without the white space around it."""
         if not self._begun:
             text = text.lstrip()
             if not text:
@@ -259,4 +259,4 @@ class ReasoningText(TextStream):
         text = self._space + text
         end = len(text.rstrip())
         self._space = text[end:]
-        self._thought.append(text[:end])
+        self._reasoning.append(text[:end])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from paceline.decoding.prefix import common_prefix_length
 from paceline.drafters import Memory
 from paceline.engines.base import Engine, KVSequence
 
@@ -49,7 +50,7 @@ class _Entry:
 
     def match(self, prompt: Tokens) -> int:
         """Length of the prompt's prefix whose KV this entry can share."""
-        return _common_prefix(self.tokens[: self.sequence.shareable_length], prompt)
+        return common_prefix_length(self.tokens[: self.sequence.shareable_length], prompt)
 
 
 class PrefixCache:
@@ -121,7 +122,9 @@ class PrefixCache:
         """Tokens of `prompt` that prefills now in flight will add to the cache."""
         entries = [entry for entry in self._entries if entry.salt == salt]
         ready = max((entry.match(prompt[:-1]) for entry in entries), default=0)
-        later = max((_common_prefix(entry.tokens, prompt[:-1]) for entry in entries), default=0)
+        later = max(
+            (common_prefix_length(entry.tokens, prompt[:-1]) for entry in entries), default=0
+        )
         return later - ready
 
     def insert(self, tokens: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
@@ -141,7 +144,8 @@ class PrefixCache:
             close_sequence(sequence)
             return
         for entry in [each for each in self._owned() if each.salt == salt]:
-            if _common_prefix(entry.tokens, tokens) == len(entry.tokens):  # the new one has it all
+            # The new one has all of it.
+            if common_prefix_length(entry.tokens, tokens) == len(entry.tokens):
                 self._remove(entry)
         self._entries.append(_Entry(tokens, sequence, prefix.memory, salt))
         if len(owned := self._owned()) > _MAX_ENTRIES:
@@ -211,10 +215,3 @@ def close_sequence(sequence: KVSequence) -> None:
             log.exception("cannot free the KV slots of a sequence")
         else:
             return
-
-
-def _common_prefix(one: Tokens, other: Tokens) -> int:
-    """Length of the common prefix."""
-    length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
-    return int(differing[0]) if len(differing) else length
