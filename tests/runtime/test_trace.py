@@ -213,10 +213,10 @@ def test_after_ctrl_c_the_trace_is_whole(tiny_gguf: Path, cache: Path, tmp_path:
     # Ctrl-C comes while a step is being printed.
     script = f"""
 import signal, sys
-from paceline.cli import app as cli
+from paceline.cli import app, generate
 steps = 0
-show = cli.shower
-def shower(*arguments):
+show = generate.step_printer
+def step_printer(*arguments):
     inner = show(*arguments)
     def shown(step):
         global steps
@@ -225,8 +225,8 @@ def shower(*arguments):
             signal.raise_signal(signal.SIGINT)
         inner(step)
     return shown
-cli.shower = shower
-sys.exit(cli.main(["generate", {PROMPT!r}, "--model", {str(tiny_gguf)!r}, "--ignore-eos",
+generate.step_printer = step_printer
+sys.exit(app.main(["generate", {PROMPT!r}, "--model", {str(tiny_gguf)!r}, "--ignore-eos",
     "--max-tokens", "200", "--quiet", "--trace", {str(path)!r}]))
 """
     found = subprocess.run(

@@ -40,7 +40,9 @@ def test_an_empty_api_key_from_any_source_is_refused(
         given += [source, str(keys_file(tmp_path, empty.encode()))]
     else:
         given += [source, empty]
-    monkeypatch.setattr("paceline.cli.app.load_model", lambda _: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "paceline.cli.serve.load_model", lambda *_: pytest.fail("a model was loaded")
+    )
     assert main(given) == 2
     assert source in capsys.readouterr().err
 

@@ -1,218 +1,403 @@
-"""The commands that measure and check: bench, verify, plan.
+"""`paceline bench`: measurements."""
 
-As in `cli.py`: each parses, calls, prints. What they call is imported when they run.
-"""
+from pathlib import Path
+from typing import Annotated, Any
 
-import argparse
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typer import Argument, Option
 
+from paceline.cli import numbers
 from paceline.cli.console import (
     check_writable,
     load_model,
-    named,
     print_report,
     print_value,
     progress_of,
 )
-from paceline.errors import InvalidRequest, ModelError
+from paceline.cli.options import (
+    Kinds,
+    MaxTokens,
+    ModelOptions,
+    Output,
+    PerKind,
+    ResultFile,
+    Rounds,
+    Seed,
+    Suite,
+    command,
+    group,
+)
+from paceline.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from paceline.models import Listed
+app = group("Measure.")
 
-
-def exactness_of(model: "Listed") -> list[dict[str, Any]]:
-    """What was measured of a model on this machine: an entry for each way to run it, as JSON."""
-    from paceline.engines.profile import stored_profiles
-    from paceline.models import cache_dir
-    from paceline.models.files import open_folder
-
-    if not model.here or model.folder is None:
-        return []
-    try:
-        fingerprint = open_folder(model.folder, model.name).fingerprint
-    except ModelError:
-        return []
-    return [
-        {
-            "engine": engine,
-            "conditions": {name: each.as_dict() for name, each in found.compared.items()},
-        }
-        for engine, found in stored_profiles(fingerprint, cache_dir() / "measurements")
-    ]
-
-
-def exact_in_words(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Whether all that was measured with two rows holds; in a word or two."""
-    exact = [each for each in measured if each["engine"].get("min_rows") != "1"]
-    failed = {
-        name.replace("_", " ")
-        for each in exact
-        for name, found in each["conditions"].items()
-        if not found["holds"]
-    }
-    if not exact:
-        return "not measured"
-    return f"not with another {', '.join(sorted(failed))}" if failed else "yes"
+Drafters = Annotated[
+    list[str] | None, Option("--drafter", help="a drafter; may be repeated; default: auto")
+]
+Policies = Annotated[
+    list[str] | None,
+    Option(
+        "--policy",
+        help="auto, fixed, adaptive or kelly, or with rows: fixed:8; may be repeated",
+    ),
+]
+Blocks = Annotated[
+    list[int] | None,
+    Option(
+        "--block", parser=numbers.BLOCK, help="rows, for policies without them; may be repeated"
+    ),
+]
+Results = Annotated[list[Path], Argument(parser=Path, metavar="FILE", help="JSON of `bench ...`")]
 
 
-def bench_run(options: argparse.Namespace) -> int:
-    """`bench run`."""
-    from paceline.tools.bench.run.command import bench_run as run
+@command(app)
+def run(
+    *,
+    drafter: Drafters = None,
+    policy: Annotated[str, Option(help="auto, fixed, adaptive or kelly")] = "auto",
+    rounds: Rounds = 3,
+    kind: Kinds = None,
+    per_kind: PerKind = None,
+    limit: Annotated[
+        int | None,
+        Option(
+            parser=numbers.COUNT,
+            metavar="N",
+            help="only N prompts: the same number of each kind, spread evenly over the file",
+        ),
+    ] = None,
+    suite: Suite = None,
+    max_tokens: MaxTokens = 128,
+    result: ResultFile = None,
+    model: ModelOptions,
+    output: Output,
+) -> int:
+    """Compare drafters with plain decoding on a suite."""
+    from paceline.tools.bench.run.command import bench_run
 
-    check_writable(options.output)
-    report = run(
-        lambda rows: load_model(options, rows=rows),
-        suite=options.suite,
-        kinds=options.kind or [],
-        per_kind=options.per_kind,
-        limit=options.limit,
-        drafters=options.drafter or ["auto"],
-        policy=options.policy,
-        rounds=options.rounds,
-        max_tokens=options.max_tokens,
-        output=options.output,
-        progress=progress_of(options),
+    check_writable(result)
+    drafters = drafter or ["auto"]
+    report = bench_run(
+        lambda rows: load_model(model, output, drafters=drafters, rows=rows),
+        suite=suite,
+        kinds=kind or [],
+        per_kind=per_kind,
+        limit=limit,
+        drafters=drafters,
+        policy=policy,
+        rounds=rounds,
+        max_tokens=max_tokens,
+        output=result,
+        progress=progress_of(output),
     )
-    return print_report(report, options)
+    return print_report(report, output, result)
 
 
-def bench_sweep(options: argparse.Namespace) -> int:
-    """`bench sweep`."""
-    from paceline.tools.bench.sweep.command import bench_sweep as sweep
+@command(app)
+def sweep(
+    *,
+    length: Annotated[
+        list[Any] | None,
+        Option(
+            parser=numbers.WholeOr(1, "max", "max", "max"),
+            metavar="TOKENS",
+            help="tokens of a text of code, or max; may be repeated; "
+            "default: 100, 200, 372, 800, 1600, ... max",
+        ),
+    ] = None,
+    depth: Annotated[
+        list[Any] | None,
+        Option(
+            parser=numbers.WholeOr(0, "max", "max", "max"),
+            metavar="TOKENS",
+            help="tokens before the suite's questions instead, or max; may be repeated",
+        ),
+    ] = None,
+    temperature: Annotated[
+        list[float] | None,
+        Option(parser=numbers.TEMPERATURE, help="may be repeated; default: greedy"),
+    ] = None,
+    kind: Kinds = None,
+    drafter: Drafters = None,
+    policy: Policies = None,
+    block: Blocks = None,
+    text: Annotated[
+        Path | None,
+        Option(parser=Path, metavar="FILE", help="repeat this text instead of paceline's own"),
+    ] = None,
+    per_kind: Annotated[
+        int | None, Option(parser=numbers.COUNT, help="with --depth: N of each kind; default: 1")
+    ] = None,
+    rounds: Rounds = 5,
+    seed: Seed = 0,
+    suite: Suite = None,
+    max_tokens: MaxTokens = 80,
+    result: ResultFile = None,
+    model: ModelOptions,
+    output: Output,
+) -> int:
+    """Compare by prompt length, or by context depth, and more."""
+    from paceline.tools.bench.sweep.command import bench_sweep
 
-    check_writable(options.output)
-    report = sweep(
-        lambda: load_model(options),
-        lengths=options.length or [],
-        depths=options.depth or [],
-        kinds=options.kind or [],
-        drafters=options.drafter or [],
-        policies=options.policy or [],
-        blocks=options.block or [],
-        temperatures=options.temperature or [],
-        **named(options, "text", "suite", "per_kind", "seed", "rounds", "max_tokens", "output"),
-        progress=progress_of(options),
+    check_writable(result)
+    report = bench_sweep(
+        lambda: load_model(model, output, drafters=drafter or ["auto"]),
+        lengths=length or [],
+        depths=depth or [],
+        kinds=kind or [],
+        drafters=drafter or [],
+        policies=policy or [],
+        blocks=block or [],
+        temperatures=temperature or [],
+        text=text,
+        suite=suite,
+        per_kind=per_kind,
+        seed=seed,
+        rounds=rounds,
+        max_tokens=max_tokens,
+        output=result,
+        progress=progress_of(output),
     )
-    return print_report(report, options)
+    return print_report(report, output, result)
 
 
-def bench_compare(options: argparse.Namespace) -> int:
-    """`bench compare`."""
-    from paceline.tools.bench.compare import bench_compare as compare
+@command(app)
+def compare(
+    *,
+    results: Results,
+    measure: Annotated[str, Option(help="the measure to compare")] = "ratio",
+    anyway: Annotated[
+        bool, Option("--anyway", help="also with another model or other prompts")
+    ] = False,
+    output: Output,
+) -> int:
+    """Put recorded results side by side."""
+    from paceline.tools.bench.compare import bench_compare
 
-    report = compare(options.results, measure=options.measure, anyway=options.anyway)
-    return print_report(report, options)
+    return print_report(bench_compare(results, measure=measure, anyway=anyway), output)
 
 
-def bench_report(options: argparse.Namespace) -> int:
-    """`bench report`."""
-    from paceline.tools.bench.report.command import bench_report as report
+@command(app)
+def report(
+    *,
+    results: Annotated[
+        list[Path], Argument(parser=Path, metavar="FILE", help="JSON of `bench ...`, or of `plan`")
+    ],
+    folder: Annotated[
+        Path,
+        Option(
+            "--output",
+            parser=Path,
+            metavar="PATH",
+            help="a folder for page and pictures, or one .html",
+        ),
+    ],
+    output: Output,
+) -> int:
+    """Draw recorded results: charts, and a page with them."""
+    from paceline.tools.bench.report.command import bench_report
 
-    made = report(options.results, options.output)
-    print_value(options, {"written": [str(path) for path in made]}, "\n".join(map(str, made)))
+    made = bench_report(results, folder)
+    print_value(output, {"written": [str(path) for path in made]}, "\n".join(map(str, made)))
     return 0
 
 
-def bench_simulate(options: argparse.Namespace) -> int:
-    """`bench simulate`."""
+@command(app)
+def simulate(
+    *,
+    texts: Annotated[
+        list[Path] | None,
+        Option(
+            parser=Path,
+            metavar="FILE...",
+            help="JSON lines with prompt and answer, a trace, a result, answers to train on, or "
+            "text",
+        ),
+    ] = None,
+    raw: Annotated[bool, Option("--raw", help="prompts without the chat template")] = False,
+    prompt_tokens: Annotated[
+        int, Option(parser=numbers.COUNT, help="tokens of a plain text that are its prompt")
+    ] = 100,
+    drafter: Drafters = None,
+    policy: Policies = None,
+    block: Blocks = None,
+    cost: Annotated[
+        str,
+        Option(
+            help="costs of calls: here, zaya, phi-4-mini, milliseconds by rows such as "
+            "1=12,8=15.4, or the file of a recorded plan"
+        ),
+    ] = "here",
+    carry: Annotated[
+        bool, Option("--carry", help="one process: a text learns from the texts before it")
+    ] = False,
+    measure: Annotated[
+        bool,
+        Option("--measure", help="without texts: answer a suite with the model, and simulate that"),
+    ] = False,
+    rounds: Rounds = 3,
+    kind: Kinds = None,
+    per_kind: PerKind = None,
+    suite: Suite = None,
+    max_tokens: MaxTokens = 128,
+    result: ResultFile = None,
+    model: ModelOptions,
+    output: Output,
+) -> int:
+    """Answer recorded texts again, without their model."""
     from paceline.models import resolve
-    from paceline.tools.bench.simulate.check import bench_simulate_check as measure
-    from paceline.tools.bench.simulate.command import bench_simulate as simulate
+    from paceline.tools.bench.simulate.check import bench_simulate_check
+    from paceline.tools.bench.simulate.command import bench_simulate
 
-    if bool(options.texts) == options.measure:
+    if bool(texts) == measure:
         raise InvalidRequest("bench simulate needs either --texts, or --measure")
-    check_writable(options.output)
-    settings = {
-        **named(options, "model"),
-        "drafters": options.drafter or [],
-        "policies": options.policy or [],
-        "blocks": options.block or [],
-        "progress": progress_of(options),
+    check_writable(result)
+    progress = progress_of(output)
+    settings: dict[str, Any] = {
+        "model": model.model,
+        "drafters": drafter or [],
+        "policies": policy or [],
+        "blocks": block or [],
+        "progress": progress,
     }
-    if options.measure:
-        asked = named(options, "suite", "per_kind", "rounds", "max_tokens", "output")
-        report = measure(lambda: load_model(options), kinds=options.kind or [], **asked, **settings)
-    else:
-        report = simulate(
-            lambda: load_model(options),
-            lambda: resolve(options.model, progress=progress_of(options)),
-            **named(options, "texts", "raw", "prompt_tokens", "cost", "carry"),
+    if measure:
+        found = bench_simulate_check(
+            lambda: load_model(model, output, drafters=drafter or ["auto"]),
+            kinds=kind or [],
+            suite=suite,
+            per_kind=per_kind,
+            rounds=rounds,
+            max_tokens=max_tokens,
+            output=result,
             **settings,
         )
-    return print_report(report, options)
+    else:
+        found = bench_simulate(
+            lambda: load_model(model, output, drafters=drafter or ["auto"]),
+            lambda: resolve(model.model, progress=progress),
+            texts=texts or [],
+            raw=raw,
+            prompt_tokens=prompt_tokens,
+            cost=cost,
+            carry=carry,
+            **settings,
+        )
+    return print_report(found, output, result)
 
 
-def bench_trace(options: argparse.Namespace) -> int:
-    """`bench trace`."""
-    from paceline.tools.bench.trace.command import bench_trace as trace
-    from paceline.tools.bench.trace.command import show
+@command(app)
+def trace(
+    *,
+    trace: Annotated[Path, Argument(parser=Path, metavar="FILE", help="a trace")],
+    picture: Annotated[
+        Path | None,
+        Option("--output", parser=Path, metavar="FILE", help="draw it: a .png or an .html"),
+    ] = None,
+    output: Output,
+) -> int:
+    """Show what `generate --trace` wrote."""
+    from paceline.tools.bench.trace.command import bench_trace, show
 
-    check_writable(options.output)
-    found, recorded = trace(options.trace, options.output)
-    if options.json:
-        print_value(options, found, "")
-    elif options.output is not None:
-        print_value(options, found, str(options.output))
+    check_writable(picture)
+    found, recorded = bench_trace(trace, picture)
+    if output.json or picture is not None:
+        print_value(output, found, str(picture))
     else:
         show(recorded)
     return 0
 
 
-def bench_peers(options: argparse.Namespace) -> int:
-    """`bench peers`."""
-    from paceline.tools.bench.peers.command import bench_peers as peers
+@command(app)
+def peers(
+    *,
+    peer: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="openvino-genai, llama-cpp-python, transformers, mlx-lm, or the base URL of a "
+            "server; may be repeated; default: all that are installed",
+        ),
+    ] = None,
+    rounds: Rounds = 3,
+    kind: Kinds = None,
+    per_kind: PerKind = None,
+    draft_model: Annotated[
+        str | None, Option(metavar="MODEL", help="a smaller model, for mlx-lm to draft with")
+    ] = None,
+    served_model: Annotated[
+        str | None, Option(metavar="NAME", help="model of a server; default: its first")
+    ] = None,
+    api_key: Annotated[str | None, Option(help="API key of a server")] = None,
+    plain: Annotated[
+        str | None,
+        Option(metavar="JSON", help="fields of a server's request without speculation"),
+    ] = None,
+    speculation: Annotated[
+        str | None, Option(metavar="JSON", help="fields of a server's request with speculation")
+    ] = None,
+    suite: Suite = None,
+    max_tokens: MaxTokens = 128,
+    result: ResultFile = None,
+    model: ModelOptions,
+    output: Output,
+) -> int:
+    """Compare with other runtimes, and with servers."""
+    from paceline.tools.bench.peers.command import bench_peers
     from paceline.tools.bench.peers.server import Access
 
-    check_writable(options.output)
-    report = peers(
-        lambda: load_model(options),
-        peers=options.peer or [],
-        access=Access(options.served_model, options.api_key, options.plain, options.speculation),
-        draft=options.draft_model,
-        kinds=options.kind or [],
-        **named(options, "threads", "suite", "per_kind", "rounds", "max_tokens", "output"),
-        progress=progress_of(options),
+    check_writable(result)
+    found = bench_peers(
+        lambda: load_model(model, output),
+        peers=peer or [],
+        access=Access(served_model, api_key, plain, speculation),
+        draft=draft_model,
+        kinds=kind or [],
+        threads=model.threads,
+        suite=suite,
+        per_kind=per_kind,
+        rounds=rounds,
+        max_tokens=max_tokens,
+        output=result,
+        progress=progress_of(output),
     )
-    return print_report(report, options)
+    return print_report(found, output, result)
 
 
-def bench_serve(options: argparse.Namespace) -> int:
-    """`bench serve`."""
-    from paceline.tools.bench.serve.command import bench_serve as serve
+@command(app)
+def serve(
+    *,
+    url: Annotated[str, Option(help="base URL of the server")] = "http://127.0.0.1:8000/v1",
+    model: Annotated[str | None, Option(help="default: the server's first")] = None,
+    api_key: Annotated[str | None, Option(help="API key of the server")] = None,
+    clients: Annotated[
+        list[int] | None,
+        Option(parser=numbers.COUNT, help="clients at once; may be repeated; default: 1, 8"),
+    ] = None,
+    rate: Annotated[
+        list[float] | None, Option(parser=numbers.RATE, help="requests/s; may be repeated")
+    ] = None,
+    requests: Annotated[int, Option(parser=numbers.COUNT, help="requests of each load")] = 32,
+    kind: Kinds = None,
+    extra: Annotated[str, Option(metavar="JSON", help="more fields of every request")] = "{}",
+    suite: Suite = None,
+    max_tokens: MaxTokens = 128,
+    result: ResultFile = None,
+    output: Output,
+) -> int:
+    """Load a server: paceline's, or another OpenAI-compatible one."""
+    from paceline.tools.bench.serve.command import bench_serve
 
-    check_writable(options.output)
-    report = serve(
-        **named(options, "url", "model", "requests", "suite", "max_tokens", "extra"),
-        key=options.api_key,
-        clients=options.clients or ([] if options.rate else [1, 8]),
-        rates=options.rate or [],
-        kinds=options.kind or [],
-        progress=progress_of(options),
+    check_writable(result)
+    found = bench_serve(
+        url=url,
+        model=model,
+        key=api_key,
+        clients=clients or ([] if rate else [1, 8]),
+        rates=rate or [],
+        requests=requests,
+        suite=suite,
+        kinds=kind or [],
+        max_tokens=max_tokens,
+        extra=extra,
+        progress=progress_of(output),
     )
-    return print_report(report, options)
-
-
-def verify(options: argparse.Namespace) -> int:
-    """`verify`."""
-    from paceline.tools.bench.verify.command import verify as run
-
-    check_writable(options.output)
-    report = run(
-        lambda: load_model(options),
-        suite=options.suite,
-        max_tokens=options.max_tokens,
-        whole=options.whole,
-        drafters=options.drafter or [],
-        output=options.output,
-        progress=progress_of(options),
-    )
-    return print_report(report, options)
-
-
-def plan(options: argparse.Namespace) -> int:
-    """`plan`."""
-    from paceline.tools.bench.plan.command import plan as run
-
-    check_writable(options.output)
-    return print_report(run(load_model(options), again=options.again), options)
+    return print_report(found, output, result)

@@ -1,48 +1,42 @@
-"""What commands share: the model they load, and what they print.
+"""What several commands load and print with.
 
 Reports go to standard output, everything else to standard error.
 """
 
-import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.options import ModelOptions, Output
 from paceline.errors import InvalidRequest
-from paceline.storage.files import write_bytes, writing
-from paceline.storage.report import Report, json_file
 
 if TYPE_CHECKING:
-    from paceline.decoding.step import Step
     from paceline.models import Progress
     from paceline.runtime.model import Model
-    from paceline.runtime.result import Result
-    from paceline.runtime.stream import Stream
+    from paceline.storage.report import Report
 
 
-def named(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Some of the options, by name."""
-    return {name: getattr(options, name) for name in names}
-
-
-def progress_of(options: argparse.Namespace) -> "Progress":
-    """What is told about long work: silent with --quiet."""
+def progress_of(output: Output) -> "Progress":
+    """Prints the progress of long work; nothing with --quiet."""
     from paceline.models import Progress
 
-    return Progress(quiet=getattr(options, "quiet", False))
+    return Progress(quiet=output.quiet)
 
 
-def load_model(options: argparse.Namespace, rows: int | None = None, contexts: int = 1) -> "Model":
-    """The model that the options name, with the drafters they name; see `paceline.load`."""
+def load_model(
+    options: ModelOptions,
+    output: Output,
+    *,
+    drafters: Sequence[str] = ("auto",),
+    rows: int | None = None,
+    contexts: int = 1,
+    generation_config: str = "auto",
+) -> "Model":
+    """Load a model; `rows` takes precedence over --rows. See `paceline.load`."""
     from paceline.runtime.model import load
-
-    chosen = getattr(options, "drafter", None) or "auto"  # bench run takes several
-    drafters = [chosen] if isinstance(chosen, str) else list(chosen)
-    if getattr(options, "probe", None) is not None:
-        drafters.append(options.probe)
 
     return load(
         options.model,
@@ -52,93 +46,32 @@ def load_model(options: argparse.Namespace, rows: int | None = None, contexts: i
         contexts=contexts,
         threads=options.threads,
         compute_units=options.compute_units,
-        drafters=drafters,
-        generation_config=getattr(options, "generation_config", "auto"),
-        progress=progress_of(options),
+        drafters=[*drafters],
+        generation_config=generation_config,
+        progress=progress_of(output),
     )
 
 
-def print_stats(line: str, options: argparse.Namespace) -> None:
-    """Print how an answer went, unless --quiet."""
-    if not options.quiet:
-        print(f"[{line}]", file=sys.stderr)
-
-
-def print_ending(result: "Result", options: argparse.Namespace) -> None:
-    """Print why an answer ended that the model had not ended itself, unless --quiet."""
-    note = ending(result)
-    if note is not None:
-        print_stats(note, options)
-
-
-def ending(result: "Result") -> str | None:
-    """Why an answer was ended, and what goes on from there; None: the model ended it."""
-    if result.finish_reason == "repetition":
-        return "stopped: the answer repeats itself; --no-repetition-detection goes on"
-    if result.finish_reason != "length":
-        return None
-    most = result.settings["max_tokens"]
-    if most.value is None or result.completion_tokens < most.value:
-        return (
-            f"stopped after {result.completion_tokens} tokens: the context or the key/value cache "
-            "is full"
-        )
-    if most.source == "request":
-        return None
-    return f"stopped after {most.value} tokens; --max-tokens -1 goes on"
-
-
-def shower(
-    options: argparse.Namespace, model: "Model", stream: "Stream"
-) -> "Callable[[Step], None]":
-    """A function that prints the steps of one answer.
-
-    The answer goes to standard output; thoughts go to standard error, dim, unless --quiet.
-    """
-    if options.json:
-        return lambda _: None
-    from paceline.runtime.highlight import dim, tinted
-
-    def plain(step: "Step") -> None:
-        print(step.text, end="", flush=True)
-
-    show: Callable[[Step], None] = plain
-    if options.tint:
-        show = tinted()
-    if options.quiet or stream.thoughts is None:
-        return show
-    think, thinking = dim(), False
-
-    def show_both(step: "Step") -> None:
-        nonlocal thinking
-        if step.reasoning:
-            think(step.reasoning)
-            thinking = True
-        if thinking and step.text:
-            think("\n\n")
-            thinking = False
-        show(step)
-
-    return show_both
-
-
-def print_value(options: argparse.Namespace, value: Any, text: str) -> None:
+def print_value(output: Output, value: Any, text: str) -> None:
     """Print `value` with --json, else `text`."""
-    if options.json:
+    if output.json:
         print(json.dumps(value, ensure_ascii=False))
     elif text:
         print(text)
 
 
-def print_report(report: Report, options: argparse.Namespace) -> int:
-    """Write and print what a command found out; returns its exit code."""
-    if getattr(options, "output", None) is not None:
-        with writing(options.output):
-            write_bytes(options.output, json_file(report.value))
+def print_report(report: "Report", output: Output, path: Path | None = None) -> int:
+    """Print a report, and write it to `path`; returns the exit code."""
+    from paceline.storage.files import write_bytes, writing
+    from paceline.storage.report import json_file
+
+    if path is not None:
+        with writing(path):
+            write_bytes(path, json_file(report.value))
             if report.journal is not None:
                 report.journal.unlink(missing_ok=True)
-    print_value(options, report.value, report.text)
-    if not options.json:
+    print_value(output, report.value, report.text)
+    if not output.json:
         for title, head, rows in report.tables:
             print(f"\n{title}")
             print_table(head, rows)
@@ -158,10 +91,28 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Find out before minutes of work that their result could not be kept."""
+    """Raise InvalidRequest before minutes of work whose result could not be written."""
     if path is None:
         return
     if path.is_dir():
         raise InvalidRequest(f"cannot write {path}: it is a folder")
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise InvalidRequest(f"cannot write {path}: {path.parent} is not a folder to write to")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises InvalidRequest for one that cannot be read, or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not UTF-8 text: {error.reason}") from error
+
+
+def read_stdin() -> str:
+    """The text of standard input. Raises InvalidRequest if it is not UTF-8."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"standard input is not UTF-8 text: {error.reason}") from error

@@ -57,6 +57,17 @@ class Tokenizer:
             ids.insert(0, self._bos)
         return ids
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of a literal text, and the characters (start, end) of each token.
+
+        Includes the tokens that the file's post-processor adds, at (0, 0).
+
+        Raises InvalidRequest for text that is not valid Unicode.
+        """
+        check_unicode("the text", text)
+        encoding = self._literal.encode(text, add_special_tokens=True)
+        return list(encoding.ids), list(encoding.offsets)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, without control tokens; incomplete UTF-8 gives U+FFFD.
 

@@ -2,17 +2,15 @@
 
 import enum
 import sys
-from collections import defaultdict
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import paceline
-from paceline.cli.arguments import parser
-from paceline.cli.arguments.shared import COMPUTE_UNITS as ARGUMENTS
-from paceline.cli.console import load_model
+from paceline.cli.app import main
+from paceline.cli.options import ComputeUnits
 from paceline.engines import ENGINES, EngineSettings, open_engine
 from paceline.engines.base import COMPUTE_UNITS
 from paceline.engines.coreml.packages import DEFAULT_UNITS, UNITS, open_package
@@ -54,7 +52,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[ComputeUnit]:
 
 
 def test_every_place_has_the_same_names():
-    assert {*COMPUTE_UNITS} == {*ARGUMENTS} == {*UNITS} == {*NAMES}
+    assert {*COMPUTE_UNITS} == {*get_args(ComputeUnits)} == {*UNITS} == {*NAMES}
     assert UNITS == NAMES
     assert DEFAULT_UNITS in COMPUTE_UNITS
 
@@ -113,7 +111,12 @@ def test_a_model_for_another_engine_refuses_compute_units(tiny_gguf: Path, cache
 )
 def test_commands_hand_compute_units_to_the_model(command: str, monkeypatch: pytest.MonkeyPatch):
     given: dict[str, Any] = {}
-    monkeypatch.setattr("paceline.runtime.model.load", lambda _, **options: given.update(options))
+
+    def load(_: str, **options: Any) -> Any:
+        given.update(options)
+        raise InvalidRequest("enough")
+
+    monkeypatch.setattr("paceline.runtime.model.load", load)
     words = [*command.split(), "--engine", "coreml", "--compute-units", "cpu-only"]
-    load_model(parser(defaultdict(lambda: lambda _: 0)).parse_args(words))
+    assert main(words) == 2
     assert (given["engine"], given["compute_units"]) == ("coreml", "cpu-only")

@@ -180,6 +180,5 @@ def test_from_the_command_line(tiny_gguf: Path, tmp_path: Path, capsys: pytest.C
     assert main([*common, "--length", "99999"]) == 2
     assert "a prompt of 99999 tokens does not fit; expected at most 508" in capsys.readouterr().err
     for wrong in ("x", "-5", "1.5", ""):
-        with pytest.raises(SystemExit, match="2"):
-            main([*common, "--length", wrong])
+        assert main([*common, "--length", wrong]) == 2
         assert f"{wrong!r} is not a whole number of 1 or more, nor max" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import bench as lab
+from paceline.cli.models import exactness_of, exactness_text
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.invariance import CONDITIONS
@@ -222,12 +222,12 @@ def test_a_plan_has_this_machine_and_the_experiment(model: Model):
 def test_models_say_what_was_measured_of_each(model: Model):
     model.measure()
     (listed,) = [each for each in list_models() if each.name == model.files.name]
-    found = lab.exactness_of(listed)
+    found = exactness_of(listed)
     assert any(each["conditions"].keys() == {*CONDITIONS} for each in found)
     engine = {"engine": "openvino", "min_rows": "2"}
     holds = {"engine": engine, "conditions": {"batch": {"holds": True}}}
     broken = {"engine": engine, "conditions": {"prefix_cache": {"holds": False}}}
     single = {**broken, "engine": {**engine, "min_rows": "1"}}
-    assert lab.exact_in_words([holds, single]) == "yes"
-    assert lab.exact_in_words([holds, broken]) == "not with another prefix cache"
-    assert lab.exact_in_words([single]) == lab.exact_in_words([]) == "not measured"
+    assert exactness_text([holds, single]) == "yes"
+    assert exactness_text([holds, broken]) == "not with another prefix cache"
+    assert exactness_text([single]) == exactness_text([]) == "not measured"

@@ -1,14 +1,18 @@
-"""Types of numeric arguments.
+"""Parsers of option values: numbers in a range, and the few values that are not one number.
 
-The rule: a number is checked where the command line is read, so that no command gets one that is
-not finite or is out of its range. `int` and `float` are not used as the type of an argument.
+Invariant: every number is checked where the command line is read, so that no command gets one that
+is not finite or is out of its range. `int` and `float` without a parser are not used as the type
+of an option. Every parser raises BadParameter.
 """
 
+import json
 import math
-from argparse import ArgumentTypeError
 from dataclasses import dataclass
+from typing import Any
 
-_MOST = 2**31 - 1
+from typer import BadParameter
+
+_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,21 +20,21 @@ class Whole:
     """A whole number from `least` to `most`."""
 
     least: int
-    most: int = _MOST
+    most: int = _MAX
 
     def __call__(self, text: str) -> int:
-        """The number. Raises ArgumentTypeError for any other text."""
+        """Parse a value."""
         try:
             value = int(text)
         except ValueError:  # also for more digits than Python reads
             value = None
         if value is None or not self.least <= value <= self.most:
-            raise ArgumentTypeError(f"{_short(text)} is not a whole number {self._range}")
+            raise BadParameter(f"{_short(text)} is not a whole number {self._range}")
         return value
 
     @property
     def _range(self) -> str:
-        if self.most == _MOST:
+        if self.most == _MAX:
             return f"of {self.least} or more"
         return f"from {self.least} to {self.most}"
 
@@ -45,13 +49,13 @@ class Real:
     """Whether `least` itself is excluded."""
 
     def __call__(self, text: str) -> float:
-        """The number. Raises ArgumentTypeError for any other text."""
+        """Parse a value."""
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         if not self.least <= value <= self.most or (self.open and value == self.least):
-            raise ArgumentTypeError(
+            raise BadParameter(
                 f"{_short(text)} is not a number {'above' if self.open else 'from'} "
                 f"{self.least:g}{', up' if self.open else ''} to {self.most:g}"
             )
@@ -66,48 +70,48 @@ class Wholes:
     word: str | None = None
 
     def __call__(self, text: str) -> tuple[int, ...] | str:
-        """The numbers, or the word. Raises ArgumentTypeError for any other text."""
+        """Parse a value."""
         if text == self.word:
             return text
         return tuple(self.each(part) for part in text.split(","))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A number of tokens, or `max`."""
+class WholeOr:
+    """A whole number of `least` or more, or a word that stands for a number."""
 
     least: int
+    word: str
+    meaning: str
+    value: int | str
 
     def __call__(self, text: str) -> int | str:
-        """The number, or the word. Raises ArgumentTypeError for any other text."""
-        if text == "max":
-            return text
+        """Parse a value."""
+        if text == self.word:
+            return self.value
         try:
             return Whole(self.least)(text)
-        except ArgumentTypeError as error:
-            raise ArgumentTypeError(f"{error}, nor max") from None
+        except BadParameter as error:
+            raise BadParameter(f"{error}, nor {self.meaning}") from None
 
 
-class Limit:
-    """A number of tokens, or -1 for no limit."""
-
-    def __call__(self, text: str) -> int:
-        """The number. Raises ArgumentTypeError for any other text."""
-        try:
-            return -1 if text == "-1" else Whole(1)(text)
-        except ArgumentTypeError as error:
-            raise ArgumentTypeError(f"{error}, nor -1 for no limit") from None
+def bias(text: str) -> tuple[int, float]:
+    """Token id and bias of TOKEN=BIAS."""
+    token, equals, value = text.partition("=")
+    if not equals:
+        raise BadParameter(f"{_short(text)} is not TOKEN=BIAS, as in 42=-5")
+    return Whole(0)(token), Real(-1e6, 1e6)(value)
 
 
-class Bias:
-    """TOKEN=BIAS."""
-
-    def __call__(self, text: str) -> tuple[int, float]:
-        """Token id and bias. Raises ArgumentTypeError for any other text."""
-        token, equals, value = text.partition("=")
-        if not equals:
-            raise ArgumentTypeError(f"{_short(text)} is not TOKEN=BIAS, as in 42=-5")
-        return Whole(0)(token), Real(-1e6, 1e6)(value)
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise BadParameter(f"{text[:40]!r} is not a JSON object")
+    return value
 
 
 def _short(text: str) -> str:
@@ -119,6 +123,8 @@ BLOCK = Whole(2, 32)
 
 COUNT = Whole(1)
 
+LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
+
 PENALTY = Real(-100, 100)
 
 PORT = Whole(0, 2**16 - 1)
@@ -126,7 +132,7 @@ PORT = Whole(0, 2**16 - 1)
 PROBABILITY = Real(0, 1)
 
 RATE = Real(1e-3, 1e5)
-"""Requests a second."""
+"""Requests per second."""
 
 SECONDS = Real(0, 365 * 24 * 3600)
 

@@ -1,0 +1,222 @@
+"""What `generate` and `chat` share: the options of an answer, and how its steps are printed."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from paceline.cli import numbers
+from paceline.cli.console import load_model
+from paceline.cli.options import MAX_TOKENS, SAMPLING, GenerationConfig, ModelOptions, Output
+
+if TYPE_CHECKING:
+    from paceline.decoding.step import Step
+    from paceline.runtime.model import Model
+    from paceline.runtime.options import Options
+    from paceline.runtime.result import Result
+    from paceline.runtime.stream import Stream
+
+_answer = partial(Option, rich_help_panel="Answer")
+_sampling = partial(Option, rich_help_panel=SAMPLING)
+_drafting = partial(Option, rich_help_panel="Speculation")
+
+_SAME_NAME = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "max_tokens", "drafter", "policy", "max_block", "probe"),
+)
+"""Options that `paceline.runtime.options.Options` has under the same name."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """Options of an answer."""
+
+    system: Annotated[str | None, Option(help="a system message")] = None
+    tint: Annotated[bool, Option("--tint", help="colour the accepted draft tokens")] = False
+    max_tokens: Annotated[
+        int | None,
+        _answer(
+            parser=numbers.LIMIT,
+            help="maximum tokens of an answer; -1: until the context is full; "
+            f"default: {MAX_TOKENS}",
+        ),
+    ] = None
+    repetition_detection: Annotated[
+        bool | None,
+        _answer(
+            "--repetition-detection/--no-repetition-detection",
+            help="stop an answer that repeats itself; default: unless --ignore-eos",
+        ),
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        _answer(help="a string that ends the answer; may be repeated"),
+    ] = None
+    ignore_eos: Annotated[bool, _answer("--ignore-eos", help="go on after the end token")] = False
+    think: Annotated[
+        bool | None,
+        _answer(
+            "--think/--no-think",
+            help="turn a model's thinking on or off; default: as its chat template has it",
+        ),
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None,
+        _answer(
+            parser=numbers.json_object,
+            metavar="JSON",
+            help="variables for the chat template, as an object",
+        ),
+    ] = None
+    generation_config: GenerationConfig = "auto"
+    temperature: Annotated[
+        float | None,
+        _sampling(parser=numbers.TEMPERATURE, help="0 is greedy"),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        _sampling(parser=numbers.Whole(0), help="keep the k most likely tokens"),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        _sampling(
+            parser=numbers.Real(0, 1, open=True),
+            help="keep the fewest tokens with this much probability",
+        ),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        _sampling(parser=numbers.PROBABILITY, help="keep tokens this likely relative to the best"),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        _sampling(
+            parser=numbers.Real(0, 100, open=True),
+            help="divide the logits of tokens in the context",
+        ),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        _sampling(parser=numbers.PENALTY, help="subtract from the logits of tokens in the answer"),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        _sampling(parser=numbers.PENALTY, help="the same, for each occurrence"),
+    ] = None
+    seed: Annotated[
+        int | None,
+        _sampling(parser=numbers.SEED, help="the same seed gives the same tokens"),
+    ] = None
+    logit_bias: Annotated[
+        list[Any] | None,
+        _sampling(
+            parser=numbers.bias,
+            metavar="TOKEN=BIAS",
+            help="add to a token's logit; may be repeated",
+        ),
+    ] = None
+    drafter: Annotated[
+        str | None,
+        _drafting(help="auto, none, or parts joined by +: see the guide"),
+    ] = None
+    policy: Annotated[str | None, _drafting(help="auto, fixed, adaptive or kelly")] = None
+    max_block: Annotated[
+        int | None,
+        _drafting(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32"),
+    ] = None
+    probe: Annotated[
+        str | None,
+        _drafting(metavar="DRAFTER", help="count what another drafter would have done"),
+    ] = None
+
+    def request(self, *, raw: bool = False) -> "Options":
+        """The options as those of `Model.stream`, without the ones that were not given."""
+        chosen: Any = {
+            name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None
+        }
+        if self.max_tokens == -1:
+            chosen["max_tokens"] = None
+        detect = self.repetition_detection
+        chosen["repetition_detection"] = not self.ignore_eos if detect is None else detect
+        if self.stop:
+            chosen["stop"] = self.stop
+        if self.logit_bias:
+            chosen["logit_bias"] = dict(self.logit_bias)
+        if self.chat_template_kwargs is not None:
+            chosen["template_kwargs"] = self.chat_template_kwargs
+        chosen |= {"think": self.think, "ignore_eos": self.ignore_eos, "raw": raw}
+        request: Options = chosen
+        return request
+
+
+def load_for_answers(model: ModelOptions, answer: AnswerOptions, output: Output) -> "Model":
+    """The model, with MAX_TOKENS as the limit of answers without one."""
+    drafters = [answer.drafter or "auto", *([] if answer.probe is None else [answer.probe])]
+    loaded = load_model(
+        model, output, drafters=drafters, generation_config=answer.generation_config
+    )
+    loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
+    return loaded
+
+
+def step_printer(
+    answer: AnswerOptions, output: Output, stream: "Stream"
+) -> "Callable[[Step], None]":
+    """A function that prints the steps of one answer; with --json it prints nothing.
+
+    The answer goes to standard output; thoughts go to standard error, dim, unless --quiet.
+    """
+    if output.json:
+        return lambda _: None
+    from paceline.runtime.highlight import dim, tinted
+
+    def plain(step: "Step") -> None:
+        print(step.text, end="", flush=True)
+
+    show: Callable[[Step], None] = plain
+    if answer.tint:
+        show = tinted()
+    if output.quiet or stream.thoughts is None:
+        return show
+    think, thinking = dim(), False
+
+    def show_both(step: "Step") -> None:
+        nonlocal thinking
+        if step.reasoning:
+            think(step.reasoning)
+            thinking = True
+        if thinking and step.text:
+            think("\n\n")
+            thinking = False
+        show(step)
+
+    return show_both
+
+
+def print_end(result: "Result", output: Output) -> None:
+    """End an answer's line, then print why it ended and its statistics, unless --quiet."""
+    print()
+    if not output.quiet:
+        for line in (ending(result), result.line()):
+            if line is not None:
+                print(f"[{line}]", file=sys.stderr)
+
+
+def ending(result: "Result") -> str | None:
+    """Why an answer was stopped, and how to continue; None: the model ended it."""
+    if result.finish_reason == "repetition":
+        return "stopped: the answer repeats itself; --no-repetition-detection goes on"
+    if result.finish_reason != "length":
+        return None
+    limit = result.settings["max_tokens"]
+    if limit.value is None or result.completion_tokens < limit.value:
+        return (
+            f"stopped after {result.completion_tokens} tokens: the context or the key/value cache "
+            "is full"
+        )
+    if limit.source == "request":
+        return None
+    return f"stopped after {limit.value} tokens; --max-tokens -1 goes on"

@@ -1,0 +1,80 @@
+"""`paceline classify`: labels of texts by a Core ML token classifier."""
+
+import sys
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from paceline.cli.console import print_table, print_value, progress_of, read_stdin
+from paceline.cli.options import ComputeUnits, Output, command, group
+from paceline.errors import InvalidRequest
+
+app = group()
+
+
+@command(app)
+def classify(
+    *,
+    model: Annotated[str, Argument(help="a folder that convert made, or NAME@coreml")],
+    text: Annotated[
+        list[str] | None, Argument(parser=str, help="texts; - or nothing reads one from stdin")
+    ] = None,
+    tokens: Annotated[
+        bool, Option("--tokens", help="the label of every token, not of entities")
+    ] = False,
+    compute_units: Annotated[ComputeUnits, Option(help="compute units, on a Mac")] = "cpu-and-ne",
+    output: Output,
+) -> int:
+    """Label the entities of texts with a Core ML token classifier."""
+    if not text and sys.stdin.isatty():
+        raise InvalidRequest("there is no text; give it as an argument, or piped in")
+    texts = [read_stdin() if each == "-" else each for each in text or ["-"]]
+
+    from paceline.engines.coreml.classifier import TextClassifier
+    from paceline.engines.coreml.entities import Entity, entities, probabilities
+    from paceline.models import resolve
+
+    files = resolve(model, progress=progress_of(output))
+    if files.engine != "coreml":
+        raise InvalidRequest(
+            f"{model} is a model for the engine {files.engine}; expected a Core ML token classifier"
+        )
+    classifier = TextClassifier(files.folder, units=compute_units)
+    tokenizer = files.tokenizer()
+    encoded = [tokenizer.encode_with_offsets(each) for each in texts]
+    values: list[dict[str, Any]] = []
+    labelled = classifier.label([ids for ids, _ in encoded])
+    for content, (_, offsets), found in zip(texts, encoded, labelled, strict=True):
+        scores = probabilities(found.scores)
+        parts = (
+            [
+                Entity(label, *place, float(score))
+                for place, label, score in zip(offsets, found.labels, scores, strict=True)
+            ]
+            if tokens
+            else entities(content, offsets, found.labels, scores.tolist())
+        )
+        values.append(
+            {
+                "text": content,
+                "tokens" if tokens else "entities": [
+                    {**each._asdict(), "text": content[each.start : each.end]} for each in parts
+                ],
+            }
+        )
+    print_value(output, {"model": model, "texts": values}, "")
+    if not output.json:
+        rows = [
+            [
+                number,
+                part["start"],
+                part["end"],
+                part["label"],
+                f"{part['score']:.3f}",
+                part["text"],
+            ]
+            for number, value in enumerate(values, 1)
+            for part in value["tokens" if tokens else "entities"]
+        ]
+        print_table(["text", "start", "end", "label", "score", "characters"], rows)
+    return 0

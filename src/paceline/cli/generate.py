@@ -1,0 +1,103 @@
+"""`paceline generate`: one prompt, one answer."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from paceline.cli.answers import AnswerOptions, load_for_answers, print_end, step_printer
+from paceline.cli.console import check_writable, read_stdin, read_text
+from paceline.cli.options import ModelOptions, Output, command, group
+from paceline.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
+    from paceline.decoding.step import Step
+    from paceline.runtime.model import Model
+    from paceline.runtime.options import Options
+    from paceline.runtime.stream import Stream
+
+app = group()
+
+
+@command(app)
+def generate(
+    *,
+    prompt: Annotated[
+        str | None, Argument(parser=str, help="the prompt; - or nothing reads it from stdin")
+    ] = None,
+    file: Annotated[
+        Path | None, Option(parser=Path, metavar="FILE", help="read the prompt from a file")
+    ] = None,
+    raw: Annotated[bool, Option("--raw", help="no chat template")] = False,
+    prediction: Annotated[
+        Path | None,
+        Option(parser=Path, metavar="FILE", help="text that the answer shares much of"),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        Option(parser=Path, metavar="FILE", help="write a line for each step, for `bench trace`"),
+    ] = None,
+    answer: AnswerOptions,
+    model: ModelOptions,
+    output: Output,
+) -> int:
+    """Answer one prompt."""
+    messages: Any = _prompt(prompt, file)
+    if answer.system is not None:
+        if raw:
+            raise InvalidRequest("--system needs the chat template; leave --raw away")
+        messages = [
+            {"role": "system", "content": answer.system},
+            {"role": "user", "content": messages},
+        ]
+    expected = None if prediction is None else read_text(prediction)
+    check_writable(trace)
+    request = answer.request(raw=raw)
+    loaded = load_for_answers(model, answer, output)
+    if expected is not None:
+        request["prediction"] = loaded.files.tokenizer().encode(expected)
+    with (
+        loaded.stream(messages, **request) as stream,
+        _traced(trace, loaded, stream, request) as steps,
+    ):
+        show = step_printer(answer, output, stream)
+        for step in steps:
+            show(step)
+    if output.json:
+        # `bench simulate` needs the prompt as well.
+        prompt_token_ids = stream.tokens[: stream.result.prompt_tokens]
+        found = {**stream.result.as_dict(), "prompt_token_ids": prompt_token_ids}
+        print(json.dumps(found, ensure_ascii=False))
+    else:
+        print_end(stream.result, output)
+    return 0
+
+
+def _prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt: the argument, a file, or standard input."""
+    if prompt is not None and file is not None:
+        raise InvalidRequest("give the prompt as an argument or with --file, not both")
+    if file is not None:
+        return read_text(file)
+    if prompt not in (None, "-"):
+        return str(prompt)
+    if sys.stdin.isatty() and prompt is None:
+        raise InvalidRequest("there is no prompt; give it as an argument, with --file, or piped in")
+    return read_stdin()
+
+
+def _traced(
+    path: Path | None, model: "Model", stream: "Stream", request: "Options"
+) -> "AbstractContextManager[Iterable[Step]]":
+    """The steps of an answer, also written to `path` as they come."""
+    if path is None:
+        return contextlib.nullcontext(stream)
+    from paceline.runtime.trace import Trace
+
+    return Trace(path, model, stream, request)

@@ -1,0 +1,34 @@
+"""`paceline pull`."""
+
+from typing import Annotated
+
+from typer import Argument
+
+from paceline.cli.console import print_value, progress_of
+from paceline.cli.options import Output, command, default_model, group
+
+app = group()
+
+
+@command(app)
+def pull(
+    *,
+    model: Annotated[
+        str,
+        Argument(default_factory=default_model, show_default=False, help="name, path or hub name"),
+    ],
+    output: Output,
+) -> int:
+    """Fetch a model, or bring it up to date."""
+    from paceline.models import pull as fetch
+
+    files = fetch(model, progress=progress_of(output))
+    found = {
+        "name": files.name,
+        "folder": str(files.folder),
+        "source": files.source,
+        "license": files.facts.license,
+        "context_length": files.context_length,
+    }
+    print_value(output, found, f"{files.name} is ready in {files.folder}")
+    return 0

@@ -1,0 +1,200 @@
+"""`paceline train`: drafters that are trained for a target."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from paceline.cli import numbers
+from paceline.cli.console import print_report, progress_of
+from paceline.cli.options import Output, Seed, command, default_model, group
+from paceline.errors import InvalidRequest
+
+app = group("Train a drafter for a target.")
+
+Target = Annotated[
+    str,
+    Option(
+        default_factory=default_model,
+        show_default=False,
+        help="the model to draft for: name, path or hub name",
+    ),
+]
+Folder = Annotated[Path, Option("--out", parser=Path, metavar="FOLDER", help="the folder to make")]
+BatchSize = Annotated[int, Option("--at-once", parser=numbers.COUNT, help="sequences of a call")]
+Threads = Annotated[int | None, Option(parser=numbers.THREADS)]
+Data = Annotated[
+    list[Path] | None, Option(parser=Path, metavar="FOLDER...", help="folders of answers")
+]
+Prompts = Annotated[
+    list[Path] | None,
+    Option(parser=Path, metavar="FILE...", help="make the answers first, in OUT/answers"),
+]
+
+
+@command(app)
+def prompts(
+    *,
+    count: Annotated[int, Option(parser=numbers.COUNT, help="prompts to make")] = 1000,
+    temperature: Annotated[float, Option(parser=numbers.TEMPERATURE)] = 0.9,
+    seed: Seed = 0,
+    at_once: BatchSize = 32,
+    threads: Threads = None,
+    out: Annotated[Path, Option(parser=Path, metavar="FILE", help="the file to write")],
+    target: Target,
+    output: Output,
+) -> int:
+    """Let the target write prompts."""
+    from paceline.tools.train import commands
+
+    report = commands.prompts(
+        target,
+        out,
+        count=count,
+        temperature=temperature,
+        seed=seed,
+        at_once=at_once,
+        threads=threads,
+        progress=progress_of(output),
+    )
+    return print_report(report, output)
+
+
+@command(app)
+def answers(
+    *,
+    max_tokens: Annotated[
+        int, Option(parser=numbers.COUNT, help="maximum tokens of an answer")
+    ] = 256,
+    temperature: Annotated[
+        list[float] | None,
+        Option(parser=numbers.TEMPERATURE, help="several take turns; may be repeated; default: 0"),
+    ] = None,
+    seed: Seed = 0,
+    at_once: BatchSize = 32,
+    threads: Threads = None,
+    prompts: Annotated[
+        list[Path], Option(parser=Path, metavar="FILE...", help="JSON lines with prompt")
+    ],
+    out: Folder,
+    target: Target,
+    output: Output,
+) -> int:
+    """Let the target answer prompts."""
+    from paceline.tools.train import commands
+
+    report = commands.answers(
+        target,
+        prompts,
+        out,
+        max_tokens=max_tokens,
+        temperatures=temperature or [0.0],
+        seed=seed,
+        at_once=at_once,
+        threads=threads,
+        progress=progress_of(output),
+    )
+    return print_report(report, output)
+
+
+@command(app)
+def table(
+    *,
+    data: Data = None,
+    prompts: Prompts = None,
+    megabytes: Annotated[
+        float, Option(parser=numbers.Real(0, 1e6, open=True), help="maximum size")
+    ] = 16.0,
+    out: Folder,
+    target: Target,
+    output: Output,
+) -> int:
+    """Count a table of the target's frequent continuations."""
+    from paceline.tools.train import commands
+
+    report = commands.table(
+        target,
+        _data(target, data, prompts, out, output),
+        out,
+        megabytes=megabytes,
+        progress=progress_of(output),
+    )
+    return print_report(report, output)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Options of the training loop."""
+
+    steps: Annotated[int, Option(parser=numbers.COUNT)] = 30_000
+    texts: Annotated[int, Option(parser=numbers.COUNT, help="texts of a step")] = 4
+    anchors: Annotated[int, Option(parser=numbers.COUNT, help="blocks of a text in a step")] = 8
+    gamma: Annotated[
+        float,
+        Option(parser=numbers.Real(0, 1e6, open=True), help="decay of the loss, in positions"),
+    ] = 2.0
+    rate: Annotated[
+        float, Option(parser=numbers.Real(0, 1, open=True), help="maximum learning rate")
+    ] = 1e-3
+    seed: Seed = 0
+    evaluate_every: Annotated[int, Option(parser=numbers.COUNT, help="steps")] = 1000
+
+
+@command(app)
+def dflash(
+    *,
+    data: Data = None,
+    prompts: Prompts = None,
+    layers: Annotated[int, Option(parser=numbers.COUNT)] = 1,
+    block: Annotated[
+        int, Option(parser=numbers.COUNT, help="rows: the last token and its draft")
+    ] = 8,
+    taps: Annotated[int, Option(parser=numbers.COUNT, help="tapped layers of the target")] = 3,
+    vocab: Annotated[
+        int | None, Option(parser=numbers.COUNT, help="draft only the most frequent tokens")
+    ] = None,
+    device: Annotated[str, Option(help="cpu or cuda")] = "cpu",
+    schedule: Schedule,
+    out: Folder,
+    target: Target,
+    output: Output,
+) -> int:
+    """Train a block-diffusion drafter (needs the extra train)."""
+    from paceline.tools.train import commands
+
+    commands.check_training(block=block, rate=schedule.rate, gamma=schedule.gamma, device=device)
+    report = commands.dflash(
+        target,
+        _data(target, data, prompts, out, output),
+        out,
+        layers=layers,
+        block=block,
+        taps=taps,
+        vocab=vocab,
+        device=device,
+        schedule=asdict(schedule),
+        progress=progress_of(output),
+    )
+    return print_report(report, output)
+
+
+def _data(
+    target: str,
+    folders: Sequence[Path] | None,
+    prompts: Sequence[Path] | None,
+    out: Path,
+    output: Output,
+) -> list[Path]:
+    """Folders of answers to learn from; answers to `prompts` are made first."""
+    from paceline.tools.train import commands
+
+    found = list(folders or [])
+    if prompts:
+        made = out / "answers"
+        commands.answers(target, prompts, made, progress=progress_of(output))
+        found.append(made)
+    if not found:
+        raise InvalidRequest("nothing to learn from; give --data ANSWERS or --prompts FILE")
+    return found

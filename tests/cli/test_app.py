@@ -1,0 +1,147 @@
+"""The command line as a whole: help, version, completion, exit codes, one-line errors."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import COMMANDS, main
+from paceline.models import DEFAULT_MODEL
+from support.process import Run
+from support.words import parse
+
+
+def test_help_and_version_are_no_errors(run: Run):
+    assert run("--version").stdout.startswith("paceline ")
+    assert all(command in run("--help").stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]):
+    assert main([command, "--help"]) == 0
+    assert f"Usage: paceline {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("generate", "--help")])
+def test_help_imports_nothing_heavy(words: tuple[str, ...]):
+    heavy = {"numpy", "openvino", "tokenizers", "paceline.runtime", "paceline.engines"}
+    script = f"""
+import sys
+from paceline.cli import main
+assert main({[*words]!r}) == 0
+assert not {heavy!r} & sys.modules.keys(), {heavy!r} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_shell_completes_commands_and_options():
+    def completed(words: str) -> list[str]:
+        request = {
+            "_PACELINE_COMPLETE": "complete_bash",
+            "COMP_WORDS": f"paceline {words}",
+            "COMP_CWORD": str(len(words.split(" "))),
+        }
+        found = subprocess.run(
+            [sys.executable, "-m", "paceline"],
+            env={**os.environ, **request},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return found.stdout.split()
+
+    assert completed("ben") == ["bench"]
+    assert completed("bench sim") == ["simulate"]
+    assert {"--drafter", "--drop-oldest"} <= {*completed("chat --dr")}
+    assert completed("generate --compute-units cpu-o") == ["cpu-only"]
+
+
+def test_an_option_may_come_with_an_equals_sign_again_or_with_several_values():
+    assert parse(["generate", "x", "--top-k=3"])["top_k"] == 3
+    found = parse(["bench", "run", "--drafter", "a", "--drafter=b", "--json"])
+    assert (found["drafter"], found["json"]) == (["a", "b"], True)
+    found = parse(["bench", "simulate", "--texts", "a", "b", "--cost", "zaya", "--texts", "c"])
+    assert ([*map(str, found["texts"])], found["cost"]) == (["a", "b", "c"], "zaya")
+    found = parse(["train", "answers", "--prompts", "a", "b", "--out", "c"])
+    assert [*map(str, found["prompts"])] == ["a", "b"]
+
+
+@pytest.mark.parametrize("prompt", ["- a list", "-5", "-1.5 is less", "--model x?", "-"])
+def test_a_prompt_may_begin_with_a_dash(prompt: str):
+    found = parse(["generate", prompt, "--raw", "--max-tokens", "-1", "--system", "-s -t"])
+    assert (found["prompt"], found["raw"], found["system"]) == (prompt, True, "-s -t")
+    assert parse(["generate", "--raw", "--", prompt])["prompt"] == prompt
+    assert parse(["generate", "--", "--raw"])["prompt"] == "--raw"
+
+
+@pytest.mark.parametrize(
+    "words", [("generate", "--file"), ("generate", "--file", "--json"), ("serve", "--port")]
+)
+def test_an_option_without_its_value_is_named(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+):
+    assert main([*words]) == 2
+    assert f"{words[1]}: expected a value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "Missing command"),
+        (("dance",), "dance"),
+        (("bench",), "Missing command"),
+        (("bench", "dance"), "dance"),
+        (("generate", "a", "b"), "extra argument(s) (b)"),
+        (("generate", "--nonsense"), "--nonsense"),
+        (("generate", "x", "--max-tokens", "many"), "'many' is not a whole number"),
+        (("generate", "x", "--temperature", "hot"), "'hot' is not a number"),
+        (("generate", "x", "--seed", "1.5"), "'1.5' is not a whole number"),
+        (("generate", "x", "--logit-bias", "5"), "'5' is not TOKEN=BIAS, as in 42=-5"),
+        (("generate", "x", "--logit-bias", "a=b"), "'a' is not a whole number"),
+        (("bench", "run", "--rounds", "0"), "'0' is not a whole number of 1 or more"),
+        (("bench", "run", "--per-kind", "-3"), "'-3' is not a whole number of 1 or more"),
+        (("bench", "run", "--rounds", "x"), "'x' is not a whole number"),
+        (("verify", "--max-tokens", "0"), "'0' is not a whole number of 1 or more"),
+        (("convert",), "source"),
+        (("convert", "x", "--weights", "int2"), "argument --weights: 'int2' is not one of"),
+        (("convert", "x", "--to", "paper"), "argument --to: 'paper' is not one of"),
+        (("convert", "x", "--rows", "4"), "--rows: only with --to coreml"),
+        (("convert", "x", "--taps", "all", "--head-rows", "9"), "--head-rows, --taps: only with"),
+        (
+            ("convert", "x", "--to", "coreml", "--rows", "0"),
+            "'0' is not a whole number of 1 or more",
+        ),
+        (("convert", "x", "--to", "coreml", "--taps", "a"), "'a' is not a whole number"),
+        (("coreml", "lint"), "artifact"),
+        (("generate", "x", "--engine", "abacus"), "no engine is called 'abacus'"),
+        (("generate", "x", "--engine", "coreml"), f"{DEFAULT_MODEL} has no Core ML form here"),
+        (("convert", "./nowhere"), "neither a folder nor a hub name"),
+        (("pull", "gpt-9"), "no model is called 'gpt-9'"),
+        (("generate", "x", "--model", "smolm2-135m"), f"did you mean {DEFAULT_MODEL}?"),
+        (("generate", "x", "--model", "/no/such.gguf"), "there is no file or folder"),
+        (("generate", "x", "--model", "owner/name"), "hub cannot be reached"),
+        (("pull", "a--b/c"), "not a hub name"),
+        (("generate", "x", "--model", "x" * 300), "File name too long"),
+        (("generate", "x", "--file", "y"), "not both"),
+        (("generate", "--file", "/no/such/file"), "cannot read /no/such/file"),
+        (("generate", "--file", "/"), "cannot read /"),
+        (("generate", "x", "--raw", "--system", "y"), "--system needs the chat template"),
+        (("bench", "run", "--suite", "/no/suite"), "cannot read /no/suite"),
+        (("bench", "run", "--kind", "poem"), "no prompt is of kind 'poem'"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(arguments: tuple[str, ...], reason: str, refused: Any):
+    assert reason in refused(*arguments)
+
+
+def test_without_the_extra_convert_says_which(refused: Any, tmp_path: Path):
+    import importlib.util
+
+    if importlib.util.find_spec("optimum"):
+        pytest.skip("it is installed here")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    assert "pip install 'paceline[convert]'" in refused("convert", tmp_path)

@@ -1,0 +1,78 @@
+"""`bench run`, `plan` and `verify`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.process import Run
+
+
+def test_a_bench_run_prints_tables_or_json_and_writes_what_it_prints(
+    run: Run, tiny_gguf: Path, suite: Path, tmp_path: Path
+):
+    common = ("--model", tiny_gguf, "--suite", suite, "--max-tokens", 20, "--rounds", 1)
+    out = tmp_path / "result.json"
+    out.write_text("older")
+    found = run("bench", "run", *common, "--drafter", "suffix", "--json", "--output", out)
+    assert found.returncode == 0, found.stderr
+    value = json.loads(found.stdout)
+    assert value["summary"]["same_tokens"]
+    assert json.loads(out.read_text()) == value
+    assert {path.name for path in tmp_path.iterdir()} <= {"result.json", "suite.jsonl", "hub"}
+    text = run("bench", "run", *common).stdout
+    assert "geometric means" in text
+    assert "worst prompt" in text
+
+
+def test_a_plan_prints_tables_or_json(run: Run, tiny_gguf: Path):
+    value = json.loads(run("plan", "--model", tiny_gguf, "--json").stdout)
+    assert value["row_invariant"]
+    assert "break-even" in run("plan", "--model", tiny_gguf).stdout
+
+
+@pytest.mark.slow
+def test_a_verification_passes_and_as_json_says_what_was_compared(
+    run: Run, tiny_gguf: Path, suite: Path
+):
+    found = run(
+        *("verify", "--model", tiny_gguf, "--suite", suite, "--max-tokens", 3),
+        *("--cache-tokens", 4096, "--json", "--quiet"),
+    )
+    assert found.returncode == 0, found.stderr
+    value = json.loads(found.stdout)
+    assert value["exact"]
+    assert value["rows_compared"] > 400
+    assert value["answers_compared"] > 100
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--drafter", "magic"), "no drafter is called 'magic'"),
+        (("--policy", "best"), "policy is 'best'"),
+        (("--output", "/no/such/folder/x.json"), "cannot write /no/such/folder/x.json"),
+        (("--output", "/"), "cannot write /"),
+        (("--suite", "/"), "cannot read /"),
+        (("--threads", "0"), "argument --threads: "),
+    ],
+)
+def test_a_mistake_in_a_bench_run_is_found_before_anything_is_measured(
+    options: tuple[str, ...], reason: str, run: Run, tiny_gguf: Path, suite: Path
+):
+    found = run("bench", "run", "--model", tiny_gguf, "--suite", suite, *options)
+    assert found.returncode == 2
+    assert reason in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["verify", "bench run"])
+def test_an_output_that_cannot_be_written_is_found_before_the_work(
+    command: str, run: Run, tiny_gguf: Path, suite: Path, tmp_path: Path
+):
+    out = tmp_path / "missing" / "out.json"
+    found = run(*command.split(), "--model", tiny_gguf, "--suite", suite, "--output", out)
+    assert found.returncode == 2
+    assert (
+        found.stderr == f"paceline: cannot write {out}: {out.parent} is not a folder to write to\n"
+    )

@@ -1,0 +1,204 @@
+"""`paceline generate`: prompts, options, and mistakes in them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import main
+from support.process import Run
+
+
+def test_an_answer_goes_to_standard_output_and_all_else_to_standard_error(answer: Run, model: Any):
+    found = answer("Hello", "--max-tokens", 20)
+    assert found.returncode == 0
+    assert found.stdout == model.generate("Hello", max_tokens=20).text + "\n"
+    assert "20 tokens" in found.stderr
+    assert answer("Hello", "--max-tokens", 20, "--quiet").stderr == ""
+
+
+STATS = {
+    *("steps", "drafted", "accepted", "acceptance_rate", "tokens_per_step", "load_seconds"),
+    *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds", "host_seconds"),
+    "decode_tokens_per_second",
+}
+
+
+def test_an_answer_as_json_has_all_of_the_result(answer: Run, model: Any):
+    found = answer("Hello", "--max-tokens", 20, "--json", "--drafter", "ngram", "--probe", "suffix")
+    value = json.loads(found.stdout)
+    assert value.keys() >= {
+        *("text", "token_ids", "prompt_tokens", "completion_tokens", "finish_reason", "engine"),
+        *("drafter", "exact", "stats", "seed", "model", "policy"),
+    }
+    assert value["stats"].keys() >= STATS
+    assert value["token_ids"] == model.generate("Hello", max_tokens=20).token_ids
+    assert (value["completion_tokens"], value["finish_reason"]) == (20, "length")
+    assert (value["engine"], value["drafter"], value["exact"]) == ("openvino", "ngram", True)
+    assert value["stats"]["probe"]["suffix"]["steps"] > 0
+
+
+def test_a_prompt_comes_as_argument_file_or_on_standard_input(answer: Run, tmp_path: Path):
+    prompt = "naïve 漢字\nsecond line"
+    (tmp_path / "prompt.txt").write_text(prompt, encoding="utf-8")
+    options = ("--max-tokens", 5, "--json")
+    values = [
+        json.loads(found.stdout)
+        for found in (
+            answer(prompt, *options),
+            answer("--file", tmp_path / "prompt.txt", *options),
+            answer(*options, input=prompt),
+            answer("-", *options, input=prompt),
+        )
+    ]
+    assert len({value["prompt_tokens"] for value in values}) == 1
+    assert all(value["token_ids"] == values[0]["token_ids"] for value in values)
+
+
+def test_what_the_answer_may_be_comes_from_a_file(answer: Run, tmp_path: Path):
+    options = ("Hello", "--max-tokens", 30, "--json")
+    plain = json.loads(answer(*options, "--drafter", "none").stdout)
+    expected = tmp_path / "expected.txt"
+    expected.write_text(plain["text"], encoding="utf-8")
+    found = json.loads(answer(*options, "--prediction", expected).stdout)
+    assert found["token_ids"] == plain["token_ids"]
+    assert found["drafter"].startswith("prediction+")
+
+
+def test_options_reach_the_model(answer: Run, model: Any):
+    options: Any = {
+        "temperature": 0.9,
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "seed": 7,
+        "max_tokens": 30,
+        "max_block": 4,
+        "policy": "kelly",
+        "drafter": "suffix+ngram",
+    }
+    given = [
+        str(part)
+        for name, value in options.items()
+        for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    bias = ("--logit-bias", "2=-100", "--logit-bias", "40=-3", "--ignore-eos", "--stop", "zzzz")
+    found = answer("Hello", *given, *bias, "--json")
+    expected = model.generate(
+        "Hello", **options, logit_bias={2: -100.0, 40: -3.0}, ignore_eos=True, stop="zzzz"
+    )
+    value = json.loads(found.stdout)
+    assert value["token_ids"] == expected.token_ids
+    assert (value["policy"], value["seed"]) == ("kelly", 7)
+
+
+def test_a_system_message_and_a_raw_prompt(answer: Run, model: Any):
+    messages = [{"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}]
+    with_system = json.loads(answer("Hi", "--system", "Be", "--json", "--max-tokens", 3).stdout)
+    assert with_system["token_ids"] == model.generate(messages, max_tokens=3).token_ids
+    raw = json.loads(answer("Hi", "--raw", "--json", "--max-tokens", 3).stdout)
+    assert raw["prompt_tokens"] == len(model.tokens("Hi", raw=True))
+
+
+def test_text_that_the_terminal_cannot_show_is_no_crash(
+    answer: Run, environment: dict[str, str], tmp_path: Path
+):
+    environment.update({"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    # The token of a byte that is no ASCII.
+    found = answer("Hello", "--max-tokens", 5, "--logit-bias", "200=1000")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == "?????\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--max-tokens", "0"), "argument --max-tokens: "),
+        (("--max-tokens", "-5"), "argument --max-tokens: "),
+        (("--temperature", "-1"), "argument --temperature: "),
+        (("--temperature", "nan"), "argument --temperature: "),
+        (("--temperature", "inf"), "argument --temperature: "),
+        (("--top-k", "-1"), "argument --top-k: "),
+        (("--top-p", "0"), "argument --top-p: "),
+        (("--top-p", "1.5"), "argument --top-p: "),
+        (("--min-p", "2"), "argument --min-p: "),
+        (("--repetition-penalty", "0"), "argument --repetition-penalty: "),
+        (("--presence-penalty", "1000"), "argument --presence-penalty: "),
+        (("--frequency-penalty", "nan"), "argument --frequency-penalty: "),
+        (("--seed", "-1"), "argument --seed: "),
+        (("--seed", str(2**64)), "argument --seed: "),
+        (("--logit-bias=-1=5",), "argument --logit-bias: "),
+        (("--logit-bias", "5=nan"), "argument --logit-bias: "),
+        (("--logit-bias", "99999=1"), "logit_bias names token 99999"),
+        (("--stop", ""), "stop string is empty"),
+        (("--drafter", "magic"), "no drafter is called 'magic'"),
+        (("--drafter", "ngram:min=0"), "ngram"),
+        (("--drafter", ""), "no drafter is called ''"),
+        (("--probe", "magic"), "no drafter is called 'magic'"),
+        (("--policy", "best"), "policy is 'best'; expected auto"),
+        (("--max-block", "1"), "argument --max-block: "),
+        (("--max-block", "33"), "argument --max-block: "),
+        (("--rows", "0"), "argument --rows: "),
+        (("--rows", "3"), "argument --rows: "),
+        (("--cache-tokens", "0"), "argument --cache-tokens: "),
+        (("--cache-tokens", "-7"), "argument --cache-tokens: "),
+        (("--cache-tokens", str(2**31 - 1)), "set cache_tokens lower"),
+        (("--cache-tokens", str(10**30)), "argument --cache-tokens: "),
+        (("--threads", "0"), "argument --threads: "),
+        (("--threads", str(10**12)), "argument --threads: "),
+        (("--engine", "magic"), "no engine is called 'magic'; expected openvino"),
+    ],
+)
+def test_a_value_out_of_range_is_one_line_that_names_it(
+    options: tuple[str, ...], reason: str, model: Any, capsys: pytest.CaptureFixture[str]
+):
+    # In this process: thirty loads of OpenVINO would show nothing more.
+    assert main(["generate", "Hello", "--model", model.files.name, "--quiet", *options]) == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert reason in said
+    assert said.startswith("paceline")
+    assert said.count("\n") == 1
+
+
+def test_an_empty_prompt_is_refused_wherever_it_comes_from(
+    refused: Any, tiny_gguf: Path, tmp_path: Path
+):
+    (tmp_path / "empty").write_text("")
+    common = ("generate", "--model", tiny_gguf)
+    assert "prompt is empty" in refused(*common, "")
+    assert "prompt is empty" in refused(*common, "--raw", "")
+    assert "prompt is empty" in refused(*common, "--file", tmp_path / "empty")
+    assert "prompt is empty" in refused(*common, input="")
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_lengths(
+    refused: Any, tiny_gguf: Path
+):
+    said = refused("generate", "--model", tiny_gguf, input="x " * 3000)
+    assert "tokens and the context holds 512" in said
+
+
+def test_a_prompt_that_does_not_fit_the_cache_is_refused(refused: Any, tiny_gguf: Path):
+    said = refused("generate", "--model", tiny_gguf, "--cache-tokens", 32, input="x " * 100)
+    assert "cache_tokens" in said
+
+
+def test_bytes_that_are_no_text_are_refused(
+    refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
+):
+    common = ("generate", "--model", tiny_gguf)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xfa")
+    assert "is not UTF-8 text" in refused(*common, "--file", tmp_path / "bytes")
+    said = refused(*common, input=b"a\xff\xfe", text=False)
+    assert "not UTF-8 text" in said or "not valid Unicode" in said
+    # Where the locale says nothing, Python lets such bytes through as lone surrogates.
+    environment.update({"LC_ALL": "C", "PYTHONUTF8": "1"})
+    said = refused(*common, input=b"a\xff\xfe", text=False)
+    assert "not UTF-8 text" in said or "not valid Unicode" in said
+    assert "not valid Unicode" in refused(*common, os.fsdecode(b"a\xff"))

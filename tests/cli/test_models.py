@@ -1,0 +1,100 @@
+"""`pull` and `models`, and models that cannot be used."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.models import DEFAULT_MODEL, list_models
+from paceline.models.cache import models_dir
+from paceline.models.manifest import GRAPH, WEIGHTS
+from support.process import Run
+
+
+def test_pull_makes_a_model_ready_and_says_where(run: Run, tiny_gguf: Path, tiny_files: Any):
+    found = run("pull", tiny_gguf)
+    assert found.stdout == f"{tiny_gguf} is ready in {tiny_files.folder}\n"
+    value = json.loads(run("pull", tiny_gguf, "--json").stdout)
+    assert value == {
+        "name": str(tiny_gguf),
+        "folder": str(tiny_files.folder),
+        "source": tiny_files.source,
+        "license": "cc0-1.0",
+        "context_length": 512,
+    }
+
+
+def test_models_are_listed_for_people_and_as_json(run: Run, cache: Path, tiny_files: Any):
+    value = json.loads(run("models", "--json").stdout)
+    names = {model.name for model in list_models(cache)}
+    assert {each["name"] for each in value} == names >= {DEFAULT_MODEL, tiny_files.name}
+    (mine,) = (each for each in value if each["name"] == tiny_files.name)
+    assert mine["here"]
+    assert mine["folder"] == str(tiny_files.folder)
+    for each in mine["exactness"]:
+        assert each["engine"]["engine"] == "openvino"
+        assert each["conditions"]["block_length"]["rows"] > 0
+    text = run("models").stdout
+    assert DEFAULT_MODEL in text
+    assert "not here" in text
+
+
+def test_a_check_of_models_fails_with_exit_1(
+    run: Run, refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
+):
+    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
+    assert run("pull", tiny_gguf).returncode == 0
+    assert json.loads(run("models", "--check", "--json").stdout) == {"checked": 1}
+    (folder,) = models_dir(tmp_path / "cache").iterdir()
+    os.truncate(folder / WEIGHTS, 1000)
+    assert f"{WEIGHTS} has 1000 bytes" in refused("models", "--check", code=1)
+    assert "has 1000 bytes" in refused("generate", "x", "--model", tiny_gguf)
+
+
+def test_a_model_that_cannot_be_fetched_is_one_line(
+    refused: Any, environment: dict[str, str], tmp_path: Path
+):
+    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
+    assert f"cannot fetch {DEFAULT_MODEL}" in refused("generate", "x")
+    assert not [*models_dir(tmp_path / "cache").iterdir()]
+
+
+@pytest.mark.parametrize("command", ["generate", "pull", "plan", "chat", "verify"])
+@pytest.mark.parametrize("kind", ["foreign", "truncated", "empty", "folder"])
+def test_a_file_that_is_no_model_is_refused_by_every_command(
+    command: str, kind: str, refused: Any, tiny_files: Any, tmp_path: Path
+):
+    path = tmp_path / "bad.gguf"
+    cache = tiny_files.folder.parents[1]
+    content = Path(tiny_files.name).read_bytes()
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes({"foreign": b"%PDF-1.7", "truncated": content[:-99], "empty": b""}[kind])
+    before = {*models_dir(cache).iterdir()}
+    where = [path] if command == "pull" else ["--model", path]
+    said = refused(command, *where, *(["x"] if command == "generate" else []))
+    assert str(path) in said
+    assert {*models_dir(cache).iterdir()} == before
+
+
+def test_an_openvino_folder_with_a_cut_off_piece_is_refused(
+    refused: Any, tiny_files: Any, tmp_path: Path
+):
+    import shutil
+
+    for piece in (GRAPH, WEIGHTS):
+        folder = tmp_path / piece
+        shutil.copytree(tiny_files.folder, folder)
+        os.truncate(folder / piece, 500)
+        assert f"{piece} has 500 bytes" in refused("generate", "x", "--model", folder)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_refused(
+    refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
+):
+    (tmp_path / "file").write_text("")
+    environment["PACELINE_CACHE"] = str(tmp_path / "file")
+    assert "$PACELINE_CACHE" in refused("pull", tiny_gguf)

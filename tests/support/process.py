@@ -1,0 +1,47 @@
+"""Commands in processes of their own, as a user starts them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+COMMAND = [sys.executable, "-m", "paceline"]
+
+
+Run = Callable[..., "subprocess.CompletedProcess[Any]"]
+
+
+@contextlib.contextmanager
+def started(environment: dict[str, str], *arguments: object, **options: Any) -> Iterator[Any]:
+    """A command at work, in a process group of its own as a terminal would have it."""
+    child = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, **options},
+        start_new_session=True,
+    )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def stopped_line(said: bytes) -> None:
+    lines = [line for line in said.decode().splitlines() if line.startswith("paceline")]
+    assert lines == ["paceline: stopped"]
+    assert b"Traceback" not in said
+    assert said.endswith(b"paceline: stopped\n")
+
+
+def wait_for(stream: Any, word: bytes) -> bytes:
+    """Read lines until one has `word`."""
+    heard = b""
+    for line in stream:
+        heard += line
+        if word in line:
+            return heard
+    raise AssertionError(heard)
