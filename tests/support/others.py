@@ -82,7 +82,7 @@ class Others:
 def counted(server: Running) -> int:
     """Slots that are free, and those that the prompt cache holds, each once."""
     entries: Any = server.scheduler.prefix_cache._entries
-    held = {block for entry in list(entries) for block in entry.slots._numbers}
+    held = {block for entry in list(entries) for block in entry.sequence._numbers}
     engine = server.model.engine
     return engine.free_slots + len(held) * engine.block_size
 

@@ -290,8 +290,8 @@ class Service:
         for part in DrafterSpec.parse(wanted).parts:
             if str(part) not in _SAFE_DRAFTERS and part.kind != "ngram":
                 raise ApiError(
-                    f"drafter {str(part)[:40]!r} is not allowed here; expected none, auto, the server's "
-                    f"own drafter, or ngram, {', '.join(_SAFE_DRAFTERS)} joined by +",
+                    f"drafter {str(part)[:40]!r} is not allowed here; expected none, auto, the "
+                    f"server's own, or ngram, {', '.join(_SAFE_DRAFTERS)} joined by +",
                     param="speculation.drafter",
                 )
         return wanted
