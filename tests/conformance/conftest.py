@@ -1,13 +1,16 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 
+import numpy as np
 import pytest
 
 from paceline.engines import EngineSettings, open_engine
-from paceline.engines.base import Engine
+from paceline.engines.base import Engine, KVSequence
 from paceline.models import QUIET, ModelFiles
 from support import mlx
 from support.coreml import SMALLER, tiny_source
+from support.engine_rows import Plain, Rows, run
 from support.toy import ToyEngine
 
 # What an engine here must be like: a context of at least 160 slots, a cache that holds ten
@@ -49,3 +52,40 @@ def _coreml(folders: pytest.TempPathFactory) -> Engine:
 )
 def engine(request: pytest.FixtureRequest) -> Engine:
     return ENGINES[request.param](request)
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> Plain:
+    """Logits of every row of a text in a sequence of its own, given how many tokens are a prompt.
+
+    The prompt is read at once, and the answer comes one token at a time.
+    """
+    known: dict[tuple[int, ...], Rows] = {}
+
+    def rows_of(text: Sequence[int], prompt: int) -> Rows:
+        key = (prompt, *text)
+        if key not in known:
+            rows = []
+            with closing(engine.open()) as sequence:
+                if prompt:
+                    rows += run(engine, prompts=[(sequence, text[:prompt], prompt)])
+                    sequence.commit(prompt)
+                for token in text[prompt:]:
+                    rows += run(engine, (sequence, [token], 1))
+                    sequence.commit(1)
+            known[key] = np.concatenate(rows)
+        return known[key]
+
+    return rows_of
+
+
+@pytest.fixture
+def sequence(engine: Engine) -> Iterator[KVSequence]:
+    with closing(engine.open()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def other(engine: Engine) -> Iterator[KVSequence]:
+    with closing(engine.open()) as opened:
+        yield opened

@@ -1,0 +1,299 @@
+"""Slots of every engine: reject, rewind, fork, free, full cache. Comparisons are bitwise.
+
+Tokens are fed to a sequence as its prompt; tokens that are run after it are its answer.
+"""
+
+from contextlib import ExitStack, closing
+
+import numpy as np
+import pytest
+
+from paceline.engines.base import Engine, KVSequence
+from paceline.errors import CacheFull
+from support.engine_rows import Plain, Rows, feed, random_text, run, same
+
+
+@pytest.mark.parametrize("kept", range(1, 9))
+def test_rejected_drafts_leave_no_trace(
+    engine: Engine, plain: Plain, sequence: KVSequence, kept: int
+):
+    text = random_text(engine, 64)
+    wrong = [(token + 1) % engine.vocab_size for token in text]
+    feed(engine, sequence, text[:10])
+    while sequence.length < 50:
+        start = sequence.length
+        block = text[start : start + kept] + wrong[start + kept : start + 8]
+        (logits,) = run(engine, (sequence, block, 8))
+        assert same(logits[:kept], plain(text, 10)[start : start + kept])
+        sequence.commit(kept)
+    # Shorter than the blocks before: garbage lies right behind it.
+    (logits,) = run(engine, (sequence, text[sequence.length :][:1], 1))
+    assert same(logits, plain(text, 10)[sequence.length :][:1])
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 31, 32, 33, 47, 48])
+def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
+    engine: Engine, plain: Plain, sequence: KVSequence, length: int
+):
+    first, second = random_text(engine, 48, 1), random_text(engine, 48, 2)
+    text = first[:length] + second[length:]
+    feed(engine, sequence, first)
+    run(engine, (sequence, second[:6], 6))
+    sequence.commit(5)
+    assert 48 <= sequence.shareable_length <= 53
+    sequence.rewind(length)
+    assert sequence.length == sequence.shareable_length == length, "no block is shared"
+    for start in range(length, 45, 3):
+        (logits,) = run(engine, (sequence, text[start : start + 3], 3))
+        assert same(logits, plain(text, length)[start : start + 3])
+        sequence.commit(3)
+
+
+@pytest.mark.parametrize("shared", [0, 1, 8, 31, 40, 64, 70, 200])
+@pytest.mark.parametrize("closed", ["parent", "child", "neither"])
+def test_a_fork_and_its_parent_go_on_without_each_other(
+    engine: Engine, plain: Plain, sequence: KVSequence, shared: int, closed: str
+):
+    prefix = random_text(engine, 70)
+    ends = {"parent": random_text(engine, 40, 1), "child": random_text(engine, 40, 2)}
+    feed(engine, sequence, prefix)
+    with closing(sequence.fork(shared)) as child:
+        assert child.length <= min(shared, 70)
+        feed(engine, child, prefix[child.length :])
+        going = {"parent": sequence, "child": child}
+        for at in range(0, 40, 5):
+            if at == 20 and closed in going:
+                going.pop(closed).close()
+            work = [(one, ends[name][at : at + 5], 5) for name, one in going.items()]
+            for logits, (name, one) in zip(run(engine, *work), going.items(), strict=True):
+                expected = plain(prefix + ends[name], 70)[70 + at : 75 + at]
+                assert same(logits, expected), f"the {name} at {at}"
+                one.commit(5)
+
+
+@pytest.mark.parametrize("rewound", ["parent", "child"])
+@pytest.mark.parametrize("length", [0, 5, 16, 31, 32, 33, 63])
+def test_rewinding_into_a_shared_prefix_does_not_touch_the_other(
+    engine: Engine, plain: Plain, sequence: KVSequence, rewound: str, length: int
+):
+    prefix, new = random_text(engine, 64), random_text(engine, 70, 1)
+    feed(engine, sequence, prefix)
+    with closing(sequence.fork(64)) as child:
+        feed(engine, child, prefix[child.length :])
+        turned, left = (sequence, child) if rewound == "parent" else (child, sequence)
+        turned.rewind(length)
+        assert turned.length <= length
+        changed = prefix[: turned.length] + new
+        kept = prefix + new[:8]
+        (logits,) = run(engine, (turned, changed[turned.length : 70], 70 - turned.length))
+        assert same(logits, plain(changed[:70], turned.length)[turned.length :])
+        (logits,) = run(engine, (left, kept[64:], 8))
+        assert same(logits, plain(kept, 64)[64:])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 24])
+@pytest.mark.parametrize("beside", [False, True])
+def test_decode_rows_computed_again_many_to_a_call_leave_the_same_keys_and_values(
+    engine: Engine,
+    plain: Plain,
+    sequence: KVSequence,
+    other: KVSequence,
+    rows: int,
+    beside: bool,
+):
+    """What goes on after a preemption: blocks of an answer of which no logits are wanted."""
+    text = random_text(engine, 60)
+    feed(engine, sequence, text[:20])
+    feed(engine, other, random_text(engine, 20, 1))
+    for start in range(20, 44, rows):
+        block = text[start : min(start + rows, 44)]
+        company = [(other, [1, 2], 2)] if beside else []
+        run(engine, (sequence, block, 0), *company)
+        sequence.commit(len(block))
+    for start in range(44, 60, 4):
+        (logits,) = run(engine, (sequence, text[start : start + 4], 4))
+        assert same(logits, plain(text, 20)[start : start + 4])
+        sequence.commit(4)
+
+
+def test_slots_freed_by_closing_are_counted_once_where_they_are_shared(engine: Engine):
+    before = engine.free_slots
+    text = random_text(engine, 70)
+    with ExitStack() as stack:
+        parent = stack.enter_context(closing(engine.open()))
+        feed(engine, parent, text)
+        child = stack.enter_context(closing(parent.fork(70)))
+        feed(engine, child, text[child.length :])
+        held = before - engine.free_slots
+        assert engine.freed_by([parent, child]) == held
+        alone = [engine.freed_by([one]) for one in (parent, child)]
+        assert sum(alone) <= held
+        child.close()
+        assert before - engine.free_slots == held - alone[1]
+        assert engine.freed_by([parent]) == held - alone[1]
+    assert engine.freed_by([]) == 0
+
+
+def test_of_an_answer_only_what_its_prompt_would_have_is_shared(
+    engine: Engine, plain: Plain, sequence: KVSequence
+):
+    text, end = random_text(engine, 100), random_text(engine, 8, 1)
+    feed(engine, sequence, text[:50])
+    for at in range(50, 100, 5):
+        run(engine, (sequence, text[at : at + 5], 5))
+        sequence.commit(5)
+    assert 50 <= sequence.shareable_length <= sequence.length == 100
+    with closing(sequence.fork(100)) as child:
+        assert child.length == child.shareable_length <= sequence.shareable_length
+        feed(engine, child, text[child.length :])
+        (logits,) = run(engine, (child, end, 8))
+    assert same(logits, plain(text + end, 100)[100:])
+
+
+def test_slots_given_back_are_used_again_without_a_trace(
+    engine: Engine, plain: Plain, sequence: KVSequence
+):
+    text = random_text(engine, 48)
+    feed(engine, sequence, random_text(engine, 64, 1))
+    sequence.close()
+    sequence.close()  # does nothing
+    with closing(engine.open()) as fresh:
+        assert fresh.length == 0
+        (logits,) = run(engine, (fresh, text, 48))
+        assert same(logits, plain(text, 0))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("committed", [0, 20])
+def test_no_more_rows_can_be_kept_than_the_block_had(
+    engine: Engine, sequence: KVSequence, rows: int, committed: int
+):
+    # Padding rows that an engine adds on its own are not the block's.
+    text = random_text(engine, committed + rows)
+    feed(engine, sequence, text[:committed])
+    run(engine, (sequence, text[committed:], rows))
+    for too_many in (rows + 1, -1):
+        with pytest.raises(ValueError, match=rf"commit\({too_many}\)"):
+            sequence.commit(too_many)
+    assert sequence.length == committed
+    sequence.commit(rows)
+    assert sequence.length == committed + rows
+    with pytest.raises(ValueError, match="commit"):
+        sequence.commit(1)
+
+
+@pytest.mark.parametrize("length", [-1, 21])
+def test_a_sequence_cannot_be_rewound_to_where_it_never_was(
+    engine: Engine, sequence: KVSequence, length: int
+):
+    feed(engine, sequence, random_text(engine, 20))
+    with pytest.raises(ValueError, match=rf"rewind\({length}\)"):
+        sequence.rewind(length)
+    assert sequence.length == 20
+
+
+def _next_row(engine: Engine, sequence: KVSequence, token: int) -> Rows:
+    (row,) = run(engine, (sequence, [token], 1))
+    sequence.commit(1)
+    return row
+
+
+def test_a_sequence_can_fill_its_context_and_no_more(
+    engine: Engine, sequence: KVSequence, other: KVSequence
+):
+    text = random_text(engine, engine.context_length)
+    for one in (other, sequence):
+        feed(engine, one, text[:-4])
+    expected = np.concatenate([_next_row(engine, other, token) for token in text[-4:]])
+    with pytest.raises(CacheFull, match=str(engine.context_length)):
+        run(engine, (sequence, text[-5:], 5))
+    assert sequence.length == engine.context_length - 4
+    (logits,) = run(engine, (sequence, text[-4:], 4))
+    assert same(logits, expected)
+    sequence.commit(4)
+    with pytest.raises(CacheFull):
+        run(engine, (sequence, text[:1], 1))
+    assert sequence.length == engine.context_length
+
+
+def fill(engine: Engine, stack: ExitStack) -> list[KVSequence]:
+    """Sequences that hold every slot that is free now; all but the last span a whole context."""
+    filling: list[KVSequence] = []
+    text = random_text(engine, engine.context_length)
+    chunk = 16
+    while True:
+        if not filling or filling[-1].length + chunk > engine.context_length:
+            filling.append(stack.enter_context(closing(engine.open())))
+        at = filling[-1].length
+        try:
+            feed(engine, filling[-1], text[at : at + chunk])
+        except CacheFull:
+            if chunk == 1:
+                return filling
+            chunk = 1
+
+
+def grows(engine: Engine) -> bool:
+    """Whether a sequence takes slots as it grows, rather than a whole context when it begins."""
+    free = engine.free_slots
+    with closing(engine.open()) as sequence:
+        feed(engine, sequence, random_text(engine, 2))
+        return free - engine.free_slots < engine.context_length
+
+
+def test_a_full_cache_begins_no_sequence(engine: Engine, plain: Plain):
+    text = random_text(engine, 64)
+    expected = plain(text, 0)
+    with ExitStack() as stack, closing(engine.open()) as fresh:
+        filling = fill(engine, stack)
+        with pytest.raises(CacheFull, match="full"):
+            run(engine, (fresh, text, 64))
+        assert fresh.length == 0
+        filling[0].close()
+        (logits,) = run(engine, (fresh, text, 64))
+        assert same(logits, expected)
+
+
+def test_a_full_cache_refuses_a_block_and_changes_nothing(
+    engine: Engine, plain: Plain, sequence: KVSequence
+):
+    if not grows(engine):
+        pytest.skip("a sequence has all its slots from the start")
+    text = random_text(engine, 84)
+    expected = plain(text, 20)[20:]
+    feed(engine, sequence, text[:20])
+    with ExitStack() as stack:
+        filling = fill(engine, stack)
+        for _ in range(2):
+            with pytest.raises(CacheFull, match="full"):
+                run(engine, (sequence, text[20:], 64))
+            assert sequence.length == 20
+            with pytest.raises(ValueError, match="commit"):
+                sequence.commit(1)  # nothing was run
+        filling[0].close()
+        (logits,) = run(engine, (sequence, text[20:], 64))
+        assert same(logits, expected)
+
+
+def test_a_call_that_does_not_fit_takes_no_slots(
+    engine: Engine, plain: Plain, sequence: KVSequence, other: KVSequence
+):
+    if not grows(engine):
+        pytest.skip("a sequence has all its slots from the start")
+    text = random_text(engine, engine.context_length * 7 // 10)
+    block, expected = text[20:], plain(text, 20)[20:]
+    half = block[: engine.context_length // 2]
+    feed(engine, sequence, text[:20])
+    feed(engine, other, text[:20])
+    with ExitStack() as stack:
+        fill(engine, stack)[0].close()
+        for one in (sequence, other):
+            # There is room for either of them, not for both.
+            with pytest.raises(CacheFull):
+                run(engine, (sequence, half, 0), (other, block, 0))
+            assert (sequence.length, other.length) == (20, 20)
+            with pytest.raises(ValueError, match="commit"):
+                one.commit(1)
+            (logits,) = run(engine, (one, block, len(block)))
+            assert same(logits, expected)
+            one.rewind(20)

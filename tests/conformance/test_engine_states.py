@@ -1,0 +1,137 @@
+"""Any sequence of calls to every engine. All comparisons of logits are bitwise.
+
+Tokens are fed to a sequence as its prompt; tokens that are run after it are its answer.
+"""
+
+from contextlib import closing
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from paceline.decoding.types import Block
+from paceline.engines.base import Engine, KVSequence
+from support.engine_rows import Rows, random_text, run, same
+
+
+class Held:
+    """A sequence, the tokens that should be in it, and how many of them were read as a prompt."""
+
+    def __init__(self, sequence: KVSequence, tokens: list[int], read: int = 0) -> None:
+        self.sequence = sequence
+        self.tokens = tokens
+        self.read = read
+
+
+LONGEST = 60
+MOST = 6
+
+
+places = st.integers(0, MOST - 1)
+"""Which of the open sequences, counted round."""
+
+
+class AnyUse(RuleBasedStateMachine):
+    """Opens, runs, keeps, rewinds, forks and closes in any order; rows must always be plain's."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+        self.held: list[Held] = []
+        self.known: dict[tuple[int, ...], Rows] = {}
+
+    def fresh(self, text: list[int], prompt: int) -> Rows:
+        """All rows of a text in a sequence of its own that nothing was ever done with."""
+        key = (prompt, *text)
+        if key not in self.known:
+            rows = []
+            with closing(self.engine.open()) as sequence:
+                if prompt:
+                    rows += run(self.engine, prompts=[(sequence, text[:prompt], prompt)])
+                    sequence.commit(prompt)
+                if text[prompt:]:
+                    rows += run(self.engine, (sequence, text[prompt:], len(text) - prompt))
+            self.known[key] = np.concatenate(rows)
+        return self.known[key]
+
+    def teardown(self) -> None:
+        for one in self.held:
+            one.sequence.close()
+
+    @initialize()
+    def begin(self):
+        self.held.append(Held(self.engine.open(), []))
+
+    @precondition(lambda self: len(self.held) < MOST)
+    @rule()
+    def open(self):
+        self.held.append(Held(self.engine.open(), []))
+
+    @precondition(lambda self: self.held)
+    @rule(
+        wanted=st.dictionaries(
+            places,
+            st.tuples(st.integers(1, 12), st.integers(0, 12), st.integers(0, 99), st.booleans()),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def step(self, wanted: dict[int, tuple[int, int, int, bool]]):
+        work = []
+        for place, (length, kept, seed, reading) in wanted.items():
+            if place < len(self.held):
+                one = self.held[place]
+                tokens = random_text(self.engine, min(length, LONGEST - len(one.tokens)), seed)
+                prompt = reading and one.read == len(one.tokens)  # no prompt behind an answer
+                if tokens:
+                    block = Block(tokens, len(tokens), prefill=prompt)
+                    work.append((one, block, min(kept, len(tokens))))
+        if not work:
+            return
+        result = self.engine.step([(one.sequence, block) for one, block, _ in work])
+        found = [logits.copy() for logits in result.logits]
+        for logits, (one, block, kept) in zip(found, work, strict=True):
+            before, text = len(one.tokens), one.tokens + list(block.tokens)
+            prompt = len(text) if block.prefill else one.read
+            assert same(logits, self.fresh(text, prompt)[before:])
+            one.sequence.commit(kept)
+            one.tokens = text[: before + kept]
+            one.read += kept * block.prefill
+            assert one.sequence.length == len(one.tokens)
+            assert one.read <= one.sequence.shareable_length <= len(one.tokens)
+
+    @precondition(lambda self: self.held)
+    @rule(place=places, length=st.integers(0, LONGEST))
+    def rewind(self, place: int, length: int):
+        one = self.held[place % len(self.held)]
+        one.sequence.rewind(min(length, len(one.tokens)))
+        assert one.sequence.length <= length
+        del one.tokens[one.sequence.length :]
+        one.read = min(one.read, len(one.tokens))
+
+    @precondition(lambda self: 0 < len(self.held) < MOST)
+    @rule(place=places, length=st.integers(0, LONGEST))
+    def fork(self, place: int, length: int):
+        one = self.held[place % len(self.held)]
+        child = one.sequence.fork(length)
+        self.held.append(Held(child, one.tokens[: child.length], child.length))
+        assert child.length <= min(length, one.sequence.shareable_length)
+
+    @precondition(lambda self: len(self.held) > 1)
+    @rule(place=places)
+    def close(self, place: int):
+        self.held.pop(place % len(self.held)).sequence.close()
+
+
+def test_any_use_in_any_order_gives_the_rows_of_a_fresh_sequence(engine: Engine):
+    examples = 12 if engine.name == "mlx" else 40  # there are several of that name
+    run_state_machine_as_test(
+        lambda: AnyUse(engine), settings=settings(max_examples=examples, stateful_step_count=30)
+    )

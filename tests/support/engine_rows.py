@@ -1,0 +1,36 @@
+"""Calls of any engine, and bitwise comparison of their logits."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from paceline.decoding.types import Block
+from paceline.engines.base import Engine, KVSequence
+
+Rows = np.ndarray
+Plain = Callable[[Sequence[int], int], Rows]
+Work = tuple[KVSequence, Sequence[int], int]
+"""A sequence, tokens, and how many rows of logits are wanted."""
+
+
+def random_text(engine: Engine, length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, engine.vocab_size, length).tolist()
+
+
+def run(engine: Engine, *work: Work, prompts: Sequence[Work] = ()) -> list[Rows]:
+    """The logits of one call with blocks of answers, then of prompts, kept beyond the next call."""
+    blocks = [(sequence, Block(tokens, rows)) for sequence, tokens, rows in work]
+    blocks += [(sequence, Block(tokens, rows, prefill=True)) for sequence, tokens, rows in prompts]
+    return [logits.copy() for logits in engine.step(blocks).logits]
+
+
+def feed(engine: Engine, sequence: KVSequence, tokens: Sequence[int]) -> None:
+    """Make `tokens` part of the sequence's prompt, wanting nothing back."""
+    if tokens:
+        run(engine, prompts=[(sequence, tokens, 0)])
+        sequence.commit(len(tokens))
+
+
+def same(rows: Rows, expected: Rows) -> bool:
+    """Bitwise, NaN and the sign of zero included."""
+    return rows.shape == expected.shape and rows.tobytes() == expected.tobytes()
