@@ -1,7 +1,7 @@
-"""The prompt suite: what every comparison runs, named in its result by a hash.
+"""Suites of prompts for benchmarks; a result has the suite's SHA-256.
 
-A file of ours or a user's own, or Spec-Bench's `question.jsonl` as it is (arXiv 2401.07851): its
-questions may have a second turn, which is asked once the first one has been answered.
+A suite is paceline's own file, a user's, or Spec-Bench's `question.jsonl` (arXiv 2401.07851), whose
+questions may have a second turn, sent after the answer to the first.
 """
 
 import json
@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from paceline.errors import InvalidRequest
+from paceline.storage.validation import Limit, validated
 
 _IN_PACKAGE = "suite.jsonl"
 _IN_CHECKOUT = Path(__file__).parents[3] / "benchmarks" / "suite.jsonl"
 
 CONVERSATION = "multi-turn conversation"
-"""What Spec-Bench calls the eight categories of MT-Bench together."""
+"""Spec-Bench's name of the eight categories of MT-Bench together."""
 
 _MT_BENCH = (
     *("writing", "roleplay", "reasoning", "math"),
@@ -28,21 +29,21 @@ _MT_BENCH = (
 
 @dataclass(frozen=True, slots=True)
 class SuitePrompt:
-    """One prompt of a suite."""
+    """A prompt and, in Spec-Bench, the turns after it."""
 
     id: str
     kind: str
     messages: Sequence[dict[str, Any]]
-    """Up to the first answer."""
+    """The messages before the first answer."""
     turns: Sequence[str] = ()
-    """What the user says after each answer but the last; only `bench run` asks these, too."""
+    """The user's further messages, one after each answer; only `bench run` sends them."""
     category: str = ""
-    """Spec-Bench's own name of what it is about; empty in other suites."""
+    """Spec-Bench's category; empty in other suites."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Prompts, and the hash of the file they come from."""
+    """Prompts, and the SHA-256 of their file."""
 
     prompts: Sequence[SuitePrompt]
     sha256: str
@@ -50,14 +51,13 @@ class Suite:
     def only(
         self, kinds: Sequence[str], per_kind: int | None = None, limit: int | None = None
     ) -> "Suite":
-        """The prompts of some kinds (all when empty), `per_kind` of each; the hash stays.
+        """The prompts of some kinds (all if empty), `per_kind` of each; the hash is the file's.
 
-        With a limit, that many of these in all: the same number of each kind (the first kinds have
-        one more where it does not divide), and of n prompts of a kind the k at floor(i n / k).
+        `limit` is the number of prompts in all: the same number of each kind (one more of the first
+        kinds if it does not divide). Of n prompts of a kind, prompt i of k is at floor(i n / k).
 
         Raises:
             InvalidRequest: there is no such kind.
-
         """
         known = list(dict.fromkeys(prompt.kind for prompt in self.prompts))
         for kind in kinds:
@@ -78,18 +78,17 @@ class Suite:
 
 
 def load_suite(path: Path | None = None) -> Suite:
-    """Read a suite: one JSON object a line with `messages`, or with `prompt`, the user's words.
+    """Read a suite: one JSON object per line, with `messages`, or with `prompt`, a user message.
 
-    `id` and `kind` may be there; left out, they are the line's number and `any`. Lines of
-    Spec-Bench have `question_id`, `category` and `turns` instead, the user's words turn by turn;
-    their kinds are Spec-Bench's six groups. Other fields are ignored.
+    `id` and `kind` are optional, by default the line's number and `any`. Lines of Spec-Bench have
+    `question_id`, `category` and `turns`, the user's messages; their kinds are Spec-Bench's six
+    groups. Other fields are ignored.
 
     Args:
         path: the file; None: paceline's own.
 
     Raises:
-        InvalidRequest: it cannot be read; the message names the line.
-
+        InvalidRequest: the file cannot be read, or a line is no prompt; the message names the line.
     """
     try:
         content = path.read_bytes() if path is not None else _own()
@@ -99,17 +98,19 @@ def load_suite(path: Path | None = None) -> Suite:
     for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), start=1):
         if not line.strip():
             continue
+        where = f"line {number} of {path or 'the suite'}"
         try:
-            prompts.append(_prompt(json.loads(line), number))
+            entry = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"line {number} of {path or 'the suite'}: {error}") from error
+            raise InvalidRequest(f"{where}: {error}") from error
+        prompts.append(_prompt(entry, number, where))
     if not prompts:
         raise InvalidRequest(f"there are no prompts in {path or 'the suite'}")
     return Suite(prompts, sha256(content).hexdigest())
 
 
 def _shares(sizes: Sequence[int], total: int) -> list[int]:
-    """As many of each group as of the others, where they have them: `total` in all, or all."""
+    """Numbers that share `total` equally among groups of these sizes; all of a smaller group."""
     found = [0] * len(sizes)
     left = min(total, sum(sizes))
     while left:
@@ -120,43 +121,37 @@ def _shares(sizes: Sequence[int], total: int) -> list[int]:
     return found
 
 
-def _prompt(found: Any, number: int) -> SuitePrompt:
-    if isinstance(found, dict) and "turns" in found:
-        return _question(found, number)
-    if not isinstance(found, dict) or not ("messages" in found or "prompt" in found):
-        raise ValueError("expected an object with messages, with a prompt, or with turns")
-    messages = found.get("messages", [{"role": "user", "content": found.get("prompt")}])
-    if not (
-        isinstance(messages, list)
-        and messages
-        and all(isinstance(message, dict) for message in messages)
-    ):
-        raise ValueError("messages is not a list of objects")
-    if not all(isinstance(message.get("content"), str) for message in messages):
-        raise ValueError("a message has no text as its content")
-    return SuitePrompt(str(found.get("id", number)), str(found.get("kind", "any")), messages)
+@dataclass(frozen=True, slots=True)
+class _Message:
+    content: str
 
 
-def _question(found: dict[str, Any], number: int) -> SuitePrompt:
-    turns, category = found["turns"], str(found.get("category", "any"))
-    if not (
-        isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)
-    ):
-        raise ValueError(
-            f"turns is {_short(turns)}; expected texts that are not empty, one at least"
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    messages: Annotated[list[_Message], Limit(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    turns: Annotated[list[Annotated[str, Limit(min_length=1)]], Limit(min_length=1)]
+
+
+def _prompt(entry: Any, number: int, where: str) -> SuitePrompt:
+    if isinstance(entry, dict) and "turns" in entry:
+        first, *turns = validated(_Question, entry, where).turns
+        category = str(entry.get("category", "any"))
+        return SuitePrompt(
+            str(entry.get("question_id", number)),
+            CONVERSATION if category in _MT_BENCH else category,
+            [{"role": "user", "content": first}],
+            turns,
+            category,
         )
-    return SuitePrompt(
-        str(found.get("question_id", number)),
-        CONVERSATION if category in _MT_BENCH else category,
-        [{"role": "user", "content": turns[0]}],
-        turns[1:],
-        category,
-    )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    if not isinstance(entry, dict) or not ("messages" in entry or "prompt" in entry):
+        raise InvalidRequest(f"{where}: expected an object with messages, prompt or turns")
+    messages = entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
+    validated(_Messages, {"messages": messages}, where)
+    return SuitePrompt(str(entry.get("id", number)), str(entry.get("kind", "any")), messages)
 
 
 def _own() -> bytes:

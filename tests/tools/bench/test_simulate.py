@@ -43,8 +43,8 @@ def one(
     return found
 
 
-def text(prompt: Sequence[int], answer: Sequence[int], most: int | None = None) -> Recording:
-    return Recording("one", "any", prompt, answer, most)
+def text(prompt: Sequence[int], answer: Sequence[int], max_tokens: int | None = None) -> Recording:
+    return Recording("one", "any", prompt, answer, max_tokens)
 
 
 def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[SimulatedStep]:
@@ -112,9 +112,9 @@ def test_every_token_comes_once(came: list[int], drafter: str, block: int):
 
 def test_where_a_token_ends_an_answer_drafts_go_on_behind_it():
     # What follows the end was said in the prompt, so that it is drafted, too.
-    recording = text([1, 2, 3, 9, 1, 2, 3], [9], most=None)
+    recording = text([1, 2, 3, 9, 1, 2, 3], [9], max_tokens=None)
     assert one(recording, "suffix").counters.steps == 0
-    ended = text([1, 2, 3, 9, 4, 5, 6, 7, 1, 2, 3], [9, 4, 5], most=50)
+    ended = text([1, 2, 3, 9, 4, 5, 6, 7, 1, 2, 3], [9, 4, 5], max_tokens=50)
     assert ended.ended_by == 5
     (step,) = steps(ended, create("suffix"), Fixed(8), EVEN)
     assert (step.rows, step.step.accepted, step.step.drafted) == (8, 2, 7)
@@ -124,8 +124,8 @@ def test_where_a_token_ends_an_answer_drafts_go_on_behind_it():
 
 
 def test_an_end_that_stood_before_is_where_the_text_is_cut():
-    assert text([1], [5, 2, 5], most=9).ended_by is None
-    assert one(text([1], [5, 2, 5], most=9), "none").counters.steps == 2
+    assert text([1], [5, 2, 5], max_tokens=9).ended_by is None
+    assert one(text([1], [5, 2, 5], max_tokens=9), "none").counters.steps == 2
 
 
 def test_figures_of_a_text_that_repeats():

@@ -156,7 +156,7 @@ def test_measured_steps_are_the_simulated_ones(model: Model, suite_file: Path, t
 def test_steps_that_are_not_the_simulated_ones_do_not_pass(
     model: Model, suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("paceline.tools.bench.simulate.check.TOLERATED", 1e9)
+    monkeypatch.setattr("paceline.tools.bench.simulate.check.TOLERANCE", 1e9)
     liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
     report = checked(liar, suite_file, policies=["fixed:4"])
     assert report.value["summary"]["same_steps"] is False
@@ -167,7 +167,7 @@ def test_steps_that_are_not_the_simulated_ones_do_not_pass(
 def test_an_expectation_that_is_far_off_does_not_pass(
     model: Model, suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("paceline.tools.bench.simulate.check.TOLERATED", 1e-9)
+    monkeypatch.setattr("paceline.tools.bench.simulate.check.TOLERANCE", 1e-9)
     report = checked(model, suite_file, policies=["fixed:4"])
     assert report.value["summary"]["same_steps"] is True
     assert not report.passed

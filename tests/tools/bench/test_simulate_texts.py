@@ -80,7 +80,7 @@ def test_where_an_answer_ended_by_itself_is_known(alone: Texts, tmp_path: Path):
         {"prompt": [1], "answer": [2, 3], "finish_reason": "stop"},
         {"prompt": [1], "answer": [2, 3], "finish": "loop"},
     )
-    assert [each.most for each in alone.read([path])] == [9, 66, None]
+    assert [each.max_tokens for each in alone.read([path])] == [9, 66, None]
 
 
 def test_answers_to_train_on(alone: Texts, tmp_path: Path):
@@ -98,7 +98,7 @@ def test_answers_to_train_on(alone: Texts, tmp_path: Path):
         Recording("4", "any", [1], [2]),
     ]
     write_json(folder / "manifest.json", {"kind": "another"})
-    with pytest.raises(InvalidRequest, match="holds no answers"):
+    with pytest.raises(InvalidRequest, match="has no answers"):
         alone.read([folder])
 
 

@@ -1,1 +1,1 @@
-"""`bench simulate`: drafters and policies over known texts, without their model."""
+"""`bench simulate`: drafters and policies on recorded texts, without the model."""

@@ -1,8 +1,7 @@
-"""Whether simulation says what happens: a suite answered by the model, and simulated after it.
+"""`bench simulate --measure`: checks the simulation against the model on a suite.
 
-The same drafters and policies over the same tokens have to take the same steps, exactly; what the
-cost table lets expect is then laid beside what the clock said. Kelly's rule reads the clock in its
-decisions, so its steps may differ.
+Drafters and policies must take exactly the same steps in both; the expected speed-up of the cost
+table is compared with the measured one. Kelly's rule reads the clock, so its steps may differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +30,8 @@ from paceline.tools.bench.simulate.command import drafter_resources
 from paceline.tools.bench.simulate.replay import Recording, Simulation, simulate
 from paceline.tools.suite import load_suite
 
-TOLERATED = 0.1
-"""How far the expected mean speed-up may be from the measured one, as a part of it."""
+TOLERANCE = 0.1
+"""Largest relative error of the expected mean speed-up."""
 
 _READS_THE_CLOCK = "kelly"
 
@@ -52,9 +51,9 @@ def bench_simulate_check(
     output: Path | None = None,
     progress: Progress,
 ) -> Report:
-    """Answer a suite in turns, and simulate each answer; the report passes where they agree.
+    """Answer a suite, interleaved, and simulate each answer; the report passes if they agree.
 
-    What has been measured is kept beside `output` until it is written.
+    Rows are journaled beside `output` until it is written.
 
     Raises:
         InvalidRequest: a value is out of range, or a drafter cannot be simulated.
@@ -104,32 +103,32 @@ def bench_simulate_check(
                     request = check(each.options)
                     (found,) = simulate([recording], request, cost, shared)
                     exact = request.policy != _READS_THE_CLOCK
-                    known.append(_laid_beside(row, found, rounds, exact=exact))
+                    known.append(_with_expected(row, found, rounds, exact=exact))
                 journal.add(case.id, known)
             rows += known
             progress.say(f"{number}/{len(cases)} {case.id}")
-    found_same = all(row.facts.get("same_steps", True) for row in rows)
+    same_steps = all(row.facts.get("same_steps", True) for row in rows)
     names = [name for name in options if name != PLAIN]
     errors = {name: _error_of_mean(rows, name) for name in names}
     record = replace(
         head,
         rows=rows,
         summary={
-            "same_steps": found_same,
+            "same_steps": same_steps,
             "error_of_mean": errors,
             "largest_error": {name: _largest_error(rows, name) for name in names},
         },
     )
-    passed = found_same and all(abs(error) <= TOLERATED for error in errors.values())
+    passed = same_steps and all(abs(error) <= TOLERANCE for error in errors.values())
     text = (
-        f"steps {'are' if found_same else 'are NOT'} the same; expected over measured speed-up: "
+        f"steps {'are' if same_steps else 'are NOT'} the same; expected over measured speed-up: "
         + ", ".join(f"{name} {1 + error:.3f}" for name, error in errors.items())
     )
     return Report(record.as_dict(), passed, text, [_table(rows)], journal_path(output))
 
 
-def _laid_beside(row: Row, found: Simulation, rounds: int, *, exact: bool) -> Row:
-    """A measured row, with what was expected of it."""
+def _with_expected(row: Row, found: Simulation, rounds: int, *, exact: bool) -> Row:
+    """A measured row with the simulated steps and the expected ratio."""
     counts = found.counters
     expected = {"steps": counts.steps, "drafted": counts.drafted, "accepted": counts.accepted}
     facts: dict[str, Any] = {**row.facts, "simulated": expected}
@@ -139,7 +138,7 @@ def _laid_beside(row: Row, found: Simulation, rounds: int, *, exact: bool) -> Ro
 
 
 def _pairs(rows: Sequence[Row], variant: str) -> list[tuple[float, float]]:
-    """(expected, measured), case by case."""
+    """(expected, measured) median ratio of each case."""
     return [
         (row.measures["expected_ratio"][0], median(row.measures["ratio"]))
         for row in rows
@@ -157,7 +156,7 @@ def _largest_error(rows: Sequence[Row], variant: str) -> float:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    head = ["prompt", "contender", "passes", "simulated", "accepted", "simulated"]
+    head = ["prompt", "variant", "steps", "simulated", "accepted", "simulated"]
     lines = []
     for row in rows:
         if row.contender == PLAIN:

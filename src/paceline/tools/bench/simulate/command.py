@@ -1,4 +1,4 @@
-"""`bench simulate`: texts through drafters and policies, without their model, as a record."""
+"""`bench simulate`: texts replayed through drafters and policies, as a record."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -44,18 +44,18 @@ def bench_simulate(
     """Simulate every drafter with every policy on some texts.
 
     Args:
-        load: opens the model: only when costs are those of this machine.
-        files: the model's files: only when something has to be made tokens of.
-        model: what it is options_facts, by which the drafters that come with it are known.
+        load: opens the model; used only for the costs of this machine.
+        files: opens the model's files; used only to encode text.
+        model: name of the model, which decides its shipped drafters.
         texts: files and folders, see `Texts`.
-        raw: prompts that are text are taken without the chat template.
-        prompt_tokens: how much of a plain text is its prompt.
-        drafters: who drafts; none: auto.
+        raw: use prompts that are text without the chat template.
+        prompt_tokens: length of the prompt in a plain text.
+        drafters: specs; none: auto.
         policies: as in `bench sweep`.
         blocks: as in `bench sweep`.
         cost: see `parse_costs`.
-        carry: the texts are requests of one process, one after the other.
-        progress: told how far it is.
+        carry: the texts are consecutive requests of one process.
+        progress: shows how far the simulation is.
 
     Raises:
         InvalidRequest: a value is out of range, or a text or cost table cannot be read.
@@ -93,22 +93,22 @@ def bench_simulate(
         **here(),
     )
     drafting = sum(total.sum(lambda one: one.draft_seconds) for total in totals.values())
-    passes = sum(total.passes for total in totals.values())
+    steps = sum(total.steps for total in totals.values())
     text = (
         f"{len(recordings)} texts, {tokens:,} tokens of answers, simulated in {took:.1f} s "
         f"({tokens * len(totals) / took:,.0f} tokens/s); drafting took "
-        f"{1e6 * drafting / max(passes, 1):.0f} microseconds a pass here; costs: {costs.name}"
+        f"{1e6 * drafting / max(steps, 1):.0f} microseconds a step here; costs: {costs.name}"
     )
     return Report(record.as_dict(), text=text, tables=[*tables(totals)])
 
 
 def drafter_resources(model: str, options: Mapping[str, Options], progress: Progress) -> Shared:
-    """What the drafters need of a model, once it was found that they can do without the rest.
+    """Resources of the drafters of these variants, which must not need the model.
 
-    A table is opened whatever vocabulary it is for: of the model only its name is known.
+    The vocabulary of a table is not checked: only the model's name is available.
 
     Raises:
-        InvalidRequest: a drafter cannot be simulated, or there is none such.
+        InvalidRequest: there is no such drafter, or it cannot be simulated.
         ModelError: a drafter cannot be read.
     """
     shared = Shared(
@@ -130,7 +130,7 @@ def drafter_resources(model: str, options: Mapping[str, Options], progress: Prog
 
 
 def as_dict(costs: Costs) -> dict[str, Any]:
-    """For JSON."""
+    """The cost table as JSON for the record."""
     table = costs.table
     found = {
         "name": costs.name,
@@ -144,6 +144,6 @@ def as_dict(costs: Costs) -> dict[str, Any]:
 
 
 def digest(recordings: Sequence[Recording]) -> str:
-    """A hash of all tokens."""
+    """SHA-256 of all tokens."""
     text = json.dumps([[[*each.prompt], [*each.answer]] for each in recordings])
     return sha256(text.encode()).hexdigest()

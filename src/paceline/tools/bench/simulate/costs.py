@@ -1,7 +1,4 @@
-"""What calls cost, for a simulation: measured here, recorded elsewhere, an experiment's, or given.
-
-The rule: what is no cost table is refused in one line.
-"""
+"""Cost tables for a simulation: measured here, recorded elsewhere, an experiment's, or given."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,53 +13,53 @@ from paceline.tools.bench.plan.table import ZAYA
 HERE = "here"
 
 PHI_4_MINI = {1: 1 / 17.8, 4: 4 / 68.7}
-"""Seconds a call of Phi-4-mini in INT8 on the Apple Neural Engine, by rows: decoding ran at 17.8
-tokens/s, prefill four rows a call at 68.7 (the multi-token verifier experiment). Prefill needs no
-head for most rows: a call that verifies four costs a little more than this."""
+"""Rows -> seconds of a call of Phi-4-mini in INT8 on the Apple Neural Engine: decode ran at 17.8
+tokens/s, prefill with four rows per call at 68.7 (the multi-token verifier experiment). Prefill
+needs no head for most rows: a call that verifies four rows costs a little more than this."""
 
 PRESETS = {"zaya": ZAYA, "phi-4-mini": PHI_4_MINI}
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """A cost table, and where it is from."""
+    """A cost table and its source."""
 
     name: str
     table: CostTable
 
 
-def parse_costs(said: str, here: Callable[[], CostTable]) -> Costs:
-    """The costs that somebody means.
+def parse_costs(spec: str, here: Callable[[], CostTable]) -> Costs:
+    """Parse the option `--cost`.
 
     Args:
-        said: `here`, the name of a preset, the file of a recorded `paceline plan`, or
+        spec: `here`, the name of a preset, the file of a recorded `paceline plan`, or
             milliseconds by rows such as `1=12,4=12.6,8=15.4`.
-        here: measures this machine, or knows its measurement.
+        here: returns the cost table of this machine.
 
     Raises:
         InvalidRequest: it is none of these.
     """
-    if said == HERE:
+    if spec == HERE:
         return Costs(HERE, here())
-    if said in PRESETS:
-        return Costs(said, CostTable(PRESETS[said]))
-    if "=" in said and not Path(said).exists():
-        return Costs("given", _given(said))
-    return Costs(Path(said).name, _recorded(Path(said)))
+    if spec in PRESETS:
+        return Costs(spec, CostTable(PRESETS[spec]))
+    if "=" in spec and not Path(spec).exists():
+        return Costs("given", _given(spec))
+    return Costs(Path(spec).name, _recorded(Path(spec)))
 
 
-def _given(said: str) -> CostTable:
+def _given(spec: str) -> CostTable:
     try:
-        pairs = [part.split("=") for part in said.split(",")]
+        pairs = [part.split("=") for part in spec.split(",")]
         return CostTable({int(rows): float(cost) / 1e3 for rows, cost in pairs})
     except ValueError:
         raise InvalidRequest(
-            f"--cost is {said!r}; expected milliseconds by rows, as in 1=12,4=12.6,8=15.4"
+            f"--cost is {spec!r}; expected milliseconds by rows, as in 1=12,4=12.6,8=15.4"
         ) from None
 
 
 def _recorded(path: Path) -> CostTable:
-    """The table of a recorded `paceline plan`."""
+    """Cost table of a recorded `paceline plan`."""
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Known texts once more, without their model: what a drafter and a policy make of them.
+"""Replays recorded texts through drafters and policies, without the model.
 
-In place of an engine stands the text itself, which says of each row what was picked there; all else
-is the machine that real requests run on (`decoding.Generation`, the drafters, the policies). Knows
-what calls cost only from a table. The rule: the steps are those that a real request with the same
-options takes over the same tokens, one for one. Two things are beyond it: drafters that look at
-what a model computes, and the clock: Kelly's rule, which reads one, is shown the table's seconds.
+The recorded text replaces the engine: it has the token sampled at each row. All else is what real
+requests run: `decoding.Generation`, the drafters, the policies. The cost of calls is from a table.
+Invariant: the steps equal, one for one, those of a real request with the same options over the same
+tokens. Two exceptions: drafters that need what a model computes cannot be simulated, and Kelly's
+rule, which reads the clock, gets the table's seconds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,45 +28,45 @@ from paceline.errors import InvalidRequest
 from paceline.runtime.options import Request
 
 LONGEST_MATCH = 24
-"""Longer matches are counted as this."""
+"""Tokens. Longer matches are counted as this length."""
 
 CHANCE_STEPS = 10
-"""A drafter's own chances are counted in tenths."""
+"""Bins of a drafter's own probabilities: tenths."""
 
-_DEPTHS = 64
-"""Tokens of context over which costs are taken to be the same."""
+_CONTEXT_BIN = 64
+"""Tokens of context over which costs count as equal."""
 
 _ANY_TOKEN = 1 << 62
 _NO_ROWS = np.empty((0, 0), np.float32)
 _NO_SCORES = np.empty(0, np.float32)
 
 _ALONE = ("none", "ngram", "suffix", "table", "prediction")
-"""Drafters to which a text is enough."""
+"""Drafters that need only the tokens."""
 
 _NEEDS = {"recycle": "the model's logits", "dflash": "the model's hidden states"}
-"""What others need; most of them: calls of another model."""
+"""What other drafters need; if not listed: calls of another model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A prompt and the answer that came, as token ids, at least one of each."""
+    """A prompt and its recorded answer: token ids, at least one each."""
 
     id: str
     kind: str
     prompt: Sequence[int]
     answer: Sequence[int]
-    most: int | None = None
-    """The most tokens the answer might have had; it then ended at its last token, which is one
-    that ends answers. None: it was cut where it ends."""
+    max_tokens: int | None = None
+    """Limit of an answer that ended by itself: its last token is a stop token. None: the answer
+    reached its limit."""
     prediction: Sequence[int] = ()
-    """What the answer was expected to be, for the drafter `prediction`."""
+    """Expected answer, for the drafter `prediction`."""
 
     @property
     def ended_by(self) -> int | None:
-        """The token that ended it, if one did."""
+        """The stop token that ended it, if there is one."""
         if (
-            self.most is None
-            or self.most <= len(self.answer)
+            self.max_tokens is None
+            or self.max_tokens <= len(self.answer)
             or self.answer[-1] in self.answer[:-1]
         ):
             return None
@@ -74,77 +74,77 @@ class Recording:
 
 
 class SimulatedStep(NamedTuple):
-    """A step after the prompt."""
+    """A step after prefill."""
 
     rows: int
-    """Of the call."""
+    """Rows of the call."""
     context: int
-    """Tokens before them."""
+    """Tokens in the KV cache before it."""
     step: Step
 
 
 @dataclass(slots=True)
 class EvidenceCounts:
-    """How often tokens of drafts were compared with what came, and how often they stood."""
+    """Draft tokens compared with the answer, and accepted, by the evidence for them."""
 
     by_match: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """(source, tokens that matched before the guess) -> [compared, stood]."""
+    """(drafter, length of the match before the token) -> [compared, accepted]."""
     by_chance: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """(source, tenths of the chance that the drafter saw) -> [compared, stood]."""
+    """(drafter, tenths of the drafter's own probability) -> [compared, accepted]."""
 
-    def count(self, proposal: Proposal, stood: int, came: int) -> None:
-        """Count a draft of which `stood` tokens stood, where `came` tokens came."""
+    def count(self, proposal: Proposal, accepted: int, new_tokens: int) -> None:
+        """Count a draft with `accepted` tokens, in a step with `new_tokens` in all."""
         source, match = proposal.source, proposal.match
-        for at in range(min(len(proposal.tokens), came, stood + 1)):
+        for at in range(min(len(proposal.tokens), new_tokens, accepted + 1)):
             if proposal.probabilities:
                 key = source, int(proposal.probabilities[at] * CHANCE_STEPS)
                 found = self.by_chance.setdefault(key, [0, 0])
             else:
-                # When i tokens of a draft stood, i more match.
+                # With i accepted tokens the match is i tokens longer.
                 found = self.by_match.setdefault((source, min(match + at, LONGEST_MATCH)), [0, 0])
             found[0] += 1
-            found[1] += at < stood
+            found[1] += at < accepted
 
     def add(self, other: "EvidenceCounts") -> None:
-        """Add what another has counted."""
+        """Add the counts of another."""
         for mine, theirs in (
             (self.by_match, other.by_match),
             (self.by_chance, other.by_chance),
         ):
-            for key, (compared, stood) in theirs.items():
+            for key, (compared, accepted) in theirs.items():
                 found = mine.setdefault(key, [0, 0])
                 found[0] += compared
-                found[1] += stood
+                found[1] += accepted
 
 
 @dataclass(slots=True)
 class Simulation:
-    """One recording by one drafter and policy."""
+    """One recording with one drafter and policy."""
 
     recording: Recording
     counters: Counters
     evidence: EvidenceCounts
     seconds: float
-    """What its calls after the prompt cost, by the table."""
+    """Cost of its calls after prefill, by the table."""
     plain_seconds: float
-    """What they cost without drafts."""
+    """The same for plain decoding."""
     draft_seconds: float
-    """What drafters and policy took, by the clock of this process. The table knows nothing of it:
-    it is next to nothing, and no two runs agree on it."""
+    """Time of drafters and policy in this process. It is not part of `seconds`: it is tiny, and
+    differs from run to run."""
 
     @property
     def decoded(self) -> int:
-        """Tokens after the first, which the prompt's call brings."""
+        """Tokens after the first, which is from prefill."""
         return len(self.recording.answer) - 1
 
     @property
     def tokens_per_step(self) -> float:
-        """The speed over plain decoding if all calls cost the same; 1.0 without calls."""
+        """Speed over plain decoding if all calls cost the same; 1.0 without calls."""
         return self.decoded / self.counters.steps if self.counters.steps else 1.0
 
     @property
     def speed_up(self) -> float:
-        """The speed over plain decoding by the table; 1.0 without calls."""
+        """Speed over plain decoding by the table; 1.0 without calls."""
         return self.plain_seconds / self.seconds if self.decoded else 1.0
 
 
@@ -157,25 +157,25 @@ def simulate(
     carry: bool = False,
     watch: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Simulation]:
-    """Answer each recording again.
+    """Replay each recording.
 
     Args:
-        recordings: what was asked and answered.
-        request: drafter, policy and block; all else in it is of no consequence here.
+        recordings: prompts and answers.
+        request: drafter, policy and block; the rest is ignored.
         cost: seconds of a call by rows.
-        shared: what drafters have in common; earlier answers in it are forgotten.
-        carry: the requests of one process, which learn from those before them; otherwise each is
-            the first.
-        watch: called with how many tokens of answers are done.
+        shared: resources of the drafters; its history of answers is cleared.
+        carry: the recordings are requests of one process, and learn from those before them;
+            otherwise each is the first.
+        watch: called with the number of answer tokens that are done.
 
     Raises:
-        InvalidRequest: the drafter cannot be simulated, or there is none such.
+        InvalidRequest: there is no such drafter, or it cannot be simulated.
         ModelError: a drafter cannot be read.
     """
     check(request.drafter, shared)
     acceptance = Acceptance()
     shared.corpus = AnswerHistory()
-    prices = _Prices(cost)
+    costs = _CallCosts(cost)
     done = 0
     for recording in recordings:
         expected = bool(recording.prediction)
@@ -183,7 +183,7 @@ def simulate(
         own = Own(prediction=recording.prediction, prompt_length=len(recording.prompt))
         acceptance = acceptance.discounted() if carry else Acceptance()
         policy = request.policy_for(lambda: cost, acceptance, len(recording.prompt))
-        yield _one(recording, drafting.create(spec, shared, own), policy, prices)
+        yield _one(recording, drafting.create(spec, shared, own), policy, costs)
         if carry and spec.uses_earlier_answers:
             shared.corpus.add(recording.answer)
         done += len(recording.answer)
@@ -193,53 +193,49 @@ def simulate(
 def steps(
     recording: Recording, drafters: Sequence[Drafter], policy: Policy, cost: CostTable
 ) -> Iterator[SimulatedStep]:
-    """The steps after the prompt. They depend on `cost` only where the policy looks at a clock."""
+    """Steps after prefill. They depend on `cost` only if the policy reads the clock."""
     generation = _generation(recording, drafters, policy)
-    for _, each in _steps(generation, recording, _Prices(cost)):
+    for _, each in _steps(generation, recording, _CallCosts(cost)):
         yield each
 
 
 def check(spec: DrafterSpec, shared: Shared) -> None:
-    """Find out whether the drafters of `spec` can do without a model.
-
-    Raises:
-        InvalidRequest: one cannot; the message says what it needs.
-    """
+    """Raise InvalidRequest if a drafter of `spec` needs a model, naming what it needs."""
     for part in spec.resolve(shared.shipped).parts:
         if part.kind not in _ALONE:
             needs = _NEEDS.get(part.kind, "calls of another model")
             raise InvalidRequest(
-                f"drafter {part.kind} cannot be simulated: it needs {needs}, which a text has not; "
+                f"drafter {part.kind} cannot be simulated: it needs {needs}, which a text lacks; "
                 f"expected {', '.join(_ALONE)}"
             )
 
 
-class _Prices:
-    """What calls cost by rows and context, looked up fast."""
+class _CallCosts:
+    """Cost of calls by rows and context, cached per `_CONTEXT_BIN` tokens of context."""
 
     def __init__(self, cost: CostTable) -> None:
         self._cost = cost
         self._known: dict[int, list[float]] = {}
 
     def at_context(self, context: int) -> list[float]:
-        """Seconds of a call by its rows, of which there is at least one."""
-        depth = context // _DEPTHS
-        if depth not in self._known:
-            cost = self._cost.at_context(depth * _DEPTHS + _DEPTHS // 2)
-            self._known[depth] = [0.0, *(cost(rows) for rows in range(1, MAX_ROWS + 1))]
-        return self._known[depth]
+        """Rows -> seconds of a call, as a list; index 0 is unused."""
+        index = context // _CONTEXT_BIN
+        if index not in self._known:
+            cost = self._cost.at_context(index * _CONTEXT_BIN + _CONTEXT_BIN // 2)
+            self._known[index] = [0.0, *(cost(rows) for rows in range(1, MAX_ROWS + 1))]
+        return self._known[index]
 
 
 def _one(
-    recording: Recording, drafters: Sequence[Drafter], policy: Policy, prices: _Prices
+    recording: Recording, drafters: Sequence[Drafter], policy: Policy, costs: _CallCosts
 ) -> Simulation:
     generation = _generation(recording, drafters, policy)
     evidence = EvidenceCounts()
     seconds = plain = drafting_took = 0.0
-    for took, (rows, context, step) in _steps(generation, recording, prices):
-        price = prices.at_context(context)
-        seconds += price[rows]
-        plain += price[1] * len(step.tokens)
+    for took, (rows, context, step) in _steps(generation, recording, costs):
+        by_rows = costs.at_context(context)
+        seconds += by_rows[rows]
+        plain += by_rows[1] * len(step.tokens)
         drafting_took += took
         if step.drafted:
             evidence.count(step.proposal, step.matched, len(step.tokens))
@@ -248,12 +244,14 @@ def _one(
 
 def _generation(recording: Recording, drafters: Sequence[Drafter], policy: Policy) -> Generation:
     ended_by = recording.ended_by
-    most = len(recording.answer) if ended_by is None or recording.most is None else recording.most
+    limit = recording.max_tokens
+    if ended_by is None or limit is None:
+        limit = len(recording.answer)
     ends = frozenset() if ended_by is None else frozenset([ended_by])
     return Generation(
         recording.prompt,
         vocab_size=_ANY_TOKEN,
-        context_length=len(recording.prompt) + most,
+        context_length=len(recording.prompt) + limit,
         sampling=Sampling(),
         stopping=Stopping(stop_token_ids=ends),
         drafters=drafters,
@@ -264,10 +262,10 @@ def _generation(recording: Recording, drafters: Sequence[Drafter], policy: Polic
 
 
 def _steps(
-    generation: Generation, recording: Recording, prices: _Prices
+    generation: Generation, recording: Recording, costs: _CallCosts
 ) -> Iterator[tuple[float, SimulatedStep]]:
-    """The steps after the prompt, each with the seconds that drafting it took."""
-    # Behind the end stands anything: no pick there is ever looked at.
+    """Steps after prefill, each with the seconds that drafting took."""
+    # Tokens after the end are arbitrary: none of them is read.
     text = np.array([*recording.prompt, *recording.answer, *[0] * MAX_ROWS])
     while not generation.finished:
         prefilling = generation.prefilling
@@ -278,7 +276,7 @@ def _steps(
         context = generation.length
         first = context + rows - block.rows + 1
         best = Best(text[first : first + block.rows], _NO_SCORES)
-        seconds = 0.0 if prefilling else prices.at_context(context)[rows]
+        seconds = 0.0 if prefilling else costs.at_context(context)[rows]
         step = generation.accept(_NO_ROWS, best=best, seconds=seconds)
         if not prefilling:
             yield took, SimulatedStep(rows, context, step)

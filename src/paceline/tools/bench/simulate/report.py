@@ -1,4 +1,4 @@
-"""What simulations of some texts say together: totals, and tables for people."""
+"""Aggregates of simulations: totals, rows of a record, and tables to print."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,18 +17,18 @@ from paceline.tools.bench.simulate.replay import (
 )
 
 POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31)
-"""Positions in a draft that are printed."""
+"""Printed positions in a draft."""
 
-_EACH = 200
-"""With more texts, a record has a row for each kind of text instead of each text."""
+_MAX_TEXT_ROWS = 200
+"""With more texts, a record has a row per kind of text, not per text."""
 
 MATCHES = ((1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (13, 16), (17, 23), (24, 24))
-"""Lengths of matches that are printed together."""
+"""Printed ranges of match lengths, both ends included."""
 
 
 @dataclass(slots=True)
 class Total:
-    """All texts by one drafter and policy."""
+    """All texts with one drafter and policy."""
 
     simulations: list[Simulation] = field(default_factory=list)
     evidence: EvidenceCounts = field(default_factory=EvidenceCounts)
@@ -36,42 +36,42 @@ class Total:
     accepted_at: Counter[int] = field(default_factory=Counter)
 
     def add(self, one: Simulation) -> None:
-        """Count one more."""
+        """Add a simulation."""
         self.simulations.append(one)
         self.evidence.add(one.evidence)
         self.drafted_at.update(dict(enumerate(one.counters.drafted_at)))
         self.accepted_at.update(dict(enumerate(one.counters.accepted_at)))
 
     def sum(self, what: Callable[[Simulation], float]) -> float:
-        """A sum over the texts."""
+        """Sum over the texts."""
         return sum(map(what, self.simulations))
 
     @property
-    def passes(self) -> int:
-        """Calls of the verifier after the prompts."""
+    def steps(self) -> int:
+        """Steps after prefill."""
         return int(self.sum(lambda one: one.counters.steps))
 
     @property
     def ideal(self) -> float:
-        """Tokens per pass: the speed over plain decoding if every call cost the same."""
-        return self.sum(lambda one: one.decoded) / max(self.passes, 1)
+        """Tokens per step: speed over plain decoding if every call cost the same."""
+        return self.sum(lambda one: one.decoded) / max(self.steps, 1)
 
     @property
     def expected(self) -> float:
-        """The speed over plain decoding by the costs, all texts together."""
+        """Speed over plain decoding by the cost table, all texts together."""
         took = self.sum(lambda one: one.seconds)
         return self.sum(lambda one: one.plain_seconds) / took if took else 1.0
 
     def mean(self) -> float:
-        """The geometric mean of the texts' expected speeds."""
+        """Geometric mean of the texts' expected speed-ups."""
         return geometric_mean([one.speed_up for one in self.simulations])
 
     def of(self, kind: str) -> "Total":
-        """Those of a kind."""
+        """Total of the texts of a kind."""
         return total_of(one for one in self.simulations if one.recording.kind == kind)
 
     def row(self, case: str, kind: str, variant: str) -> Row:
-        """As a row of a record."""
+        """The total as a row of a record."""
         seconds = self.sum(lambda one: one.seconds)
         drafted = int(self.sum(lambda one: one.counters.drafted))
         accepted = int(self.sum(lambda one: one.counters.accepted))
@@ -87,7 +87,7 @@ class Total:
             variant,
             {name: [value] for name, value in measures.items()},
             counts={
-                "steps": self.passes,
+                "steps": self.steps,
                 "drafted": drafted,
                 "accepted": accepted,
                 "drafted_by": self._sums(lambda one: one.counters.drafted_by),
@@ -99,7 +99,7 @@ class Total:
         )
 
     def plain_row(self, case: str, kind: str) -> Row:
-        """Plain decoding of the same texts."""
+        """Plain decoding of the same texts as a row."""
         seconds = self.sum(lambda one: one.plain_seconds)
         measures = {"ratio": 1.0, "tokens_per_step": 1.0, "decode_seconds": seconds}
         return Row(
@@ -126,7 +126,7 @@ class Total:
 
 
 def total_of(simulations: Iterable[Simulation]) -> Total:
-    """Simulations together."""
+    """Total of some simulations."""
     total = Total()
     for one in simulations:
         total.add(one)
@@ -134,12 +134,9 @@ def total_of(simulations: Iterable[Simulation]) -> Total:
 
 
 def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
-    """Rows of plain decoding, and of each drafter with each policy.
-
-    A text is a case, or where there are many all of a kind.
-    """
+    """Rows of plain decoding and of each variant: per text, or per kind if there are many texts."""
     first = next(iter(totals.values()))
-    if len(first.simulations) > _EACH:
+    if len(first.simulations) > _MAX_TEXT_ROWS:
         for kind in kinds_of(first):
             count = len(first.of(kind).simulations)
             yield first.of(kind).plain_row(f"{count} texts", kind)
@@ -155,48 +152,48 @@ def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
 
 
 def kinds_of(total: Total) -> list[str]:
-    """Kinds of texts, in the order of their first ones."""
+    """Kinds of texts, in order of appearance."""
     return list(dict.fromkeys(one.recording.kind for one in total.simulations))
 
 
 def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
-    """For people."""
+    """The totals to print."""
     yield _overall(totals)
     kinds = kinds_of(next(iter(totals.values())))
     if len(kinds) > 1:
         means = ((kind, [total.of(kind).mean() for total in totals.values()]) for kind in kinds)
         lines = [[kind, *(f"{mean:.2f}" for mean in found)] for kind, found in means]
         yield "expected speed-up, geometric means by kind", ["kind", *totals], lines
-    yield _by_place(totals)
+    yield _by_position(totals)
     yield _by_match(totals)
     if any(total.evidence.by_chance for total in totals.values()):
         yield _by_chance(totals)
 
 
 def summary(total: Total) -> dict[str, Any]:
-    """For JSON."""
-    compared, stood = total.drafted_at, total.accepted_at
+    """The total as JSON for a record."""
+    drafted, accepted = total.drafted_at, total.accepted_at
     return {
-        "passes": total.passes,
+        "passes": total.steps,
         "tokens": int(total.sum(lambda one: one.decoded)),
         "ideal": total.ideal,
         "expected": total.expected,
         "expected_geometric_mean": total.mean(),
         "expected_worst": min(one.speed_up for one in total.simulations),
-        "accepted_by_place": [stood[place] / compared[place] for place in sorted(compared)],
+        "accepted_by_position": [accepted[at] / drafted[at] for at in sorted(drafted)],
         "by_match": [
-            {"source": source, "match": match, "compared": seen, "stood": stands}
-            for (source, match), (seen, stands) in sorted(total.evidence.by_match.items())
+            {"source": source, "match": match, "compared": seen, "stood": kept}
+            for (source, match), (seen, kept) in sorted(total.evidence.by_match.items())
         ],
         "by_chance": [
-            {"source": source, "from": step / CHANCE_STEPS, "compared": seen, "stood": stands}
-            for (source, step), (seen, stands) in sorted(total.evidence.by_chance.items())
+            {"source": source, "from": step / CHANCE_STEPS, "compared": seen, "stood": kept}
+            for (source, step), (seen, kept) in sorted(total.evidence.by_chance.items())
         ],
     }
 
 
 def _overall(totals: Mapping[str, Total]) -> Table:
-    head = ["contender", "tokens", "passes", "drafted", "accepted", "ideal", "expected"]
+    head = ["variant", "tokens", "steps", "drafted", "accepted", "ideal", "expected"]
     lines = []
     for name, total in totals.items():
         drafted = total.sum(lambda one: one.counters.drafted)
@@ -205,7 +202,7 @@ def _overall(totals: Mapping[str, Total]) -> Table:
             [
                 name,
                 f"{total.sum(lambda one: one.decoded):.0f}",
-                str(total.passes),
+                str(total.steps),
                 f"{drafted:.0f}",
                 f"{100 * accepted / max(drafted, 1):.0f} %",
                 f"{total.ideal:.2f}",
@@ -218,12 +215,12 @@ def _overall(totals: Mapping[str, Total]) -> Table:
     return title, [*head, "mean of texts", "worst text"], lines
 
 
-def _by_place(totals: Mapping[str, Total]) -> Table:
+def _by_position(totals: Mapping[str, Total]) -> Table:
     lines = []
     for name, total in totals.items():
         shares = (_share(total.accepted_at[at - 1], total.drafted_at[at - 1]) for at in POSITIONS)
         lines.append([name, *shares])
-    return "drafts that stood, by position", ["contender", *map(str, POSITIONS)], lines
+    return "acceptance rate by position in the draft", ["variant", *map(str, POSITIONS)], lines
 
 
 def _by_match(totals: Mapping[str, Total]) -> Table:
@@ -241,8 +238,8 @@ def _by_match(totals: Mapping[str, Total]) -> Table:
                 ]
                 cells.append(_share(sum(s for _, s in inside), sum(c for c, _ in inside)))
             lines.append([name, source, *cells])
-    title = "drafts that stood, by how many tokens matched before them"
-    return title, ["contender", "source", *names], lines
+    title = "acceptance rate by length of the match before the draft token"
+    return title, ["variant", "source", *names], lines
 
 
 def _by_chance(totals: Mapping[str, Total]) -> Table:
@@ -252,9 +249,9 @@ def _by_chance(totals: Mapping[str, Total]) -> Table:
         found = total.evidence.by_chance
         for source in dict.fromkeys(source for source, _ in sorted(found)):
             pairs = (found.get((source, step), [0, 0]) for step in steps)
-            lines.append([name, source, *(_share(stood, seen) for seen, stood in pairs)])
+            lines.append([name, source, *(_share(accepted, seen) for seen, accepted in pairs)])
     head = [f"{step / CHANCE_STEPS:.1f}" for step in steps]
-    return "drafts that stood, by the drafter's own chance", ["contender", "source", *head], lines
+    return "acceptance rate by the drafter's own probability", ["variant", "source", *head], lines
 
 
 def _in_order(counts: Counter[int]) -> list[int]:

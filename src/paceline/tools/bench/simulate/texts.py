@@ -1,9 +1,8 @@
-"""Where texts to simulate come from: files of several forms, read as recordings.
+"""Reads recordings from files of several formats.
 
-Knows the forms, and how each says what was asked and what came: JSON lines with token ids or text,
-what `generate --json`, `generate --trace` and `bench run` write, folders of `train answers`, and
-plain text, whose beginning is taken for the prompt. A tokenizer is opened only for what is text.
-The rule: whatever is wrong is said in one line that names the file and the line in it.
+JSON lines with token ids or text; output of `generate --json`, `generate --trace` and `bench run`;
+folders of `train answers`; and plain text, the beginning of which is the prompt. The tokenizer is
+opened only for text. Errors name the file and the line.
 """
 
 import json
@@ -25,33 +24,33 @@ from paceline.tools.bench.trace.reader import parse_trace
 
 _JSON = (".json", ".jsonl")
 
-_MAY_GO_ON = 64
-"""Tokens that an answer might have had more, where nobody says what its limit was."""
+_SPARE = 64
+"""Tokens by which the limit of an answer is larger than the answer, if it is not recorded."""
 
 
 class Texts:
-    """Reads files, and keeps what they need of a model."""
+    """Reader of files, with the model whose tokenizer encodes text."""
 
     def __init__(
         self, files: Callable[[], ModelFiles], *, raw: bool = False, prompt_tokens: int = 100
     ) -> None:
-        """Prepare to read.
+        """Set the options of reading.
 
         Args:
-            files: the model whose tokenizer and template make tokens of text.
-            raw: whether prompts are taken without the chat template.
-            prompt_tokens: how much of a plain text is its prompt.
+            files: opens the model whose tokenizer and chat template encode text.
+            raw: use prompts without the chat template.
+            prompt_tokens: length of the prompt in a plain text.
         """
         self._files = files
         self._raw = raw
         self._prompt_tokens = prompt_tokens
 
     def read(self, paths: Sequence[Path]) -> list[Recording]:
-        """All that is in some files and folders, in their order.
+        """All recordings of some files and folders, in order; equal ids are numbered.
 
         Raises:
-            InvalidRequest: one cannot be read, or has something else in it.
-            ModelError: what a model's files should say cannot be had.
+            InvalidRequest: a file cannot be read, or has another format.
+            ModelError: the model's files are missing or invalid.
         """
         found: dict[str, Recording] = {}
         for path in paths:
@@ -59,7 +58,7 @@ class Texts:
                 name = each.id if each.id not in found else f"{each.id} ({len(found) + 1})"
                 found[name] = replace(each, id=name)
         if not found:
-            raise InvalidRequest("there are no answers in what was given; expected at least one")
+            raise InvalidRequest("there are no answers in these files; expected at least one")
         return [*found.values()]
 
     def _one(self, path: Path) -> Iterator[Recording]:
@@ -107,13 +106,13 @@ class Texts:
         prompt = self._prompt(entry)
         answer = self._tokens(entry, ("token_ids", "answer", "text"), "an answer")
         prediction = self._tokens(entry, ("prediction",), "") if "prediction" in entry else ()
-        most = None
+        limit = None
         if entry.get("finish_reason", entry.get("finish")) == "stop":
-            most = entry.get("max_tokens") or len(answer) + _MAY_GO_ON
-            if not isinstance(most, int):
-                raise ValueError(f"max_tokens is {most!r}; expected a whole number")
+            limit = entry.get("max_tokens") or len(answer) + _SPARE
+            if not isinstance(limit, int):
+                raise ValueError(f"max_tokens is {limit!r}; expected a whole number")
         kind = str(entry.get("kind", "any"))
-        return Recording(str(entry.get("id", name)), kind, prompt, answer, most, prediction)
+        return Recording(str(entry.get("id", name)), kind, prompt, answer, limit, prediction)
 
     def _prompt(self, entry: Mapping[str, Any]) -> list[int]:
         messages = entry.get("messages")
@@ -131,7 +130,7 @@ class Texts:
     def _tokens(
         self, entry: Mapping[str, Any], names: Sequence[str], what: str, *, special: bool = False
     ) -> list[int]:
-        """The first of some fields that is there, as token ids."""
+        """The first of some fields that the entry has, as token ids."""
         for name in names:
             value = entry.get(name)
             if isinstance(value, str):
@@ -145,30 +144,31 @@ class Texts:
 
 
 def _answers(folder: Path) -> Iterator[Recording]:
-    """What `train answers` keeps."""
+    """Recordings in a folder of `train answers`."""
     from paceline.tools.train.answers import ANSWERS, KIND
 
     manifest = read_json(folder / MANIFEST)
     if manifest.get("kind") != KIND:
-        raise InvalidRequest(f"{folder} holds no answers: its {MANIFEST} says otherwise")
-    most = manifest.get("max_tokens")
+        raise InvalidRequest(f"{folder} has no answers: its {MANIFEST} is of another kind")
+    limit = manifest.get("max_tokens")
     fields = {"number": int, "prompt": list, "answer": list}
     for entry in read_journal(folder / ANSWERS, fields):
-        ended = entry.get("finish") == "stop" and isinstance(most, int)
+        ended = entry.get("finish") == "stop" and isinstance(limit, int)
         if entry["prompt"] and entry["answer"]:
             yield Recording(
                 str(entry["number"]),
                 "any",
                 entry["prompt"],
                 entry["answer"],
-                most if ended else None,
+                limit if ended else None,
             )
 
 
 def _from_record(value: Mapping[str, Any], name: str) -> Iterator[Recording]:
-    """The answers of a `bench run`, where it kept them."""
+    """Recordings in a record whose rows have tokens, such as that of `bench run`."""
     record = parse_record(value, name)
-    most = record.settings.get("max_tokens")
+    limit: Any = record.settings.get("max_tokens")
+    limit = limit if isinstance(limit, int) else None
     seen = set()
     for row in record.rows:
         prompt: Any = row.facts.get("prompt_token_ids")
@@ -176,7 +176,7 @@ def _from_record(value: Mapping[str, Any], name: str) -> Iterator[Recording]:
         if row.case in seen or not (_are_tokens(prompt) and _are_tokens(answer)):
             continue
         seen.add(row.case)
-        yield Recording(row.case, row.kind, prompt, answer, most if isinstance(most, int) else None)
+        yield Recording(row.case, row.kind, prompt, answer, limit)
     if not seen:
         raise InvalidRequest(f"{name} has no tokens of answers in it, only figures")
 
@@ -184,14 +184,14 @@ def _from_record(value: Mapping[str, Any], name: str) -> Iterator[Recording]:
 def _from_trace(lines: Sequence[str], path: Path) -> Iterator[Recording]:
     trace = parse_trace(lines[:-1], str(path))
     if not trace.answer:
-        raise InvalidRequest(f"{path} has no answer: it was broken off before the first token")
-    most = trace.about["settings"].get("max_tokens")
+        raise InvalidRequest(f"{path} has no answer: it was interrupted before the first token")
+    limit = trace.about["settings"].get("max_tokens")
     ended = trace.result is not None and trace.result.get("finish_reason") == "stop"
-    if ended and not isinstance(most, int):
-        most = len(trace.answer) + _MAY_GO_ON
+    if ended and not isinstance(limit, int):
+        limit = len(trace.answer) + _SPARE
     prediction = trace.about["settings"].get("prediction") or ()
     yield Recording(
-        path.stem, "any", trace.prompt, trace.answer, most if ended else None, prediction
+        path.stem, "any", trace.prompt, trace.answer, limit if ended else None, prediction
     )
 
 
@@ -203,10 +203,5 @@ def _json(text: str) -> Any:
 
 
 def _are_tokens(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in value
-        )
-    )
+    """True for a list of token ids with at least one."""
+    return isinstance(value, list) and bool(value) and all(type(v) is int and v >= 0 for v in value)
