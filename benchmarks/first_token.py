@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     model = paceline.load()
-    model.measure()
+    model.measure_profile()
     text = "\n".join(str(m["content"]) for p in load_suite().prompts for m in p.messages)
     prompt = model.files.tokenizer().encode(text)[:TOKENS]
     model.generate(prompt, max_tokens=1, temperature=0.0)

@@ -13,13 +13,15 @@ __all__ = ["Conversation", "Model", "Options", "Result", "Stats", "Stream", "loa
 
 if TYPE_CHECKING:
     from paceline.runtime.conversation import Conversation
-    from paceline.runtime.model import Model, load
+    from paceline.runtime.load import load
+    from paceline.runtime.model import Model
     from paceline.runtime.options import Options
     from paceline.runtime.result import Result, Stats
     from paceline.runtime.stream import Stream
 
 _ROOMS = {
-    **dict.fromkeys(("Model", "load"), "paceline.runtime.model"),
+    "Model": "paceline.runtime.model",
+    "load": "paceline.runtime.load",
     **dict.fromkeys(("Result", "Stats"), "paceline.runtime.result"),
     "Conversation": "paceline.runtime.conversation",
     "Options": "paceline.runtime.options",

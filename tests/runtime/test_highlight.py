@@ -7,7 +7,7 @@ from paceline.cli.app import main
 from paceline.decoding.step import Step
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import NO_PROPOSAL, Proposal
-from paceline.runtime.highlight import tinted
+from paceline.runtime.highlight import highlighter
 from paceline.runtime.model import Model
 
 UNDERLINE = "\x1b[4m"
@@ -36,7 +36,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setenv("TERM", "xterm-256color")
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        show = tinted()
+        show = highlighter()
         for step in steps:
             show(step)
         return capsys.readouterr().out

@@ -12,8 +12,9 @@ from paceline.engines.base import Engine
 from paceline.errors import CacheFull, InvalidRequest, ModelError, ModelNotFound
 from paceline.models import ModelFiles, Progress
 from paceline.runtime.defaults import Defaults
+from paceline.runtime.load import load
 from paceline.runtime.loop import as_they_end, run_together
-from paceline.runtime.model import Model, load
+from paceline.runtime.model import Model
 from paceline.runtime.options import POLICIES, Options
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
@@ -584,11 +585,11 @@ def test_a_probe_works_without_a_drafter(model: Model):
 
 
 def test_the_machine_is_measured_once_for_a_model(model: Model, monkeypatch: pytest.MonkeyPatch):
-    first = model.measure(again=True)
+    first = model.measure_profile(again=True)
     assert first.row_invariant
     other = Model(model.files, model.engine)
     monkeypatch.setattr(type(model.engine), "step", lambda *_: pytest.fail("measured again"))
-    assert other.measurement == first
+    assert other.profile == first
 
 
 # -- drafters that see hidden states ---------------------------------------------------------------
@@ -701,7 +702,7 @@ def test_a_drafter_that_cannot_be_had_is_refused_when_loading(tiny_gguf: Path, c
 def test_the_engine_is_opened_again_once_for_a_drafter_that_needs_more(
     reopening: Model, opening: Opening, dflash: str
 ):
-    before, measured = reopening.engine, reopening.measurement
+    before, measured = reopening.engine, reopening.profile
     expected = plain(reopening).token_ids
     assert plain(reopening, drafter="suffix").token_ids == expected
     assert opening.asked == []
@@ -709,7 +710,7 @@ def test_the_engine_is_opened_again_once_for_a_drafter_that_needs_more(
         assert plain(reopening, drafter=drafter).token_ids == expected
         assert opening.asked == [(0, 1)]
     assert reopening.engine is not before
-    assert reopening.measurement is not measured
+    assert reopening.profile is not measured
 
 
 def test_layers_that_were_tapped_stay_so(

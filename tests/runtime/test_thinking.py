@@ -239,7 +239,7 @@ def command(
     thinker: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Any:
     """Runs a command with the scripted model: what it prints and says."""
-    monkeypatch.setattr("paceline.runtime.model.load", lambda *_, **__: thinker)
+    monkeypatch.setattr("paceline.runtime.load.load", lambda *_, **__: thinker)
 
     def command(*arguments: str, input: str = "") -> Any:
         monkeypatch.setattr("sys.stdin", io.StringIO(input))

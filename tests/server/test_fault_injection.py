@@ -172,7 +172,7 @@ def test_the_scenario_preempts_evicts_and_shares(tiny_files: ModelFiles, expecte
         "ToyEngine.open",
         "BlockTable.fork",
         "BlockTable.close",
-        "Model.begin",
+        "Model.open_stream",
         "Stream.accept",
         "Stream.next_block",
         "Stream.restart",

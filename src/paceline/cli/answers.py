@@ -171,14 +171,14 @@ def step_printer(
     """
     if output.json:
         return lambda _: None
-    from paceline.runtime.highlight import dim, tinted
+    from paceline.runtime.highlight import dim, highlighter
 
     def plain(step: "Step") -> None:
         print(step.text, end="", flush=True)
 
     show: Callable[[Step], None] = plain
     if answer.tint:
-        show = tinted()
+        show = highlighter()
     if output.quiet or stream.thoughts is None:
         return show
     think, thinking = dim(), False

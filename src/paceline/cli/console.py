@@ -36,7 +36,7 @@ def load_model(
     generation_config: str = "auto",
 ) -> "Model":
     """Load a model; `rows` takes precedence over --rows. See `paceline.load`."""
-    from paceline.runtime.model import load
+    from paceline.runtime.load import load
 
     return load(
         options.model,

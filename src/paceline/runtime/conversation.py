@@ -1,11 +1,10 @@
-"""A chat of several turns on one sequence of the engine, whose earlier turns stay in the KV cache.
+"""A chat of several turns on one KV sequence, so that earlier turns are not prefilled again.
 
-Knows messages, the tokens that are in the slots, and how long both may get. Knows nothing of
-terminals. The rule: a turn that fails, in whatever way, leaves the messages as they were.
+Invariant: a turn that fails, in whatever way, leaves the messages as they were.
 
-What is reused is up to the engine (`KVSequence.shareable_length`). With OpenVINO it is what was
-read as a prompt: rows of an answer were computed one by one, and their bits may differ from a
-prompt's. So the last answer is read again with the next message.
+Which KV is reused depends on the engine (`KVSequence.shareable_length`). With OpenVINO it is
+that of prefilled rows: an answer's rows were decoded, and their bits may differ from prefill's.
+So the last answer is prefilled again with the next message.
 """
 
 from bisect import bisect_left
@@ -19,52 +18,52 @@ from paceline.errors import ContextFull, InvalidRequest
 from paceline.runtime.options import Options, Request
 
 if TYPE_CHECKING:
-    from paceline.runtime.model import Message, Model
+    from paceline.runtime.model import Model
+    from paceline.runtime.prompt import Message
     from paceline.runtime.stream import Stream
 
 _PINNED = ("system", "developer")
-"""Roles of messages that are never dropped."""
+"""Roles of messages that `drop_oldest` keeps."""
 
 _ANSWER_SHARE = 4
-"""One part in this many of the context is what dropping turns should leave for the answer."""
+"""1 / this of the context is left for the answer when turns are dropped."""
 
 
 class Conversation:
-    """A chat whose earlier turns stay in the KV cache; only the last answer is read again.
+    """A chat whose earlier turns stay in the KV cache; only the last answer is prefilled again.
 
-    Not for several threads; finish or close a turn's stream before the next.
+    Use it in one thread; finish or close a turn's stream before the next.
     """
 
     def __init__(self, model: "Model", messages: Sequence["Message"] = ()) -> None:
-        """Start with `messages` (a system message, or turns of an earlier chat)."""
+        """Begin with `messages`: a system message, or the turns of an earlier chat."""
         self.messages: list[Message] = list(messages)
         """The turns so far; may be edited between turns."""
         self.model = model
-        """Who answers."""
-        self._slots = model._open()
-        self._held: list[int] = []  # tokens whose keys and values are in the slots
+        self._sequence = model.open_sequence()
+        self._held: list[int] = []  # tokens whose KV the sequence holds
         self._memory = Memory()
         self._answering = False
         self._closed = False
 
     @property
     def context(self) -> int:
-        """The most tokens that all turns can have together: the context, or what the cache has."""
+        """Tokens that all turns may have: the context length, or fewer in a small KV cache."""
         engine = self.model.engine
         size = engine.block_size
-        own = -(-self._slots.length // size) * size
+        own = -(-self._sequence.length // size) * size
         return min(engine.context_length, own + engine.free_slots)
 
     @property
     def turns(self) -> int:
-        """How many turns there are: a user's message, and what comes before the next one."""
+        """Number of turns: a user's message, and all before the next one."""
         return len(_turns(self.messages))
 
     def say(self, text: str, **options: Unpack[Options]) -> "Stream":
-        """The answer to one more message; both become turns when the answer has ended.
+        """Answer one more message; both are added to `messages` when the answer has ended.
 
-        An answer that fills the context ends with `length`. One that is closed before its first
-        token is no turn.
+        An answer that fills the context ends with `length`. A stream that is closed before its
+        first token adds nothing.
 
         Raises:
             ContextFull: the chat and the message leave no room for an answer; see `drop_oldest`.
@@ -72,7 +71,7 @@ class Conversation:
                 ended.
             ModelError: the chat template fails, or a drafter cannot be read.
 
-        The chat is then as it was, as it is when the stream raises.
+        The chat is then unchanged, as it is when the stream raises.
 
         """
         if not text:
@@ -81,11 +80,11 @@ class Conversation:
             raise InvalidRequest("the last answer has not ended: read on, or close its stream")
         started = perf_counter()
         request = self.model.request(options)
-        self.model._make_ready(request)
+        self.model.ensure_taps(request)
         user: Message = {"role": "user", "content": text}
         turns = [*self.messages, user]
-        tokens, request = self.model.prompted(turns, request)
-        self._slots.rewind(self._slots.length)  # what was reserved and not used is free again
+        tokens, request = self.model.encode_prompt(turns, request)
+        self._sequence.rewind(self._sequence.length)  # free blocks that were reserved and not used
         context = self.context
         if len(tokens) >= context:
             raise self._full(user, request, len(tokens), context)
@@ -95,14 +94,14 @@ class Conversation:
 
         def end(stream: "Stream") -> None:
             self._answering = False
-            self._held = stream.tokens[: self._slots.length]
+            self._held = stream.tokens[: self._sequence.length]
             if not stream.failed and stream.answer:
                 found = stream.result
                 thoughts = self.model.files.thinking().message_fields(found.reasoning)
                 self.messages = [*turns, {"role": "assistant", "content": found.text, **thoughts}]
 
-        stream = self.model.begin(
-            tokens, request, self._slots, started, end=end, memory=self._memory
+        stream = self.model.open_stream(
+            tokens, request, self._sequence, started, end=end, memory=self._memory
         )
         self._answering = True
         return stream
@@ -124,27 +123,27 @@ class Conversation:
         return dropped
 
     def close(self) -> None:
-        """Give the slots back. Further calls do nothing."""
+        """Free the KV blocks. Further calls do nothing."""
         if not self._closed:
             self._closed = True
-            self.model._close(self._slots)
+            self.model.close_sequence(self._sequence)
             self._held = []
 
     def _reuse(self, tokens: Sequence[int]) -> None:
-        """Keep the slots of the longest common beginning, of those that a prompt may begin with."""
-        same, most = 0, min(self._slots.shareable_length, len(self._held), len(tokens) - 1)
+        """Keep the KV of the longest common prefix that the engine can share with a prompt."""
+        same, most = 0, min(self._sequence.shareable_length, len(self._held), len(tokens) - 1)
         while same < most and self._held[same] == tokens[same]:
             same += 1
-        self._slots.rewind(same)
-        self._held = list(tokens[: self._slots.length])
-        self._memory.cut(self._slots.length)
+        self._sequence.rewind(same)
+        self._held = list(tokens[: self._sequence.length])
+        self._memory.cut(self._sequence.length)
 
     def _full(self, user: "Message", request: Request, count: int, context: int) -> ContextFull:
-        """The error for a message that does not fit, with the number of turns to drop."""
+        """Return the error for a message that does not fit, with the number of turns to drop."""
 
         def length(turns: int) -> int:
             messages = [*_split(self.messages, turns)[1], user]
-            return len(self.model.prompted(messages, request)[0])
+            return len(self.model.encode_prompt(messages, request)[0])
 
         wanted = max(min(request.max_tokens or context, context // _ANSWER_SHARE), 1)
         drops = range(self.turns + 1)
@@ -163,7 +162,7 @@ class Conversation:
 
 
 def _turns(messages: Sequence["Message"]) -> list[list[int]]:
-    """The places of the messages by turn; those that are never dropped are in none."""
+    """Indices of the messages of each turn, without pinned messages."""
     turns: list[list[int]] = []
     for place, message in enumerate(messages):
         if message.get("role") in _PINNED:
@@ -175,7 +174,7 @@ def _turns(messages: Sequence["Message"]) -> list[list[int]]:
 
 
 def _split(messages: Sequence["Message"], count: int) -> tuple[list["Message"], list["Message"]]:
-    """The messages of the oldest `count` turns, and all others in their order."""
+    """Divide messages into those of the oldest `count` turns, and all others in their order."""
     gone = {place for turn in _turns(messages)[:count] for place in turn}
     dropped = [messages[place] for place in sorted(gone)]
     return dropped, [message for place, message in enumerate(messages) if place not in gone]

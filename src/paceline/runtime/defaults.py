@@ -1,8 +1,7 @@
-"""What a request gets where it does not say: settings in layers, each with its source.
+"""Default settings in layers, each with its source.
 
-Knows names and layers. Knows nothing of files or of what a value may be. The rule: of the request,
-the registry's entry for the model, the model's own files and the fallback, the first one that names
-a setting decides, setting by setting.
+For each setting the first layer that has it decides: the request, the registry's entry for the
+model, the model's own files, the fallback. Values are validated elsewhere (`options.py`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,11 +20,11 @@ NEUTRAL: Mapping[str, Any] = {
     "frequency_penalty": 0.0,
     "max_tokens": None,
 }
-"""The settings that have layers, as nothing but a request changes them: greedy, without a limit."""
+"""The settings that have layers, with neutral values: greedy, without a limit."""
 
 
 class Setting(NamedTuple):
-    """A value, and who named it."""
+    """A value and the layer that it comes from."""
 
     value: Any
     source: Source
@@ -33,21 +32,21 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The layers under a request; without arguments: greedy, whatever the model."""
+    """The layers under a request; without arguments: greedy, for any model."""
 
     registry: Mapping[str, Any] = field(default_factory=dict)
-    """What paceline's registry says of the model."""
+    """Settings of the registry's entry for the model."""
     model: Mapping[str, Any] = field(default_factory=dict)
-    """What the model's own files say."""
+    """Settings in the model's own files."""
     fallback: Mapping[str, Any] = field(default_factory=dict)
-    """What else differs from `NEUTRAL` where nothing is said."""
+    """Fallbacks that differ from `NEUTRAL`."""
 
     def neutral(self) -> Self:
-        """The same without registry and model: `--generation-config none`."""
+        """Return the same without registry and model: `--generation-config none`."""
         return replace(self, registry={}, model={})
 
     def resolve(self, request: Mapping[str, Any]) -> dict[str, Setting]:
-        """Every setting of `NEUTRAL`, from the first layer that names it."""
+        """Return every setting of `NEUTRAL`, from the first layer that has it."""
         layers: Iterable[tuple[Source, Mapping[str, Any]]] = (
             ("request", request),
             ("registry", self.registry),

@@ -1,37 +1,39 @@
-"""An answer on a terminal, with what was guessed marked: underlined, and green where it may be.
+"""Highlights accepted draft tokens on a terminal: underlined, and green if colours are on.
 
-Rich decides what a terminal may get: colours not with NO_COLOR, and nothing but the text where
-standard output is no terminal, unless FORCE_COLOR is set.
+Rich decides what the terminal supports: no colours with NO_COLOR, and plain text where standard
+output is no terminal, unless FORCE_COLOR is set.
 """
 
 from collections.abc import Callable
 
 from paceline.decoding.step import Step
 
-GUESSED = "green underline"
+ACCEPTED_STYLE = "green underline"
 
 
-def tinted() -> Callable[[Step], None]:
-    """A function that prints the steps of one answer."""
+def highlighter() -> Callable[[Step], None]:
+    """Return a function that prints a step with its accepted draft tokens highlighted."""
     from rich.console import Console
     from rich.segment import Segment, Segments
     from rich.style import Style
 
     console = Console()
-    guessed = Style.parse(GUESSED)
+    accepted_style = Style.parse(ACCEPTED_STYLE)
 
     def show(step: Step) -> None:
         found = [piece.final for piece in step.pieces]
-        stood = "".join(found[: step.accepted])
-        own = "".join(found[step.accepted :])
-        # No wrapping and no tabs made spaces: the text as it is.
-        console.print(Segments([Segment(stood, guessed), Segment(own)]), end="", crop=False)
+        accepted = "".join(found[: step.accepted])
+        bonus = "".join(found[step.accepted :])
+        # crop=False: lines are not wrapped, and tabs stay tabs.
+        console.print(
+            Segments([Segment(accepted, accepted_style), Segment(bonus)]), end="", crop=False
+        )
 
     return show
 
 
 def dim() -> Callable[[str], None]:
-    """A function that prints text to standard error, dim where that is a terminal."""
+    """Return a function that prints text to standard error, dim if that is a terminal."""
     from rich.console import Console
     from rich.segment import Segment, Segments
     from rich.style import Style

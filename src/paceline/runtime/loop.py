@@ -37,7 +37,7 @@ def run_step(
     Raises:
         CacheFull: there are no slots for the blocks; nothing was run.
     """
-    result = engine.step([(stream.slots, block) for stream, block in work])
+    result = engine.step([(stream.sequence, block) for stream, block in work])
     observe(result)
     found: list[Step | Exception] = []
     for place, (stream, _) in enumerate(work):
@@ -63,7 +63,7 @@ def blocks_that_fit(engine: Engine, streams: Sequence["Stream"]) -> list[tuple["
     free, size = engine.free_slots, engine.block_size
     found = []
     for stream in streams:
-        own = stream.slots.unused
+        own = stream.sequence.unused
         if own + free < 1:
             continue
         block = stream.next_block(own + free)

@@ -1,14 +1,10 @@
-"""A loaded model and the one loop that drives it: blocks to the engine, rows to the generation.
-
-Puts the rooms together for one stream at a time, and is where the clock is: `decoding` has none.
-"""
+"""A loaded model: its files, its engine and its drafters, joined for each request in a `Stream`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from paceline import drafters as drafting
 from paceline.decoding.auto import Acceptance
@@ -25,7 +21,7 @@ from paceline.drafters import (
     Probe,
     Shared,
 )
-from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
+from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine, KVSequence
 from paceline.engines.invariance import (
     BATCH,
@@ -37,7 +33,6 @@ from paceline.engines.invariance import (
 from paceline.engines.profile import CostProfile, load_profile
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline.models import (
-    DEFAULT_MODEL,
     QUIET,
     ModelFiles,
     Progress,
@@ -45,108 +40,18 @@ from paceline.models import (
     resolve,
     resolve_drafter,
 )
-from paceline.models.template_process import PROCESS
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.options import Options, Request, check, defaults_of
-from paceline.runtime.reasoning import rendered
+from paceline.runtime.prompt import Message, Prompt, encode_prompt
 from paceline.runtime.result import Result, Stats
 from paceline.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from paceline.runtime.conversation import Conversation
 
-Message = Mapping[str, Any]
-"""{"role": "user", "content": "..."}"""
 
-Prompt = str | Sequence[Message] | Sequence[int]
-"""A user's message, the messages of a chat, or token ids."""
-
-
-def load(
-    name_or_path: str | Path = DEFAULT_MODEL,
-    *,
-    engine: str | None = None,
-    rows: int = 2,
-    cache_tokens: int | None = None,
-    contexts: int = 1,
-    threads: int | None = None,
-    compute_units: str | None = None,
-    drafters: Sequence[str] = ("auto",),
-    generation_config: str = "auto",
-    progress: Progress = QUIET,
-) -> "Model":
-    """Load a model, fetching or converting it first when it is not here.
-
-    Args:
-        name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, or
-            a hub name (owner/name).
-        engine: who computes: `openvino`, `coreml` or `mlx`; None: the one that the model is for.
-        rows: rows a sequence gets in a call at least. 2 is exact; 1 is not (see the guide).
-        cache_tokens: slots for keys and values of all sequences; None: `contexts` full contexts, as
-            far as 2 GiB go, or for several contexts a quarter of the machine's memory.
-        contexts: see `cache_tokens`; for many requests at once.
-        threads: CPU threads; None leaves it to the engine.
-        compute_units: where Core ML may run the model: `all`, `cpu-only`, `cpu-and-gpu` or
-            `cpu-and-ne`; None: `cpu-and-ne`. Off a Mac it changes nothing.
-        drafters: those that will be used, so that the engine returns what they learn from. With
-            others the engine may have to be opened again, which takes as long as loading.
-        generation_config: `auto`: requests that do not say how to sample get what the registry has
-            for the model, else what its own files say; `none`: neither, which is greedy.
-        progress: told about long work.
-
-    Raises:
-        ModelNotFound: there is no such model.
-        ModelError: it cannot be fetched, read or run.
-        InvalidRequest: a setting is out of range.
-
-    """
-    started = perf_counter()
-    if generation_config not in ("auto", "none"):
-        raise InvalidRequest(f"generation_config is {generation_config!r}; expected auto or none")
-    settings = EngineSettings(
-        cache_tokens=cache_tokens,
-        contexts=contexts,
-        min_rows=rows,
-        threads=threads,
-        compute_units=compute_units,
-    )
-    if engine is not None:
-        check_settings(engine, settings)  # before anything is fetched
-    files = _files_for(str(name_or_path), engine, progress)
-    if files.chat_template is not None:
-        PROCESS.start()  # ready when the model is
-
-    def open_with(taps: tuple[int, ...]) -> Engine:
-        wanted = replace(settings, taps=taps)
-        return open_engine(files.engine, files.path, files.context_length, wanted)
-
-    shared = shared_by(files, progress)
-    taps = {tap for spec in drafters for tap in drafting.taps(spec, shared)}
-    defaults = defaults_of(files) if generation_config == "auto" else Defaults()
-    opened = open_with(tuple(sorted(taps)))
-    model = Model(files, opened, defaults=defaults, progress=progress, open_with=open_with)
-    files.tokenizer()  # read now rather than with the first prompt
-    model.load_seconds = perf_counter() - started
-    return model
-
-
-def _files_for(name: str, engine: str | None, progress: Progress) -> ModelFiles:
-    """The model that is called so, in its form for an engine.
-
-    Raises:
-        InvalidRequest: there is no such engine, or the model is for another one.
-    """
-    if engine is not None and engine not in ENGINES:
-        raise InvalidRequest(f"no engine is called {engine!r}; expected {', '.join(ENGINES)}")
-    if engine == "mlx":
-        from paceline.engines.mlx.model import require_mlx_lm
-
-        require_mlx_lm()
-    return resolve(name, progress=progress, engine=engine)
-
-
-def shared_by(files: ModelFiles, progress: Progress) -> Shared:
-    """What the drafters of all requests to a model have in common."""
+def drafter_resources(files: ModelFiles, progress: Progress) -> Shared:
+    """Return what the drafters of all requests to a model share."""
     return Shared(
         target=files.name,
         shipped=drafting.shipped(files.name),
@@ -156,7 +61,7 @@ def shared_by(files: ModelFiles, progress: Progress) -> Shared:
 
 
 class Model:
-    """A model in memory. Not for several threads at once; streams may be interleaved in one."""
+    """A model in memory. Use it in one thread at a time; streams may be interleaved in it."""
 
     def __init__(
         self,
@@ -167,10 +72,14 @@ class Model:
         progress: Progress = QUIET,
         open_with: Callable[[tuple[int, ...]], Engine] | None = None,
     ) -> None:
-        """Put an engine and the files it was opened from together; `load` is the usual way.
+        """Join an engine and the files it was opened from; `load` is the usual way.
 
-        `defaults` are for requests that do not say; None: the registry's and the model's own.
-        `open_with` opens the engine again with other taps, for a drafter that needs them.
+        Args:
+            files: the model's files.
+            engine: opened from `files`.
+            defaults: for options that requests leave out; None: the registry's, else the model's.
+            progress: gets the progress of long work.
+            open_with: opens the engine again with other taps, for a drafter that needs them.
         """
         self.files = files
         self.engine = engine
@@ -181,29 +90,28 @@ class Model:
         self._slots = engine.free_slots
         self._progress = progress
         self._acceptance = Acceptance()
-        self._shared = shared_by(files, progress)
+        self._shared = drafter_resources(files, progress)
         self._shared.vocab_size = engine.vocab_size
-        self._shared.open_model = self._open_small
-        self._lend()
+        self._shared.open_model = self._open_draft_model
+        self._share_network()
 
     def fresh(self) -> "Model":
-        """Another on the same engine and with the same drafters open, that has learnt nothing."""
+        """Return another on the same engine, with the same drafters open and nothing learned."""
         other = Model(self.files, self.engine, defaults=self.defaults, progress=self._progress)
         other._shared = replace(self._shared, corpus=AnswerHistory())
         return other
 
     @cached_property
-    def measurement(self) -> CostProfile:
-        """What calls cost on this machine; measured at the first use ever, then kept."""
-        return self.measure()
+    def profile(self) -> CostProfile:
+        """What calls cost on this machine: measured once, then read from the cache folder."""
+        return self.measure_profile()
 
-    def measure(self, *, again: bool = False) -> CostProfile:
-        """The measurement for this model on this machine, made when there is none, or `again`."""
-        found = self._measured(self.engine, self.files, again=again)
-        self.__dict__["measurement"] = found
+    def measure_profile(self, *, again: bool = False) -> CostProfile:
+        """Return the cost profile, measured now if there is none, or if `again`."""
+        self.__dict__["profile"] = found = self._profile_of(self.engine, self.files, again=again)
         return found
 
-    def _measured(self, engine: Engine, files: ModelFiles, *, again: bool = False) -> CostProfile:
+    def _profile_of(self, engine: Engine, files: ModelFiles, *, again: bool = False) -> CostProfile:
         return load_profile(
             engine,
             files.fingerprint,
@@ -213,56 +121,27 @@ class Model:
         )
 
     def tokens(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """The prompt as token ids.
+        """Return the prompt as token ids.
 
         Raises:
             InvalidRequest: an empty prompt, or messages that the chat template refuses.
             ModelError: the model has no chat template and the prompt needs one.
 
         """
-        return self.prompted(prompt, check({"raw": raw}))[0]
+        return self.encode_prompt(prompt, check({"raw": raw}))[0]
 
-    def prompted(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
-        """The prompt as token ids, and the request with the form of the thoughts to expect.
-
-        Raises:
-            InvalidRequest: an empty prompt, messages that the chat template refuses, or one that
-                cannot turn thinking on or off.
-            ModelError: the model has no chat template and the prompt needs one.
-
-        """
-        if not prompt:
-            raise InvalidRequest("the prompt is empty; expected some text or a message")
-        tokenizer = self.files.tokenizer()
-        bare = request.raw if isinstance(prompt, str) else isinstance(prompt[0], int)
-        if bare and (request.think is not None or request.template_kwargs):
-            raise InvalidRequest(
-                "think and template_kwargs are for the chat template; give messages, or leave them "
-                "and raw away"
-            )
-        if isinstance(prompt, str):
-            if request.raw:
-                return tokenizer.encode(prompt, special=True), request
-            prompt = [{"role": "user", "content": prompt}]
-        if all(isinstance(item, int) for item in prompt):
-            return list(cast("Sequence[int]", prompt)), request
-        messages = cast("Sequence[Message]", prompt)
-        variables = dict(request.template_kwargs)
-        if request.think is not None:
-            variables = {**self.files.thinking().switch(request.think), **variables}
-        text, thoughts = rendered(self.files, messages, variables)
-        if request.constraint is None:  # a form leaves no room for thoughts
-            request = replace(request, thoughts=thoughts)
-        return tokenizer.encode(text, special=True), request
+    def encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
+        """See `prompt.encode_prompt`."""
+        return encode_prompt(self.files, prompt, request)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
-        """The whole answer. See `Options` for what can be set.
+        """Return the whole answer; `Options` has what can be set.
 
-        An answer that the context or the cache cannot hold ends with `length`.
+        An answer that reaches the end of the context or of the KV cache ends with `length`.
 
         Raises:
             InvalidRequest: the prompt or an option cannot be served.
-            CacheFull: other streams and conversations leave the prompt no room in the cache.
+            CacheFull: other streams and conversations leave no KV slots for the prompt.
 
         """
         stream = self.stream(prompt, **options)
@@ -271,23 +150,25 @@ class Model:
         return stream.result
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> "Stream":
-        """The answer as it comes: iterate, then read `.result`. Raises what `generate` raises."""
+        """Return a stream: iterate for steps, then read `.result`. Raises as `generate` does."""
         started = perf_counter()
         request = self.request(options)
-        tokens, request = self.prompted(prompt, request)
-        self._make_ready(request)
+        tokens, request = self.encode_prompt(prompt, request)
+        self.ensure_taps(request)
         request = request.fitted(
             len(tokens), context=self.engine.context_length, free=self.engine.free_slots
         )
-        slots = self._open()
+        sequence = self.open_sequence()
         try:
-            return self.begin(tokens, request, slots, started, end=lambda _: self._close(slots))
+            return self.open_stream(
+                tokens, request, sequence, started, end=lambda _: self.close_sequence(sequence)
+            )
         except BaseException:
-            self._close(slots)
+            self.close_sequence(sequence)
             raise
 
     def request(self, options: Options) -> Request:
-        """What options ask of this model: the registry and its own settings say the rest.
+        """Validate options; those left out come from the registry or the model's own settings.
 
         Raises:
             InvalidRequest: an option cannot be served.
@@ -295,7 +176,7 @@ class Model:
         return check(options, self.defaults)
 
     def conversation(self, messages: Sequence[Message] = ()) -> "Conversation":
-        """A chat that keeps the keys and values of its earlier turns; see `Conversation`."""
+        """Return a chat that keeps the KV of its earlier turns; see `Conversation`."""
         from paceline.runtime.conversation import Conversation
 
         return Conversation(self, messages)
@@ -303,16 +184,16 @@ class Model:
     def exactness(
         self, drafter: str, *, cached: bool = False, shared: bool = False
     ) -> Mapping[str, Compared] | None:
-        """What was measured here of the conditions that such an answer is computed under.
+        """Return what was measured of the conditions under which an answer is computed.
 
         Args:
-            drafter: `none` alone has no blocks of several rows.
-            cached: whether slots of an earlier prompt are used.
-            shared: whether other sequences may be in the same calls, which also cut prompts.
+            drafter: only `none` has no blocks of several rows.
+            cached: whether KV of an earlier prompt is used.
+            shared: whether calls may have other sequences too, which also divides prompts.
 
         Returns:
-            Condition (see `engines/invariance.py`) -> what was compared. None: it could not be
-            measured beside what the cache holds.
+            Condition (see `engines/invariance.py`) -> what was compared. None: the KV cache had too
+            few free slots to measure.
         """
         names = {
             BLOCK_LENGTH: drafter != "none" or self.engine.min_rows < 2,
@@ -323,13 +204,13 @@ class Model:
         if not any(names.values()):
             return {}
         try:
-            found = self.measurement.compared
+            found = self.profile.compared
         except CacheFull:
             return None
         return {name: each for name, each in found.items() if names[name]}
 
     def taps_for(self, request: Request) -> set[int]:
-        """The layers whose hidden states the request's drafters look at.
+        """Return the layers whose hidden states the request's drafters read.
 
         Raises:
             ModelError: a drafter cannot be read.
@@ -338,7 +219,7 @@ class Model:
         return {tap for spec in specs for tap in drafting.taps(spec, self._shared)}
 
     def open_drafters(self, drafter: str) -> None:
-        """Open what `drafter` reads from disk and compiles, so that no request waits for it.
+        """Read and compile what `drafter` needs, so that no request waits for it.
 
         Raises:
             InvalidRequest: there is no such drafter for this model.
@@ -348,14 +229,14 @@ class Model:
             made.close()
 
     def draft_slots(self, drafter: DrafterSpec) -> int | None:
-        """KV slots for all requests together that `drafter` has, in its own model.
+        """Return the KV slots of the drafter's own model, for all requests together.
 
-        None where it has no model of its own, or one that is not open.
+        None if it has no model of its own, or that is not open.
         """
         return drafting.slots(drafter, self._shared)
 
-    def _make_ready(self, request: Request) -> None:
-        """See to it that the engine returns what the request's drafters learn from."""
+    def ensure_taps(self, request: Request) -> None:
+        """Open the engine again if the request's drafters need hidden states it does not return."""
         needed = {*self.engine.taps, *self.taps_for(request)}
         if needed == set(self.engine.taps):
             return
@@ -365,21 +246,17 @@ class Model:
                 "without; name it when loading, or end other answers and conversations first"
             )
         self.engine = self._open_with(tuple(sorted(needed)))
-        self._lend()
-        self.__dict__.pop("measurement", None)
+        self._share_network()
+        self.__dict__.pop("profile", None)
 
-    def _lend(self) -> None:
-        """Let drafters that run in MLX have parts of the engine's model, and none of another's."""
+    def _share_network(self) -> None:
+        """Give drafters that run in MLX the engine's embeddings and head."""
         if self.engine.name == "mlx":
             engine: Any = self.engine
             self._shared.mlx, self._shared.networks = engine.model, {}
 
-    def _open_small(self, name: str) -> DraftModel:
-        """Another model to draft with.
-
-        Raises:
-            ModelError: its vocabulary is another.
-        """
+    def _open_draft_model(self, name: str) -> DraftModel:
+        """Open another model to draft with. Raises ModelError if its vocabulary differs."""
         files = resolve(name, progress=self._progress)
         ours, theirs = self.files.tokenizer().vocabulary, files.tokenizer().vocabulary
         if ours != theirs:
@@ -388,27 +265,29 @@ class Model:
                 f"{files.name} cannot draft for {self.files.name}: {differing} of {len(ours)} "
                 f"tokens are not the same, and it has {len(theirs)}"
             )
-        # As many slots as the target has: requests that share its calls draft at once, too.
+        # As many KV slots as the target: all requests of a batch draft at once.
         slots = max(files.context_length, self._slots)
         settings = EngineSettings(min_rows=1, cache_tokens=slots)
         engine = open_engine(files.engine, files.path, files.context_length, settings)
-        cost = self._measured(engine, files).cost
-        worth = min(cost(1) / self.measurement.cost(1), 1.0)
+        cost = self._profile_of(engine, files).cost
+        worth = min(cost(1) / self.profile.cost(1), 1.0)
         return DraftModel(engine, cost, worth, slots=engine.free_slots)
 
-    def _open(self) -> KVSequence:
+    def open_sequence(self) -> KVSequence:
+        """Open a KV sequence of the engine; `close_sequence` closes it."""
         self._opened += 1
         return self.engine.open()
 
-    def _close(self, slots: KVSequence) -> None:
+    def close_sequence(self, sequence: KVSequence) -> None:
+        """Free the KV blocks of a sequence."""
         self._opened -= 1
-        slots.close()
+        sequence.close()
 
-    def begin(
+    def open_stream(
         self,
         tokens: Sequence[int],
         request: Request,
-        slots: KVSequence,
+        sequence: KVSequence,
         started: float,
         *,
         end: Callable[[Stream], None],
@@ -416,20 +295,20 @@ class Model:
         fault: Fault | None = None,
         shared: bool = False,
     ) -> Stream:
-        """A stream over `slots`, whose first ones hold the beginning of `tokens` already.
+        """Return a stream on `sequence`, which already holds the KV of a prefix of `tokens`.
 
-        For those who look after slots themselves; others call `stream`.
+        For callers that manage KV themselves; others call `stream`.
 
         Args:
             tokens: the prompt.
-            request: how to answer it.
-            slots: a sequence of this model's engine; whoever opened it closes it.
+            request: validated options.
+            sequence: a sequence of this model's engine; the caller closes it.
             started: when the request came (`perf_counter`).
             end: called once, when the stream has ended in any way.
-            memory: what drafters know of the sequence already, and will.
-            fault: called with a drafter's name and error when one fails and is silenced; None: what
-                a drafter raises ends the answer.
-            shared: whether other sequences may be in the same calls.
+            memory: the drafters' own state of the sequence, kept from one stream to the next.
+            fault: called with a drafter's name and error when one fails and is silenced; None: the
+                error of a drafter ends the answer.
+            shared: whether calls may have other sequences too.
 
         Raises:
             InvalidRequest: the prompt or an option cannot be served.
@@ -446,7 +325,7 @@ class Model:
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         stopping = request.stopping(self.files.stop_token_ids)
         decode = self.files.tokenizer().decode
-        stats = Stats(load_seconds=self.load_seconds, cached_tokens=slots.length)
+        stats = Stats(load_seconds=self.load_seconds, cached_tokens=sequence.length)
         try:
             generation = Generation(
                 tokens,
@@ -454,10 +333,10 @@ class Model:
                 context_length=self.engine.context_length,
                 sampling=request.sampling,
                 stopping=stopping,
-                drafters=[*probes, *chosen],  # probes propose nothing, so that the next is asked
-                policy=request.policy_for(lambda: self.measurement.cost, acceptance, len(tokens)),
+                drafters=[*probes, *chosen],
+                policy=request.policy_for(lambda: self.profile.cost, acceptance, len(tokens)),
                 decode=decode,
-                cached=slots.length,
+                cached=sequence.length,
                 constraint=request.constraint,
                 logprobs=request.logprobs,
                 prompt_logprobs=request.prompt_logprobs,
@@ -474,13 +353,13 @@ class Model:
 
         return Stream(
             self.engine,
-            slots,
+            sequence,
             generation,
             request,
             stats,
             model=self.files.name,
             drafter=str(spec),
-            exactness=self.exactness(str(spec), cached=slots.length > 0, shared=shared),
+            exactness=self.exactness(str(spec), cached=sequence.length > 0, shared=shared),
             started=started,
             probes=probes,
             on_end=(learn, end),

@@ -1,7 +1,7 @@
-"""How to answer: the options of `generate` and `stream`, checked before anything runs.
+"""The options of `generate` and `stream`, validated before anything runs.
 
-One list of names for the library and the command line. What a value may be is known where it is
-used (`Sampling`, `Stopping`, the drafters); here it becomes one request, or one clear error.
+The library and the command line have the same names. The ranges of values are defined where they
+are used (`Sampling`, `Stopping`, the drafters); `check` makes one request of them, or one error.
 """
 
 import difflib
@@ -30,20 +30,20 @@ _RULES: Mapping[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kell
 POLICIES = ("auto", *_RULES)
 
 MOST_LOGPROBS = 20
-"""The most tokens a position for which `logprobs` can be had."""
+"""The most tokens per position in `logprobs`."""
 
 TEMPLATE_NAMES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 """Variables of a chat template that a request may not set."""
 
 _RULE_BLOCK = 8
-"""Block of the policies that do not weigh costs, when the caller does not say."""
+"""Default block of the policies that do not weigh costs, in rows."""
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `Model.generate` and `Model.stream`; all may be left out.
+    """Keyword arguments of `Model.generate` and `Model.stream`; all are optional.
 
-    From `max_tokens` to `frequency_penalty`, one that is left out is as the registry has it for the
-    model, else as the model's own files say, else as `defaults.NEUTRAL` has it: greedy.
+    From `max_tokens` to `frequency_penalty`, the default is the registry's for the model, else that
+    of the model's own files, else `defaults.NEUTRAL`: greedy.
     """
 
     max_tokens: int | None
@@ -57,13 +57,13 @@ class Options(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     generation_config: Literal["auto", "none"]
-    """`none`: what is left out is neutral, whatever registry and model say."""
+    """`none`: options that are left out are neutral; registry and model are not read."""
     repetition_detection: bool | Mapping[str, int] | None
-    """End an answer that goes round in circles: True for the rule of `paceline generate`, or a
-    rule as vLLM has it: `max_pattern_size`, `min_pattern_size`, `min_count`."""
+    """End an answer that repeats itself: True for the rule of `paceline generate`, or a rule as in
+    vLLM: `max_pattern_size`, `min_pattern_size`, `min_count`."""
     logit_bias: Mapping[int, float]
     seed: int | None
-    """0 to 2**64 - 1; None draws one, and the result says which."""
+    """0 to 2**64 - 1; None draws one, which the result has."""
     stop: str | Collection[str]
     """Strings that end the answer; the text ends before them."""
     ignore_eos: bool
@@ -77,9 +77,9 @@ class Options(TypedDict, total=False):
     max_block: int | None
     """The most rows in a block, its first token included: 2 to 32."""
     probe: str | None
-    """A drafter that is only watched: the statistics say what it would have done."""
+    """A drafter that is only watched: the statistics have what it would have drafted."""
     raw: bool
-    """Take a string as it is, without the chat template."""
+    """Use a string as it is, without the chat template."""
     think: bool | None
     """False turns the model's thinking off, True on, through its chat template; None (the default)
     leaves it to the template."""
@@ -88,26 +88,26 @@ class Options(TypedDict, total=False):
     min_tokens: int
     """Tokens that come before an end-of-sequence token or a repetition may end the answer."""
     logprobs: int | None
-    """Say how likely each token of the answer was, and so many of the likeliest: 0 to 20."""
+    """Return the logprob of each token of the answer, and of this many likeliest ones: 0 to 20."""
     prompt_logprobs: bool
-    """Say the same for the prompt, all of which is then computed."""
+    """Return the same for the prompt, which is then computed whole."""
     constraint: Constraint | None
-    """What the answer has to look like; made for this answer alone."""
+    """The grammar of the answer; an object serves one answer."""
     prediction: Sequence[int] | None
-    """Tokens that the answer is expected to have much of: drafted from before all else, unless
-    `drafter` says `none` or names its place."""
+    """Tokens of which the answer is expected to have many. They are drafted first, unless `drafter`
+    is `none` or has `prediction` in another place."""
 
 
 GREEDY: Options = {"generation_config": "none", "temperature": 0.0}
-"""How measurements are sampled: greedy, whatever the model's own settings are."""
+"""Options of measurements: greedy, without the model's own settings."""
 
 _DRAWN_BITS = 32
-"""Of a seed that is drawn: people have to type it."""
+"""Bits of a seed that is drawn: few, because people type it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Checked options."""
+    """Validated options."""
 
     sampling: Sampling
     max_tokens: int | None
@@ -126,23 +126,23 @@ class Request:
     think: bool | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     thoughts: ReasoningMarks | None = None
-    """How the model's thoughts are told apart from its answer; None: all of it is the answer."""
+    """How the model's reasoning is marked; None: all of the text is the answer."""
     repetition: Repetition | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    """Where sampling and `max_tokens` come from."""
+    """The sources of sampling settings and `max_tokens`."""
 
     def stopping(self, stop_token_ids: Collection[int]) -> Stopping:
-        """When to end, for a model with these end-of-sequence tokens."""
+        """Return when to end, for a model with these end-of-sequence tokens."""
         ends = frozenset() if self.ignore_eos else frozenset(stop_token_ids)
         return Stopping(self.max_tokens, ends, self.stop, self.min_tokens, self.repetition)
 
     def fitted(self, prompt: int, *, context: int, free: int) -> "Request":
-        """The same, with no longer an answer than there are slots for.
+        """Return the same, with `max_tokens` limited to the free KV slots.
 
         Args:
             prompt: tokens of its prompt.
             context: the most tokens of a sequence.
-            free: slots of the key/value cache that no sequence holds.
+            free: KV slots that no sequence holds.
 
         Raises:
             CacheFull: the prompt fits into the context, but leaves no free slot for an answer.
@@ -161,15 +161,15 @@ class Request:
     def policy_for(
         self, cost: Callable[[], CostTable], acceptance: Acceptance, context: int
     ) -> Policy:
-        """Who says how much is drafted for it.
+        """Return the policy that limits drafts.
 
         Args:
-            cost: seconds of a call by rows; asked for only where they are weighed.
-            acceptance: how guesses have done; it learns as the request runs.
+            cost: returns seconds per call by rows; called only for `auto`.
+            acceptance: the estimate of acceptance; it learns as the request runs.
             context: tokens of its prompt.
         """
         if self.drafter.none:
-            return Fixed(2)  # nobody proposes, but probes are asked
+            return Fixed(2)  # for probes
         if self.policy == "auto":
             return Auto(self.max_block, cost(), acceptance, context)
         return _RULES[self.policy](self.max_block)
@@ -235,7 +235,7 @@ _KINDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def check(options: Options, defaults: Defaults | None = None) -> Request:
-    """The request that `options` ask for; `defaults` say the rest. None: greedy, without a limit.
+    """Validate `options`; `defaults` has those left out. None: greedy, without a limit.
 
     Raises:
         InvalidRequest: an unknown option or a value out of its range; the message names it.
@@ -279,7 +279,7 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
     for spec in (drafter, probe):
         if spec and spec.has("prediction") and not values.get("prediction"):
             raise InvalidRequest(
-                f"drafter {spec} needs a prediction; say what the answer may be, or leave it away"
+                f"drafter {spec} needs a prediction; say what the answer may be, or leave it out"
             )
     return Request(
         sampling=sampling,
@@ -304,7 +304,7 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
 
 
 def defaults_of(files: ModelFiles) -> Defaults:
-    """What requests to a model get where they do not say: the registry's and its own settings.
+    """Return a model's default settings: the registry's, else those of its own files.
 
     Raises:
         ModelError: its own settings cannot be used.
@@ -321,7 +321,7 @@ def defaults_of(files: ModelFiles) -> Defaults:
 
 
 def _repetition(value: bool | Mapping[str, Any] | None) -> Repetition | None:
-    """The rule that `repetition_detection` asks for; vLLM turns it off by a longest size of 0."""
+    """Return the rule of `repetition_detection`; in vLLM a `max_pattern_size` of 0 is off."""
     if isinstance(value, Mapping):
         given = {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0, **value}
         if unknown := given.keys() - {each.name for each in fields(Repetition)}:

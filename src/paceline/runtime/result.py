@@ -1,4 +1,4 @@
-"""What comes back from a generation: the answer, what happened, where the time went."""
+"""The result of a generation: the answer, the counters, the times."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,29 +16,29 @@ class Stats(Counters):
     """What a generation did and where its time went. Times are seconds."""
 
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values were there already."""
+    """Prompt tokens whose KV was cached."""
     load_seconds: float = 0.0
     """Loading the model, once per process."""
     first_token_seconds: float = 0.0
     """From the call to the first token: template, tokenizer and prompt."""
     prefill_seconds: float = 0.0
-    """The prompt's engine calls and the pick of the first token."""
+    """The prompt's engine calls, and sampling of the first token."""
     decode_seconds: float = 0.0
-    """All of the answer after its first token: draft, verify and the rest."""
+    """The answer after its first token: draft, verify and the rest."""
     draft_seconds: float = 0.0
-    """Asking drafters and policy."""
+    """Drafters and policy."""
     verify_seconds: float = 0.0
-    """In the engine's calls, the head included: it is part of the graph."""
+    """The engine's calls, the head included: it is part of the graph."""
     sample_seconds: float = 0.0
-    """Picking tokens, accepting, text."""
+    """Sampling, acceptance, detokenisation."""
     preempted: int = 0
-    """How often its keys and values were given to others, when a server's cache was full."""
+    """How often the request was preempted, because a server's KV cache was full."""
     recomputed: int = 0
-    """Rows that were computed again after that."""
+    """Rows that were computed again after preemption."""
     recompute_seconds: float = 0.0
-    """What those took; in none of the other times."""
+    """Time of the recomputed rows; part of no other time."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds by part of the engine's calls, the prompt's included, where it has parts."""
+    """Seconds by part of the engine's calls, prefill included, if the engine has parts."""
     decoded: int = 0
     """Tokens after the first."""
     probe: dict[str, dict[str, int]] | None = None
@@ -101,9 +101,9 @@ class Result:
     """A finished answer."""
 
     text: str
-    """The answer, without the model's thoughts where their form is known."""
+    """The answer, without the model's reasoning if its form is known."""
     token_ids: list[int]
-    """All tokens that the model wrote: thoughts, their marks and an ending stop token included."""
+    """All tokens of the model: reasoning, its marks and an ending stop token included."""
     finish_reason: FinishReason
     stats: Stats
     prompt_tokens: int
@@ -112,34 +112,34 @@ class Result:
     drafter: str
     policy: str
     exact: bool
-    """Whether the tokens equal those of plain decoding alone: rows were measured, on this machine,
-    not to depend on anything in which the computation of this answer may have differed."""
+    """Whether the tokens equal plain decoding's: on this machine, rows were measured not to depend
+    on any condition in which the computation of this answer may have differed."""
     seed: int
-    """What the request was sampled with; the same seed gives the same tokens."""
+    """Seed of the sampler; the same seed gives the same tokens."""
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    """How it was sampled, and how long it might get: name -> value and where that came from, which
-    is `request`, `registry`, `model` (its own files) or `fallback`."""
+    """Sampling settings and `max_tokens`: name -> value and its source, which is `request`,
+    `registry`, `model` (its own files) or `fallback`."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    """How likely each token of the answer was, where that was asked for."""
+    """Logprobs of the answer's tokens, if they were requested."""
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     """The same for the prompt; None for its first token."""
     reasoning: str = ""
-    """The model's thoughts, without their marks."""
+    """The model's reasoning, without its marks."""
     reasoning_tokens: int = 0
-    """How many of `token_ids` are thoughts and their marks."""
+    """How many of `token_ids` are reasoning and its marks."""
     exactness: Mapping[str, Compared] = field(default_factory=dict)
-    """What `exact` rests on: condition -> the rows that were compared, and how many differ. An
+    """The evidence for `exact`: condition -> how many rows were compared, and how many differ. An
     answer of `generate` depends on `block_length` alone; one of a conversation's later turns on
     `chunked_prefill` and `prefix_cache`, too; one of the server also on `batch`. Empty where
     nothing can differ, and where there was no room to measure."""
 
     @property
     def sampled(self) -> bool:
-        """Whether the seed decided anything."""
+        """Whether the answer depends on the seed."""
         return "temperature" in self.settings and self.settings["temperature"].value > 0
 
     def line(self) -> str:
-        """One line for people: how it went, and the seed to have the answer again."""
+        """Return one line for people: the statistics, and the seed that gives the answer again."""
         seed = f"; seed {self.seed}" if self.sampled else ""
         return (self.stats.line() if self.token_ids else "no tokens") + seed
 

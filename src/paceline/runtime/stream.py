@@ -1,7 +1,7 @@
-"""One answer as it is made: blocks to the engine, rows to the generation, time accounted for.
+"""One answer as it is made: its blocks, its rows, and where its time goes.
 
-The clock is here: `decoding` has none. Every second of a step is put down to drafting, to the
-engine's call, or to picking and text.
+The clock is here; `decoding` has none. Each second of a step is counted as drafting, as the
+engine's call, or as sampling.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -32,7 +32,7 @@ class Stream:
     def __init__(
         self,
         engine: Engine,
-        slots: KVSequence,
+        sequence: KVSequence,
         generation: Generation,
         request: Request,
         stats: Stats,
@@ -44,11 +44,11 @@ class Stream:
         probes: Sequence[Probe] = (),
         on_end: Sequence[Callable[["Stream"], None]] = (),
     ) -> None:
-        """Run `generation` on `slots`; `Model.stream` is the usual way to get one.
+        """Run `generation` on `sequence`; `Model.stream` is the usual way to get one.
 
         Args:
             engine: runs the blocks.
-            slots: the sequence of the engine, which holds the cached part of the prompt.
+            sequence: the KV sequence, which holds the cached prefix of the prompt.
             generation: the state machine of the answer.
             request: what was asked for.
             stats: counts what `generation` does; the times are added here.
@@ -61,9 +61,9 @@ class Stream:
         """
         self.request = request
         self.failed = False
-        """Whether an error ended it."""
+        """Whether an error ended the answer."""
         self.engine = engine
-        self._slots = slots
+        self.sequence = sequence
         self._generation = generation
         self._model, self._drafter, self._exactness = model, drafter, exactness
         self._probes = probes
@@ -85,11 +85,6 @@ class Stream:
         return self._generation.answer
 
     @property
-    def slots(self) -> KVSequence:
-        """The engine's slots for it."""
-        return self._slots
-
-    @property
     def finished(self) -> bool:
         """Whether the answer has ended."""
         return self._generation.finished
@@ -101,18 +96,18 @@ class Stream:
 
     @property
     def prefilling(self) -> bool:
-        """Whether its next block is a part of the prompt."""
+        """Whether the next block is part of the prompt."""
         return self._generation.prefilling
 
     @property
     def recomputing(self) -> bool:
-        """Whether its next block computes rows again, after `restart`."""
+        """Whether the next block computes rows again, after `restart`."""
         return self._generation.recomputing
 
-    def restart(self, slots: KVSequence) -> None:
-        """Go on in `slots`, which hold a prefix of the prompt: see `Generation.restart`."""
-        self._generation.restart(slots.length)
-        self._slots = slots
+    def restart(self, sequence: KVSequence) -> None:
+        """Go on in another sequence, which holds a prefix of the prompt: `Generation.restart`."""
+        self._generation.restart(sequence.length)
+        self.sequence = sequence
         self._stats.preempted += 1
 
     @property
@@ -122,17 +117,17 @@ class Stream:
 
     @property
     def policy(self) -> Policy:
-        """Who says how much is drafted."""
+        """The policy that limits drafts."""
         return self._generation.policy
 
     @property
     def stats(self) -> Stats:
-        """What was done and where the time has gone so far."""
+        """Counters and times so far."""
         return self._stats
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """How likely the answer's tokens so far were, where that was asked for."""
+        """Logprobs of the answer's tokens so far, if they were requested."""
         return self._generation.logprobs
 
     @property
@@ -148,7 +143,7 @@ class Stream:
         return self._result
 
     def close(self) -> None:
-        """End here; the answer so far is the result. Nothing happens when it has ended."""
+        """End here; the answer so far is the result. After the end it does nothing."""
         self._steps.close()
         self._finish()
 
@@ -197,14 +192,14 @@ class Stream:
         return Step(0, (), [piece])
 
     def next_block(self, most: int | None = None) -> Block:
-        """What to run next; see `Generation.next_block`. For those who run streams themselves."""
+        """Return the next block to run; see `Generation.next_block`."""
         self._began = perf_counter()
         block = self._generation.next_block(most)
         self._drafted = perf_counter()
         return block
 
     def accept(self, rows: StepResult, place: int) -> Step:
-        """Take this stream's rows of a call, and put the step's time down."""
+        """Accept this stream's rows of a call, and count the step's time."""
         stats = self._stats
         verified = perf_counter()
         prefilling, recomputing = self._generation.prefilling, self._generation.recomputing
@@ -215,7 +210,7 @@ class Stream:
             taps=rows.taps[place],
             seconds=taken,
         )
-        self._slots.commit(step.kept)
+        self.sequence.commit(step.kept)
         ended = perf_counter()
         for part, seconds in rows.parts.items():
             stats.parts[part] = stats.parts.get(part, 0.0) + seconds

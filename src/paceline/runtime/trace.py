@@ -1,9 +1,9 @@
-"""What happened step by step while an answer was made, as a file of JSON lines.
+"""Writes a trace: what happened in each step of an answer, as a file of JSON lines.
 
-The first line says what was asked of what; then comes a line for each step, written when the step
-has been made; the last one is the result. A file without it is of an answer that was broken off,
-and as good up to there. Knows streams and this form; reading and
-showing it are `bench/trace/`. The rule: a line is in the file, whole, before its step is given on.
+The first line has the request and the model, each further line a step, the last line the result.
+Without a result the answer was broken off; the steps are valid. `tools/bench/trace/` reads traces.
+
+Invariant: a whole line is in the file before its step is passed on.
 """
 
 import datetime
@@ -29,11 +29,11 @@ class Seconds(NamedTuple):
     """Where the time of a step went."""
 
     draft: float
-    """Asking drafters and policy."""
+    """Drafters and policy."""
     verify: float
-    """In the engine's call."""
+    """The engine's call."""
     sample: float
-    """Picking tokens, accepting, text."""
+    """Sampling, acceptance, detokenisation."""
     whole: float
 
     @property
@@ -57,14 +57,13 @@ class Trace:
         stream: "Stream",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin a file, in place of one that may be there.
+        """Begin a file, and overwrite one that is there.
 
         Args:
             path: the file.
-            model: who answers.
-            stream: the answer, of which nothing has been read yet.
-            settings: how it was asked for: the options of `Model.stream`. What JSON has no form for
-                is left out.
+            model: the model that answers.
+            stream: the answer; nothing of it may have been read.
+            settings: the options of `Model.stream`; those that JSON cannot represent are left out.
 
         Raises:
             InvalidRequest: the file cannot be written.
@@ -87,13 +86,13 @@ class Trace:
                 "fingerprint": model.files.fingerprint,
                 "engine": model.engine.describe(),
                 "settings": {name: each for name, each in settings.items() if _is_json(each)},
-                "cached": stream.slots.length,
+                "cached": stream.sequence.length,
                 "prompt_token_ids": stream.tokens,
             }
         )
 
     def write(self, step: Step) -> None:
-        """Add a step that the stream gave, as soon as it did.
+        """Write the step that the stream has just returned.
 
         Raises:
             InvalidRequest: the file cannot be written.
@@ -128,7 +127,7 @@ class Trace:
         )
 
     def close(self) -> None:
-        """End the answer, if it has not, and the file with its result. May be called again."""
+        """End the answer and write its result. Further calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -141,7 +140,7 @@ class Trace:
                 self._file.close()
 
     def __iter__(self) -> Iterator[Step]:
-        """The stream's steps, each written before it is given."""
+        """Yield the stream's steps, each after it was written."""
         for step in self._stream:
             self.write(step)
             yield step

@@ -78,7 +78,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._draining = self._failing = self._stopped = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
-        self._batcher = Batcher(model.engine, model.measurement.cost, self.load)
+        self._batcher = Batcher(model.engine, model.profile.cost, self.load)
 
     def start(self) -> None:
         """Start the thread that drives the engine."""
@@ -243,7 +243,7 @@ class Scheduler:
                 prompt = np.array(request.tokens, np.int64)
                 self.prefix_cache.register(prompt, queued.prefix, request.salt)
             if queued.stream is None:
-                queued.stream = self.model.begin(
+                queued.stream = self.model.open_stream(
                     request.tokens,
                     request.options,
                     prefix.sequence,

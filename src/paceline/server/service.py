@@ -21,7 +21,7 @@ from paceline.errors import ModelError
 from paceline.models.manifest import TOKENIZER
 from paceline.models.tokenizer import TokenBytes
 from paceline.runtime.options import Options, check
-from paceline.runtime.reasoning import Rendered, rendered
+from paceline.runtime.prompt import RenderedChat, render_chat
 from paceline.server.api.errors import ApiError, prompt_too_long, unknown_model
 from paceline.server.api.schema import (
     GenerationBody,
@@ -157,7 +157,7 @@ class Service:
         tools: Sequence[Mapping[str, Any]] | None = None,
         generate: bool = True,
         variables: Mapping[str, Any] | None = None,
-    ) -> Rendered:
+    ) -> RenderedChat:
         """The text of a chat, and the form of the answer's thoughts.
 
         With `generate` the text ends with the prompt for an answer.
@@ -169,11 +169,11 @@ class Service:
         variables = dict(variables or {})
         try:
             if generate:
-                return rendered(self.files, messages, variables, tools)
+                return render_chat(self.files, messages, variables, tools)
             text = self.files.template().render(
                 messages, tools=tools, add_generation_prompt=False, **variables
             )
-            return Rendered(text, None)
+            return RenderedChat(text, None)
         except ModelError as error:
             reason = str(error).partition(";")[0]
             raise ApiError(f"{reason}; use /v1/completions", param="messages") from error

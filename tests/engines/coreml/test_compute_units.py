@@ -116,7 +116,7 @@ def test_commands_hand_compute_units_to_the_model(command: str, monkeypatch: pyt
         given.update(options)
         raise InvalidRequest("enough")
 
-    monkeypatch.setattr("paceline.runtime.model.load", load)
+    monkeypatch.setattr("paceline.runtime.load.load", load)
     words = [*command.split(), "--engine", "coreml", "--compute-units", "cpu-only"]
     assert main(words) == 2
     assert (given["engine"], given["compute_units"]) == ("coreml", "cpu-only")

@@ -281,10 +281,10 @@ def assert_same_steps(model: Model, options: Options, path: Path, max_tokens: in
     trace = read_trace(path)
     recording = Recording("one", "any", trace.prompt, trace.answer, max_tokens)
     shared = Shared(shipped=model._shared.shipped, vocab_size=model.engine.vocab_size)
-    (found,) = simulate([recording], check_options(asked), model.measurement.cost, shared)
+    (found,) = simulate([recording], check_options(asked), model.profile.cost, shared)
     assert found.counters.steps == len(trace.steps)
     chosen = check_options(asked)
-    cost = model.measurement.cost
+    cost = model.profile.cost
     rule = (
         Auto(chosen.max_block, cost, Acceptance(), len(trace.prompt))
         if chosen.policy == "auto"

@@ -220,7 +220,7 @@ def test_a_plan_has_this_machine_and_the_experiment(model: Model):
 
 
 def test_models_say_what_was_measured_of_each(model: Model):
-    model.measure()
+    model.measure_profile()
     (listed,) = [each for each in list_models() if each.name == model.files.name]
     found = exactness_of(listed)
     assert any(each["conditions"].keys() == {*CONDITIONS} for each in found)

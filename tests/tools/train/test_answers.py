@@ -9,7 +9,8 @@ import pytest
 import paceline
 from paceline.errors import InvalidRequest, ModelError, PacelineError
 from paceline.models import QUIET
-from paceline.runtime.model import Model, load
+from paceline.runtime.load import load
+from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
 from paceline.storage.manifest import MANIFEST, write_manifest

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from paceline.drafters import DrafterSpec
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
-from paceline.runtime.model import Model, Prompt
+from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
+from paceline.runtime.prompt import Prompt
 from paceline.runtime.result import Result
 from paceline.tools.bench.journal import Journal
 from paceline.tools.bench.record import Row

@@ -9,7 +9,7 @@ from paceline.drafters.table import entry_bytes
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import Progress, resolve
-from paceline.runtime.model import load
+from paceline.runtime.load import load
 from paceline.storage.report import Report
 from paceline.tools.train.answers import Settings, held_out, make_answers, provenance, read_answers
 from paceline.tools.train.features import make_features

@@ -61,7 +61,7 @@ def bench_peers(
     check_names(peers)
     access.check()
     model = load()
-    model.measure()
+    model.measure_profile()
     questions = _questions(prompts, model)
     context = max(len(question.tokens) for question in questions) + max_tokens
     with TargetModel(

@@ -15,7 +15,7 @@ def plan(model: Model, *, again: bool) -> Report:
 
     The work is included only for engines that count it. With `again` the costs are measured anew.
     """
-    measurement = model.measure(again=again)
+    measurement = model.measure_profile(again=again)
     here, zaya = measurement.cost, CostTable(ZAYA)
     value = {
         "model": model.files.name,

@@ -47,7 +47,7 @@ def bench_run(
     for name in drafters:
         check({"drafter": name, "policy": policy})
     model = load(2)
-    model.measure()
+    model.measure_profile()
     variants = [
         Variant(PLAIN, model, {"drafter": "none"}),
         Variant(SINGLE_ROW, load(1), {"drafter": "none"}),

@@ -65,7 +65,7 @@ def bench_simulate_check(
         model, {n: each for n, each in options.items() if n != PLAIN}, progress
     )
     opened = load()
-    cost = opened.measurement.cost
+    cost = opened.profile.cost
     variants = [Variant(name, opened, each) for name, each in options.items()]
     cases = [
         Case(prompt.id, prompt.kind, prompt.messages, {"max_tokens": max_tokens})

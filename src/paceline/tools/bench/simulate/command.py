@@ -68,7 +68,7 @@ def bench_simulate(
     }
     shared = drafter_resources(model, options, progress)
     recordings = Texts(files, raw=raw, prompt_tokens=prompt_tokens).read(texts)
-    costs = parse_costs(cost, lambda: load().measurement.cost)
+    costs = parse_costs(cost, lambda: load().profile.cost)
     tokens = sum(len(each.answer) for each in recordings)
     began = perf_counter()
     totals = {}

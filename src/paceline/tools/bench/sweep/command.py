@@ -90,7 +90,7 @@ def bench_sweep(
     else:
         content, digest = dense_text(text)
     model = load()
-    model.measure()
+    model.measure_profile()
     cases = (
         depth_cases(model, prompts, depths, sampled or [{}], max_tokens)
         if prompts

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest
-from paceline.runtime.highlight import GUESSED
+from paceline.runtime.highlight import ACCEPTED_STYLE
 from paceline.tools.bench.trace.reader import RecordedTrace, read_trace
 from paceline.tools.bench.trace.summary import draft_source, escaped, headline, totals
 
@@ -44,7 +44,7 @@ def show(trace: RecordedTrace) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     answer = Text("".join(trace.first_pieces))
     for step in trace.steps:
-        answer.append("".join(step.pieces[: step.accepted]), GUESSED)
+        answer.append("".join(step.pieces[: step.accepted]), ACCEPTED_STYLE)
         answer.append("".join(step.pieces[step.accepted :]))
     console.print(Text(headline(trace)))
     console.print()
@@ -69,7 +69,7 @@ def show(trace: RecordedTrace) -> None:
                 (ACCEPTED * step.stood, "green"), REJECTED * step.rejected, BONUS * step.bonus
             ),
             Text.assemble(
-                (escaped("".join(step.pieces[: step.accepted])), GUESSED),
+                (escaped("".join(step.pieces[: step.accepted])), ACCEPTED_STYLE),
                 escaped("".join(step.pieces[step.accepted :])),
             ),
         )

@@ -1,0 +1,94 @@
+"""Loads a model by name or path: finds its files, opens its engine, and joins them in a `Model`."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from paceline import drafters as drafting
+from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
+from paceline.engines.base import Engine
+from paceline.errors import InvalidRequest
+from paceline.models import DEFAULT_MODEL, QUIET, ModelFiles, Progress, resolve
+from paceline.models.template_process import PROCESS
+from paceline.runtime.defaults import Defaults
+from paceline.runtime.model import Model, drafter_resources
+from paceline.runtime.options import defaults_of
+
+
+def load(
+    name_or_path: str | Path = DEFAULT_MODEL,
+    *,
+    engine: str | None = None,
+    rows: int = 2,
+    cache_tokens: int | None = None,
+    contexts: int = 1,
+    threads: int | None = None,
+    compute_units: str | None = None,
+    drafters: Sequence[str] = ("auto",),
+    generation_config: str = "auto",
+    progress: Progress = QUIET,
+) -> Model:
+    """Load a model; fetch or convert it first if it is not in the cache folder.
+
+    Args:
+        name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, or
+            a hub name (owner/name).
+        engine: `openvino`, `coreml` or `mlx`; None: the engine that the model's files are for.
+        rows: the fewest rows of a sequence in a call. 2 is exact; 1 is not (see the guide).
+        cache_tokens: KV slots of all sequences together; None: `contexts` full contexts, at most
+            2 GiB, or for several contexts a quarter of the machine's memory.
+        contexts: see `cache_tokens`; for many requests at once.
+        threads: CPU threads; None: the engine's own choice.
+        compute_units: the devices for Core ML: `all`, `cpu-only`, `cpu-and-gpu` or `cpu-and-ne`;
+            None: `cpu-and-ne`. It has no effect on other systems than macOS.
+        drafters: the drafters that requests will use, so that the engine returns the hidden states
+            they need. For others it may have to be opened again, which takes as long as loading.
+        generation_config: `auto`: options that a request leaves out come from the registry, else
+            from the model's own files; `none`: from neither, which is greedy.
+        progress: gets the progress of long work.
+
+    Raises:
+        ModelNotFound: there is no such model.
+        ModelError: it cannot be fetched, read or run.
+        InvalidRequest: a setting is out of range.
+
+    """
+    started = perf_counter()
+    if generation_config not in ("auto", "none"):
+        raise InvalidRequest(f"generation_config is {generation_config!r}; expected auto or none")
+    settings = EngineSettings(
+        cache_tokens=cache_tokens,
+        contexts=contexts,
+        min_rows=rows,
+        threads=threads,
+        compute_units=compute_units,
+    )
+    if engine is not None:
+        check_settings(engine, settings)  # before anything is fetched
+    files = _files_for(str(name_or_path), engine, progress)
+    if files.chat_template is not None:
+        PROCESS.start()  # ready when the model is
+
+    def open_with(taps: tuple[int, ...]) -> Engine:
+        wanted = replace(settings, taps=taps)
+        return open_engine(files.engine, files.path, files.context_length, wanted)
+
+    resources = drafter_resources(files, progress)
+    taps = {tap for spec in drafters for tap in drafting.taps(spec, resources)}
+    defaults = defaults_of(files) if generation_config == "auto" else Defaults()
+    opened = open_with(tuple(sorted(taps)))
+    model = Model(files, opened, defaults=defaults, progress=progress, open_with=open_with)
+    files.tokenizer()  # read now rather than with the first prompt
+    model.load_seconds = perf_counter() - started
+    return model
+
+
+def _files_for(name: str, engine: str | None, progress: Progress) -> ModelFiles:
+    if engine is not None and engine not in ENGINES:
+        raise InvalidRequest(f"no engine is called {engine!r}; expected {', '.join(ENGINES)}")
+    if engine == "mlx":
+        from paceline.engines.mlx.model import require_mlx_lm
+
+        require_mlx_lm()
+    return resolve(name, progress=progress, engine=engine)
