@@ -21,21 +21,21 @@ def module_model(tiny_model: Model, tiny_cache: Path) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def module_server(module_model: Model) -> Iterator[Running]:
-    """A server for the tests of a file that ask nothing but requests of it."""
+    """A server for tests of a file that send requests and nothing else."""
     with running(module_model) as made:
         yield made
 
 
 @pytest.fixture
 def server(module_server: Running) -> Iterator[Running]:
-    """It, at rest; a test that leaves a request in it fails."""
+    """`module_server`, idle; a test that leaves a request in it fails."""
     yield module_server
     module_server.rest()
 
 
 @pytest.fixture
 def own_server(model: Model) -> Iterator[Running]:
-    """A server that nobody has asked anything, and that a test may end."""
+    """A server without earlier requests, which a test may shut down."""
     with running(model) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""Admission by KV that is used, preemption, and a prefix cache that is never evicted in vain."""
+"""Admission by used KV, preemption, and a prefix cache that is never evicted in vain."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -84,7 +84,7 @@ def test_requests_without_max_tokens_decode_in_the_same_calls(
     ("drafter", "policy"),
     [("none", "auto"), ("auto", "auto"), ("ngram", "fixed"), ("suffix+recycle", "kelly")],
 )
-def test_preempted_requests_go_on_to_the_same_tokens(model: Model, drafter: str, policy: str):
+def test_preempted_requests_continue_to_the_same_tokens(model: Model, drafter: str, policy: str):
     scheduler = Scheduler(model)
     asked = [
         Submitted(
@@ -113,7 +113,7 @@ def test_preempted_requests_go_on_to_the_same_tokens(model: Model, drafter: str,
     assert "recompute_seconds" in max(results, key=lambda r: r.stats.preempted).stats.as_dict()
 
 
-def test_a_request_that_was_preempted_can_be_cancelled_while_it_waits(model: Model):
+def test_a_preempted_request_can_be_cancelled_in_the_queue(model: Model):
     scheduler = Scheduler(model)
     old, young = (
         Submitted(scheduler, prompt, max_tokens=400, ignore_eos=True) for prompt in PROMPTS[:2]
@@ -178,7 +178,7 @@ def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
     assert len(begun) < len(refused), "the prefix cache is asked again where nothing has changed"
 
 
-def test_a_second_question_after_one_system_message_finds_it_in_the_prefix_cache(model: Model):
+def test_a_second_question_hits_the_prefix_cache_for_its_system_message(model: Model):
     scheduler = Scheduler(model)
     scheduler.start()
     system = "this is the one and only " * 12
@@ -194,7 +194,7 @@ def test_a_second_question_after_one_system_message_finds_it_in_the_prefix_cache
 # -- the draft model's cache -----------------------------------------------------------------------
 
 
-def test_requests_with_a_draft_model_end_whole_when_they_run_at_once(
+def test_concurrent_requests_with_a_draft_model_are_complete(
     tiny_model: Model, cache: Path, tiny_gguf: Path
 ):
     model = tiny_model.fresh()
@@ -228,7 +228,7 @@ def drafter_settings(drafter: str) -> Any:
     return Settings(drafter=drafter)
 
 
-def test_a_draft_model_without_slots_abstains_and_the_answers_are_whole(
+def test_a_draft_model_without_slots_abstains_and_answers_are_complete(
     tiny_model: Model, cache: Path, tiny_gguf: Path
 ):
     model = Model(tiny_model.files, tiny_model.engine)
@@ -248,7 +248,7 @@ def test_a_draft_model_without_slots_abstains_and_the_answers_are_whole(
     assert not scheduler.load.silenced
     for each, result in zip(asked, results, strict=True):
         assert result.token_ids == plain(tiny_model, each)
-    # Admission counts them, so that as a rule it does not come to that.
+    # Normally admission counts the draft model's slots and prevents this.
     other = Submitted(scheduler, PROMPTS[0], max_tokens=3, drafter=drafter)
     other.result()
     queued = [each.queued for each in asked]
@@ -262,10 +262,10 @@ def test_a_draft_model_without_slots_abstains_and_the_answers_are_whole(
 # -- the end ---------------------------------------------------------------------------------------
 
 
-def test_a_request_between_queue_and_batch_is_not_dropped_at_the_end(
+def test_shutdown_does_not_drop_a_request_between_queue_and_batch(
     tiny_model: Model, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The end is asked for just when the request has left the queue."""
+    """`close` is called just when the request has left the queue."""
     model = tiny_model.fresh()
     scheduler = Scheduler(model)
     begin = model.begin
@@ -273,7 +273,7 @@ def test_a_request_between_queue_and_batch_is_not_dropped_at_the_end(
 
     def begins(*arguments: Any, **more: Any) -> Any:
         closing.start()
-        closing.join(0.3)  # the end looks at who is left while this request begins
+        closing.join(0.3)  # `close` waits for requests while this one begins
         assert closing.is_alive()
         return begin(*arguments, **more)
 

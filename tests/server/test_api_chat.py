@@ -58,7 +58,7 @@ def test_an_answer_is_the_one_that_generate_gives(server: Running, fields: dict[
     assert told == expected.text
 
 
-def test_a_temperature_that_is_not_said_is_one(server: Running):
+def test_the_default_temperature_is_one(server: Running):
     found = chat(server, temperature=None, seed=5, max_tokens=12)
     expected = alone(server, temperature=1.0, seed=5, max_tokens=12)
     assert found.choices[0].message.content == expected.text
@@ -156,7 +156,7 @@ def test_a_length_that_ends_with_a_stop_string_is_a_stop(server: Running):
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1", "recycle"])
-def test_banned_tokens_never_come(server: Running, drafter: str):
+def test_banned_tokens_are_never_sampled(server: Running, drafter: str):
     first = chat(server, return_token_ids=True)
     banned = set(first.choices[0].token_ids)
     bias = dict.fromkeys(map(str, banned), -100)
@@ -165,7 +165,7 @@ def test_banned_tokens_never_come(server: Running, drafter: str):
     assert not banned & set(found.choices[0].token_ids)
 
 
-def test_a_prediction_that_comes_true_is_counted(server: Running):
+def test_accepted_prediction_tokens_are_counted(server: Running):
     expected = alone(server, max_tokens=40, ignore_eos=True)
     found = chat(
         server,
@@ -180,7 +180,7 @@ def test_a_prediction_that_comes_true_is_counted(server: Running):
     assert details.rejected_prediction_tokens >= 0
 
 
-def test_what_was_drafted_adds_up(server: Running):
+def test_counts_of_draft_tokens_add_up(server: Running):
     found = chat(
         server,
         max_tokens=60,
@@ -205,7 +205,7 @@ def test_what_was_drafted_adds_up(server: Running):
     assert raw["speculation"]["drafter"] == "ngram:min=1"
 
 
-def test_without_drafts_nothing_is_said_of_them(server: Running):
+def test_draft_fields_are_absent_without_drafts(server: Running):
     found = chat(server, speculation={"drafter": "none"}).model_dump()
     assert "draft_n" not in found["timings"]
     assert found["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
@@ -219,7 +219,7 @@ def test_a_client_cannot_name_files_as_drafters(server: Running, drafter: str):
         chat(server, speculation={"drafter": drafter})
 
 
-def test_a_prompt_is_found_in_the_cache_unless_kept_apart(server: Running):
+def test_a_prompt_hits_the_prefix_cache_unless_its_salt_differs(server: Running):
     def cached(**fields: Any) -> tuple[int, int]:
         long = [{"role": "user", "content": "this is the one " * 20}]
         usage = chat(server, messages=long, max_tokens=2, **fields).usage
@@ -265,7 +265,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix"])
-def test_an_answer_has_the_form_of_a_schema(server: Running, drafter: str):
+def test_an_answer_matches_its_json_schema(server: Running, drafter: str):
     found = chat(
         server,
         max_tokens=120,
@@ -279,7 +279,7 @@ def test_an_answer_has_the_form_of_a_schema(server: Running, drafter: str):
     assert found.choices[0].finish_reason == "stop"
 
 
-def test_a_json_object_is_one(server: Running):
+def test_json_object_gives_an_object(server: Running):
     found = chat(server, max_tokens=60, response_format={"type": "json_object"}, temperature=1)
     assert found.choices[0].message.content.startswith("{")
 
@@ -303,7 +303,7 @@ WEATHER = {
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
-def test_a_function_that_has_to_be_called_is(server: Running, choice: Any, stream: bool):
+def test_a_required_function_is_called(server: Running, choice: Any, stream: bool):
     found = chat(
         server,
         max_tokens=150,
@@ -326,7 +326,7 @@ def test_a_function_that_has_to_be_called_is(server: Running, choice: Any, strea
     assert reasons == ["tool_calls"]
 
 
-def test_tools_that_need_not_be_called_leave_the_text_as_it_is(server: Running):
+def test_optional_tools_do_not_change_the_text(server: Running):
     body = {**PLAIN, "tools": [WEATHER], "temperature": 1, "seed": 1, "min_tokens": 20}
     expected = server.post("/v1/chat/completions", body).json()["choices"][0]
     events = server.events("/v1/chat/completions", body)[:-1]
@@ -335,7 +335,7 @@ def test_tools_that_need_not_be_called_leave_the_text_as_it_is(server: Running):
     assert len(events) > 3
 
 
-def test_the_turns_of_a_call_are_told_to_a_model_that_knows_none(server: Running):
+def test_tool_calls_are_described_to_a_template_without_tools(server: Running):
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     found = chat(
         server,

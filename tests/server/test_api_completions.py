@@ -34,7 +34,7 @@ def test_an_answer_is_the_one_that_generate_gives(server: Running):
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_without_a_length_there_are_sixteen_tokens(server: Running):
+def test_max_tokens_defaults_to_sixteen(server: Running):
     found = ask(server, max_tokens=None, ignore_eos=True)
     assert found["usage"]["completion_tokens"] == 16
 
@@ -64,7 +64,7 @@ def test_an_echo_can_be_streamed(server: Running):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_are_told_with_their_text(server: Running, stream: bool):
+def test_tokens_are_sent_with_their_text(server: Running, stream: bool):
     expected = server.model.generate(
         PROMPT, raw=True, max_tokens=20, ignore_eos=True, drafter="none"
     )

@@ -76,7 +76,7 @@ def fault(response: Any, status: int = 400) -> dict[str, Any]:
         ({"prediction": {"type": "content"}}, "prediction.content"),
     ],
 )
-def test_a_wrong_value_is_named_and_harms_nobody(
+def test_an_invalid_value_is_named_and_affects_no_other_request(
     server: Running, fields: dict[str, Any], param: str | None
 ):
     error = fault(server.post(CHAT, {"messages": [TURN], **fields}))
@@ -104,7 +104,9 @@ def test_a_wrong_value_is_named_and_harms_nobody(
         ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
     ],
 )
-def test_completions_name_what_is_wrong(server: Running, fields: dict[str, Any], param: str | None):
+def test_completions_name_the_invalid_field(
+    server: Running, fields: dict[str, Any], param: str | None
+):
     error = fault(server.post(TEXT, {"prompt": "a", **fields}))
     if param:
         assert error["param"] == param
@@ -121,12 +123,12 @@ def test_a_model_without_a_chat_template_says_what_to_use(server: Running):
     assert "/v1/completions" in error["message"]
 
 
-def test_more_answers_than_may_wait_are_refused_for_good(module_model: Model):
+def test_more_answers_than_the_queue_holds_are_rejected(module_model: Model):
     with running(module_model, Settings(max_waiting=3)) as server:
         fault(server.post(TEXT, {"prompt": ["a", "b"], "n": 2}))
 
 
-def test_the_description_of_the_server_names_its_paths(server: Running):
+def test_openapi_lists_the_paths(server: Running):
     about = server.get("/openapi.json").json()
     assert {CHAT, TEXT, "/v1/responses", "/health"} <= set(about["paths"])
     named = about["components"]["schemas"]

@@ -1,4 +1,4 @@
-"""Who is let in: keys, hosts, pages of others, sizes, patience."""
+"""Rejected requests: keys, hosts, origins, body sizes, time limits."""
 
 import re
 import socket
@@ -16,7 +16,7 @@ from support.waiting import PATIENCE
 ASK: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
 
 
-def test_a_host_can_be_named(model: Model):
+def test_allowed_hosts_are_accepted(model: Model):
     with running(model, Settings(hosts=("box.lan",))) as server:
         assert server.get("/health", headers={"host": "box.lan:80"}).status_code == 200
         assert server.get("/health").status_code == 403
@@ -24,7 +24,7 @@ def test_a_host_can_be_named(model: Model):
         assert server.get("/health", headers={"host": "any"}).status_code == 200
 
 
-def test_json_may_say_its_letters(server: Running):
+def test_a_json_content_type_may_have_a_charset(server: Running):
     body = b'{"prompt": "a", "max_tokens": 1}'
     kind = "application/json; charset=utf-8"
     response = server.post("/v1/completions", body, headers={"content-type": kind})
@@ -40,7 +40,7 @@ def test_a_request_keeps_its_id(server: Running):
     assert len(strange.headers["x-request-id"]) < 200
 
 
-def test_who_is_turned_away_is_counted(model: Model):
+def test_rejected_requests_are_counted(model: Model):
     with running(model, Settings(api_keys=("key",))) as server:
         key = {"x-api-key": "key"}
         assert server.post("/v1/completions", ASK).status_code == 401
@@ -62,7 +62,7 @@ def wait_for_hang_up(connection: socket.socket) -> None:
         pass
 
 
-def test_headers_and_bodies_that_do_not_come_are_not_waited_for(model: Model):
+def test_slow_headers_and_bodies_time_out(model: Model):
     with running(model, Settings(header_seconds=0.5, body_seconds=0.5)) as server:
         place = ("127.0.0.1", server.server.port)
         for begun in (b"", b"GET /health HT"):
@@ -84,7 +84,7 @@ def test_headers_and_bodies_that_do_not_come_are_not_waited_for(model: Model):
         assert server.get("/health").status_code == 200
 
 
-def test_a_server_that_others_reach_wants_a_key(model: Model):
+def test_a_server_that_other_machines_reach_requires_a_key(model: Model):
     with pytest.raises(InvalidRequest, match="API key"):
         Server(model, "0.0.0.0")
     for settings in (Settings(api_keys=("k",)), Settings(anyone=True)):
@@ -92,6 +92,6 @@ def test_a_server_that_others_reach_wants_a_key(model: Model):
             assert server.server.port
 
 
-def test_an_address_that_is_taken_is_one_line(model: Model, own_server: Running):
+def test_a_used_address_is_a_one_line_error(model: Model, own_server: Running):
     with pytest.raises(PacelineError, match="cannot listen at"):
         Server(model, port=own_server.server.port)

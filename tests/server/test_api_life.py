@@ -41,7 +41,7 @@ def sent(server: Running, body: dict[str, Any]) -> socket.socket:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_ends_when_its_client_has_gone(slow_model: Model, stream: bool):
+def test_an_answer_is_cancelled_when_its_client_disconnects(slow_model: Model, stream: bool):
     with running(slow_model) as server:
         connection = sent(server, {**LONG, "stream": stream})
         until(lambda: server.scheduler.load.running == 1)
@@ -53,7 +53,7 @@ def test_an_answer_ends_when_its_client_has_gone(slow_model: Model, stream: bool
         assert server.post("/v1/completions", {**LONG, "max_tokens": 2}).status_code == 200
 
 
-def test_what_takes_long_to_read_is_read_one_at_a_time(tiny_model: Model):
+def test_the_reader_thread_runs_one_job_at_a_time(tiny_model: Model):
     reading, most = 0, 0
 
     def read() -> None:
@@ -73,7 +73,7 @@ def test_what_takes_long_to_read_is_read_one_at_a_time(tiny_model: Model):
     assert most == 1
 
 
-def test_an_answer_that_takes_too_long_is_given_up(slow_model: Model):
+def test_an_answer_over_its_time_limit_ends(slow_model: Model):
     with running(slow_model, Settings(request_seconds=0.6)) as server:
         response = server.post("/v1/completions", LONG)
         assert response.status_code == 504
@@ -84,7 +84,7 @@ def test_an_answer_that_takes_too_long_is_given_up(slow_model: Model):
         assert len(events) > 3
 
 
-def test_a_call_that_does_not_come_back_is_bad_health(
+def test_a_stuck_engine_call_fails_the_health_check(
     slow_model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline.server.api.info._STUCK_SECONDS", 0.05)
@@ -107,7 +107,7 @@ def test_a_call_that_does_not_come_back_is_bad_health(
         until(lambda: server.scheduler.load.running == 0)
 
 
-def test_who_waits_hears_that_the_server_is_there(slow_model: Model):
+def test_an_idle_stream_gets_keepalives(slow_model: Model):
     with running(slow_model, Settings(max_running=1, keepalive_seconds=0.05)) as server:
         first = sent(server, LONG)
         until(lambda: server.scheduler.load.running == 1)
@@ -122,7 +122,7 @@ def test_who_waits_hears_that_the_server_is_there(slow_model: Model):
         assert len(rest) == 5  # three tokens, the end, [DONE]
 
 
-def test_who_does_not_read_holds_up_nobody(model: Model):
+def test_a_client_that_does_not_read_delays_no_other(model: Model):
     body = {**LONG, "max_tokens": 200, "n": 4, "logprobs": 20, "stream": True}
     with running(model) as server, sent(server, body) as connection:
         connection.settimeout(PATIENCE)
@@ -136,7 +136,7 @@ def test_who_does_not_read_holds_up_nobody(model: Model):
         assert b"data: [DONE]" in read
 
 
-def test_many_idle_connections_are_no_hindrance(own_server: Running):
+def test_idle_connections_delay_no_request(own_server: Running):
     with ExitStack() as stack:
         place = ("127.0.0.1", own_server.server.port)
         for _ in range(200):
@@ -159,7 +159,7 @@ def breaking(model: Model, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     monkeypatch.setattr(model.engine, "step", broken)
 
 
-def test_an_engine_that_breaks_is_an_error_in_either_kind_of_answer(
+def test_an_engine_error_is_reported_with_and_without_a_stream(
     model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     with running(model) as server:
@@ -182,9 +182,7 @@ def test_an_engine_that_breaks_is_an_error_in_either_kind_of_answer(
     assert "secret" not in caplog.text
 
 
-def test_the_log_says_what_was_asked_for_and_not_what_was_said(
-    own_server: Running, caplog: pytest.LogCaptureFixture
-):
+def test_the_log_has_paths_and_no_prompts(own_server: Running, caplog: pytest.LogCaptureFixture):
     caplog.set_level("DEBUG", logger="paceline")
     for path, body in [
         ("/v1/completions", {"prompt": "hushhush", "max_tokens": 2}),
@@ -232,7 +230,7 @@ def test_answers_under_load_are_those_of_each_alone(own_server: Running):
         assert text in (None, expected.text)
 
 
-def test_a_server_that_ends_lets_answers_go_on_and_takes_no_new_ones(slow_model: Model):
+def test_shutdown_finishes_running_answers_and_accepts_no_new_ones(slow_model: Model):
     with running(slow_model, Settings(grace_seconds=20)) as server:
         with HTTP.stream(
             "POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 60, "stream": True}
@@ -258,9 +256,7 @@ def test_without_grace_answers_end_with_an_error(slow_model: Model):
         assert events[-2]["error"]["code"] == "draining"
 
 
-def test_the_first_answer_of_a_form_finds_its_tokens_ready(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-):
+def test_grammars_are_warm_before_the_first_request(model: Model, monkeypatch: pytest.MonkeyPatch):
     made = list[Server]()
     monkeypatch.setattr(Server, "run", lambda server, **_: made.append(server))
     serve(model, port=0)

@@ -49,17 +49,17 @@ def test_a_chat_can_be_counted(server: Running):
         ("/detokenize", {"tokens": [2**40]}),
     ],
 )
-def test_what_are_no_tokens_is_refused(server: Running, path: str, body: Any):
+def test_invalid_tokens_are_rejected(server: Running, path: str, body: Any):
     response = server.post(path, body)
     assert response.status_code == 400
     assert response.json()["error"]["message"]
 
 
-def test_the_tokenizer_says_what_ends_a_text(server: Running):
+def test_tokenizer_info_has_the_special_tokens(server: Running):
     assert server.get("/tokenizer_info").json()["eos_token"] == "<|im_end|>"
 
 
-def test_health_is_good_until_the_engine_ends(own_server: Running):
+def test_health_is_ok_until_the_engine_ends(own_server: Running):
     assert own_server.get("/health").json() == {"status": "ok"}
     own_server.scheduler.close()
     assert own_server.get("/v1/health").status_code == 503

@@ -51,7 +51,7 @@ def test_a_stream_is_read_by_the_client(server: Running, most: int):
     assert kinds[-1] == "response.incomplete"
 
 
-def test_an_answer_that_ended_by_itself_is_complete(server: Running):
+def test_an_answer_with_a_stop_token_is_completed(server: Running):
     wanted: Any = {"type": "json_schema", "name": "n", "schema": {"enum": ["yes"]}}
     with server.openai.responses.stream(
         model="tiny", input="say yes", text={"format": wanted}, include=LOGPROBS, top_logprobs=1
@@ -78,7 +78,7 @@ LOGPROBS: Any = ["message.output_text.logprobs"]
         ("text", {"format": {"type": "json_schema"}}),
     ],
 )
-def test_what_is_not_done_here_is_refused(server: Running, field: str, value: Any):
+def test_unsupported_fields_are_rejected(server: Running, field: str, value: Any):
     response = server.post("/v1/responses", {"input": "a", field: value})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(field)

@@ -135,7 +135,7 @@ def test_a_stop_string_is_for_the_answer_and_not_for_the_thought(server: Running
         assert joined(chunks)["content"] == found.message.content
 
 
-def test_thoughts_may_be_left_out(server: Running):
+def test_include_reasoning_false_omits_thoughts(server: Running):
     found = chat(server, include_reasoning=False)
     assert found.choices[0].message.content == ANSWER
     assert not hasattr(found.choices[0].message, "reasoning_content")
@@ -177,7 +177,7 @@ def test_thoughts_of_earlier_answers_are_left_to_the_template(server: Running):
     assert "<think>\nhm\n</think>" in prompt_of(server, messages=turns)
 
 
-def test_an_answer_of_a_form_is_content_from_its_first_token(server: Running):
+def test_a_structured_answer_is_content_from_its_first_token(server: Running):
     pytest.importorskip("llguidance")
     found = chat(server, response_format={"type": "json_object"}, stop=["}"])
     assert found.choices[0].message.content.startswith("{")
@@ -208,7 +208,7 @@ def test_a_call_after_a_thought_is_a_call_and_one_in_a_thought_is_none(
     assert thought == "I call now"
 
 
-def test_a_completion_of_a_raw_prompt_is_not_divided(server: Running):
+def test_a_raw_completion_has_no_reasoning(server: Running):
     found = server.post("/v1/completions", {"prompt": "2 + 2?", "max_tokens": 80, "temperature": 0})
     text = found.json()["choices"][0]["text"]
     assert THOUGHT in text

@@ -337,7 +337,7 @@ def of(schema: Any) -> dict[str, Any]:
         ({"structured_outputs": {"grammar": 'start: "x" "y"'}}, "xy"),
     ],
 )
-def test_row_15_a_form_is_kept(server: Running, form: Any, text: str, drafter: str):
+def test_row_15_structured_output(server: Running, form: Any, text: str, drafter: str):
     body = {**PLAIN, "max_tokens": 99, "speculation": {"drafter": drafter}, **form}
     (choice,) = good(server.post(CHAT, body))["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
@@ -356,7 +356,7 @@ def test_row_15_a_form_is_kept(server: Running, form: Any, text: str, drafter: s
         {**of(CLOSED), "ignore_eos": True},
     ],
 )
-def test_row_15_a_form_that_is_none(server: Running, form: Any):
+def test_row_15_an_invalid_structure(server: Running, form: Any):
     fault(server.post(CHAT, {**PLAIN, **form}))
     good(server.post(CHAT, PLAIN))
 

@@ -57,7 +57,7 @@ def idle(server: Running) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_row_19_a_client_out_of_patience(slow_model: Model, stream: bool):
+def test_row_19_a_client_that_disconnects(slow_model: Model, stream: bool):
     with running(slow_model, Settings(max_running=1)) as server:
         if stream:
             body = {**LONG, "stream": True}
@@ -71,7 +71,7 @@ def test_row_19_a_client_out_of_patience(slow_model: Model, stream: bool):
         good(server.post(TEXT, {**LONG, "max_tokens": 2}))
 
 
-def test_row_20_two_hundred_clients_out_of_patience(slow_model: Model):
+def test_row_20_two_hundred_clients_that_disconnect(slow_model: Model):
     async def asked(url: str) -> Counter[str]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=leaves_after(0.5), limits=limits) as client:
@@ -86,7 +86,7 @@ def test_row_20_two_hundred_clients_out_of_patience(slow_model: Model):
         assert server.scheduler.load.calls < 200 / 4 * LONG["max_tokens"] / 10
 
 
-def test_row_21_one_more_than_may_wait(slow_model: Model):
+def test_row_21_a_full_queue(slow_model: Model):
     body = {**LONG, "max_tokens": 40}
     expected = slow_model.generate(PROMPT, raw=True, max_tokens=40, ignore_eos=True).text
     with (
@@ -275,7 +275,7 @@ def open_to_a_page(module_model: Model) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize(("origin", "let_in"), [("good", True), ("evil", False)])
-def test_row_28_pages_of_others(open_to_a_page: Running, origin: str, let_in: bool):
+def test_row_28_pages_of_other_origins(open_to_a_page: Running, origin: str, let_in: bool):
     said = {"origin": f"http://{origin}.example"}
     ask = {
         "access-control-request-method": "POST",
@@ -297,7 +297,7 @@ def test_row_28_no_page_unless_asked_for(server: Running):
     ("host", "status"),
     [("evil.example", 403), ("localhost.evil", 403), ("LOCALHOST:1", 200), ("[::1]:80", 200)],
 )
-def test_row_28_a_host_that_is_not_ours(server: Running, host: str, status: int):
+def test_row_28_a_host_that_is_not_allowed(server: Running, host: str, status: int):
     assert server.get("/v1/models", headers={"host": host}).status_code == status
 
 

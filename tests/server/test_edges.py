@@ -26,7 +26,7 @@ class Told(NamedTuple):
     logprobs: list[float]
     usage: dict[str, Any]
     about: dict[str, Any]
-    """What the response says of speculation."""
+    """The speculation fields of a response."""
 
 
 def ask(server: Running, *, stream: bool, **fields: Any) -> Told:
@@ -117,7 +117,7 @@ def test_of_a_length_cap_and_a_stop_string_in_one_block_the_first_ends_it(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("stop", "last"), [("yY", None), ("ey[", "r"), ("n)", "e"), ("nzz", None)])
-def test_no_logprob_is_told_of_what_comes_after_a_stop_string(
+def test_logprobs_end_before_a_stop_string(
     server: Running, whole: Result, stream: bool, stop: str, last: str | None
 ):
     told = ask(server, stream=stream, stop=[stop], **predicted(whole))
@@ -129,7 +129,7 @@ def test_no_logprob_is_told_of_what_comes_after_a_stop_string(
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix", "recycle"])
-def test_characters_of_several_tokens_come_whole(server: Running, drafter: str):
+def test_characters_of_several_tokens_are_sent_whole(server: Running, drafter: str):
     """Each begins with a byte that is picked: what follows it comes with another call."""
     form = {"structured_outputs": {"regex": "([é日😀]|👩‍🚀){12}"}}
     said = {
@@ -158,7 +158,7 @@ FORM: dict[str, Any] = {"structured_outputs": {"regex": "[a-z ]{20}!"}, "ignore_
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_form_ends_where_a_prediction_goes_on(server: Running, stream: bool):
+def test_a_structured_answer_ends_although_its_prediction_continues(server: Running, stream: bool):
     plain = ask(server, stream=stream, **FORM, speculation={"drafter": "none"})
     assert (len(plain.text), plain.text[-1], plain.reason) == (21, "!", "stop")
     more = {"prediction": {"type": "content", "content": f"{plain.text} And {plain.text}"}}
@@ -194,7 +194,7 @@ def test_an_end_token_inside_a_draft_is_the_end(server: Running, stream: bool, f
     assert (told.about["drafted_by"] == told.about["accepted_by"]) == form
 
 
-def test_a_form_that_could_go_on_ends_with_its_length(server: Running):
+def test_a_structured_answer_is_cut_at_max_tokens(server: Running):
     form = {"structured_outputs": {"regex": "(ab|ac){5,}"}, "ignore_eos": False}
     told = ask(server, stream=True, max_tokens=7, **form)
     assert told.reason == "length"

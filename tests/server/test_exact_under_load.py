@@ -276,6 +276,6 @@ def test_every_answer_is_the_one_that_its_request_gets_alone(real_model: Model):
 
 
 @pytest.mark.skipif(not WHOLE, reason="takes long: PACELINE_WHOLE=1")
-def test_so_is_every_answer_of_a_drafter_that_looks_at_hidden_states():
+def test_every_answer_of_a_hidden_state_drafter_is_the_one_that_its_request_gets_alone():
     drafter = "suffix+table+dflash"
     check_load(paceline.load(drafters=(drafter,), cache_tokens=4096), drafter)

@@ -248,7 +248,7 @@ class FaultyDrafter(Drafter):
 @pytest.mark.parametrize("method", ["propose", "sent", "observe", "cost", "close"])
 @pytest.mark.parametrize("at", [1, 2, 5])
 @pytest.mark.parametrize("policy", ["auto", "fixed"])
-def test_a_drafter_that_raises_is_silenced_and_the_answer_goes_on(
+def test_a_drafter_that_raises_is_silenced_and_the_answer_continues(
     tiny_files: ModelFiles,
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,8 +1,8 @@
-"""What clients do wrong to a server that others use: they vanish, do not read, come in hundreds, or
-send what is too large, too long, or no request at all.
+"""Faulty clients of a server under load: they disconnect, do not read, arrive in hundreds, or send
+bodies that are too large, too long, or invalid.
 
-While each of it goes on, two others ask all the time: every answer of theirs is the one they get
-alone. After each the server is at rest, and every slot of the cache is free or in the prompt cache.
+Meanwhile two other clients send requests: each of their answers is the one that it gets alone.
+Afterwards the server is idle, and every KV slot is free or in the prefix cache.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ def reset(connection: socket.socket) -> None:
 # -- clients ---------------------------------------------------------------------------------------
 
 
-def test_clients_that_vanish_at_any_moment(server: Running):
+def test_clients_that_disconnect_at_any_moment(server: Running):
     drawn, before = random.Random(4), clients_gone(server)
     states = Counter[str]()
 
@@ -110,7 +110,9 @@ def test_clients_that_vanish_at_any_moment(server: Running):
     assert states["read some"] > 3
 
 
-def test_clients_that_do_not_read_are_hung_up_on(server: Running, caplog: pytest.LogCaptureFixture):
+def test_clients_that_do_not_read_are_disconnected(
+    server: Running, caplog: pytest.LogCaptureFixture
+):
     caplog.set_level("INFO", logger="paceline.server")
     body = {**LONG, "n": 4, "max_tokens": 150, "logprobs": 20, "stream": True}
     with ExitStack() as stack:
@@ -143,7 +145,7 @@ def test_a_client_that_reads_slowly_gets_all_of_it(server: Running):
 
 @pytest.fixture
 def open_files() -> Iterator[None]:
-    """As many as the command allows, in a shell that allows 512; here they have both their ends."""
+    """The command's limit in a shell that allows 512; this process has both ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
     allow_open_files()
@@ -201,8 +203,8 @@ def test_ten_megabytes(server: Running, path: str, chunked: bool):
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/responses", "/tokenize"])
-def test_as_large_a_body_as_may_be(server: Running, path: str):
-    """What is too long whatever its tokens are is not made into tokens."""
+def test_a_body_of_the_maximum_size(server: Running, path: str):
+    """A text that is certainly too long is not tokenized."""
     words = 1_500_000
     long = "word " * words
     bodies: dict[str, Any] = {
@@ -215,7 +217,7 @@ def test_as_large_a_body_as_may_be(server: Running, path: str):
     assert words / 10 > error["n_prompt_tokens"] > error["n_ctx"] == 512
 
 
-def test_of_a_text_that_is_too_long_only_the_beginning_is_made_into_tokens(server: Running):
+def test_only_the_beginning_of_a_text_that_is_too_long_is_tokenized(server: Running):
     text = "word " * 4_000
     tokens = len(server.server.service.tokenizer.encode(text))
     error = fault(server.post(TEXT, {"prompt": text}))
@@ -262,7 +264,7 @@ def test_other_large_bodies(server: Running, kind: str):
     ],
     ids=range(16),
 )
-def test_bodies_that_are_no_text_or_no_json(server: Running, body: bytes):
+def test_bodies_that_are_not_valid_json(server: Running, body: bytes):
     for path in (CHAT, TEXT):
         error = fault(server.post(path, body))
         assert error["code"] in ("invalid_json", None)
@@ -284,7 +286,7 @@ def test_bodies_that_are_no_text_or_no_json(server: Running, body: bytes):
     ],
     ids=["tls", "header", "host", "length", "minus", "short", "chunk", "version", "expect"],
 )
-def test_requests_that_are_no_http(server: Running, sent: bytes, status: bytes):
+def test_requests_that_are_not_valid_http(server: Running, sent: bytes, status: bytes):
     with connected(server) as connection:
         connection.sendall(sent)
         assert connection.recv(4096).split()[1].startswith(status)

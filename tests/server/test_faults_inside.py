@@ -1,5 +1,5 @@
-"""What goes wrong inside a server that others use, and at its end: a cache that is full, an engine
-that fails, SIGTERM under load. As in `test_faults.py` nobody else notices, and no slot is lost.
+"""Faults inside a server under load: a full cache, an engine that fails, SIGTERM. As in
+`test_faults.py` no other request is affected, and no slot is lost.
 """
 
 import json
@@ -65,8 +65,8 @@ def test_a_prompt_longer_than_the_cache(tiny_model: Model, cache: Path):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_cache_that_is_full_all_the_same(server: Running, stream: bool):
-    """Somebody holds slots of whom the scheduler knows nothing."""
+def test_a_full_cache_that_admission_did_not_expect(server: Running, stream: bool):
+    """Sequences outside of the scheduler hold slots."""
     engine = server.model.engine
     size = engine.block_size
     with ExitStack() as stack:
@@ -86,7 +86,7 @@ def test_a_cache_that_is_full_all_the_same(server: Running, stream: bool):
 
 
 MARK = [70, 71, 72, 73, 74, 75, 76]
-"""The beginning of the prompt that the engine cannot bear."""
+"""The beginning of a prompt for which the engine fails."""
 
 
 class Breaking:
@@ -113,7 +113,7 @@ class Breaking:
     ("error", "after"), [(RuntimeError("secret"), 1), (MemoryError(), 2), (CacheFull("full"), 9)]
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_fails_for_one(
+def test_an_engine_error_for_one_request(
     server: Running, monkeypatch: pytest.MonkeyPatch, error: Exception, after: int, stream: bool
 ):
     engine = server.model.engine
@@ -132,7 +132,7 @@ def test_an_engine_that_fails_for_one(
     assert told["type"] == "server_error"
 
 
-def test_an_engine_that_fails_once_harms_nobody_in_company(
+def test_an_engine_error_of_a_batched_call_is_retried_alone(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ):
     """A call of several that fails is made again for each alone, whichever it is."""

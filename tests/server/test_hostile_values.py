@@ -57,7 +57,7 @@ def bodies(path: str, fields: list[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_no_value_of_any_field_is_a_fault_of_the_server(
+def test_no_value_of_any_field_causes_a_server_error(
     path: str, server: Running, fields: dict[str, list[str]]
 ):
     assert len(fields[path]) > 5
@@ -72,12 +72,12 @@ def test_no_value_of_any_field_is_a_fault_of_the_server(
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty"])
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400"])
-def test_a_number_that_is_not_finite_is_the_clients_error(server: Running, name: str, value: str):
+def test_a_non_finite_number_is_a_client_error(server: Running, name: str, value: str):
     body = f'{{"prompt": "a", "max_tokens": 1, "{name}": {value}}}'
     assert server.post("/v1/completions", body.encode()).status_code == 400
 
 
 @pytest.mark.parametrize("key", ["-1", "9" * 30, "9" * 5000, "1e3", "", "NaN"])
-def test_a_logit_bias_of_no_token_is_the_clients_error(server: Running, key: str):
+def test_a_logit_bias_of_an_unknown_token_is_a_client_error(server: Running, key: str):
     body = {"prompt": "a", "max_tokens": 1, "logit_bias": {key: 1.0}}
     assert server.post("/v1/completions", body).status_code == 400

@@ -48,7 +48,7 @@ def test_an_empty_api_key_from_any_source_is_refused(
 
 
 @pytest.mark.parametrize("also", [["--anyone"], ["--api-key", "good"]])
-def test_an_empty_api_key_is_refused_beside_what_would_do(also: list[str]):
+def test_an_empty_api_key_is_rejected_beside_a_valid_one(also: list[str]):
     assert main(["serve", "--api-key", "", *also]) == 2
 
 
@@ -78,19 +78,19 @@ def test_keys_of_flags_and_a_file_are_joined_and_the_environment_is_for_neither(
 
 
 @pytest.mark.parametrize("key", [*EMPTY, " key", "key\n", "a\nb", "a\x7f"])
-def test_settings_take_no_key_that_no_client_can_send(key: str):
+def test_settings_reject_keys_that_no_client_can_send(key: str):
     with pytest.raises(InvalidRequest, match="key"):
         Settings(api_keys=("good", key))
 
 
-def test_a_refusal_does_not_say_the_key():
+def test_an_error_does_not_contain_the_key():
     with pytest.raises(InvalidRequest) as caught:
         api_keys(["secret "], None, {})
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["voilà", "ключ", "🔑", "a b", "xy\udcff"])
-def test_a_key_that_is_not_ascii_is_compared_as_its_bytes(model: Model, key: str):
+def test_a_non_ascii_key_is_compared_as_bytes(model: Model, key: str):
     sent = key.encode("utf-8", "surrogateescape")
     with running(model, Settings(api_keys=(key,))) as server:
         for header in ({b"x-api-key": sent}, {b"authorization": b"Bearer " + sent}):
@@ -99,9 +99,7 @@ def test_a_key_that_is_not_ascii_is_compared_as_its_bytes(model: Model, key: str
             assert server.get("/v1/models", headers={b"x-api-key": wrong}).status_code == 401
 
 
-def test_every_known_key_is_compared_in_constant_time(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-):
+def test_every_key_is_compared_in_constant_time(model: Model, monkeypatch: pytest.MonkeyPatch):
     import hmac
 
     compared = []
@@ -124,13 +122,13 @@ def test_every_known_key_is_compared_in_constant_time(
     ["header_seconds", "body_seconds", "reading_seconds", "request_seconds", "keepalive_seconds"],
 )
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), MAX_SECONDS + 1, "1"])
-def test_a_time_limit_that_is_no_time_is_refused(name: str, value: Any):
+def test_an_invalid_time_limit_is_rejected(name: str, value: Any):
     with pytest.raises(InvalidRequest, match=name):
         Settings(**{name: value})
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), None])
-def test_a_grace_that_is_no_time_is_refused(value: Any):
+def test_an_invalid_grace_period_is_rejected(value: Any):
     with pytest.raises(InvalidRequest, match="grace_seconds"):
         Settings(grace_seconds=value)
     assert Settings(grace_seconds=0).grace_seconds == 0
@@ -138,6 +136,6 @@ def test_a_grace_that_is_no_time_is_refused(value: Any):
 
 @pytest.mark.parametrize("name", ["max_waiting", "max_running", "body_bytes"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, float("nan"), None, True])
-def test_a_count_of_the_server_that_is_none_is_refused(name: str, value: Any):
+def test_an_invalid_limit_is_rejected(name: str, value: Any):
     with pytest.raises(InvalidRequest, match=name):
         Settings(**{name: value})

@@ -1,4 +1,4 @@
-"""What /metrics says, held against what the responses said."""
+"""Values of /metrics, compared with the fields of responses."""
 
 import functools
 import json
@@ -53,7 +53,7 @@ def families(server: Running) -> list[Metric]:
 
 
 def values(server: Running) -> dict[str, dict[str, float]]:
-    """Name -> the label that tells values apart, or nothing -> value."""
+    """Name -> label that distinguishes values, or "" -> value."""
     found: dict[str, dict[str, float]] = {}
     for family in families(server):
         for sample in family.samples:
@@ -67,31 +67,31 @@ def single(found: dict[str, dict[str, float]], name: str) -> float:
     return value
 
 
-class Told(NamedTuple):
-    """A server at rest that only one client asked, what it answered, and what it counted."""
+class Observed(NamedTuple):
+    """An idle server with one client so far: its responses and its counters."""
 
     responses: list[dict[str, Any]]
     found: dict[str, dict[str, float]]
     server: Running
 
     def total(self, *path: str) -> float:
-        """What the responses say in a field, summed."""
+        """The sum of a field of the responses."""
         return sum(functools.reduce(operator.getitem, path, each) for each in self.responses)
 
     def by(self, *path: str) -> Counter[str]:
-        """What they say in an object of counts, summed by key."""
+        """The sums of an object of counts, by key."""
         found = Counter[str]()
         for each in self.responses:
             found.update(functools.reduce(operator.getitem, path, each))
         return found
 
     def counted(self, name: str) -> float:
-        """What was counted under a name of ours."""
+        """The value of a metric `paceline_...`."""
         return single(self.found, f"paceline_{name}")
 
 
 @pytest.fixture(scope="module")
-def told(module_model: Model) -> Iterator[Told]:
+def observed(module_model: Model) -> Iterator[Observed]:
     text = {"prompt": REPEATED, "max_tokens": 60, "temperature": 0}
     chat = {"messages": [{"role": "user", "content": REPEATED}], "max_tokens": 40}
     completions: list[dict[str, Any]] = [
@@ -112,62 +112,70 @@ def told(module_model: Model) -> Iterator[Told]:
         streamed = {**chat, "stream_options": {"include_usage": True}}
         found.append(server.events("/v1/chat/completions", streamed)[-2])
         server.rest()
-        yield Told(found, values(server), server)
+        yield Observed(found, values(server), server)
 
 
-def test_tokens_are_those_of_usage(told: Told):
-    assert told.counted("prompt_tokens_total") == told.total("usage", "prompt_tokens")
-    assert told.counted("generation_tokens_total") == told.total("usage", "completion_tokens")
-    cached = told.total("usage", "prompt_tokens_details", "cached_tokens")
-    assert told.counted("cached_prompt_tokens_total") == told.counted("prompt_cache_hits_total")
-    assert told.counted("cached_prompt_tokens_total") == cached > 0
+def test_token_counters_equal_the_usage(observed: Observed):
+    assert observed.counted("prompt_tokens_total") == observed.total("usage", "prompt_tokens")
+    assert observed.counted("generation_tokens_total") == observed.total(
+        "usage", "completion_tokens"
+    )
+    cached = observed.total("usage", "prompt_tokens_details", "cached_tokens")
+    assert observed.counted("cached_prompt_tokens_total") == observed.counted(
+        "prompt_cache_hits_total"
+    )
+    assert observed.counted("cached_prompt_tokens_total") == cached > 0
 
 
-def test_steps_and_drafters_are_those_of_speculation(told: Told):
-    assert told.counted("steps_total") == told.total("speculation", "steps") > 0
-    found = told.found
-    assert found["paceline_drafter_draft_tokens_total"] == told.by("speculation", "drafted_by")
-    assert found["paceline_drafter_accepted_tokens_total"] == told.by("speculation", "accepted_by")
+def test_step_and_drafter_counters_equal_the_speculation_fields(observed: Observed):
+    assert observed.counted("steps_total") == observed.total("speculation", "steps") > 0
+    found = observed.found
+    assert found["paceline_drafter_draft_tokens_total"] == observed.by("speculation", "drafted_by")
+    assert found["paceline_drafter_accepted_tokens_total"] == observed.by(
+        "speculation", "accepted_by"
+    )
     tokens = sum(
         each["speculation"]["steps"] * each["speculation"]["tokens_per_step"]
-        for each in told.responses
+        for each in observed.responses
     )
-    assert told.counted("step_tokens_total") == pytest.approx(tokens)
+    assert observed.counted("step_tokens_total") == pytest.approx(tokens)
 
 
-def test_drafts_are_those_of_the_histograms(told: Told):
-    about = [each["metrics"]["speculative_decoding"] for each in told.responses]
-    assert told.counted("drafts_total") == sum(each["num_spec_steps"] for each in about) > 0
-    assert told.counted("draft_tokens_total") == sum(each["num_draft_tokens"] for each in about)
+def test_draft_counters_equal_the_acceptance_histograms(observed: Observed):
+    about = [each["metrics"]["speculative_decoding"] for each in observed.responses]
+    assert observed.counted("drafts_total") == sum(each["num_spec_steps"] for each in about) > 0
+    assert observed.counted("draft_tokens_total") == sum(each["num_draft_tokens"] for each in about)
     accepted = sum(each["num_accepted_draft_tokens"] for each in about)
-    assert 0 < accepted == told.counted("accepted_tokens_total")
-    assert accepted < told.counted("draft_tokens_total")
+    assert 0 < accepted == observed.counted("accepted_tokens_total")
+    assert accepted < observed.counted("draft_tokens_total")
     places = Counter[str]()
     for each in about:
         for length, steps in enumerate(each["acceptance_histogram"]):
             places.update({str(place): steps for place in range(length)})
-    found = told.found["paceline_accepted_tokens_per_position_total"]
+    found = observed.found["paceline_accepted_tokens_per_position_total"]
     assert found == {place: steps for place, steps in places.items() if steps}
     assert sum(found.values()) == accepted
 
 
-def test_times_are_counted_once_an_answer(told: Told):
-    answers, short = len(told.responses), 2  # of one token, and of none
-    assert told.counted("time_to_first_token_seconds_count") == answers
-    assert told.counted("e2e_request_latency_seconds_count") == answers
-    assert told.counted("queue_seconds_count") == answers
-    assert told.counted("time_per_output_token_seconds_count") == answers - short
-    each = [t["predicted_per_token_ms"] for t in (r["timings"] for r in told.responses)]
-    seconds = told.counted("time_per_output_token_seconds_sum")
+def test_latencies_are_observed_once_per_answer(observed: Observed):
+    answers, short = len(observed.responses), 2  # of one token, and of none
+    assert observed.counted("time_to_first_token_seconds_count") == answers
+    assert observed.counted("e2e_request_latency_seconds_count") == answers
+    assert observed.counted("queue_seconds_count") == answers
+    assert observed.counted("time_per_output_token_seconds_count") == answers - short
+    each = [t["predicted_per_token_ms"] for t in (r["timings"] for r in observed.responses)]
+    seconds = observed.counted("time_per_output_token_seconds_sum")
     assert seconds == pytest.approx(sum(each) / 1e3)
-    first, whole = (told.counted(f"{name}_seconds_sum") for name in ("time_to_first_token", E2E))
-    assert 0 < told.counted("queue_seconds_sum") < first < whole
+    first, whole = (
+        observed.counted(f"{name}_seconds_sum") for name in ("time_to_first_token", E2E)
+    )
+    assert 0 < observed.counted("queue_seconds_sum") < first < whole
 
 
-def test_the_engine_counts_its_calls(told: Told):
-    rows, calls = told.counted("engine_rows_total"), told.counted("engine_calls_total")
-    assert told.counted("steps_total") < calls < rows
-    assert told.counted("engine_seconds_total") > 0
+def test_the_engine_counts_its_calls(observed: Observed):
+    rows, calls = observed.counted("engine_rows_total"), observed.counted("engine_calls_total")
+    assert observed.counted("steps_total") < calls < rows
+    assert observed.counted("engine_seconds_total") > 0
 
 
 def test_several_answers_have_one_prompt(module_model: Model):
@@ -182,40 +190,42 @@ def test_several_answers_have_one_prompt(module_model: Model):
     assert single(found, "paceline_cached_prompt_tokens_total") == cached
 
 
-def test_vllm_names_say_the_same(told: Told):
+def test_vllm_names_have_the_same_values(observed: Observed):
     for ours, theirs in ALIASES.items():
-        assert told.found[f"vllm:{theirs}"] == told.found[f"paceline_{ours}"], ours
-    assert {name.removeprefix("vllm:") for name in told.found if name.startswith("vllm:")} >= set(
-        ALIASES.values()
-    )
-    labels = [s.labels for f in families(told.server) for s in f.samples if s.name[:5] == "vllm:"]
-    assert {each["model_name"] for each in labels} == {told.server.server.service.name}
+        assert observed.found[f"vllm:{theirs}"] == observed.found[f"paceline_{ours}"], ours
+    assert {
+        name.removeprefix("vllm:") for name in observed.found if name.startswith("vllm:")
+    } >= set(ALIASES.values())
+    labels = [
+        s.labels for f in families(observed.server) for s in f.samples if s.name[:5] == "vllm:"
+    ]
+    assert {each["model_name"] for each in labels} == {observed.server.server.service.name}
 
 
-def test_vllm_bench_reads_them(told: Told):
+def test_vllm_bench_reads_them(observed: Observed):
     # As `vllm bench serve` does: lines by their beginning, the value after the last space.
-    lines = told.server.get("/metrics").text.splitlines()
+    lines = observed.server.get("/metrics").text.splitlines()
     found = Counter[str]()
     for line in lines:
         if line.startswith("vllm:spec_decode"):
             found[line.partition("{")[0].removeprefix("vllm:spec_decode_num_")] += int(
                 float(line.split()[-1])
             )
-    assert found["drafts_total"] == told.counted("drafts_total")
+    assert found["drafts_total"] == observed.counted("drafts_total")
     assert found["accepted_tokens_total"] == found["accepted_tokens_per_pos_total"] > 0
 
 
-def test_every_metric_has_its_help_and_type(told: Told):
-    text = told.server.get("/metrics").text
-    for family in families(told.server):
+def test_every_metric_has_its_help_and_type(observed: Observed):
+    text = observed.server.get("/metrics").text
+    for family in families(observed.server):
         assert family.documentation
         assert family.type in ("counter", "gauge", "histogram")
-    assert text.count("# HELP ") == text.count("# TYPE ") == len(families(told.server))
+    assert text.count("# HELP ") == text.count("# TYPE ") == len(families(observed.server))
     assert "_created" not in text
     assert REPEATED[:8] not in text
 
 
-def test_it_is_there_with_v1_before_it_and_asks_for_a_key(module_model: Model):
+def test_metrics_are_served_under_v1_too_and_require_a_key(module_model: Model):
     with running(module_model, Settings(api_keys=("key",))) as server:
         for path in ("/metrics", "/v1/metrics"):
             assert server.get(path).status_code == 401
@@ -232,7 +242,7 @@ def test_it_is_there_with_v1_before_it_and_asks_for_a_key(module_model: Model):
         ({"prompt": "a", "top_p": 7}, "invalid_request_error"),
     ],
 )
-def test_refusals_are_counted_by_their_reason(module_model: Model, body: Any, reason: str):
+def test_rejected_requests_are_counted_by_reason(module_model: Model, body: Any, reason: str):
     with running(module_model) as server:
         assert server.post("/v1/completions", body).status_code in (400, 404)
         found = values(server)
@@ -240,7 +250,7 @@ def test_refusals_are_counted_by_their_reason(module_model: Model, body: Any, re
     assert "paceline_requests_failed_total" not in found
 
 
-def test_what_goes_on_is_seen_and_a_client_that_leaves(slow_model: Model):
+def test_gauges_show_the_load_and_a_client_that_disconnects_is_counted(slow_model: Model):
     settings = Settings(max_running=1, max_waiting=1)
     with running(slow_model, settings) as server, ExitStack() as stack:
         asked = {"method": "POST", "url": f"{server.url}/v1/completions", "json": LONG}
@@ -260,9 +270,7 @@ def test_what_goes_on_is_seen_and_a_client_that_leaves(slow_model: Model):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_breaks_is_counted(
-    model: Model, monkeypatch: pytest.MonkeyPatch, stream: bool
-):
+def test_an_engine_error_is_counted(model: Model, monkeypatch: pytest.MonkeyPatch, stream: bool):
     step, calls = model.engine.step, iter(range(1000))
 
     def broken(work: Any) -> Any:

@@ -92,7 +92,7 @@ def test_nothing_is_inline(index: Tags):
         assert not [name for name in attributes if name.startswith("on")], tag
 
 
-def test_what_can_be_chosen_can_be_asked_for(index: Tags, server: Running):
+def test_every_option_of_the_page_is_accepted_by_the_server(index: Tags, server: Running):
     assert index.choices["policy"] == ["", *POLICIES]
     (block,) = [each for each in index.attributes("input") if each["id"] == "block"]
     assert (block["min"], block["max"]) == ("2", str(MAX_ROWS))
@@ -109,7 +109,7 @@ def test_every_field_has_its_label(index: Tags):
     assert {each["id"] for each in [*fields, *index.attributes("textarea")]} == labelled
 
 
-def test_a_stream_with_pieces_says_what_the_page_shows(server: Running):
+def test_a_stream_with_pieces_has_what_the_page_shows(server: Running):
     asked = {
         "messages": [{"role": "user", "content": REPEATED}],
         "max_tokens": 60,
@@ -201,7 +201,7 @@ def ask(page: "Page", text: str = REPEATED, tokens: int = 60) -> None:
 
 
 def ended(page: "Page", answers: int = 1) -> None:
-    """Wait until so many answers have ended."""
+    """Wait until `answers` answers have ended."""
     until(
         page,
         "count => document.querySelectorAll('.model .note').length === count"
@@ -235,7 +235,7 @@ def test_an_answer_is_the_one_that_generate_gives_and_is_tinted(page: "Page", se
     assert "accepted" in (page.locator("#status").text_content() or "")
 
 
-def test_text_and_figures_come_while_it_is_written(page: "Page", slow: Running):
+def test_text_and_figures_are_updated_during_an_answer(page: "Page", slow: Running):
     page.goto(slow.url)
     ask(page, tokens=300)
     until(page, "document.querySelectorAll('.model .words span').length > 5")
@@ -263,7 +263,7 @@ def test_an_empty_temperature_is_not_sent(page: "Page", server: Running):
     ended(page, answers=2)
 
 
-def test_stop_frees_the_server_and_the_chat_goes_on(page: "Page", slow: Running):
+def test_stop_cancels_the_request_and_the_chat_continues(page: "Page", slow: Running):
     page.goto(slow.url)
     ask(page, tokens=300)
     until(page, "document.querySelectorAll('.model .words span').length > 5")
@@ -274,7 +274,7 @@ def test_stop_frees_the_server_and_the_chat_goes_on(page: "Page", slow: Running)
     assert slow.scheduler.load.submitted == 2
 
 
-def test_plain_is_measured_and_says_the_same(page: "Page", server: Running):
+def test_plain_decoding_is_measured_and_gives_the_same_text(page: "Page", server: Running):
     page.goto(server.url)
     page.get_by_label("Temperature").fill("0.9")
     page.get_by_label("Repeat with plain decoding").check()
@@ -315,7 +315,7 @@ def test_the_keyboard_is_enough(page: "Page", slow: Running):
         assert page.evaluate("document.activeElement.id") == name
 
 
-def test_a_key_is_asked_for_and_not_kept(page: "Page", module_model: Model):
+def test_a_required_key_is_requested_and_not_stored(page: "Page", module_model: Model):
     with running(module_model, Settings(api_keys=("secret",))) as locked:
         page.goto(locked.url)
         until(page, "document.activeElement.id === 'key'")
@@ -331,7 +331,7 @@ def test_a_key_is_asked_for_and_not_kept(page: "Page", module_model: Model):
         assert page.get_by_label("API key").input_value() == ""
 
 
-def test_what_is_refused_is_said_and_nothing_is_lost(page: "Page", server: Running):
+def test_an_error_is_shown_and_the_message_is_kept(page: "Page", server: Running):
     page.goto(server.url)
     ask(page, "a " * 2000)
     until(page, "document.getElementById('alert').textContent !== ''")
@@ -343,7 +343,7 @@ def test_what_is_refused_is_said_and_nothing_is_lost(page: "Page", server: Runni
     assert page.locator("#alert").inner_text() == ""
 
 
-def test_text_is_text(page: "Page", server: Running):
+def test_markup_in_a_text_is_escaped(page: "Page", server: Running):
     page.goto(server.url)
     ask(page, "<img src=x onerror=alert(1)><b>bold</b>", tokens=3)
     ended(page)

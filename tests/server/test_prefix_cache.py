@@ -1,4 +1,4 @@
-"""Slots of ended answers, for prompts that begin the same."""
+"""The prefix cache: sharing, recency, eviction."""
 
 from collections.abc import Iterator, Sequence
 
@@ -34,14 +34,14 @@ def tokens(text: Sequence[int]) -> np.ndarray:
 
 
 def run(engine: ToyEngine, prefix: CachedPrefix, text: Sequence[int]) -> None:
-    """Compute what is not there yet."""
+    """Compute the rest of a text."""
     rest = text[prefix.sequence.length :]
     engine.step([(prefix.sequence, Block(rest, 0))])  # type: ignore[list-item]
     prefix.sequence.commit(len(rest))
 
 
 def answered(cache: PrefixCache, engine: ToyEngine, text: Sequence[int], salt: str = "") -> int:
-    """Compute a text and leave it in the cache; how much of it was there."""
+    """Compute a text and insert it; returns the tokens that were cached."""
     prefix = cache.open(tokens(text), salt)
     found = prefix.sequence.length
     run(engine, prefix, text)
@@ -58,21 +58,23 @@ def test_whole_blocks_are_shared(cache: PrefixCache, engine: ToyEngine):
     assert cache.hit_tokens == 16 + 8
 
 
-def test_the_last_token_is_left_to_be_run(cache: PrefixCache, engine: ToyEngine):
+def test_the_last_prompt_token_is_never_a_hit(cache: PrefixCache, engine: ToyEngine):
     answered(cache, engine, TEXT[:16])
     prefix = cache.open(tokens(TEXT[:16]))
     assert prefix.sequence.length == 8
     prefix.sequence.close()
 
 
-def test_what_is_the_beginning_of_another_is_kept_once(cache: PrefixCache, engine: ToyEngine):
+def test_an_entry_that_is_a_prefix_of_another_is_removed(cache: PrefixCache, engine: ToyEngine):
     for length in (10, 20, 40):
         answered(cache, engine, TEXT[:length])
     assert len(cache) == 1
     assert cache.tokens == 40
 
 
-def test_what_goes_on_can_be_shared_as_far_as_it_is(cache: PrefixCache, engine: ToyEngine):
+def test_a_running_prefill_is_shared_as_far_as_it_is_computed(
+    cache: PrefixCache, engine: ToyEngine
+):
     reading = cache.open(tokens(TEXT))
     cache.register(tokens(TEXT), reading)
     assert cache.pending_prefix(tokens(TEXT)) == 39
@@ -81,7 +83,7 @@ def test_what_goes_on_can_be_shared_as_far_as_it_is(cache: PrefixCache, engine: 
     run(engine, reading, TEXT[:20])
     assert cache.pending_prefix(tokens(TEXT)) == 19
     assert len(cache) == cache.tokens == 0
-    # Room is not made of what somebody else holds.
+    # A running request's slots are not evicted.
     assert not cache.evict_for(engine.free_slots + 1)
     other = cache.open(tokens(TEXT))
     assert other.sequence.length == 16
@@ -93,14 +95,14 @@ def test_what_goes_on_can_be_shared_as_far_as_it_is(cache: PrefixCache, engine: 
         each.sequence.close()
 
 
-def test_salts_keep_apart(cache: PrefixCache, engine: ToyEngine):
+def test_entries_match_their_own_salt_only(cache: PrefixCache, engine: ToyEngine):
     answered(cache, engine, TEXT, "mine")
     assert answered(cache, engine, TEXT, "yours") == 0
     assert answered(cache, engine, TEXT, "mine") == 32
     assert len(cache) == 2
 
 
-def test_the_least_recently_used_goes_first(cache: PrefixCache, engine: ToyEngine):
+def test_the_least_recently_used_entry_is_evicted_first(cache: PrefixCache, engine: ToyEngine):
     texts = [[number, *TEXT[:23]] for number in (1, 2, 3)]
     for text in texts:
         answered(cache, engine, text)
@@ -111,7 +113,7 @@ def test_the_least_recently_used_goes_first(cache: PrefixCache, engine: ToyEngin
     assert answered(cache, engine, texts[0]) == 16
 
 
-def test_room_that_cannot_be_made_is_said(cache: PrefixCache, engine: ToyEngine):
+def test_eviction_reports_whether_enough_slots_are_free(cache: PrefixCache, engine: ToyEngine):
     held = cache.open(tokens(TEXT))
     run(engine, held, TEXT)
     assert not cache.evict_for(16 * 8)
@@ -119,7 +121,7 @@ def test_room_that_cannot_be_made_is_said(cache: PrefixCache, engine: ToyEngine)
     assert cache.evict_for(16 * 8)
 
 
-def test_room_is_not_waited_for_where_evicted_slots_do_not_come_back(
+def test_eviction_ends_if_slots_of_evicted_entries_are_not_freed(
     cache: PrefixCache, engine: ToyEngine, monkeypatch: pytest.MonkeyPatch
 ):
     answered(cache, engine, TEXT)
@@ -135,8 +137,8 @@ def test_room_is_not_waited_for_where_evicted_slots_do_not_come_back(
     kept.close()
 
 
-def test_a_short_one_goes_on_itself(cache: PrefixCache, engine: ToyEngine):
-    """Too short to share a block; most of it is wanted, and nobody else could use it."""
+def test_an_entry_too_short_to_share_is_moved(cache: PrefixCache, engine: ToyEngine):
+    """It has no whole block to share, and the prompt matches most of it."""
     answered(cache, engine, TEXT[:6])
     prefix = cache.open(tokens([*TEXT[:5], 50, 51]))
     assert prefix.sequence.length == 5
@@ -144,7 +146,7 @@ def test_a_short_one_goes_on_itself(cache: PrefixCache, engine: ToyEngine):
     prefix.sequence.close()
 
 
-def test_what_drafters_know_goes_along(cache: PrefixCache, engine: ToyEngine):
+def test_the_memory_of_drafters_is_copied_with_the_prefix(cache: PrefixCache, engine: ToyEngine):
     prefix = cache.open(tokens(TEXT))
     known = prefix.memory.setdefault("dflash", ContextCache(HostKV(1, 1, 2)))
     rows = np.arange(40 * 2, dtype=np.float32).reshape(40, 1, 2)
@@ -156,7 +158,7 @@ def test_what_drafters_know_goes_along(cache: PrefixCache, engine: ToyEngine):
     copied = other.memory["dflash"]
     assert copied.positions == list(range(16))
     assert (copied.kv.padded(0, 16)[0, :16] == rows[:16]).all()
-    # Each goes its own way from here.
+    # The copies are independent.
     copied.kv.write(16, [rows[:1] * 0, rows[:1] * 0], 1)
     copied.positions.append(16)
     assert known.positions == list(range(40))
@@ -164,6 +166,6 @@ def test_what_drafters_know_goes_along(cache: PrefixCache, engine: ToyEngine):
     other.sequence.close()
 
 
-def test_an_answer_that_never_began_leaves_nothing(cache: PrefixCache, engine: ToyEngine):
+def test_a_sequence_without_kv_is_not_inserted(cache: PrefixCache, engine: ToyEngine):
     cache.insert(tokens(TEXT), cache.open(tokens(TEXT)))
     assert len(cache) == 0

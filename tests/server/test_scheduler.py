@@ -1,4 +1,4 @@
-"""Many requests at once: every answer is what its request gets alone, and no slot is lost."""
+"""Concurrent requests: every answer is the one that its request gets alone; no slot is lost."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def scheduler(model: Model) -> Iterator[Scheduler]:
 
 
 def options_of(number: int) -> dict[str, Any]:
-    """Different ways to ask, greedy and sampled, plain and drafted."""
+    """Varied options: greedy and sampled, plain and drafted."""
     chosen: dict[str, Any] = {"max_tokens": 4 + number % 17, "seed": number}
     if number % 3:
         chosen["temperature"] = 0.4 + number % 5 / 4
@@ -67,7 +67,7 @@ def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler:
     assert scheduler.load.calls < sum(r.stats.steps for r in results if r is not None)
 
 
-def test_a_prompt_that_was_there_before_is_not_computed_again(model: Model, scheduler: Scheduler):
+def test_a_repeated_prompt_hits_the_prefix_cache(model: Model, scheduler: Scheduler):
     prompt = "this is the one " * 20
     first = Submitted(scheduler, prompt, max_tokens=8, drafter="none").result()
     again = Submitted(scheduler, prompt, max_tokens=8, drafter="none").result()
@@ -81,7 +81,7 @@ def test_a_prompt_that_was_there_before_is_not_computed_again(model: Model, sche
 
 
 @pytest.mark.parametrize("salt", ["", "mine"])
-def test_several_who_ask_the_same_at_once_read_it_once(model: Model, salt: str):
+def test_concurrent_requests_share_one_prefill_of_their_prompt(model: Model, salt: str):
     prompt = "this is the one " * 20
     scheduler = Scheduler(model)
     asked = [
@@ -104,7 +104,7 @@ def test_several_who_ask_the_same_at_once_read_it_once(model: Model, salt: str):
         assert result.token_ids == alone(model, prompt, each.options)
 
 
-def test_who_waits_for_a_prompt_reads_it_where_its_reader_leaves(model: Model):
+def test_a_request_waiting_for_a_prefill_starts_its_own_if_that_is_cancelled(model: Model):
     prompt = "this is the one " * 20
     scheduler = Scheduler(model)
     first, second = (Submitted(scheduler, prompt, max_tokens=5) for _ in range(2))
@@ -128,7 +128,7 @@ def test_who_waits_for_a_prompt_reads_it_where_its_reader_leaves(model: Model):
 
 
 @pytest.mark.parametrize("apart", [{"salt": "b"}, {"cached": False}])
-def test_requests_can_be_kept_apart(scheduler: Scheduler, apart: dict[str, Any]):
+def test_salts_and_uncached_requests_share_no_prefix(scheduler: Scheduler, apart: dict[str, Any]):
     prompt = "this is the one " * 20
     Submitted(scheduler, prompt, max_tokens=3, salt="a").result()
     other = Submitted(scheduler, prompt, max_tokens=3, **apart)
@@ -137,7 +137,7 @@ def test_requests_can_be_kept_apart(scheduler: Scheduler, apart: dict[str, Any])
     assert same.result().stats.cached_tokens > 0
 
 
-def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole(scheduler: Scheduler):
+def test_prompt_logprobs_disable_the_prefix_cache(scheduler: Scheduler):
     prompt = "this is the one " * 20
     for _ in range(2):
         found = Submitted(
@@ -148,8 +148,8 @@ def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole(scheduler: Sche
         assert len(found.logprobs) == 2
 
 
-def test_a_prompt_that_is_there_to_its_last_token(model: Model, scheduler: Scheduler):
-    """Its last token is run all the same, also where it ends a block of slots."""
+def test_a_prompt_that_is_cached_to_its_last_token(model: Model, scheduler: Scheduler):
+    """Its last token is computed all the same, also at the end of a KV block."""
     size = model.engine.block_size
     tokens = model.tokens("this is the one and only " * 30, raw=True)
     for length in (3, size - 1, size, size + 1, 2 * size):
@@ -160,7 +160,7 @@ def test_a_prompt_that_is_there_to_its_last_token(model: Model, scheduler: Sched
             assert asked.result().token_ids == expected
 
 
-def test_the_cache_gives_way_to_requests(model: Model):
+def test_the_prefix_cache_is_evicted_for_requests(model: Model):
     scheduler = Scheduler(model)
     scheduler.start()
     total = model.engine.free_slots
@@ -176,7 +176,7 @@ def test_the_cache_gives_way_to_requests(model: Model):
     assert model.engine.free_slots == total
 
 
-def test_those_that_do_not_fit_wait_for_their_turn(model: Model, scheduler: Scheduler):
+def test_requests_that_do_not_fit_wait_in_the_queue(model: Model, scheduler: Scheduler):
     # Each may need the whole context, and the cache holds eight of them.
     asked = [Submitted(scheduler, f"the {n}", max_tokens=None, stop="e") for n in range(24)]
     assert all(each.result().finish_reason in ("stop", "length") for each in asked)
@@ -184,7 +184,7 @@ def test_those_that_do_not_fit_wait_for_their_turn(model: Model, scheduler: Sche
 
 
 def test_the_queue_is_bounded(model: Model):
-    scheduler = Scheduler(model, max_waiting=3)  # not started: nobody is let in
+    scheduler = Scheduler(model, max_waiting=3)  # not started: nothing is admitted
     asked = [Submitted(scheduler, "a", max_tokens=4) for _ in range(3)]
     with pytest.raises(QueueFull, match="3 requests wait already"):
         Submitted(scheduler, "a", max_tokens=4)
@@ -194,7 +194,7 @@ def test_the_queue_is_bounded(model: Model):
     scheduler.close()
 
 
-def test_a_cancelled_request_gives_its_slots_back(model: Model, scheduler: Scheduler):
+def test_a_cancelled_request_frees_its_slots(model: Model, scheduler: Scheduler):
     long = Submitted(scheduler, "a", max_tokens=400, ignore_eos=True, cached=False)
     until(lambda: scheduler.load.running == 1)
     other = Submitted(scheduler, "the one", max_tokens=5)
@@ -204,7 +204,7 @@ def test_a_cancelled_request_gives_its_slots_back(model: Model, scheduler: Sched
     until(lambda: scheduler.load.running == 0)
 
 
-def test_a_request_that_takes_too_long_ends(scheduler: Scheduler):
+def test_a_request_over_its_time_limit_ends(scheduler: Scheduler):
     slow = Submitted(scheduler, "a", max_tokens=400, ignore_eos=True, drafter="none", timeout=0.02)
     with pytest.raises(TimedOut):
         slow.result()
@@ -235,7 +235,7 @@ def test_an_error_of_one_request_leaves_the_others_alone(
 
 
 class Stuck:
-    """A form that fails in the middle of an answer, where it is asked for."""
+    """A constraint that fails in the middle of an answer, in one of its methods."""
 
     def __init__(self, where: str) -> None:
         self.where, self.tokens = where, 0
@@ -260,7 +260,9 @@ class Stuck:
 
 
 @pytest.mark.parametrize("where", ["masked", "push", "forced"])
-def test_a_form_that_fails_ends_its_answer_alone(model: Model, scheduler: Scheduler, where: str):
+def test_a_constraint_that_fails_ends_its_answer_alone(
+    model: Model, scheduler: Scheduler, where: str
+):
     stuck = Submitted(scheduler, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
     other = Submitted(scheduler, "this is", max_tokens=12)
     with pytest.raises(InvalidRequest, match="stuck"):
@@ -276,7 +278,7 @@ def test_a_form_that_fails_ends_its_answer_alone(model: Model, scheduler: Schedu
         ("a", {"drafter": "dflash:/no/such"}, "no folder /no/such"),
     ],
 )
-def test_what_could_never_be_served_is_refused_at_once(
+def test_a_request_that_can_never_be_served_is_rejected_at_once(
     scheduler: Scheduler, prompt: str, options: dict[str, Any], said: str
 ):
     with pytest.raises(Exception, match=said):
@@ -291,7 +293,7 @@ def test_a_request_that_cannot_begin_fails_alone(scheduler: Scheduler):
     assert Submitted(scheduler, "a", max_tokens=3).result().token_ids
 
 
-def test_it_ends_gracefully(model: Model):
+def test_close_finishes_requests_within_the_grace_period(model: Model):
     scheduler = Scheduler(model)
     scheduler.start()
     asked = [Submitted(scheduler, prompt, max_tokens=20, ignore_eos=True) for prompt in PROMPTS]
@@ -301,7 +303,7 @@ def test_it_ends_gracefully(model: Model):
         Submitted(scheduler, "a", max_tokens=3)
 
 
-def test_without_grace_those_that_run_hear_of_it(model: Model):
+def test_close_without_grace_fails_running_requests(model: Model):
     scheduler = Scheduler(model)
     scheduler.start()
     asked = Submitted(scheduler, "a", max_tokens=400, ignore_eos=True)
@@ -311,7 +313,7 @@ def test_without_grace_those_that_run_hear_of_it(model: Model):
         asked.result()
 
 
-def test_short_requests_are_not_held_up_by_a_long_prompt(model: Model, scheduler: Scheduler):
+def test_a_long_prefill_does_not_delay_decoding_requests(model: Model, scheduler: Scheduler):
     writing = Submitted(scheduler, "a", max_tokens=60, ignore_eos=True, drafter="none")
     until(lambda: scheduler.load.running == 1)
     longest = 0
@@ -351,8 +353,8 @@ def test_a_prediction_is_drafted_from(model: Model, scheduler: Scheduler):
         assert found.stats.accepted_by["prediction"] > 20
 
 
-def test_memory_of_the_slots_is_whole_again(tiny_model: Model, cache: Any):
-    """Random comings and goings; the fixture counts the slots."""
+def test_random_cancellations_lose_no_slot(tiny_model: Model, cache: Any):
+    """Requests are submitted and cancelled at random."""
     model = Model(tiny_model.files, tiny_model.engine)
     free = model.engine.free_slots
     scheduler = Scheduler(model)

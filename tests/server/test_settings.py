@@ -49,7 +49,7 @@ def test_sampling_that_a_request_names_wins_field_by_field(chosen: Running):
     assert found["settings"]["top_p"] == {"value": 0.9, "source": "registry"}
 
 
-def test_null_and_the_ways_to_turn_sampling_off_are_told_apart(chosen: Running):
+def test_null_differs_from_values_that_disable_sampling_options(chosen: Running):
     asked = {"messages": CHAT, "seed": 5, "max_tokens": 3}
     null = chosen.post("/v1/chat/completions", {**asked, "temperature": None}).json()
     assert null["settings"]["temperature"]["source"] == "registry"
@@ -64,7 +64,7 @@ def test_a_response_echoes_the_sampling_that_was_used(chosen: Running):
     assert (given["temperature"], given["top_p"]) == (0, 0.9)
 
 
-def test_where_nothing_is_said_the_temperature_is_openais(server: Running):
+def test_without_any_default_the_temperature_is_openais(server: Running):
     body = {"messages": CHAT, "max_tokens": 3}
     found = server.post("/v1/chat/completions", body).json()
     assert found["settings"]["temperature"] == {"value": 1.0, "source": "fallback"}
@@ -125,9 +125,7 @@ def test_repetition_detection_is_off_unless_a_request_asks_for_it(server: Runnin
     ],
     ids=str,
 )
-def test_a_repetition_rule_that_cannot_be_is_refused_by_name(
-    rule: Any, param: str, server: Running
-):
+def test_an_invalid_repetition_rule_is_rejected_by_name(rule: Any, param: str, server: Running):
     found = server.post(
         "/v1/chat/completions", {"messages": CHAT, "max_tokens": 3, "repetition_detection": rule}
     )

@@ -1,4 +1,4 @@
-"""Which tokens and what text of an answer are told, however it came and whatever ended it."""
+"""Which tokens and text of an answer are sent, for any blocks and any end."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,14 +24,14 @@ def decode(tokens: Sequence[int]) -> str:
     return b"".join(WORDS[token] for token in tokens).decode(errors="replace")
 
 
-def told(
+def streamed_answer(
     tokens: list[int],
     sizes: list[int],
     stops: Sequence[str],
     end: FinishReason,
     thoughts: ReasoningMarks | None = None,
 ) -> Answer:
-    """An answer of these tokens in blocks of these sizes, as the engine would tell it."""
+    """An answer with these tokens in blocks of these sizes, as the scheduler sends it."""
     stream = answer_text(decode, stops, thoughts)
     made = Answer([END])
     text, reasoning, kept = "", "", list[int]()
@@ -86,10 +86,10 @@ def told(
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.lists(st.sampled_from(["stop", "ab", "a b", "é", "bb"]), max_size=2),
 )
-def test_the_tokens_that_are_told_are_those_of_the_text(
+def test_the_sent_tokens_are_those_of_the_text(
     tokens: list[int], sizes: list[int], stops: list[str]
 ):
-    found = told(tokens, sizes, stops, FinishReason.LENGTH)
+    found = streamed_answer(tokens, sizes, stops, FinishReason.LENGTH)
     assert found.text == found.done.text
     ids = [piece.token for piece in found.pieces]
     assert ids == found.done.token_ids[: len(ids)]
@@ -113,10 +113,10 @@ MARKED = ReasoningMarks(("b",), (" ",), {2: "b", 5: " "})
     st.lists(st.sampled_from(["stop", "ab", "é"]), max_size=2),
     st.sampled_from([MARKED, replace(MARKED, inside=True)]),
 )
-def test_the_tokens_of_thoughts_are_told_with_their_text(
+def test_tokens_of_thoughts_are_sent_with_their_text(
     tokens: list[int], sizes: list[int], stops: list[str], thoughts: ReasoningMarks
 ):
-    found = told(tokens, sizes, stops, FinishReason.LENGTH, thoughts)
+    found = streamed_answer(tokens, sizes, stops, FinishReason.LENGTH, thoughts)
     assert (found.text, found.reasoning) == (found.done.text, found.done.reasoning)
     ids = [piece.token for piece in found.pieces]
     assert ids == found.done.token_ids[: len(ids)]
@@ -137,19 +137,21 @@ def test_the_tokens_of_thoughts_are_told_with_their_text(
         ([5, 5, 1], "  a", [5, 5, 1]),
     ],
 )
-def test_what_ends_an_answer_is_not_told(tokens: list[int], text: str, kept: list[int]):
-    found = told(tokens, [2], ["stop"], FinishReason.LENGTH)
+def test_the_token_or_string_that_ends_an_answer_is_not_sent(
+    tokens: list[int], text: str, kept: list[int]
+):
+    found = streamed_answer(tokens, [2], ["stop"], FinishReason.LENGTH)
     assert found.text == text
     assert [piece.token for piece in found.pieces] == kept
 
 
-def test_a_token_of_which_the_text_has_a_part_is_told_cut():
-    found = told([1, 3, 1], [3], ["ba"], FinishReason.LENGTH)  # a|ab|a
+def test_a_token_that_a_stop_string_cuts_is_sent_with_its_part():
+    found = streamed_answer([1, 3, 1], [3], ["ba"], FinishReason.LENGTH)  # a|ab|a
     assert found.text == "aa"
     assert [(piece.token, piece.text) for piece in found.pieces] == [(1, "a"), (3, "a")]
 
 
-def test_tokens_are_not_told_before_their_text():
+def test_tokens_are_not_sent_before_their_text():
     made = Answer([END])
     # "b" is held back: it may begin a stop string.
     assert made.progress(Progress(Step(1, [1], [TextPiece("a", "a")]))).pieces[0].token == 1
@@ -158,7 +160,7 @@ def test_tokens_are_not_told_before_their_text():
     assert (part.text, [piece.token for piece in part.pieces]) == ("ba", [2, 1])
 
 
-def test_known_tokens_have_their_places():
+def test_prompt_pieces_have_their_offsets():
     assert [(p.token, p.text, p.start) for p in prompt_pieces(decode, [1, 6, 5])] == [
         (1, "a", 0),
         (6, "é", 1),
