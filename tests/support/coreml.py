@@ -36,7 +36,7 @@ def tiny_llama(folder: Path, **changes: Any) -> Path:
     model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
     with torch.no_grad():
         for weight in model.parameters():
-            # At first a random model says nearly the same whatever it reads.
+            # The outputs of an unscaled random model hardly depend on the tokens.
             weight.mul_(3) if weight.dim() > 1 else weight.add_(torch.randn_like(weight) * 0.2)
     model.save_pretrained(folder)
     return folder
@@ -50,11 +50,11 @@ SMALLER = {
     "num_key_value_heads": 1,
     "vocab_size": 96,
 }
-"""For tests that make thousands of calls: what a call takes is its number of operations."""
+"""For tests with thousands of calls: the time of a call is that of its operations."""
 
 
 def tiny_source(folder: Path, checkpoint: Path | None = None, **changes: Any) -> Any:
-    """`tiny_llama`, or another checkpoint, as something to convert. Its tokenizer is none."""
+    """`tiny_llama`, or another checkpoint, as a `Source` with an empty tokenizer."""
     from paceline.tools.coreml.source import Source
 
     checkpoint = checkpoint or tiny_llama(folder / "checkpoint", **changes)
@@ -64,12 +64,12 @@ def tiny_source(folder: Path, checkpoint: Path | None = None, **changes: Any) ->
     return Source("tiny", about, "tiny", checkpoint, tokenizer, None, FACTS)
 
 
-def tiny_artifact(folder: Path, **recipe: Any) -> Path:
+def tiny_artifact(folder: Path, **options: Any) -> Path:
     """An artifact of `tiny_llama` in two packages of layers and two of the head."""
     from paceline.tools.coreml.conversion_options import ConversionOptions
     from paceline.tools.coreml.convert import convert
 
-    settings: dict[str, Any] = {"topology": "2+1", "head_rows": 100, "slots": 192, **recipe}
+    settings: dict[str, Any] = {"topology": "2+1", "head_rows": 100, "slots": 192, **options}
     return convert(
         tiny_source(folder), folder / "artifact", ConversionOptions(**settings), progress=QUIET
     ).folder

@@ -1,4 +1,4 @@
-"""Random tiny checkpoints of several families, whole enough to be converted and compared."""
+"""Random tiny checkpoints with a tokenizer, to convert and to compare with `golden`."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from paceline.models.manifest import Facts
 VOCAB = 160
 BOS = 1
 RARE = 8
-"""The last tokens: their embeddings are next to zero, as those of tokens that never occurred."""
+"""The number of last tokens with embeddings near zero, like tokens absent from training."""
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -50,7 +50,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_checkpoint(
     folder: Path, model: str = "llama", *, seed: int = 0, bos: bool = False
 ) -> Path:
-    """A random model in which every weight shows, with a tokenizer; `bos`: that begins with BOS."""
+    """A random model in which every weight has an effect; `bos`: the tokenizer adds BOS."""
     import torch
     import transformers
 
@@ -60,7 +60,7 @@ def tiny_checkpoint(
     made: Any = getattr(transformers, name)(config).eval()
     with torch.no_grad():
         for key, weight in made.named_parameters():
-            # At first norms are 1, biases 0, and a random model says nearly the same to all.
+            # Initially norms are 1, biases 0, and outputs hardly depend on the tokens.
             if weight.dim() == 1:
                 weight.add_(torch.randn_like(weight) * 0.2)
             elif model != "zaya":
@@ -72,7 +72,7 @@ def tiny_checkpoint(
 
 
 def write_tokenizer(folder: Path, *, bos: bool = False) -> None:
-    """A token for every printable character of ASCII, behind a few control tokens."""
+    """A tokenizer of a few control tokens and the printable ASCII characters."""
     from tokenizers import Tokenizer, models, processors
 
     characters = ["<unk>", "<s>", "</s>", "\n", *map(chr, range(32, 127))]
@@ -86,8 +86,10 @@ def write_tokenizer(folder: Path, *, bos: bool = False) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def convert_tiny(checkpoint: Path, out: Path, *, facts: Facts | None = None, **recipe: Any) -> Path:
-    """Its Core ML form, in two packages of layers and two of the head, all layers tapped."""
+def convert_tiny(
+    checkpoint: Path, out: Path, *, facts: Facts | None = None, **options: Any
+) -> Path:
+    """Its Core ML form in two packages of layers and two of the head, with all layers tapped."""
     from paceline.tools.coreml.conversion_options import ConversionOptions
     from paceline.tools.coreml.convert import convert
     from paceline.tools.coreml.source import Source
@@ -99,7 +101,7 @@ def convert_tiny(checkpoint: Path, out: Path, *, facts: Facts | None = None, **r
         "slots": 64,
         "rows": 3,
         "taps": "all",
-        **recipe,
+        **options,
     }
     source = Source(
         name="tiny",

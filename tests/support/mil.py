@@ -1,4 +1,4 @@
-"""Core ML packages of a few operations, as coremltools' MIL builder makes them."""
+"""Core ML packages of a few operations, made by coremltools' MIL builder."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,16 +20,16 @@ def save_program(
     flexible: Mapping[str, int] = MappingProxyType({}),
     rows: int = 4,
 ) -> Path:
-    """Save a program as it is built: no pass of the converter changes it.
+    """Save a program as built, without the converter's passes.
 
     Args:
-        path: where to, an `.mlpackage`.
+        path: the `.mlpackage` to write.
         build: gets the builder and a variable for each input and each state.
         inputs: an example of each.
-        target: the oldest system that it is for.
+        target: the minimum deployment target.
         states: their shapes.
-        flexible: the axis of an input that may have 1 to `rows` places, one symbol for all of them.
-        rows: see there.
+        flexible: the axis of each input of length 1 to `rows`, with one symbol for all.
+        rows: maximum of the flexible axes.
     """
     import coremltools as ct
     from coremltools.converters.mil import Builder as mb  # noqa: N813
@@ -70,7 +70,7 @@ def save_program(
 
 
 def edit(package: Path, change: Callable[[Any], object]) -> Path:
-    """Change a package's specification where it is."""
+    """Edit a package's specification in place."""
     from coremltools.proto import Model_pb2
 
     spec = Model_pb2.Model.FromString((package / MODEL).read_bytes())

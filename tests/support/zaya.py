@@ -9,8 +9,7 @@ from support.coreml import FACTS
 EXPERTS, LAYERS = 5, 2
 
 BIAS_OF_NONE = 0.15
-"""Of the class that is none of the experts. transformers writes it to a checkpoint, and has -1 in
-its place when it has read it."""
+"""Balancing bias of the class "no expert". transformers saves it, but loads -1 in its place."""
 
 SETTINGS: dict[str, Any] = {
     "hidden_size": 48,
@@ -23,13 +22,13 @@ SETTINGS: dict[str, Any] = {
     "num_experts": EXPERTS,
     "router_hidden_size": 24,
     "max_position_embeddings": 512,
-    # Large enough that routers tell tokens apart.
+    # Large enough that routers distinguish tokens.
     "initializer_range": 0.25,
 }
 
 
 def tiny_zaya(folder: Path, **changes: Any) -> Path:
-    """A random ZAYA as a Hugging Face checkpoint; some rows pass by its experts."""
+    """A random ZAYA as a Hugging Face checkpoint; some rows skip its experts."""
     import torch
     import transformers
 
@@ -38,9 +37,9 @@ def tiny_zaya(folder: Path, **changes: Any) -> Path:
     with torch.no_grad():
         for vector in model.parameters():
             if vector.dim() == 1:
-                # Biases that are all 0 would be stored once for all of them.
+                # Biases that are all 0 would be stored once.
                 vector.add_(torch.randn_like(vector) * 0.2)
-        # At first it says nearly the same whatever it reads.
+        # Initially the outputs hardly depend on the tokens.
         model.model.embed_tokens.weight.mul_(4)
         for layer in model.model.layers:
             layer.mlp.gate.router_mlp.out_proj.weight.mul_(2)
@@ -49,7 +48,7 @@ def tiny_zaya(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def zaya_artifact(folder: Path, **recipe: Any) -> Path:
+def zaya_artifact(folder: Path, **options: Any) -> Path:
     """An artifact of `tiny_zaya` in one package of layers and one of the head."""
     from paceline.tools.coreml.conversion_options import ConversionOptions
     from paceline.tools.coreml.convert import convert
@@ -60,7 +59,7 @@ def zaya_artifact(folder: Path, **recipe: Any) -> Path:
     tokenizer.write_text("{}")
     about = {"kind": "checkpoint", "from": "tiny-zaya"}
     source = Source("tiny-zaya", about, "tiny-zaya", checkpoint, tokenizer, None, FACTS)
-    settings: dict[str, Any] = {"slots": 64, "weights": "f16", **recipe}
+    settings: dict[str, Any] = {"slots": 64, "weights": "f16", **options}
     return convert(
         source, folder / "artifact", ConversionOptions(**settings), progress=QUIET
     ).folder

@@ -1,4 +1,4 @@
-"""Checkpoints made into Core ML artifacts: what is made, taken up again, and refused."""
+"""Conversion of checkpoints to Core ML artifacts: results, resumption, errors."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def cosine(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def stored(package: Path) -> dict[str, set[str]]:
-    """In which types a package keeps its weights: by the name of what a weight belongs to."""
+    """The stored types of a package's weights, by module name."""
     found: dict[str, set[str]] = {}
     for op in read_package(package).function().block.walk():
         if op.type.startswith("const") and "_weight" in op.outputs[0].name:
@@ -79,7 +79,7 @@ def exact(source: Source, tmp_path_factory: pytest.TempPathFactory) -> np.ndarra
     ("weights", "least", "kept"),
     [("int8", 0.9995, "int8"), ("int8-per-tensor", 0.999, "int8"), ("int4", 0.95, "uint4")],
 )
-def test_weights_are_made_smaller(
+def test_weights_are_compressed(
     source: Source, exact: np.ndarray, tmp_path: Path, weights: str, least: float, kept: str
 ):
     artifact = made(source, tmp_path / "out", weights=weights)
@@ -87,7 +87,7 @@ def test_weights_are_made_smaller(
     assert kept in stored(artifact.folder / artifact.layer_shards[0].path)["layers_1_mix_q"]
 
 
-def test_named_weights_stay_as_they_are(source: Source, tmp_path: Path):
+def test_weights_to_keep_stay_float16(source: Source, tmp_path: Path):
     artifact = made(source, tmp_path / "out", keep=("layers.1.*", "head"))
     layers = stored(artifact.folder / artifact.layer_shards[0].path)
     assert layers["layers_0_mix_q"] == {"int8"}
@@ -112,7 +112,7 @@ def test_all_layers_can_be_tapped(source: Source, tmp_path: Path):
         ({"weights": "int3"}, "weights is 'int3'; expected one of int8"),
     ],
 )
-def test_a_recipe_that_does_not_fit_is_refused(
+def test_options_that_do_not_fit_the_model_are_rejected(
     source: Source, tmp_path: Path, recipe: dict[str, Any], said: str
 ):
     with pytest.raises(InvalidRequest, match=said.replace("+", r"\+")):
@@ -120,7 +120,7 @@ def test_a_recipe_that_does_not_fit_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-# -- interrupted, and taken up again ---------------------------------------------------------------
+# --- resumption
 
 
 def test_finished_packages_are_kept(
@@ -142,7 +142,7 @@ def test_finished_packages_are_kept(
     assert sorted(path.name for path in out.glob("*.mlpackage")) == parts
     with pytest.raises(ModelError):
         read_artifact(out)
-    # Half a package, as when the machine went off while it was moved.
+    # An incomplete package, as after a crash during the move.
     (out / ".layers-002-003.mlpackage").mkdir()
     (out / ".layers-002-003.mlpackage" / "junk").write_text("x")
     again: list[str] = []
@@ -158,7 +158,7 @@ def test_finished_packages_are_kept(
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_another_conversion_in_the_same_folder_is_refused(
+def test_another_conversion_in_the_same_folder_is_rejected(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
 ):
     out = tmp_path / "out"
@@ -185,7 +185,9 @@ def test_a_folder_with_other_things_is_left_alone(source: Source, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_half_made_packages_go_where_one_says(source: Source, tmp_path: Path, monkeypatch: Any):
+def test_packages_are_built_in_the_temporary_folder(
+    source: Source, tmp_path: Path, monkeypatch: Any
+):
     place = tmp_path / "scratch"
     place.mkdir()
     seen = []
@@ -203,7 +205,7 @@ def test_half_made_packages_go_where_one_says(source: Source, tmp_path: Path, mo
     assert list(place.iterdir()) == []
 
 
-# -- checkpoints that are not what they say --------------------------------------------------------
+# --- invalid checkpoints
 
 
 def changed_config(folder: Path, **changes: Any) -> None:
@@ -247,7 +249,7 @@ def without(name: str) -> Callable[[Path], None]:
     ],
     ids=["family", "layer", "norm", "shape", "damaged", "config"],
 )
-def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_made(
+def test_an_incomplete_checkpoint_is_rejected_before_conversion(
     tmp_path: Path, change: Callable[[Path], Any], said: str
 ):
     folder = tiny_llama(tmp_path / "checkpoint")
@@ -259,7 +261,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_is_made(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_manifest_says_what_was_made_of_what(source: Source, tmp_path: Path):
+def test_the_manifest_has_source_and_options(source: Source, tmp_path: Path):
     artifact = made(source, tmp_path / "out", keep=("head",))
     value = read_json(artifact.folder / MANIFEST)
     assert value["source"] == source.about
@@ -277,7 +279,7 @@ def test_the_sampling_settings_of_a_checkpoint_are_kept(tmp_path: Path):
     assert open_folder(artifact.folder, "mine").settings == config
 
 
-def test_a_weight_that_has_lost_its_name_is_not_passed_over(tmp_path: Path):
-    """The converter multiplies ZAYA's projections with the scale behind them, under a new name."""
+def test_a_weight_to_keep_without_a_name_is_rejected(tmp_path: Path):
+    """The converter merges ZAYA's projections with the scale after them, under a new name."""
     with pytest.raises(InvalidRequest, match=r"layers\.0\..*cannot stay float16"):
         zaya_artifact(tmp_path, keep=("layers.0.*downs*",))

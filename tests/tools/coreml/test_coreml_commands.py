@@ -44,7 +44,7 @@ def converted(tiny_gguf: Path, tiny_cache: Path) -> str:
     return f"{tiny_gguf}@coreml"
 
 
-def test_what_was_made_is_said(run: Run, tiny_gguf: Path, cache: Path, tmp_path: Path):
+def test_convert_reports_the_artifact(run: Run, tiny_gguf: Path, cache: Path, tmp_path: Path):
     out = tmp_path / "made"
     recipe = ("--weights", "f16", "--rows", 2, "--functions", "1,2", "--keep", "head")
     code, found, _ = run("convert", tiny_gguf, "--to", "coreml", *recipe, "--output", out)
@@ -91,7 +91,7 @@ def test_speculation_gives_the_tokens_of_plain_decoding(
     assert ngram["token_ids"] == plain["token_ids"]
 
 
-def test_a_drafter_that_looks_at_hidden_states_drafts_for_it(
+def test_a_drafter_with_tapped_hidden_states_drafts_for_it(
     converted: str, tiny_files: Any, cache: Path, tmp_path: Path
 ):
     from support.dflash import tiny_config, write_checkpoint
@@ -111,7 +111,7 @@ def test_a_drafter_that_looks_at_hidden_states_drafts_for_it(
         assert drafted.stats.drafted_by["dflash"] > 0
 
 
-def test_a_chat_goes_on_where_it_was(converted: str, cache: Path):
+def test_a_chat_reuses_its_kv_cache(converted: str, cache: Path):
     model = paceline.load(converted)
     chat = model.conversation()
     for said in ("the first", "and the second"):
@@ -134,7 +134,7 @@ def test_several_streams_in_one_call(converted: str, cache: Path):
     assert [each.result.token_ids for each in streams] == [each.token_ids for each in alone]
 
 
-def test_an_openvino_model_is_no_core_ml_model(tiny_files: Any, converted: str, cache: Path):
+def test_a_model_for_another_engine_is_rejected(tiny_files: Any, converted: str, cache: Path):
     with pytest.raises(InvalidRequest, match="is a model for the engine coreml, not for openvino"):
         paceline.load(converted, engine="openvino")
     with pytest.raises(InvalidRequest, match=r"engine openvino, not for coreml.*--to coreml"):
@@ -153,7 +153,7 @@ def test_an_openvino_model_is_no_core_ml_model(tiny_files: Any, converted: str, 
         (("--weights", "int4", "--keep", "layers.7.*"), "no weight matches layers.7.*"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_an_error_is_one_line(
     tiny_gguf: Path,
     cache: Path,
     tmp_path: Path,

@@ -19,7 +19,9 @@ SCORES = st.sampled_from([0.0, -0.0, 0.25, 0.5, 0.50048828125, 1.0, -3.0, 6.0e-8
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @given(data=st.data())
-def test_the_mask_has_the_k_best_and_of_equals_the_first(dtype: torch.dtype, data: st.DataObject):
+def test_the_mask_has_the_top_k_and_the_first_of_equal_scores(
+    dtype: torch.dtype, data: st.DataObject
+):
     experts = data.draw(st.integers(1, 12))
     rows = data.draw(st.integers(1, 4))
     k = data.draw(st.integers(1, experts))
@@ -35,7 +37,7 @@ def test_the_mask_has_the_k_best_and_of_equals_the_first(dtype: torch.dtype, dat
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("max_channels", [1, 12, 18, 16384])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_experts_are_summed_by_their_weights(rows: int, max_channels: int, biased: bool):
+def test_experts_are_summed_with_their_weights(rows: int, max_channels: int, biased: bool):
     experts, d, ff = 7, 5, 6
     rng = np.random.default_rng(0)
 
@@ -61,7 +63,7 @@ def test_experts_are_summed_by_their_weights(rows: int, max_channels: int, biase
     np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-4, rtol=1e-5)
 
 
-def test_no_axis_is_longer_than_the_neural_engine_takes():
+def test_no_axis_exceeds_the_neural_engines_limit():
     size = 1792  # of LFM2.5-8B-A1B; 32 of them are 57,344 channels
     stack = Stack(torch.zeros(32, size, 2))
     experts = Experts(stack, stack, Stack(torch.zeros(32, 2, size)))

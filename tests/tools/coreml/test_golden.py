@@ -103,7 +103,7 @@ def seal(folder: Path, **changes: Any) -> None:
     write_json(folder / MANIFEST, {**value, **changes, "files": files, "fingerprint": fingerprint})
 
 
-def test_what_was_converted_passes(good: Path, checkpoint: Path):
+def test_a_converted_artifact_passes(good: Path, checkpoint: Path):
     report = check(good, checkpoint)
     value = json.loads(json.dumps(report.value, allow_nan=False))
     assert report.passed, report.text
@@ -124,12 +124,12 @@ def test_what_was_converted_passes(good: Path, checkpoint: Path):
     assert [len(rows) for _, _, rows in report.tables] == [5, 7]
 
 
-def test_tokens_next_to_zero_are_asked_apart(good: Path, checkpoint: Path):
+def test_tokens_of_low_norm_are_compared_separately(good: Path, checkpoint: Path):
     value = check(good, checkpoint).value
     low = next(text["tokens"] for text in value["texts"] if text["name"] == LOW_NORM)
     assert set(low[-RARE:]) == set(range(VOCAB - RARE, VOCAB))
     assert not set(low[:-RARE]) & set(range(VOCAB - RARE, VOCAB))
-    # Their embeddings are less than float16 can hold, so that a cosine would say that all is wrong.
+    # Their embeddings underflow float16, so that a cosine would fail.
     before, after = value["layers"][0], value["layers"][-1]
     assert before["nearness"]["cosine"]["worst"] > 0.9999
     assert 0 < before["nearness"]["small"]["worst"] < 1e-3
@@ -145,7 +145,7 @@ def test_other_families_pass(model: str, tmp_path: Path):
     assert report.value["judged_by"] == ("median row" if model == "zaya" else "worst row")
 
 
-def test_static_functions_are_called_too(checkpoint: Path, tmp_path: Path):
+def test_static_functions_pass(checkpoint: Path, tmp_path: Path):
     artifact = convert_tiny(
         checkpoint, tmp_path / "artifact", functions=(1, 3), taps=(), head_rows=VOCAB
     )
@@ -153,7 +153,7 @@ def test_static_functions_are_called_too(checkpoint: Path, tmp_path: Path):
     assert report.passed, report.text
     assert report.value["ways"][0]["way"] == "calls of 1 rows"
     assert len(report.value["ways"]) == 4
-    # Without taps, layers are seen where shards end.
+    # Without taps, outputs are the ends of shards.
     assert [place["layer"] for place in report.value["layers"]] == [None, 1, 2]
 
 
@@ -165,7 +165,7 @@ def test_without_a_tokenizer_texts_are_random(artifact: Path, checkpoint: Path):
     assert [text["name"] for text in report.value["texts"]] == ["random 1", "random 2", LOW_NORM]
 
 
-def test_texts_begin_as_the_model_was_trained(good: Path, checkpoint: Path, tmp_path: Path):
+def test_texts_begin_with_the_checkpoints_bos(good: Path, checkpoint: Path, tmp_path: Path):
     with_bos = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
     write_tokenizer(with_bos, bos=True)
     begun = Path(shutil.copytree(good, tmp_path / "artifact"))
@@ -222,7 +222,7 @@ def rare_embeddings(artifact: Path, _other: Path) -> None:
     np.save(artifact / EMBEDDINGS, embeddings)
 
 
-def no_number(artifact: Path, _other: Path) -> None:
+def nan_embeddings(artifact: Path, _other: Path) -> None:
     embeddings = np.load(artifact / EMBEDDINGS)
     embeddings[:, 3] = np.nan
     np.save(artifact / EMBEDDINGS, embeddings)
@@ -282,8 +282,8 @@ FAULTS: dict[str, tuple[Callable[[Path, Path], None], Sequence[str]]] = {
             r"embeddings, embeddings\.npy: rows of low norm are off",
         ],
     ),
-    "numbers that are none": (
-        no_number,
+    "NaN": (
+        nan_embeddings,
         [
             r"embeddings\.npy: differs from the checkpoint's from token 0 on",
             r"embeddings, embeddings\.npy: cosine -1\.0000",
@@ -315,10 +315,10 @@ def test_a_planted_fault_is_named(name: str, artifact: Path, other: Path, checkp
 
 
 def assert_matches(pattern: str, found: str) -> None:
-    assert re.match(pattern, found), f"{pattern!r} is not how this begins: {found}"
+    assert re.match(pattern, found), f"{pattern!r} does not match {found}"
 
 
-def test_a_wrong_order_of_heads_and_tokens_is_seen_although_one_row_is_right(
+def test_a_wrong_order_of_heads_and_tokens_is_found_although_one_row_is_right(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     right = layers.Attention.forward
@@ -337,7 +337,7 @@ def test_a_wrong_order_of_heads_and_tokens_is_seen_although_one_row_is_right(
     assert any(fault.startswith("layer 0, tap_0") for fault in faults)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], type[PacelineError], str]] = {
+INVALID: dict[str, tuple[dict[str, Any], type[PacelineError], str]] = {
     "too short": ({"tokens": 4}, InvalidRequest, "texts of 4 tokens .* more than 4"),
     "too long": ({"tokens": 62}, InvalidRequest, "65 slots, of which the artifact has 64"),
     "no cosine": ({"threshold": 1.5}, InvalidRequest, "threshold is 1.5; expected a cosine"),
@@ -345,21 +345,21 @@ REFUSED: dict[str, tuple[dict[str, Any], type[PacelineError], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_asked_is_refused(name: str, good: Path, checkpoint: Path):
-    options, error, message = REFUSED[name]
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_options_are_rejected(name: str, good: Path, checkpoint: Path):
+    options, error, message = INVALID[name]
     with pytest.raises(error, match=message):
         check(good, checkpoint, **options)
 
 
-def test_another_familys_checkpoint_is_refused(good: Path, tmp_path: Path):
+def test_another_familys_checkpoint_is_rejected(good: Path, tmp_path: Path):
     with pytest.raises(
         ModelError, match=r"was not made of .*family llama, not lfm2, layers 3, not"
     ):
         check(good, tiny_checkpoint(tmp_path, "lfm2"))
 
 
-def test_a_checkpoint_that_lacks_a_weight_is_refused(good: Path, checkpoint: Path, tmp_path: Path):
+def test_a_checkpoint_without_a_weight_is_rejected(good: Path, checkpoint: Path, tmp_path: Path):
     safetensors_torch = pytest.importorskip("safetensors.torch")
     lacking = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
     weights = dict(read_checkpoint(checkpoint).weights)
@@ -369,7 +369,7 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused(good: Path, checkpoint: Pat
         check(good, lacking)
 
 
-def test_a_token_classifier_is_refused(
+def test_a_token_classifier_is_rejected(
     good: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ):
     found = replace(read_artifact(good), task=TOKEN_CLASSIFICATION)
@@ -378,7 +378,7 @@ def test_a_token_classifier_is_refused(
         check(good, checkpoint)
 
 
-def test_the_reference_has_what_stands_after_each_layer(checkpoint: Path):
+def test_the_reference_has_the_output_of_each_layer(checkpoint: Path):
     reference = Reference(checkpoint)
     tokens = [5, 9, 100, 3, 3, 41]
     said = reference.run(tokens)

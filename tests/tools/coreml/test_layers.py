@@ -1,4 +1,4 @@
-"""The parts of all families, each against the plain formula."""
+"""Building blocks of all families, each against the plain formula."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ def test_a_norm_in_float16_is_that_of_float64(largest: float, eps: float):
     x = rng.normal(size=(1, 96, 5, 1))
     x = (x / np.abs(x).max() * largest).astype(np.float16)
     x[0, :, 0] = 0
-    # As of a text's first token: nearly all of it is in one channel.
+    # Like a first token: nearly all of it is in one channel.
     x[0, 1:, 1] *= np.float16(1e-3)
     weight = rng.normal(1, 0.2, 96).astype(np.float16)
     norm = RMSNorm(torch.from_numpy(weight).float(), eps).half()
@@ -64,7 +64,7 @@ def test_a_norm_of_a_small_row_in_float16_is_that_of_float64():
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-def test_a_norm_goes_over_its_axis(axis: int):
+def test_a_norm_runs_over_its_axis(axis: int):
     rng = np.random.default_rng(2)
     x = rng.normal(size=(1, 6, 6, 4)).astype(np.float32)
     weight = rng.normal(1, 0.2, 6).astype(np.float32)
@@ -74,11 +74,11 @@ def test_a_norm_goes_over_its_axis(axis: int):
 
 @pytest.mark.parametrize("size", [8, 14])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_the_first_dimensions_turn_by_halves(rows: int, size: int):
+def test_rope_rotates_the_first_dimensions_by_halves(rows: int, size: int):
     x = torch.randn(1, 2, size, rows, generator=torch.Generator().manual_seed(0))
     step = step_at(5, rows)
     found = apply_rope(x, step, size, 8).numpy()
-    # A pair (i, i + r) is a complex number, and turned by the angle of its position.
+    # A pair (i, i + r) is a complex number, rotated by the angle of its position.
     pairs = x[:, :, :4].numpy() + 1j * x[:, :, 4:8].numpy()
     pairs *= (step.cos.numpy() + 1j * step.sin.numpy()).T
     np.testing.assert_allclose(found[:, :, :4], pairs.real, atol=1e-6)
@@ -88,7 +88,7 @@ def test_the_first_dimensions_turn_by_halves(rows: int, size: int):
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (6, 3), (4, 4), (4, 1)])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_query_head_i_sees_the_keys_of_its_own_group(heads: int, kv_heads: int, rows: int):
+def test_query_head_i_attends_to_the_keys_of_its_group(heads: int, kv_heads: int, rows: int):
     size, length = 5, 12
     rng = np.random.default_rng(3)
     q = rng.normal(size=(heads, length, size)).astype(np.float32)
@@ -98,7 +98,7 @@ def test_query_head_i_sees_the_keys_of_its_own_group(heads: int, kv_heads: int, 
     found = []
     for start in range(0, length, rows):
         block = slice(start, start + rows)
-        # Channels [heads * size, T] as a checkpoint has them, and then in the order of groups.
+        # Channels [heads * size, T] in the checkpoint's order, then in `query_order`.
         channels = torch.from_numpy(q[:, block]).transpose(1, 2).reshape(heads * size, -1)
         out = attention(
             channels[order].view(1, heads, size, -1),
@@ -122,16 +122,16 @@ def test_query_head_i_sees_the_keys_of_its_own_group(heads: int, kv_heads: int, 
 @pytest.mark.parametrize("lags", [1, 2, 3])
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @pytest.mark.parametrize("keeps", [[1], [1, 2, 4], [4, 0, 3, 0, 0, 1]])
-def test_a_window_gives_the_rows_before_whatever_was_not_kept(
+def test_a_conv_state_gives_the_rows_before_despite_rejected_rows(
     lags: int, width: int, keeps: Sequence[int]
 ):
     channels, rng = 3, np.random.default_rng(4)
     window = ConvState(channels, ROWS + lags)
-    text = [np.zeros(channels, np.float32)] * lags  # what stands before the first row
+    text = [np.zeros(channels, np.float32)] * lags  # before the first row
     number = 0
     while (start := len(text) - lags) + width <= SLOTS and number < 40:
         block = rng.normal(size=(width, channels)).astype(np.float32)
-        rows = rng.integers(1, width + 1)  # the others fill up the call
+        rows = rng.integers(1, width + 1)  # the others are padding
         x = torch.from_numpy(block.T.copy()).view(1, channels, width, 1)
         found = window(x, step_at(start, rows, width=width, lags=lags), lags)
         before = np.array([*text, *block])

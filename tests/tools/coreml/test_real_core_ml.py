@@ -56,12 +56,12 @@ def model(folder: Path) -> Iterator[Model]:
     yield paceline.load(folder)
 
 
-def test_it_is_in_several_packages(folder: Path):
+def test_the_model_is_in_several_packages(folder: Path):
     names = sorted(path.name for path in folder.glob("*.mlpackage"))
     assert [name.partition("-")[0] for name in names] == ["head"] * 3 + ["layers"] * 2
 
 
-def test_every_layer_is_near_to_float32(folder: Path, source: Path):
+def test_golden_passes(folder: Path, source: Path):
     report: Any = commands.golden(
         str(folder),
         source=str(source),
@@ -87,5 +87,5 @@ def test_speculation_changes_no_token(model: Model):
     assert drafted.stats.steps < plain.stats.steps
 
 
-def test_lint_finds_nothing_firm(folder: Path):
+def test_lint_passes(folder: Path):
     assert commands.lint(str(folder)).passed

@@ -85,8 +85,8 @@ def record(folder: Path, package: str, rows: int, *, function: str | None, units
     """
     with tempfile.TemporaryDirectory(prefix="paceline-coreml-") as work:
         out = Path(work) / "plan.json"
-        asked = [str(folder / package), str(rows), function or "", UNITS[units], str(out)]
-        ended = run_child(python("-m", __name__, *asked))
+        arguments = [str(folder / package), str(rows), function or "", UNITS[units], str(out)]
+        ended = run_child(python("-m", __name__, *arguments))
         if ended.code or not out.is_file():
             return Plan(package, rows, function, fault=ended.reason)
         ops = validated(tuple[PlannedOp, ...], read_json(out)["ops"], str(out), error=ModelError)
@@ -178,8 +178,8 @@ def _main(arguments: Sequence[str]) -> None:
 
     package, rows, function, units, out = arguments
     work = Path(out).parent
-    asked = copy_with_default(Path(package), work / Path(package).name, int(rows), function or None)
-    compiled = ct.models.utils.compile_model(str(asked), str(work / "plan.mlmodelc"))
+    copy = copy_with_default(Path(package), work / Path(package).name, int(rows), function or None)
+    compiled = ct.models.utils.compile_model(str(copy), str(work / "plan.mlmodelc"))
     plan = MLComputePlan.load_from_path(compiled, compute_units=ct.ComputeUnit[units])
     write_json(Path(out), {"ops": [asdict(op) for op in ops_of(plan, function or "main")]})
 

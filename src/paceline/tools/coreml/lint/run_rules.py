@@ -68,9 +68,9 @@ def report(path: Path) -> Report:
     found = lint(path)
     counts = Counter(finding.verdict for finding in found)
     passed = not counts["fail"]
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS)
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS)
     lines = [
-        f"lint: {path.name} {'passes' if passed else 'does NOT pass'}: {said}",
+        f"lint: {path.name} {'passes' if passed else 'does NOT pass'}: {summary}",
         *(f"{name}: {meaning}" for name, meaning in _meanings(found)),
         "static checks, nothing was run: only a Mac shows where an operation runs",
     ]
