@@ -1,6 +1,5 @@
 """Opens Hugging Face checkpoints without converting them, for the engine `mlx`."""
 
-import hashlib
 import importlib.util
 import platform
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models import hub
-from paceline.models.files import ModelFiles
+from paceline.models.files import ModelFiles, stat_fingerprint
 from paceline.models.hf_config import read_facts, read_template
 from paceline.models.manifest import GRAPH, TOKENIZER
 from paceline.storage.files import read_json
@@ -42,13 +41,18 @@ def open_checkpoint(folder: Path, name: str) -> ModelFiles:
     Raises:
         ModelError: files are missing or invalid.
     """
-    missing = list(_missing(folder))
-    if missing:
+    check_complete(folder)
+    facts, template = read_facts(folder), read_template(folder)
+    fingerprint = stat_fingerprint([folder / _CONFIG, *sorted(folder.glob("model*.safetensors"))])
+    return ModelFiles(name, folder, facts, fingerprint, template, str(folder), "mlx")
+
+
+def check_complete(folder: Path) -> None:
+    """Raise ModelError, which names the missing files, for an incomplete checkpoint."""
+    if missing := list(_missing(folder)):
         raise ModelError(
             f"{folder} is not a complete Hugging Face checkpoint: {', '.join(missing)} missing"
         )
-    facts, template = read_facts(folder), read_template(folder)
-    return ModelFiles(name, folder, facts, _fingerprint(folder), template, str(folder), "mlx")
 
 
 def _missing(folder: Path) -> Iterator[str]:
@@ -60,12 +64,3 @@ def _missing(folder: Path) -> Iterator[str]:
         yield from (name for name in sorted(set(parts.values())) if not (folder / name).is_file())
     elif not any(folder.glob("model*.safetensors")):
         yield "model.safetensors"
-
-
-def _fingerprint(folder: Path) -> str:
-    # Hashing gigabytes takes too long: names, sizes and times identify the weights.
-    digest = hashlib.sha256()
-    for path in [folder / _CONFIG, *sorted(folder.glob("model*.safetensors"))]:
-        stat = path.stat()
-        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()

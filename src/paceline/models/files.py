@@ -6,6 +6,7 @@ Invariant: one error names all missing files of a folder.
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -112,7 +113,8 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
         )
     _check_weights(folder)
     facts, template = read_facts(folder), read_template(folder)
-    return ModelFiles(name, folder, facts, _stat_fingerprint(folder), template, str(folder))
+    fingerprint = stat_fingerprint((folder / GRAPH, folder / WEIGHTS))
+    return ModelFiles(name, folder, facts, fingerprint, template, str(folder))
 
 
 def _prepared(folder: Path, name: str) -> ModelFiles:
@@ -159,10 +161,10 @@ def _check_weights(folder: Path) -> None:
         )
 
 
-def _stat_fingerprint(folder: Path) -> str:
-    # Hashing gigabytes takes too long: names, sizes and times identify the weights.
+def stat_fingerprint(paths: Iterable[Path]) -> str:
+    """Identity of files by names, sizes and times, hex: hashing gigabytes takes too long."""
     digest = hashlib.sha256()
-    for name in (GRAPH, WEIGHTS):
-        stat = (folder / name).stat()
-        digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    for path in paths:
+        stat = path.stat()
+        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()

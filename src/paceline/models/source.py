@@ -7,8 +7,8 @@ fetched and written files go into the caller's folder.
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.errors import ModelError
 from paceline.models import hub
+from paceline.models.checkpoint import check_complete
 from paceline.models.gguf import write_tokenizer
 from paceline.models.hf_config import read_facts, read_template
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
@@ -75,11 +75,6 @@ def _gguf(name: str, kind: str, path: Path, work: Path, progress: Progress) -> O
 
 
 def _checkpoint(name: str, folder: Path) -> Origin:
-    missing = [piece for piece in ("config.json", TOKENIZER) if not (folder / piece).is_file()]
-    missing += [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
-    if missing:
-        raise ModelError(
-            f"{folder} is not a complete Hugging Face checkpoint: {', '.join(missing)} missing"
-        )
+    check_complete(folder)
     facts, template = read_facts(folder), read_template(folder)
     return Origin(name, "checkpoint", folder, folder / TOKENIZER, template, facts)
