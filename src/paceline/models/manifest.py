@@ -13,7 +13,7 @@ from typing import Literal
 import paceline
 from paceline.errors import ModelError
 from paceline.models.progress import QUIET, Progress
-from paceline.storage.coreml import CORE_ML
+from paceline.storage.coreml import CORE_ML, fingerprint_of
 from paceline.storage.files import read_json, sha256_of
 from paceline.storage.manifest import MANIFEST, FileRecord, check_files
 from paceline.storage.validation import Count, Positive, validated
@@ -72,9 +72,9 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """Identity of the graph and its weights: equal only for equal bytes."""
-        # A Core ML model's graph is in many files.
-        names = (GRAPH, WEIGHTS) if self.engine == "openvino" else sorted(self.files)
-        text = " ".join(self.files[name].sha256 for name in names)
+        if self.engine != "openvino":
+            return fingerprint_of({name: record.sha256 for name, record in self.files.items()})
+        text = f"{self.files[GRAPH].sha256} {self.files[WEIGHTS].sha256}"
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.engines.coreml.artifact import Shard, fingerprint_of, read_artifact
+from paceline.engines.coreml.artifact import Shard, read_artifact
 from paceline.errors import ModelError
-from paceline.storage.coreml import CORE_ML
+from paceline.storage.coreml import CORE_ML, fingerprint_of
 from paceline.storage.files import sha256_of
 
 Change = Callable[[dict[str, Any]], object]
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
             {"path": HEADS[0], "start": 0, "end": 100},
             {"path": HEADS[1], "start": 100, "end": 160},
         ],
-        "fingerprint": fingerprint_of(files),
+        "fingerprint": fingerprint_of({name: file["sha256"] for name, file in files.items()}),
         "files": files,
     }
     (tmp_path / "manifest.json").write_text(json.dumps(value))

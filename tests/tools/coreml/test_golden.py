@@ -19,14 +19,13 @@ torch.set_num_threads(1)
 from paceline.engines.coreml.artifact import (  # noqa: E402
     ROTARY,
     TOKEN_CLASSIFICATION,
-    fingerprint_of,
     read_artifact,
 )
 from paceline.errors import InvalidRequest, ModelError, PacelineError  # noqa: E402
 from paceline.models import QUIET  # noqa: E402
 from paceline.models.hf_config import read_facts  # noqa: E402
 from paceline.models.manifest import TOKENIZER  # noqa: E402
-from paceline.storage.coreml import EMBEDDINGS  # noqa: E402
+from paceline.storage.coreml import EMBEDDINGS, fingerprint_of  # noqa: E402
 from paceline.storage.files import sha256_of, write_json  # noqa: E402
 from paceline.storage.manifest import MANIFEST  # noqa: E402
 from paceline.storage.report import Report  # noqa: E402
@@ -99,7 +98,7 @@ def seal(folder: Path, **changes: Any) -> None:
         }
         for path in paths
     }
-    fingerprint = fingerprint_of(files)
+    fingerprint = fingerprint_of({name: file["sha256"] for name, file in files.items()})
     write_json(folder / MANIFEST, {**value, **changes, "files": files, "fingerprint": fingerprint})
 
 

@@ -131,14 +131,6 @@ def read_artifact(folder: Path) -> Artifact:
     )
 
 
-def fingerprint_of(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """SHA-256 of all names and checksums, given the files' records by name."""
-    import hashlib
-
-    lines = "\n".join(f"{name} {files[name]['sha256']}" for name in sorted(files))
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
 def _shards(entries: Sequence[Mapping[str, Any]]) -> Iterator[Shard]:
     for entry in entries:
         yield Shard(entry["path"], entry["start"], entry["end"], tuple(entry.get("taps", ())))

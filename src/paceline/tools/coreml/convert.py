@@ -21,14 +21,13 @@ from paceline.engines.coreml.artifact import (
     ROTARY,
     VERSION,
     Artifact,
-    fingerprint_of,
     read_artifact,
 )
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Progress
 from paceline.models.generation_config import GENERATION
 from paceline.models.manifest import TEMPLATE, TOKENIZER
-from paceline.storage.coreml import EMBEDDINGS, HEAD
+from paceline.storage.coreml import EMBEDDINGS, HEAD, fingerprint_of
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.manifest import MANIFEST
 from paceline.tools.coreml.compress import check_patterns, compress
@@ -274,7 +273,7 @@ def _describe(
         "weights": {"form": options.weights, "float16": list(options.keep)},
         "layer_shards": [part.entry() for part in parts if part.taps is not None],
         "head_shards": [part.entry() for part in parts if part.taps is None],
-        "fingerprint": fingerprint_of(files),
+        "fingerprint": fingerprint_of({name: str(file["sha256"]) for name, file in files.items()}),
         "files": files,
     }
     write_json(out / MANIFEST, value)
