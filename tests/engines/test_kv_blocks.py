@@ -83,7 +83,7 @@ def test_what_was_not_kept_is_written_over_by_the_next_block(table: BlockTable):
 
 
 def test_the_blocks_of_a_call_end_with_its_last_row(table: BlockTable):
-    # A longer block before left a cache block more than the next one needs.
+    # A longer block before left a KV block more than the next one needs.
     grow(table, 12, keep=1)
     table.reserve(2)
     assert len(table.blocks(2)) == 1
@@ -263,7 +263,7 @@ class Tables(RuleBasedStateMachine):
         self.pool = BlockPool(12, SIZE)
         self.tables: list[BlockTable] = []
         self.texts: list[list[int]] = []  # what each table wrote to the slots that are its own
-        self.slots: dict[tuple[int, int], int] = {}  # (cache block, offset) -> written there last
+        self.slots: dict[tuple[int, int], int] = {}  # (KV block, offset) -> written there last
         self.written = 0
 
     @initialize()
@@ -306,7 +306,7 @@ class Tables(RuleBasedStateMachine):
         table = self.tables[place % len(self.tables)]
         length = min(length, table.length)
         table.rewind(length)
-        # No more goes than the started cache block.
+        # No more goes than the started KV block.
         assert length - length % SIZE <= table.length <= length
         del self.texts[place % len(self.tables)][table.length :]
 

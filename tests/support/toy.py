@@ -1,6 +1,6 @@
 """A model small enough for thousands of calls a second, with slots as real as any engine's.
 
-Keys and values live in arrays by cache block. A row is computed from the slots that the sequence's
+Keys and values live in arrays by KV block. A row is computed from the slots that the sequence's
 table says are its own, and from nothing else: the values of the last two say which tokens the model
 likes next, and a hash over every key moves each logit a little. So a stale, missing or misplaced
 slot changes the row. Integers wrap and the floats are added one by one: a row's bits do not depend
@@ -92,7 +92,7 @@ class ToyEngine(PooledEngine[BlockTable]):
         return max(self.min_rows - len(block.tokens), 0)
 
     def _slots(self, table: BlockTable, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where slots [0, end) of a sequence are: cache blocks, and offsets in them."""
+        """Where slots [0, end) of a sequence are: KV blocks, and offsets in them."""
         size = self._pool.block_size
         place = np.arange(end)
         return np.array(table.blocks(end - table.length))[place // size], place % size

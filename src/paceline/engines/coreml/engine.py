@@ -224,12 +224,12 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
             if first >= len(tokens):
                 continue
             begin = at + first - (count - block.rows)
-            asked = slice(begin, begin + len(tokens) - first)
+            wanted = slice(begin, begin + len(tokens) - first)
             call.head(
                 stream,
                 first,
-                logits[asked],
-                None if best is None else Best(best.tokens[asked], best.scores[asked]),
+                logits[wanted],
+                None if best is None else Best(best.tokens[wanted], best.scores[wanted]),
             )
         return {name: np.concatenate(rows) for name, rows in tapped.items()}
 

@@ -218,7 +218,7 @@ class _Folding:
         )
         # A call reads only a few rows of a table that it gathers from.
         touched = 0 if op.type == "gather" else stored
-        if entry.refuses and (fault := entry.refuses(fixed)):
+        if entry.rejects and (fault := entry.rejects(fixed)):
             raise ModelError(f"{self._path} cannot be rehearsed: {op.type} {op.name!r} has {fault}")
         return Step(op, entry, fixed, tuple(moving), finish, touched)
 

@@ -49,7 +49,7 @@ def _fault_of_conv(arguments: Mapping[str, Any]) -> str | None:
 @op(
     "conv",
     macs=_macs_per_filter,
-    refuses=_fault_of_conv,
+    rejects=_fault_of_conv,
     pad_type=("valid", "custom", "same", "same_lower"),
 )
 def _conv(
@@ -136,7 +136,7 @@ def _fault_of_einsum(arguments: Mapping[str, Any]) -> str | None:
     return f"the equation {equation!r}, expected one like nchw,nwhu->nchu"
 
 
-@op("einsum", macs=_macs_of_einsum, refuses=_fault_of_einsum)
+@op("einsum", macs=_macs_of_einsum, rejects=_fault_of_einsum)
 def _einsum(values: tuple[Array, ...], equation: str) -> Array:
     """MIL's only form: [..., C, H, W] with [..., W, H, U] gives [..., C, H, U]."""
     x, y = values

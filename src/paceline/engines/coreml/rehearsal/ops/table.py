@@ -34,7 +34,7 @@ class Cell:
 Macs = Callable[[Mapping[str, Any], Array], int]
 """Multiply-accumulates of one call, from its arguments and first output."""
 
-Refuses = Callable[[Mapping[str, Any]], str | None]
+Rejects = Callable[[Mapping[str, Any]], str | None]
 """Fault of a combination of constant arguments; None: accepted."""
 
 
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
     macs: Macs | None
     several: frozenset[str]
     """Parameters that take any number of operands."""
-    refuses: Refuses | None
+    rejects: Rejects | None
 
 
 _Run = TypeVar("_Run", bound=Callable[..., Any])
@@ -66,7 +66,7 @@ def op(
     *names: str,
     moves: bool = False,
     macs: Macs | None = None,
-    refuses: Refuses | None = None,
+    rejects: Rejects | None = None,
     **accepts: tuple[Any, ...],
 ) -> Callable[[_Run], _Run]:
     """Register a function under these names; `accepts`: allowed constants by parameter."""
@@ -85,7 +85,7 @@ def op(
             frozenset(
                 name for name, parameter in parameters.items() if parameter.annotation == Arrays
             ),
-            refuses,
+            rejects,
         )
         OPS.update(dict.fromkeys(names, entry))
         return run
