@@ -1,4 +1,4 @@
-"""Time to first token of a 1,000-token prompt, against what the engine alone needs for it.
+"""Time to first token of a 1,000-token prompt, against the prefill time of the engine alone.
 
     python benchmarks/first_token.py --output benchmarks/results/first-token.json
 
@@ -22,7 +22,7 @@ CHUNKS = (256, 512, TOKENS)
 
 
 def main() -> None:
-    """Run, print, and write the result where asked."""
+    """Measure, print, and write the result to --output."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path)
@@ -37,7 +37,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for size in CHUNKS:
             bare[size].append(_prefill(model, prompt, size))
-        # As text, so that the tokenizer is part of it.
+        # As text, so that tokenization is measured, too.
         text = model.files.tokenizer().decode(prompt)
         result = model.generate(text, raw=True, max_tokens=1, temperature=0.0)
         first.append(result.stats.first_token_seconds * TOKENS / result.prompt_tokens)

@@ -1,12 +1,12 @@
-"""A drafter that was trained here, in OpenVINO GenAI: nothing in it is ours alone.
+"""Runs a drafter trained by paceline in OpenVINO GenAI, to show that its format is standard.
 
     pip install 'paceline[convert]' 'diffusers==0.38.0' einops
     python benchmarks/interchange.py --drafter DIR --work DIR
 
-The target is written as a Hugging Face folder, both go through optimum-intel's export,
-and OpenVINO GenAI loads both and drafts with ours. (optimum-intel's DFlash export imports diffusers
-and einops, and this version of diffusers goes with its transformers.) Prints both texts, with and
-without the drafter, and what GenAI says of its drafts.
+The target is written as a Hugging Face folder, optimum-intel exports target and drafter, and
+OpenVINO GenAI loads both. (optimum-intel's DFlash export imports diffusers and einops, and this
+version of diffusers goes with its transformers.) Prints the texts with and without the drafter,
+and GenAI's statistics of the drafts.
 """
 
 import argparse
@@ -25,7 +25,7 @@ TOKENS = 96
 
 
 def main() -> None:
-    """Convert what is not there yet, run, and print."""
+    """Convert what is missing, run, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--drafter", type=Path, required=True, help="a checkpoint in z-lab's form")
     parser.add_argument("--work", type=Path, required=True, help="a folder for what is made")
@@ -35,7 +35,7 @@ def main() -> None:
     target, drafter = work / "target", work / "drafter"
     if not target.exists():
         export(hugging_face_form(work), target)
-        # What transformers makes of the tokenizer in a GGUF file does not cut as it should.
+        # The tokenizer that transformers reads from a GGUF file splits text differently.
         for path in resolve(DEFAULT_MODEL).folder.glob("openvino_*tokenizer.*"):
             shutil.copy(path, target)
     if not drafter.exists():
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def hugging_face_form(work: Path) -> Path:
-    """The default model as transformers reads it from its GGUF file."""
+    """The default model, converted by transformers from its GGUF file."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = work / "hugging-face"
@@ -64,7 +64,7 @@ def hugging_face_form(work: Path) -> Path:
 
 
 def export(source: Path, target: Path) -> None:
-    """optimum-intel's export, weights as int8 per channel."""
+    """Export with optimum-intel, weights in int8 per channel."""
     command = ["optimum-cli", "export", "openvino", "--model", str(source)]
     command += ["--task", "text-generation-with-past", "--trust-remote-code"]
     command += ["--weight-format", "int8", str(target)]
@@ -72,7 +72,7 @@ def export(source: Path, target: Path) -> None:
 
 
 def pipeline(target: Path, drafter: Path | None = None) -> Any:
-    """GenAI's pipeline; DFlash cannot share prefixes there yet."""
+    """GenAI's pipeline, without the prefix cache, which DFlash does not support there."""
     import openvino_genai as genai
 
     scheduler = genai.SchedulerConfig()

@@ -1,10 +1,10 @@
-"""Time to the first token of a conversation's first turn, and of its second, over HTTP.
+"""Time to first token of a conversation's first and second turn, over HTTP.
 
     python benchmarks/second_turn.py --output benchmarks/results/second-turn.json
 
-The first turn has about 1,000 tokens that the server has not seen; the second adds the answer and a
-message. For comparison the second turn is asked for without the prompt cache, too. Every round is a
-conversation of its own. Exits with 1 when the second turn takes more than a fifth of the first's.
+The first turn has about 1,000 tokens that miss the prefix cache; the second adds the answer and a
+message. For comparison the second turn is also sent without the prefix cache. Every round is
+another conversation. Exits with 1 if the second turn takes more than a fifth of the first's time.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from paceline.tools.suite import SuitePrompt, load_suite
 
 TOKENS = 1000
 ANSWER = 48
-SHARE = 0.2
-"""The most that the second turn may take of the first's time."""
+MAX_SHARE = 0.2
+"""Largest time of the second turn over the first's."""
 QUESTION = "Which of these texts is the shortest? Say why."
 MORE = "And which is the longest?"
 
@@ -33,23 +33,23 @@ Message = dict[str, str]
 
 
 class Turns(NamedTuple):
-    """One conversation."""
+    """Requests of one conversation."""
 
     first: Sample
     second: Sample
     again: Sample
-    """The second turn without the cache."""
+    """The second turn without the prefix cache."""
 
 
 def main() -> None:
-    """Run, print, and write the result where asked."""
+    """Measure, print, and write the result to --output."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     files = resolve(DEFAULT_MODEL)
     with served() as server:
-        _asked(server, [_user("Hello")], cached=True)  # what is made at the first use is made now
+        _send(server, [_user("Hello")], cached=True)  # warm-up
         rounds = [_conversation(server, files, number) for number in range(options.rounds)]
     result = {
         "command": "python benchmarks/second_turn.py",
@@ -64,22 +64,22 @@ def main() -> None:
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(result, indent=1) + "\n")
-    sys.exit(result["second_over_first"]["median"] > SHARE)
+    sys.exit(result["second_over_first"]["median"] > MAX_SHARE)
 
 
 def _conversation(server: Server, files: ModelFiles, number: int) -> Turns:
     messages = _messages(files, number)
-    first = _asked(server, messages, cached=True)
+    first = _send(server, messages, cached=True)
     messages += [{"role": "assistant", "content": first.text}, _user(MORE)]
     return Turns(
         first,
-        _asked(server, messages, cached=True),
-        _asked(server, messages, cached=False),
+        _send(server, messages, cached=True),
+        _send(server, messages, cached=False),
     )
 
 
 def _messages(files: ModelFiles, number: int) -> list[Message]:
-    """A first turn of about so many tokens, that begins as no other does."""
+    """A first turn of about `TOKENS` tokens, with a unique beginning."""
     prompts = load_suite().prompts
     texts = [str(message["content"]) for prompt in prompts for message in prompt.messages]
     texts = texts[number % len(texts) :] + texts[: number % len(texts)]
@@ -97,7 +97,7 @@ def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def _asked(server: Server, messages: Sequence[Message], *, cached: bool) -> Sample:
+def _send(server: Server, messages: Sequence[Message], *, cached: bool) -> Sample:
     extra = json.dumps({"cache_prompt": cached})
     endpoint = Endpoint(server.url, DEFAULT_MODEL, ANSWER, extra=extra)
     run = closed_loop(endpoint, [SuitePrompt("turn", "any", messages)], clients=1, requests=1)
@@ -121,7 +121,7 @@ def _about(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _ratio(rounds: Sequence[Turns], name: str) -> dict[str, float]:
-    """Of times to the first token, within each round."""
+    """Ratio of times to first token within each round."""
     found = [getattr(each, name).first / each.first.first for each in rounds]
     return {
         "median": round(median(found), 4),

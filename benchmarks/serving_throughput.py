@@ -1,12 +1,12 @@
-"""The server's throughput: 8 clients against one, and against OpenVINO GenAI's continuous batching.
+"""Server throughput: 8 clients against 1, and against OpenVINO GenAI's continuous batching.
 
     python benchmarks/serving_throughput.py --output benchmarks/results/serving-throughput.json
 
-The same prompts, greedy, nothing kept in a prompt cache, but for the variants that are called
-`known`: they find all prompts there. In every round each variant answers all of them, in turns,
-and ratios are taken within the round. paceline is asked over HTTP, by clients in
-this process; GenAI through its own `add_request` and `step`, without HTTP, on the same graph, at
-the same precision (f16 cache, float32), with a cache of the same size.
+The same prompts, greedy, without a prefix cache, except for the variants called `known`, in which
+all prompts are hits. In every round each variant answers all prompts, in rotating order, and ratios
+are taken within the round. paceline is called over HTTP by clients in this process, GenAI through
+`add_request` and `step`, without HTTP, on the same graph, at the same precision (f16 KV cache,
+float32), with a KV cache of the same size.
 """
 
 import argparse
@@ -31,16 +31,16 @@ from paceline.tools.suite import SuitePrompt, load_suite
 
 MANY = 8
 SLOTS = 16384
-"""For keys and values, in either runtime: all prompts and answers fit."""
+"""Tokens of the KV cache in both runtimes: all prompts and answers fit."""
 GENAI_BLOCK = 32
-"""Slots in a block of GenAI's cache, on a CPU."""
+"""Tokens in a KV block of GenAI on a CPU."""
 
 COUNTED = ("engine_calls", "engine_rows", "engine_seconds", "steps", "step_tokens")
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What a variant did with all the prompts."""
+    """A variant's answers to all prompts."""
 
     seconds: float
     tokens: int
@@ -55,16 +55,16 @@ class Answered:
 
 
 Variant = Callable[[Sequence[SuitePrompt], int], Answered]
-"""Answers prompts, so many tokens at most."""
+"""(prompts, max_tokens) -> answers."""
 
 
 def ours(server: Server, drafter: str, clients: int, *, known: bool = False) -> Variant:
-    """Clients of our server, over HTTP; with `known` prompts come from its prompt cache."""
+    """Clients of paceline's server; with `known`, prompts are prefix cache hits."""
     extra = json.dumps(
         {
             "cache_prompt": known,
             "speculation": {"drafter": drafter},
-            "repetition_penalty": 1.0,  # whatever the model's own settings say
+            "repetition_penalty": 1.0,  # not the model's default
         }
     )
 
@@ -107,36 +107,36 @@ class GenAi:
         self._asked = 0
 
     def variant(self, at_once: int) -> Variant:
-        """So many requests at a time, the next as soon as one has ended."""
+        """`at_once` requests at a time, the next as soon as one has ended."""
 
         def answer(prompts: Sequence[SuitePrompt], max_tokens: int) -> Answered:
             self._config.max_new_tokens = max_tokens
             tokenizer, template = self._files.tokenizer(), self._files.template()
-            going: dict[str, Any] = {}
+            running: dict[str, Any] = {}
             ids: dict[str, list[int]] = {}
             waiting = deque(prompts)
             steps, started = 0, perf_counter()
-            while waiting or going:
-                while waiting and len(going) < at_once:
+            while waiting or running:
+                while waiting and len(running) < at_once:
                     prompt = waiting.popleft()
                     tokens = tokenizer.encode(template.render(prompt.messages), special=True)
-                    going[prompt.id] = self._pipeline.add_request(
+                    running[prompt.id] = self._pipeline.add_request(
                         self._asked, ov.Tensor(np.array([tokens], np.int64)), self._config
                     )
                     self._asked += 1
                 self._pipeline.step()
                 steps += 1
-                for name, handle in list(going.items()):
+                for name, handle in list(running.items()):
                     if handle.get_status() != genai.GenerationStatus.RUNNING:
                         ids[name] = list(handle.read_all()[0].generated_ids)
-                        del going[name]
+                        del running[name]
             seconds = perf_counter() - started
             ends = set(self._files.stop_token_ids)
-            told = {name: [token for token in ids[name] if token not in ends] for name in ids}
+            answers = {name: [token for token in ids[name] if token not in ends] for name in ids}
             return Answered(
                 seconds,
-                sum(map(len, told.values())),
-                {name: tokenizer.decode(tokens) for name, tokens in told.items()},
+                sum(map(len, answers.values())),
+                {name: tokenizer.decode(tokens) for name, tokens in answers.items()},
                 {"steps": float(steps)},
             )
 
@@ -144,11 +144,11 @@ class GenAi:
 
 
 def main() -> None:
-    """Run, print, and write the result where asked."""
+    """Measure, print, and write the result to --output."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--per-kind", type=int, help="only so many prompts of each kind")
+    parser.add_argument("--per-kind", type=int, help="prompts of each kind; default: all")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     suite = load_suite().only((), options.per_kind)
@@ -162,9 +162,9 @@ def main() -> None:
             variants[f"paceline known, {clients}"] = ours(server, "auto", clients, known=True)
             for name, peer in peers.items():
                 variants[f"genai {name}, {clients}"] = peer.variant(clients)
-        variants["paceline known, 1"](suite.prompts, 1)  # now they are
+        variants["paceline known, 1"](suite.prompts, 1)  # fills the prefix cache
         for answer in variants.values():
-            answer(suite.prompts[:2], 8)  # what is made at the first use is made now
+            answer(suite.prompts[:2], 8)  # warm-up
         rounds = []
         for turn in range(options.rounds):
             rounds.append(_round(variants, turn, suite.prompts, options.max_tokens))
@@ -202,12 +202,12 @@ def _summary(rounds: Sequence[Mapping[str, Answered]]) -> dict[str, Any]:
         return sum(text.strip() == other[name].strip() for name, text in one.items())
 
     names = list(rounds[0])
-    many = [f"{way}, {MANY}" for way in WAYS]
+    many = [f"{mode}, {MANY}" for mode in MODES]
     plain = "paceline none, 1"
     return {
-        "many_over_one": {way: ratio(f"{way}, {MANY}", f"{way}, 1") for way in WAYS},
-        "paceline_auto_over": {way: ratio(many[0], way) for way in many[1:]},
-        "paceline_none_over": {way: ratio(many[1], way) for way in many[2:]},
+        "many_over_one": {mode: ratio(f"{mode}, {MANY}", f"{mode}, 1") for mode in MODES},
+        "paceline_auto_over": {mode: ratio(many[0], mode) for mode in many[1:]},
+        "paceline_none_over": {mode: ratio(many[1], mode) for mode in many[2:]},
         f"same_texts_as_{plain}": {name: same(name, plain) for name in names if name != plain},
         "tokens_per_second": {
             name: {
@@ -227,7 +227,7 @@ def _summary(rounds: Sequence[Mapping[str, Answered]]) -> dict[str, Any]:
     }
 
 
-WAYS = ("paceline auto", "paceline none", "paceline known", "genai lookup", "genai plain")
+MODES = ("paceline auto", "paceline none", "paceline known", "genai lookup", "genai plain")
 
 
 if __name__ == "__main__":

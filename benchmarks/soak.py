@@ -1,14 +1,14 @@
-"""A server under mixed load for minutes: its memory stays flat, and its answers stay the same.
+"""Soak test: under mixed load for minutes, memory stays flat and answers stay the same.
 
     python benchmarks/soak.py --seconds 600
 
-Starts `paceline serve`, and has eight clients ask at once: streams and whole answers, greedy and
-seeded, prompts from the cache and others never seen, salted ones, forms and functions, several
-answers, wrong requests, and clients who leave. The server's resident memory is read once a second.
-It may grow by `--tolerance` from the median of the first quarter to that of the last, counted from
-`--warm-up` seconds after the cache was full: by then every thread that reads prompts has held as
-much as it ever will. Exits with 1 when it grows more, when an answer is not what the
-same request got before, when the server fails, or does not come to rest.
+Starts `paceline serve` and sends requests from eight clients: streamed and whole, greedy and
+seeded, cached and new prompts, cache salts, JSON schemas and tools, several choices, invalid
+requests, and disconnects. The server's resident memory is read once a second. It may grow by
+`--tolerance` from the median of the first quarter to that of the last, counted from `--warm-up`
+seconds after the KV cache was full: by then every prefill thread has allocated all that it will.
+Exits with 1 if it grows more, if an answer differs from an earlier one to the same request, if the
+server fails, or if it does not become idle.
 """
 
 import argparse
@@ -59,13 +59,13 @@ KINDS = {
     **{"chat": 4, "text": 4, "new": 3, "salted": 1, "form": 2, "new form": 1, "tools": 1},
     **{"several": 1, "predicted": 1, "wrong": 1, "too long": 1, "leaves": 3},
 }
-"""Kind of request -> how often."""
+"""Kind of request -> relative frequency."""
 
 _FILLING_SECONDS = 600
 
 
 def request(kind: str, drawn: random.Random) -> tuple[str, dict[str, Any]]:
-    """A path and a body."""
+    """Path and body of a random request of a kind."""
     body: dict[str, Any] = {"max_tokens": drawn.choice((8, 24, 64)), **drawn.choice(SAMPLINGS)}
     body["stream"] = drawn.random() < 0.5
     if kind in ("text", "new", "salted", "too long"):
@@ -103,10 +103,10 @@ def request(kind: str, drawn: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 class Clients:
-    """Eight who ask until the time is over, and what they saw."""
+    """Clients that send requests until `over` is set, and the faults they found."""
 
     def __init__(self, url: str, seed: int) -> None:
-        """Ask the server at `url`."""
+        """Send requests to the server at `url`."""
         self.url = url
         self.counts = Counter[str]()
         self.faults: list[str] = []
@@ -115,13 +115,13 @@ class Clients:
         self._known: dict[str, Any] = {}
 
     async def run(self, clients: int) -> None:
-        """Ask until it is over."""
+        """Send requests until `over` is set."""
 
         async def one(http: httpx.AsyncClient) -> None:
             while not self.over:
                 (kind,) = self._drawn.choices(list(KINDS), list(KINDS.values()))
                 try:
-                    await self._ask(http, kind)
+                    await self._send(http, kind)
                 except (httpx.HTTPError, ValueError, LookupError) as error:
                     self.faults.append(f"{kind}: {type(error).__name__}: {error}")
                 self.counts[kind] += 1
@@ -129,10 +129,10 @@ class Clients:
         async with httpx.AsyncClient(timeout=120) as http:
             await asyncio.gather(*(one(http) for _ in range(clients)))
 
-    async def _ask(self, http: httpx.AsyncClient, kind: str) -> None:
+    async def _send(self, http: httpx.AsyncClient, kind: str) -> None:
         path, body = request(kind, self._drawn)
         if kind == "leaves":
-            await self._leave(http, path, body)
+            await self._disconnect(http, path, body)
             return
         response = await http.post(self.url + path, json=body)
         wanted = 400 if kind in ("wrong", "too long") else 200
@@ -141,8 +141,8 @@ class Clients:
         elif wanted == 200:
             self._compare(kind, body, _texts(response, streamed=body["stream"]))
 
-    async def _leave(self, http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
-        """Go away while it waits, reads, or writes."""
+    async def _disconnect(self, http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+        """Disconnect while the request is queued, in prefill or in decode."""
         body["max_tokens"] = 400
         try:
             async with asyncio.timeout(self._drawn.choice((0.02, 0.3, 1.0))):
@@ -159,7 +159,7 @@ class Clients:
 
 
 def _texts(response: httpx.Response, *, streamed: bool) -> Any:
-    """What each choice says; calls of functions without their ids."""
+    """Text of each choice by index; tool calls without their ids."""
     if streamed:
         lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
         parts = [json.loads(line.removeprefix("data: ")) for line in lines]
@@ -176,7 +176,7 @@ def _texts(response: httpx.Response, *, streamed: bool) -> Any:
 
 @contextmanager
 def serving(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server, and its URL."""
+    """Start a server; yields its process and URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -197,7 +197,7 @@ def serving(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], str
 
 
 def megabytes(process: int) -> float:
-    """Resident memory of a process."""
+    """Resident memory of a process, in MiB."""
     found = subprocess.run(
         ["ps", "-o", "rss=", "-p", str(process)], capture_output=True, text=True, check=True
     )
@@ -205,7 +205,7 @@ def megabytes(process: int) -> float:
 
 
 def metric(url: str, name: str) -> float:
-    """What the server counts under a name."""
+    """Value of a metric of the server."""
     lines = httpx.get(url + "/metrics").text.splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
@@ -213,9 +213,9 @@ def metric(url: str, name: str) -> float:
 async def soak(
     process: int, clients: Clients, options: argparse.Namespace
 ) -> list[tuple[float, float]]:
-    """(seconds, megabytes) once a second, behind the warm-up.
+    """(seconds, MiB) once a second after the warm-up.
 
-    It begins when the cache is full: slots are the system's until they are first written to.
+    The warm-up begins when the KV cache is full: its memory is allocated on first write.
     """
     slots = metric(clients.url, "paceline_cache_free_slots")
     load = asyncio.ensure_future(clients.run(options.clients))
@@ -231,7 +231,7 @@ async def soak(
         elif await asyncio.to_thread(metric, clients.url, "paceline_cache_free_slots") < slots / 8:
             warm = now + options.warm_up
         elif now > began + _FILLING_SECONDS:
-            raise SystemExit("the cache did not get full")
+            raise SystemExit("the KV cache did not fill up")
         asked = sum(clients.counts.values())
         print(f"{now - began:6.0f} s  {size:7.1f} MB  {asked:6} requests", end="\r")
     clients.over = True
@@ -240,8 +240,8 @@ async def soak(
     return samples
 
 
-def at_rest(url: str) -> bool:
-    """Whether nothing is asked of the server, and no request holds a slot."""
+def becomes_idle(url: str) -> bool:
+    """True if the server becomes idle: no requests, and no KV blocks in use."""
     names = ("requests_running", "requests_waiting", "cache_usage")
     for _ in range(300):
         sleep(0.1)
@@ -251,20 +251,25 @@ def at_rest(url: str) -> bool:
 
 
 def main() -> int:
-    """Run, print, and write the result where asked; 1 when something is wrong."""
+    """Measure, print, and write the result to --output; returns 1 if there is a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--warm-up", type=float, default=180)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--tolerance", type=float, default=0.03, help="of the first quarter")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.03,
+        help="largest growth, as a part of the first quarter's memory",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("serve", nargs="*", help="arguments of paceline serve, behind --")
+    parser.add_argument("serve", nargs="*", help="arguments of paceline serve, after --")
     options = parser.parse_args()
     with serving(options.serve) as (process, url):
         clients = Clients(url, options.seed)
         samples = asyncio.run(soak(process.pid, clients, options))
-        rests = at_rest(url)
+        idle = becomes_idle(url)
     quarter = len(samples) // 4
     first = median(size for _, size in samples[:quarter])
     last = median(size for _, size in samples[-quarter:])
@@ -279,7 +284,7 @@ def main() -> int:
         "growth": growth,
         "tolerance": options.tolerance,
         "faults": clients.faults[:20],
-        "comes_to_rest": rests,
+        "comes_to_rest": idle,
         "exit_status": process.returncode,
         "megabytes_by_second": [round(size, 1) for _, size in samples],
     }
@@ -289,7 +294,7 @@ def main() -> int:
         print(f"  {fault}")
     if options.output:
         options.output.write_text(json.dumps(found, indent=1) + "\n")
-    good = growth <= options.tolerance and not clients.faults and rests and not process.returncode
+    good = growth <= options.tolerance and not clients.faults and idle and not process.returncode
     return 0 if good else 1
 
 

@@ -1,4 +1,4 @@
-"""The README's tables, in Markdown, from what `bench run --output` recorded.
+"""The README's tables in Markdown, from a record of `bench run --output`.
 
     python benchmarks/spec_bench_table.py benchmarks/results/spec-bench.json [--drafter auto]
 
@@ -18,7 +18,7 @@ def main() -> None:
     """Read a record and print its tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", type=Path)
-    parser.add_argument("--drafter", default="auto", help="whose figures the short table has")
+    parser.add_argument("--drafter", default="auto", help="drafter of the short table")
     options = parser.parse_args()
     record = read_record(options.result)
     print(short_table(record, options.drafter))
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def short_table(record: Record, drafter: str) -> str:
-    """Kinds as columns; raises SystemExit where the record has no such drafter."""
+    """Table with a column per kind. Raises SystemExit if the record lacks the drafter."""
     if drafter not in record.contenders:
         raise SystemExit(f"the record has no {drafter}; it has {', '.join(record.contenders)}")
     groups = group_summary(record.rows)["groups"]
@@ -48,7 +48,7 @@ def short_table(record: Record, drafter: str) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

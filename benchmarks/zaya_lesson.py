@@ -1,4 +1,4 @@
-"""What a call of a mixture of experts does, part by part, and when speculation pays for it.
+"""Work of a mixture-of-experts call by part, and when speculation pays.
 
     python benchmarks/zaya_lesson.py --output benchmarks/results/zaya-lesson.json
 
@@ -46,7 +46,7 @@ SIZES = (
 )
 
 TOKENS = 241
-"""Of the text on which it is seen which experts rows have: one row, and 60 calls of four."""
+"""Tokens of the text from which the experts per row are counted: 1 row, then 60 calls of 4."""
 
 FACTS = Facts(
     context_length=2048 // SCALE,
@@ -60,7 +60,7 @@ FACTS = Facts(
 
 
 def main() -> None:
-    """Convert, count, print, and write the result where asked."""
+    """Convert, count, print, and write the result to --output."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def random_zaya(folder: Path) -> Path:
-    """A checkpoint; its sizes are those of the released model, which are the config's defaults."""
+    """A random checkpoint with the released model's sizes, scaled down."""
     import torch
     import transformers
 
@@ -95,7 +95,7 @@ def random_zaya(folder: Path) -> Path:
         num_hidden_layers=LAYERS,
         vocab_size=released.vocab_size * LAYERS // released.num_hidden_layers // SCALE,
         max_position_embeddings=FACTS.context_length,
-        # Large enough that routers tell tokens apart.
+        # Large enough that routers select different experts for different tokens.
         initializer_range=0.1,
     )
     torch.manual_seed(0)
@@ -103,9 +103,9 @@ def random_zaya(folder: Path) -> Path:
     with torch.no_grad():
         for vector in model.parameters():
             if vector.dim() == 1:
-                # The converter leaves out scales of 1 and biases of 0, which a trained one has not.
+                # The converter leaves out scales of 1 and biases of 0, which a trained model lacks.
                 vector.add_(torch.randn_like(vector) * 0.02)
-        # At first it says nearly the same whatever it reads, and every expert has the same share.
+        # Without this the logits barely depend on the input, and all experts are equally likely.
         model.model.embed_tokens.weight.mul_(10)
         for layer in model.model.layers:
             for name in ("fc1", "fc2", "out_proj"):
@@ -116,7 +116,7 @@ def random_zaya(folder: Path) -> Path:
 
 
 def converted(checkpoint: Path, folder: Path, routing: str) -> Artifact:
-    """The artifact, in int8 as the experiment's."""
+    """The converted model, in int8 as in the experiment."""
     name = f"random-zaya-{routing}"
     about = {"kind": "checkpoint", "from": name}
     source = Source(name, about, name, checkpoint, checkpoint / "tokenizer.json", None, FACTS)
@@ -125,7 +125,7 @@ def converted(checkpoint: Path, folder: Path, routing: str) -> Artifact:
 
 
 def lesson(artifact: Artifact, routing: str) -> dict[str, Any]:
-    """Counts, which experts rows have, and what follows from them."""
+    """Work, experts per row, and the break-even of drafting."""
     text = np.random.default_rng(0).integers(0, artifact.vocab_size, TOKENS).tolist()
     one, four, *_ = calls = count(
         artifact, [text[:1], *(text[at : at + ROWS] for at in range(1, TOKENS, ROWS))]
@@ -146,7 +146,7 @@ def lesson(artifact: Artifact, routing: str) -> dict[str, Any]:
 
 
 def show(routing: str, work: Work) -> None:
-    """Print the tables that `paceline plan` prints, too."""
+    """Print the tables of `paceline plan`."""
     for title, head, rows in tables(work):
         print(f"\n{routing} routing: {title}")
         for first, *rest in (head, *rows):
@@ -154,10 +154,10 @@ def show(routing: str, work: Work) -> None:
 
 
 def by_experts_read(parts: Parts, experts: int) -> Iterator[dict[str, Any]]:
-    """When a call of all rows pays if time goes by bytes, by how many experts of a layer it reads.
+    """Break-even of a memory-bound call of `ROWS` rows, by the experts per layer that it reads.
 
-    A call of one row reads one expert. `parts` is the work of the call with all experts. The last
-    number is what rows read that choose freely, each expert as likely as the others.
+    A call of one row reads one expert. `parts` is the work of a call with all experts. The last
+    number of experts is the expectation for rows that choose independently and uniformly.
     """
     expert = parts[EXPERTS].weight_bytes / experts
     rest = total(parts).weight_bytes - parts[EXPERTS].weight_bytes

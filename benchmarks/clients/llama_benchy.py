@@ -1,10 +1,9 @@
-"""llama-benchy measures the server, with its prompt cache and without.
+"""llama-benchy measures the server, with the prefix cache and without.
 
     python benchmarks/clients/llama_benchy.py
 
-It has to come to its end, to have a figure for every case, and to find prompts in the cache just
-where it asks for that. Its figures are of one run, whatever this machine is doing meanwhile: they
-are shown, not recorded.
+It must finish, have a result for every case, and have prefix cache hits exactly where it enables
+the cache. Its figures are of one run on a machine under other load: they are printed, not recorded.
 """
 
 import json
@@ -23,7 +22,7 @@ HITS = "paceline_prompt_cache_hits_total"
 
 
 def work(trial: Trial) -> None:
-    """Both ways."""
+    """Run it with and without the prefix cache."""
     lines = [str(m["content"]) for prompt in load_suite().prompts for m in prompt.messages]
     (trial.folder / "book.txt").write_text("\n\n".join(lines * 4), encoding="utf-8")
     handler = partial(_Silent, directory=str(trial.folder))
@@ -35,7 +34,7 @@ def work(trial: Trial) -> None:
             found = _run(trial, book, option)
             _check(trial, found, option, caching=caching)
             hits = trial.server.metric(HITS) - before
-            # What warms it up before may be found either way; that is less than a prompt.
+            # Its warm-up may have hits in both modes; they are less than a prompt.
             right = hits > RUNS * DEPTH if caching else hits < PROMPT
             trial.check(right, f"{option}: {hits:.0f} tokens were found in the cache")
         server.shutdown()
@@ -69,8 +68,8 @@ def _check(trial: Trial, found: Any, option: str, *, caching: bool) -> None:
         where = f"depth {row['context_size']}{part}, {row['concurrency']} at once"
         rates = {name: row[name] for name in ("pp_throughput", "tg_throughput", "ttfr")}
         trial.check(all(rate and rate["mean"] > 0 for rate in rates.values()), f"{option}: {where}")
-        told = ", ".join(f"{name} {rate['mean']:.1f}" for name, rate in rates.items() if rate)
-        print(f"    {told}")
+        line = ", ".join(f"{name} {rate['mean']:.1f}" for name, rate in rates.items() if rate)
+        print(f"    {line}")
 
 
 class _Silent(SimpleHTTPRequestHandler):

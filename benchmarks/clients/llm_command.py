@@ -1,9 +1,9 @@
-"""Simon Willison's `llm` talks with the server: chats, answers of a schema, completions, responses.
+"""Simon Willison's `llm` against the server: chat, JSON schema, completions, responses.
 
     python benchmarks/clients/llm_command.py
 
-What it prints has to be what paceline's own Python API answers to the same, streamed or not; the
-second turn of a chat, too.
+Its output must equal the answers of paceline's Python API to the same prompts, streamed or not, and
+in the second turn of a chat.
 """
 
 import json
@@ -25,7 +25,7 @@ KINDS = {
 
 
 def work(trial: Trial) -> None:
-    """Each way of asking."""
+    """Check each kind of request."""
     model = paceline.load()
     _set_up(trial)
     known = [{"role": "system", "content": SYSTEM}]
@@ -48,14 +48,14 @@ def work(trial: Trial) -> None:
         temperature=0.0,
     ).text
     trial.equal(done.stdout.rstrip("\n"), second.rstrip("\n"), "llm -c goes on")
-    said = f"{QUESTION}\n{MORE}\nexit\n"
-    done = trial.run("llm", "chat", "-m", "chat", "-s", SYSTEM, *limits, said=said)
+    stdin = f"{QUESTION}\n{MORE}\nexit\n"
+    done = trial.run("llm", "chat", "-m", "chat", "-s", SYSTEM, *limits, stdin=stdin)
     for text, turn in ((expected, "first"), (second, "second")):
         trial.check(text.strip() in done.stdout, f"llm chat answers the {turn} time")
     done = trial.run("llm", "-m", "chat", "--schema", "name, age int", "Invent a young dog.")
     dog = json.loads(done.stdout)
     types = [type(dog.get(name)) for name in ("name", "age")]
-    trial.equal(types, [str, int], "llm --schema gets what it wants")
+    trial.equal(types, [str, int], "llm --schema gets the types of the schema")
     done = trial.run("llm", "-m", "responses", "-s", SYSTEM, *limits, QUESTION)
     trial.equal(done.stdout.rstrip("\n"), expected.rstrip("\n"), "llm gets a response")
     raw = model.generate(
@@ -66,7 +66,7 @@ def work(trial: Trial) -> None:
 
 
 def _set_up(trial: Trial) -> None:
-    """The file in which `llm` finds models of its user's own; JSON is YAML, too."""
+    """Write `llm`'s file of additional models; JSON is valid YAML."""
     models = [
         {"model_id": name, "model_name": DEFAULT_MODEL, "api_base": trial.server.url, **more}
         for name, more in KINDS.items()

@@ -2,10 +2,10 @@
 
     python benchmarks/clients/lm_evaluation_harness.py
 
-Multiple choice by log-likelihood, and answers that are written, to twelve questions that are here.
-Prompts go as token ids in batches, one by one at the same time, and as text; tokens come from the
-server, or from the model's tokenizer.json. Every log-likelihood, answer and score has to be the one
-that paceline's own Python API gives for the same item, to the last bit.
+Multiple choice by log-likelihood, and generated answers, to the twelve questions below. Prompts are
+sent as token ids in batches, as concurrent requests, and as text; they are tokenized by the server
+or with the model's tokenizer.json. Every log-likelihood, answer and score must equal that of
+paceline's Python API for the same item, to the last bit.
 """
 
 import json
@@ -56,34 +56,34 @@ TASKS: dict[str, dict[str, Any]] = {
         "metric_list": [{"metric": "exact_match", **MEAN}],
     },
 }
-WAYS = {
+MODES = {
     "token ids in batches of 8": ({}, 8),
     "token ids, 4 requests at once": ({"num_concurrent": 4}, 1),
     "text": ({"tokenized_requests": False}, 1),
     "token ids by tokenizer.json": ({"tokenizer_backend": "huggingface"}, 8),
 }
-"""More of the model's arguments, and how many prompts go in a request."""
+"""Mode -> further model arguments, and prompts per request."""
 
 
 class Scores(NamedTuple):
-    """What came of the items."""
+    """Results of all items."""
 
     likelihoods: list[list[float]]
-    """Of each item's choices, in nats."""
+    """Log-likelihoods of each item's choices, in nats."""
     greedy: list[list[bool]]
-    """Whether each choice is what the model would write itself."""
+    """True for each choice that greedy decoding would generate."""
     answers: list[str]
     metrics: dict[str, float]
 
 
 def work(trial: Trial) -> None:
-    """The task in every way, and the same alone."""
+    """Compare the task in every mode with the Python API, item by item."""
     model = paceline.load()
     expected = _alone(model)
     print(f"alone: {expected.metrics}")
     trial.check(0.25 < expected.metrics["acc"] < 1, "the task is neither trivial nor too hard")
     _write(trial.folder / "tasks", model.files.folder / "tokenizer.json")
-    for number, (way, (more, batch)) in enumerate(WAYS.items()):
+    for number, (mode, (more, batch)) in enumerate(MODES.items()):
         out = trial.folder / f"out-{number}"
         for old in out.rglob("*.json*"):
             old.unlink()
@@ -103,7 +103,7 @@ def work(trial: Trial) -> None:
         if done.returncode == 0:
             found = _read(out)
             for name, mine, theirs in zip(Scores._fields, found, expected, strict=True):
-                trial.equal(mine, theirs, f"{way}: {name} are those of each item alone")
+                trial.equal(mine, theirs, f"{mode}: {name} are those of each item alone")
 
 
 def _prompt(question: str) -> str:
@@ -111,7 +111,7 @@ def _prompt(question: str) -> str:
 
 
 def _alone(model: paceline.Model) -> Scores:
-    """The same through the Python API."""
+    """The results of the Python API."""
     likelihoods, greedy, answers = [], [], []
     for question, choices, _ in ITEMS:
         prompt = _prompt(question)
@@ -140,7 +140,7 @@ def _alone(model: paceline.Model) -> Scores:
 
 
 def _scored(model: paceline.Model, prompt: str, choice: str) -> tuple[float, bool]:
-    """How likely a continuation is, and whether it is the likeliest."""
+    """Log-likelihood of a continuation, and whether it is the greedy one."""
     tokens = model.tokens(prompt + choice, raw=True)
     found = model.generate(
         tokens, max_tokens=1, logprobs=1, prompt_logprobs=True, drafter="none", temperature=0.0
@@ -151,7 +151,7 @@ def _scored(model: paceline.Model, prompt: str, choice: str) -> tuple[float, boo
 
 
 def _write(folder: Path, tokenizer: Path) -> None:
-    """The tasks and their items, and the tokenizer as transformers wants it."""
+    """Write the tasks, their items, and the tokenizer in transformers' format."""
     folder.mkdir(exist_ok=True)
     items = folder / "items.jsonl"
     rows = [
@@ -174,7 +174,7 @@ def _write(folder: Path, tokenizer: Path) -> None:
 
 
 def _read(out: Path) -> Scores:
-    """What the harness wrote down."""
+    """Read the results of the harness."""
     choice, words = (_samples(out, name) for name in (CHOICE, WORDS))
     (summary,) = out.rglob("results_*.json")
     results = json.loads(summary.read_text())["results"]

@@ -1,9 +1,9 @@
-"""schemathesis makes requests of the server's own OpenAPI, right ones and wrong ones.
+"""schemathesis generates valid and invalid requests from the server's OpenAPI document.
 
     python benchmarks/clients/schemathesis_fuzz.py
 
-No request may be answered with a 5xx, or with another kind of content than the OpenAPI says. What
-is served is the tests' tiny model: answers whose length nobody limits go on to the context's end.
+No response may have a 5xx status or a content type that is not in the document. The model is the
+tests' tiny one: answers without a limit go on to the end of the context.
 """
 
 import os
@@ -18,11 +18,11 @@ from support.tiny import write_tiny
 
 CHECKS = ("not_a_server_error", "content_type_conformance")
 EXAMPLES = 50
-"""Made for each operation, beside those that cover its fields one by one."""
+"""Generated requests per operation, besides those that cover its fields one by one."""
 
 
 def work(trial: Trial) -> None:
-    """One run."""
+    """Run it once."""
     done = trial.run(
         "schemathesis",
         *("run", f"{trial.server.root}/openapi.json", "--max-examples", str(EXAMPLES)),

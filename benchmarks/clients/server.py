@@ -1,4 +1,4 @@
-"""A `paceline serve` of one's own, for as long as one needs it."""
+"""Starts `paceline serve` for a script, and stops it."""
 
 import re
 import subprocess
@@ -16,12 +16,12 @@ _END_SECONDS = 40.0
 
 @dataclass
 class Server:
-    """A server that answers."""
+    """A running server."""
 
     url: str
     """As `http://127.0.0.1:8000/v1`."""
     ended: int | None = None
-    """What it exited with, once it has."""
+    """Exit status, once it has ended."""
 
     @property
     def root(self) -> str:
@@ -29,10 +29,10 @@ class Server:
         return self.url.removesuffix("/v1")
 
     def metric(self, name: str) -> float:
-        """A value of its metrics.
+        """Value of a metric.
 
         Raises:
-            LookupError: it has none of that name.
+            LookupError: there is no such metric.
         """
         text = httpx.get(f"{self.root}/metrics").text
         found = re.search(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
@@ -43,10 +43,10 @@ class Server:
 
 @contextmanager
 def served(arguments: Sequence[str] = ()) -> Iterator[Server]:
-    """Start `paceline serve` with more `arguments` on a free port, and end it.
+    """Run `paceline serve` with further `arguments` on a free port.
 
     Raises:
-        RuntimeError: it ended before it listened; it said why on standard error.
+        RuntimeError: it ended before it listened; the reason is on standard error.
     """
     command = [sys.executable, "-m", "paceline", "serve", "--port", "0", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -59,11 +59,11 @@ def served(arguments: Sequence[str] = ()) -> Iterator[Server]:
 
 
 def _address(process: subprocess.Popen[str]) -> str:
-    """Where it listens, once it says so; what it says later is passed on."""
+    """The address from its log; later lines of the log are passed on to standard error."""
     errors = process.stderr
     assert errors is not None
-    impatience = threading.Timer(_START_SECONDS, process.kill)
-    impatience.start()
+    watchdog = threading.Timer(_START_SECONDS, process.kill)
+    watchdog.start()
     try:
         for line in errors:
             if found := re.search(r"serving .* at (http\S+)", line):
@@ -71,5 +71,5 @@ def _address(process: subprocess.Popen[str]) -> str:
                 return found[1]
             sys.stderr.write(line)
     finally:
-        impatience.cancel()
+        watchdog.cancel()
     raise RuntimeError("paceline serve ended before it listened")

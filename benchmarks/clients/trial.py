@@ -1,8 +1,8 @@
-"""What the trials of real clients share: a server, a client in its own environment, a verdict.
+"""Shared by the trials of real clients: a server, a client in its own environment, a verdict.
 
 A trial is a script: `python benchmarks/clients/NAME.py`. It starts `paceline serve` on a free port
-(or asks the one at --url), installs its client from PyPI, has it do its work, and says of each
-thing that should have come out whether it did. It exits with 1 when one did not.
+(or uses the one at --url), installs its client from PyPI, runs it, and prints the outcome of every
+check. It exits with 1 if one failed.
 """
 
 import argparse
@@ -24,25 +24,25 @@ _CLIENT_SECONDS = 1800.0
 
 @dataclass
 class Trial:
-    """A server that answers, a folder for the client, and what was found so far."""
+    """A running server, a folder for the client, and the faults found so far."""
 
     server: Server
     folder: Path
-    """Whatever the client writes goes here."""
+    """Working folder of the client."""
     commands: Path
-    """Where the client's commands are."""
+    """Folder of the client's commands."""
     faults: list[str] = field(default_factory=list)
 
     def run(
-        self, command: str, *arguments: str, said: str = ""
+        self, command: str, *arguments: str, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of the client, `said` on its standard input; it should exit with 0.
+        """Run a command of the client with `stdin` as input, and check that it exits with 0.
 
-        It sees no home of the user's, no hub, and no key but one that says nothing.
+        It has an empty home, no access to the hub, and a dummy key.
         """
         done = subprocess.run(
             [self.commands / command, *arguments],
-            input=said,
+            input=stdin,
             capture_output=True,
             text=True,
             cwd=self.folder,
@@ -57,17 +57,17 @@ class Trial:
         )
         if done.returncode:
             print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
-        self.equal(done.returncode, 0, f"{command} says that it went well")
+        self.equal(done.returncode, 0, f"{command} exits with 0")
         return done
 
     def check(self, right: bool, what: str) -> None:
-        """One thing that should be so."""
+        """Print a check, and note a failed one."""
         print(f"{'right' if right else 'WRONG'}: {what}", flush=True)
         if not right:
             self.faults.append(what)
 
     def equal(self, found: object, expected: object, what: str) -> None:
-        """Something that should be just that."""
+        """Check that a value is the expected one."""
         self.check(found == expected, what)
         if found != expected:
             print(f"    found    {found!r}\n    expected {expected!r}", flush=True)
@@ -79,13 +79,13 @@ def main(
     work: Callable[[Trial], None],
     serve: Sequence[str] = (),
 ) -> None:
-    """The command of a trial: set up, `work`, and exit.
+    """Main function of a trial: set up, `work`, and exit.
 
     Args:
         about: the script's docstring.
         packages: what to install, as pip takes it.
-        work: does the trial.
-        serve: more arguments of `paceline serve`.
+        work: runs the checks.
+        serve: further arguments of `paceline serve`.
     """
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--url", help="ask this server, which has the default model (.../v1)")
@@ -101,17 +101,19 @@ def main(
         with started as server:
             trial = Trial(server, folder, commands)
             work(trial)
-            trial.equal(httpx.get(f"{server.root}/health").status_code, 200, "the server is well")
+            trial.equal(
+                httpx.get(f"{server.root}/health").status_code, 200, "the server is healthy"
+            )
             left = [server.metric(f"paceline_requests_{each}") for each in ("running", "waiting")]
-            trial.equal(left, [0.0, 0.0], "nothing is left in the server")
+            trial.equal(left, [0.0, 0.0], "no request is left in the server")
         if not options.url:
-            trial.equal(server.ended, 0, "the server ends when it is told to")
-    print(f"{len(trial.faults)} things are wrong" if trial.faults else "all is right")
+            trial.equal(server.ended, 0, "the server ends on SIGTERM")
+    print(f"{len(trial.faults)} checks failed" if trial.faults else "all checks passed")
     sys.exit(bool(trial.faults))
 
 
 def _installed(folder: Path, packages: Sequence[str]) -> Path:
-    """Packages in an environment of their own; the folder of its commands."""
+    """Install packages in their own environment; returns the folder of its commands."""
     commands = folder / "bin"
     if not folder.exists():
         venv.create(folder, with_pip=True)

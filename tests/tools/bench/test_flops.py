@@ -10,7 +10,7 @@ from paceline.decoding.costs import CostTable, speed_up
 from paceline.engines.coreml.flops import PartWork, Work
 from paceline.runtime.model import Model
 from paceline.tools.bench.plan.command import plan
-from paceline.tools.bench.plan.flops import CHOSEN, WHOLE, CountsWork, as_dict, ends, tables
+from paceline.tools.bench.plan.flops import CHOSEN, WHOLE, CountsWork, as_dict, bounds, tables
 from support.faulty import FaultyEngine
 
 # 8 experts of 10 bytes, of which a row has one, and four rows three; 20 bytes of all others.
@@ -28,7 +28,7 @@ DENSE = Work({1: {"head": PartWork(1_500, 2_000_000)}, 4: {"head": PartWork(6_00
 
 
 def test_by_bytes_further_rows_are_free_and_by_macs_they_cost_what_a_row_costs():
-    found = {(end.computed, end.by): end for end in ends(WORK)}
+    found = {(end.computed, end.by): end for end in bounds(WORK)}
     assert found[WHOLE, "bytes"].ratio == 1
     assert found[WHOLE, "bytes"].break_even == pytest.approx(0, abs=1e-9)
     assert found[WHOLE, "MACs"].ratio == 4
@@ -36,7 +36,7 @@ def test_by_bytes_further_rows_are_free_and_by_macs_they_cost_what_a_row_costs()
 
 
 def test_where_rows_bring_experts_of_their_own_drafting_must_bring_more():
-    found = {(end.computed, end.by): end for end in ends(WORK)}
+    found = {(end.computed, end.by): end for end in bounds(WORK)}
     by_bytes = found[CHOSEN, "bytes"]
     assert by_bytes.ratio == 50 / 30
     even = by_bytes.break_even
@@ -48,7 +48,7 @@ def test_where_rows_bring_experts_of_their_own_drafting_must_bring_more():
 @pytest.mark.parametrize("chosen", [{}, DENSE.whole], ids=["no experts", "soft routing"])
 def test_where_nothing_can_be_left_out_it_is_said_once(chosen: Any):
     work = DENSE._replace(chosen=chosen)
-    assert {end.computed for end in ends(work)} == {WHOLE}
+    assert {end.computed for end in bounds(work)} == {WHOLE}
     assert len([*tables(work)]) == 2
 
 
@@ -84,7 +84,7 @@ def test_large_counts_are_short():
 
 def test_a_call_of_one_number_of_rows_is_compared_with_none():
     work = Work({4: DENSE.whole[4]}, {})
-    assert [*ends(work)] == []
+    assert [*bounds(work)] == []
     ((_, head, rows),) = tables(work)
     assert head == ["part", "MACs, 4 rows", "share", "bytes, 4 rows", "share"]
     assert all(len(row) == len(head) for row in rows)

@@ -1,92 +1,89 @@
-"""What the work of an engine's calls says of drafting, before any device was timed.
+"""When drafting pays, from the work of an engine's calls alone: MACs and bytes of weights by part.
 
-Knows counts: multiply-accumulates (MACs) and bytes of weights, by part. The rule: counts are not
-times. They give the two ends between which a device is that has nothing else to do: where time goes
-by the bytes that are read, a further row is free; where it goes by the MACs, it costs what a row
-costs. Which end a device is near to only its clock says (`plan.py`).
+Counts are not times. They give two bounds for a device: if calls are memory-bound, time goes by the
+bytes of weights, and a further row is nearly free; if they are compute-bound, time goes by the
+multiply-accumulates (MACs), and every row costs the same. Only measured costs show which bound a
+device is close to (`command.py`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from paceline.decoding.costs import CostTable, break_even
 from paceline.engines.coreml.flops import Parts, Work, total
+from paceline.storage.report import Table
 
 WHOLE = "the graph as it is"
 CHOSEN = "only experts that a row has"
 
 _UNITS = {"macs": "MACs", "weight_bytes": "bytes"}
-"""What is counted, and how it is called."""
+"""Field of `Work` -> unit."""
 
 
 @runtime_checkable
 class CountsWork(Protocol):
-    """An engine that can say what its calls do."""
+    """An engine that counts the work of its calls."""
 
     def work(self) -> Work:
-        """By numbers of rows, and by part."""
+        """Work by number of rows and by part."""
         ...
 
 
-class End(NamedTuple):
-    """One end: what a call costs if time goes by one of the counts alone."""
+class Bound(NamedTuple):
+    """Cost of a call if its time is proportional to one of the counts."""
 
     computed: str
     by: str
     rows: int
     ratio: float
-    """Of a call with so many rows to one with the fewest there are, mostly 1."""
+    """Cost over that of the call with the fewest rows, mostly 1."""
     break_even: float | None
-    """The chance per draft token at which drafting so far pays; None: it never does."""
+    """Acceptance chance per draft token at which the block breaks even; None: never."""
 
 
-def ways(work: Work) -> Mapping[str, Mapping[int, Parts]]:
-    """The graph's own work, and that with fewer experts where rows do not have them all."""
+def _calls(work: Work) -> Mapping[str, Mapping[int, Parts]]:
+    """Work of the whole graph, and of only the experts that rows use if they do not use all."""
     if work.chosen in ({}, work.whole):
         return {WHOLE: work.whole}
     return {WHOLE: work.whole, CHOSEN: work.chosen}
 
 
-def ends(work: Work) -> Iterator[End]:
-    """When drafting pays, for each way to compute a call, by bytes and by MACs."""
-    for computed, calls in ways(work).items():
+def bounds(work: Work) -> Iterator[Bound]:
+    """Break-even of drafting, by bytes and by MACs, for each of `_calls`."""
+    for computed, calls in _calls(work).items():
         for unit, by in _UNITS.items():
             cost = CostTable({rows: getattr(total(parts), unit) for rows, parts in calls.items()})
             fewest, *more = cost.seconds
             for rows in more:
                 ratio = cost(rows) / cost(fewest)
-                yield End(computed, by, rows, ratio, break_even(cost, rows))
+                yield Bound(computed, by, rows, ratio, break_even(cost, rows))
 
 
 def as_dict(work: Work) -> dict[str, Any]:
-    """For JSON."""
+    """JSON of the work and its bounds."""
     return {
         "calls": {
             computed: {
                 str(rows): {part: done._asdict() for part, done in parts.items()}
                 for rows, parts in calls.items()
             }
-            for computed, calls in ways(work).items()
+            for computed, calls in _calls(work).items()
         },
-        "pays": [end._asdict() for end in ends(work)],
+        "pays": [bound._asdict() for bound in bounds(work)],
     }
 
 
-Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
-"""Title, head, rows."""
-
-
 def tables(work: Work) -> Iterator[Table]:
-    """For people: what each part does, by rows, and when drafting pays."""
-    for computed, calls in ways(work).items():
+    """Work by part and rows, and the break-even of drafting, to print."""
+    for computed, calls in _calls(work).items():
         yield f"work of a call, {computed}", *_by_part(calls)
-    if found := list(ends(work)):
+    if found := list(bounds(work)):
         head = ["computed", "if time goes by", "rows", "/ fewest rows", "break-even p"]
-        yield "when drafting pays, at both ends", head, [_row(end) for end in found]
+        yield "when drafting pays, at both ends", head, [_row(bound) for bound in found]
 
 
 def _by_part(calls: Mapping[int, Parts]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: counts by rows, how they grow, and each part's share of the longest call."""
+    """Head and rows: counts by rows, their growth, and each part's share of the longest call."""
     fewest, most = min(calls), max(calls)
     sums = {rows: total(parts) for rows, parts in calls.items()}
     head, table = ["part"], [[part] for part in (*calls[most], "all")]
@@ -104,13 +101,13 @@ def _by_part(calls: Mapping[int, Parts]) -> tuple[list[str], list[list[str]]]:
     return head, table
 
 
-def _row(end: End) -> list[str]:
-    even = "never" if end.break_even is None else f"{end.break_even:.2f}"
-    return [end.computed, end.by, str(end.rows), f"{end.ratio:.2f}", even]
+def _row(bound: Bound) -> list[str]:
+    even = "never" if bound.break_even is None else f"{bound.break_even:.2f}"
+    return [bound.computed, bound.by, str(bound.rows), f"{bound.ratio:.2f}", even]
 
 
 def _short(count: int) -> str:
-    """With three digits, and a letter for thousands, millions, ..."""
+    """Three digits, with a letter for thousands, millions, ..."""
     if count < _THOUSAND:
         return str(count)
     value, letters = float(count), iter("kMGT")
