@@ -145,7 +145,7 @@ def library() -> ModuleType:
         import llguidance
     except ImportError as error:
         raise MissingExtra(
-            "constrained answers need llguidance; install it with: pip install 'paceline[serve]'"
+            "constrained answers need llguidance; install it with: pip install llguidance"
         ) from error
     return llguidance
 

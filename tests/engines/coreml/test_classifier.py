@@ -1,5 +1,6 @@
 """A token classifier from checkpoint to labels: converted, rehearsed, against transformers."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("coremltools")
 transformers = pytest.importorskip("transformers", minversion="5.23")
 
+from paceline.cli.app import main  # noqa: E402
 from paceline.engines.coreml.artifact import read_artifact  # noqa: E402
 from paceline.engines.coreml.classifier import TextClassifier  # noqa: E402
 from paceline.engines.coreml.engine import CoreMlEngine  # noqa: E402
@@ -28,6 +30,16 @@ from support.coreml import FACTS  # noqa: E402
 pytestmark = pytest.mark.coreml
 
 ROWS, REACH, VOCAB, HIDDEN, FF, EXPERTS = 24, 5, 160, 64, 40, 12
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "Whitespace"},
+    "model": {
+        "type": "WordLevel",
+        "vocab": {f"w{number}": number for number in range(VOCAB)},
+        "unk_token": "w0",
+    },
+}
 LENGTHS = [1, 2, REACH, 2 * REACH + 1, ROWS - 1, ROWS]
 
 
@@ -75,7 +87,7 @@ class Made:
         settings: dict[str, Any] = {"weights": "f16", "rows": ROWS, "topology": "1+1", **recipe}
         about = {"kind": "checkpoint", "from": "filter"}
         tokenizer = self.folder / "tokenizer.json"
-        tokenizer.write_text("{}")
+        tokenizer.write_text(json.dumps(TOKENIZER))
         source = Source("filter", about, "filter", self.folder, tokenizer, None, FACTS)
         return convert(source, out, ConversionOptions(**settings), progress=QUIET).folder
 
@@ -300,3 +312,32 @@ def test_eight_bits_say_nearly_what_transformers_says(
     # A random model's experts are often as good as each other: then another is chosen.
     assert np.median(np.concatenate(rows)) > 0.99
     assert np.mean(same) > 0.8
+
+
+def test_the_command_prints_tokens_and_entities_with_their_characters(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    text = "w3 w90  w41"
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main(["classify", str(folder), "w7", "-", "--tokens", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["texts"]
+    (expected,) = TextClassifier(folder).label([[3, 90, 41]])
+    assert first["text"] == "w7"
+    assert [each["label"] for each in second["tokens"]] == [*expected.labels]
+    assert [(each["start"], each["end"]) for each in second["tokens"]] == [(0, 2), (3, 6), (8, 11)]
+    assert [each["text"] for each in second["tokens"]] == ["w3", "w90", "w41"]
+    assert all(0 < each["score"] <= 1 for each in second["tokens"])
+
+    assert main(["classify", str(folder), text, "--json"]) == 0
+    (value,) = json.loads(capsys.readouterr().out)["texts"]
+    names = {label[2:] for label in expected.labels if label != "O"}
+    assert {each["label"] for each in value["entities"]} == names
+    assert main(["classify", str(folder), text]) == 0
+    assert "score" in capsys.readouterr().out
+
+
+def test_the_command_names_a_text_that_is_too_long(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["classify", str(folder), "w1 " * (ROWS + 1)]) == 2
+    assert f"{ROWS + 1} tokens" in capsys.readouterr().err

@@ -110,6 +110,13 @@ def test_a_base_url_that_is_none_is_named(server: Running):
         model_of(f"{server.url}/health")
 
 
+def test_a_url_that_cannot_be_parsed_is_one_line(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "serve", "--url", "http://["]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("paceline: http://[/models cannot be read")
+    assert said.count("\n") == 1
+
+
 def test_percentiles_of_few():
     assert percentiles(iter([])) is None
     assert percentiles(iter([2.0])) == {"p50": 2.0, "p90": 2.0, "p99": 2.0, "max": 2.0}

@@ -110,7 +110,7 @@ def model_of(url: str, key: str | None = None) -> str:
         answer = httpx.get(f"{url}/models", headers=_headers(key), timeout=30.0)
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InvalidRequest(f"{url}/models cannot be read: {error}") from error
     except (ValueError, LookupError, TypeError) as error:
         raise InvalidRequest(f"{url}/models is no list of models; is it a base URL?") from error
