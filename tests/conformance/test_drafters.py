@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
-from paceline.drafters import AnswerHistory, Shared, create
+from paceline.drafters import AnswerHistory, DrafterResources, create
 from support.drafters import MATCHERS, SPECS
 
 VOCABULARY = 6
@@ -47,11 +47,11 @@ def spec(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def shared(toy_table: Path) -> Shared:
-    corpus = AnswerHistory()
-    corpus.add([0, 1, 2, 3, 4, 5, 0, 0, 1])
-    corpus.add([5, 5, 4])
-    return Shared(vocab_size=VOCABULARY, corpus=corpus, shipped={"table": toy_table})
+def shared(toy_table: Path) -> DrafterResources:
+    history = AnswerHistory()
+    history.add([0, 1, 2, 3, 4, 5, 0, 0, 1])
+    history.add([5, 5, 4])
+    return DrafterResources(vocab_size=VOCABULARY, history=history, shipped={"table": toy_table})
 
 
 def contexts(drafters: list[Drafter], grown: list[Growth]) -> Iterator[list[int]]:
@@ -81,7 +81,7 @@ def proposals(drafters: list[Drafter], grown: list[Growth], limit: int) -> list[
 @settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
 def test_a_proposal_keeps_to_the_limit_and_the_vocabulary(
-    spec: str, shared: Shared, grown: list[Growth], limit: int
+    spec: str, shared: DrafterResources, grown: list[Growth], limit: int
 ):
     for proposal in proposals(create(spec, shared), grown, limit):
         assert len(proposal.tokens) <= limit
@@ -92,7 +92,7 @@ def test_a_proposal_keeps_to_the_limit_and_the_vocabulary(
 @settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
 def test_the_same_history_brings_the_same_proposals(
-    spec: str, shared: Shared, grown: list[Growth], limit: int
+    spec: str, shared: DrafterResources, grown: list[Growth], limit: int
 ):
     first = proposals(create(spec, shared), grown, limit)
     assert proposals(create(spec, shared), grown, limit) == first
@@ -101,7 +101,7 @@ def test_the_same_history_brings_the_same_proposals(
 @settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
 def test_asking_again_changes_neither_the_answer_nor_the_context(
-    spec: str, shared: Shared, grown: list[Growth], limit: int
+    spec: str, shared: DrafterResources, grown: list[Growth], limit: int
 ):
     drafters = create(spec, shared)
     for context in contexts(drafters, grown):
@@ -120,7 +120,7 @@ def test_asking_again_changes_neither_the_answer_nor_the_context(
 @settings(max_examples=40)
 @given(text=texts, growth=st.integers(1, 7), limit=st.integers(1, 20))
 def test_a_context_may_grow_token_by_token_or_by_leaps(
-    spec: str, shared: Shared, text: list[int], growth: int, limit: int
+    spec: str, shared: DrafterResources, text: list[int], growth: int, limit: int
 ):
     leaping, stepping = create(spec, shared), create(spec, shared)
     for end in range(growth, len(text) + 1, growth):

@@ -17,7 +17,7 @@ from paceline.decoding.repetition import Repetition, RepetitionDetector
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block, FinishReason
-from paceline.drafters import AnswerHistory, DraftModel, Shared, create
+from paceline.drafters import AnswerHistory, DrafterResources, DraftModel, create
 from paceline.drafters.ahead import AheadDrafter
 from paceline.drafters.dflash import DFlashDrafter
 from paceline.engines import EngineSettings, open_engine
@@ -104,16 +104,18 @@ def plainly(engine: Engine) -> Plainly:
 
 
 @pytest.fixture(scope="module")
-def shared(engine: Engine, plainly: Plainly, tmp_path_factory: pytest.TempPathFactory) -> Shared:
+def shared(
+    engine: Engine, plainly: Plainly, tmp_path_factory: pytest.TempPathFactory
+) -> DrafterResources:
     """Answers to some of the prompts, as a process would have them from before, and a table."""
     answers = [plainly(prompt, 0).tokens for prompt in range(4)]
-    corpus = AnswerHistory()
+    history = AnswerHistory()
     for tokens in answers:
-        corpus.add(tokens)
+        history.add(tokens)
     table = write_toy_table(tmp_path_factory.mktemp("table"), answers, engine.vocab_size)
-    return Shared(
+    return DrafterResources(
         vocab_size=engine.vocab_size,
-        corpus=corpus,
+        history=history,
         shipped={"table": table},
         # The engine drafts for itself: right where it is greedy, often wrong where it is sampled.
         open_model=lambda _: DraftModel(engine, CostTable({1: 0.01}), min_probability=0.3),
@@ -129,7 +131,7 @@ def test_answers_differ_between_prompts_samplings_and_seeds(plainly: Plainly):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_no_drafter_and_no_policy_changes_a_token(
-    engine: Engine, plainly: Plainly, shared: Shared, spec: str, policy: str
+    engine: Engine, plainly: Plainly, shared: DrafterResources, spec: str, policy: str
 ):
     ran = []
     blocks: Sequence[int] = (2, 3, 7, 12, 13, 16) if slow(engine) else range(2, 17)
@@ -245,7 +247,9 @@ asked = st.lists(
 )
 
 
-def test_requests_that_come_and_go_in_any_order_change_nothing(engine: Engine, shared: Shared):
+def test_requests_that_come_and_go_in_any_order_change_nothing(
+    engine: Engine, shared: DrafterResources
+):
     @settings(max_examples=8 if slow(engine) or many(engine) else 40)
     @given(asks=asked)
     def check(asks: list[tuple[Any, ...]]) -> None:
@@ -254,7 +258,7 @@ def test_requests_that_come_and_go_in_any_order_change_nothing(engine: Engine, s
     check()
 
 
-def come_and_go(engine: Engine, shared: Shared, asks: list[tuple[Any, ...]]) -> None:
+def come_and_go(engine: Engine, shared: DrafterResources, asks: list[tuple[Any, ...]]) -> None:
     expected, going = [], []
     for prompt, sampling, spec, policy, block, chunk, _, most in asks:
         common = {"sampling": sampling, "stopping": Stopping(max_tokens=most)}
@@ -321,7 +325,7 @@ FEW = {3: 60.0, 4: 60.0, 5: 60.0}
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_a_repetition_stop_ends_at_the_same_token_whatever_drafts(
-    engine: Engine, shared: Shared, spec: str, policy: str
+    engine: Engine, shared: DrafterResources, spec: str, policy: str
 ):
     seeds = range(2 if slow(engine) or many(engine) else 4)
     ways = [Sampling(temperature=1.0, logit_bias=FEW, seed=seed) for seed in seeds]
@@ -383,7 +387,9 @@ def _told(engine: Engine, sampling: int, text: Sequence[int], stopping: Stopping
 
 
 @pytest.mark.parametrize("spec", DRAFTERS)
-def test_an_answer_may_run_into_the_end_of_the_context(engine: Engine, shared: Shared, spec: str):
+def test_an_answer_may_run_into_the_end_of_the_context(
+    engine: Engine, shared: DrafterResources, spec: str
+):
     rng = np.random.default_rng(5)
     prompt = rng.integers(0, engine.vocab_size, engine.context_length - 20).tolist()
     told = answer(engine, prompt, drafters=create(spec, shared), policy=Fixed(16))
@@ -436,19 +442,21 @@ def dflash(
     plainly_tapped: Plainly,
     tiny_files: ModelFiles,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Shared:
+) -> DrafterResources:
     """A drafter that fits the target and knows nothing, but of few tokens: some drafts stand."""
     often = Counter(token for prompt in range(8) for token in plainly_tapped(prompt, 0).tokens)
     folder = tmp_path_factory.mktemp("dflash")
     drafted = sorted(token for token, _ in often.most_common(6))
     write_checkpoint(folder, tiny_config(tiny_files, block_size=16), draft_vocab=drafted)
-    return Shared(vocab_size=tapped.vocab_size, graph=tiny_files.path, shipped={"dflash": folder})
+    return DrafterResources(
+        vocab_size=tapped.vocab_size, graph=tiny_files.path, shipped={"dflash": folder}
+    )
 
 
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 @pytest.mark.parametrize("spec", ["dflash", "suffix+dflash:window=8", "dflash:int8=0+suffix"])
 def test_a_drafter_that_sees_hidden_states_changes_no_token(
-    tapped: Engine, plainly_tapped: Plainly, dflash: Shared, spec: str, policy: str
+    tapped: Engine, plainly_tapped: Plainly, dflash: DrafterResources, spec: str, policy: str
 ):
     ran = []
     for block in range(2, 17):

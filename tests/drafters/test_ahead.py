@@ -15,7 +15,7 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block, Policy, Proposal
-from paceline.drafters import DrafterSpec, DraftModel, RecycleDrafter, Shared, create
+from paceline.drafters import DrafterResources, DrafterSpec, DraftModel, RecycleDrafter, create
 from paceline.drafters.ahead import AheadDrafter
 from paceline.engines.base import StepResult
 from paceline.errors import InvalidRequest
@@ -159,7 +159,7 @@ def test_ahead_opens_a_draft_model_of_its_own():
         opened.append(name)
         return DraftModel(engine, CostTable({1: 0.01}), min_probability=0.0)
 
-    shared = Shared(open_model=small)
+    shared = DrafterResources(open_model=small)
     (drafter,) = create("ahead:model:toy", shared)
     assert isinstance(drafter, AheadDrafter)
     # A drafter in the main thread has another engine.

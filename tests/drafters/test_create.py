@@ -4,10 +4,10 @@ import pytest
 
 from paceline.drafters import (
     AnswerHistory,
+    DrafterResources,
     DrafterSpec,
     NgramDrafter,
     RecycleDrafter,
-    Shared,
     SuffixDrafter,
     TableDrafter,
     create,
@@ -39,21 +39,21 @@ def test_auto_stands_for_the_default():
 
 
 def test_auto_takes_the_table_where_one_comes_with_the_target(toy_table: Path):
-    shared = Shared(vocab_size=6, shipped={"table": toy_table})
+    shared = DrafterResources(vocab_size=6, shipped={"table": toy_table})
     assert str(DrafterSpec.parse("auto").resolve(shared.shipped)) == "suffix+table"
     assert [drafter.name for drafter in create("auto", shared)] == ["suffix", "table"]
 
 
 def test_a_table_is_named_by_its_folder_or_comes_with_the_target(toy_table: Path):
-    named = create(f"table:{toy_table}", Shared(vocab_size=6))
+    named = create(f"table:{toy_table}", DrafterResources(vocab_size=6))
     assert [type(drafter) for drafter in named] == [TableDrafter]
     with pytest.raises(InvalidRequest, match="no table comes with tiny; train one with"):
-        create("table", Shared(target="tiny"))
+        create("table", DrafterResources(target="tiny"))
 
 
 def test_a_table_is_opened_once_for_all_requests(tmp_path: Path):
     folder = write_toy_table(tmp_path, [[1, 2, 3] * 3], 6)
-    shared = Shared(vocab_size=6, shipped={"table": folder})
+    shared = DrafterResources(vocab_size=6, shipped={"table": folder})
     create("table", shared)
     for path in folder.iterdir():
         path.unlink()
@@ -68,10 +68,14 @@ def test_the_options_of_ngram_are_obeyed():
 
 
 def test_suffix_looks_in_earlier_answers_only_when_told_to():
-    corpus = AnswerHistory()
-    corpus.add([1, 2, 3])
-    assert list(create("suffix:earlier", Shared(corpus=corpus))[0].propose([1, 2], 1).tokens) == [3]
-    assert list(create("suffix", Shared(corpus=corpus))[0].propose([1, 2], 1).tokens) == []
+    history = AnswerHistory()
+    history.add([1, 2, 3])
+    assert list(
+        create("suffix:earlier", DrafterResources(history=history))[0].propose([1, 2], 1).tokens
+    ) == [3]
+    assert (
+        list(create("suffix", DrafterResources(history=history))[0].propose([1, 2], 1).tokens) == []
+    )
     assert list(create("suffix:earlier")[0].propose([1, 2], 1).tokens) == []
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import ComputedBlock, Proposal
-from paceline.drafters import DrafterSpec, Memory, Own, Shared, create, taps
+from paceline.drafters import DrafterResources, DrafterSpec, DraftKV, RequestContext, create, taps
 from paceline.drafters.dflash import (
     Config,
     ContextCache,
@@ -404,17 +404,17 @@ def test_two_requests_do_not_disturb_each_other(case: Case):
 @pytest.mark.parametrize("cut", [30, 20, 12, 5, 0])
 @pytest.mark.parametrize("asked", [False, True])
 def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case, cut: int, asked: bool):
-    shared, memory = Shared(graph=case.files.path), Memory()
+    shared, memory = DrafterResources(graph=case.files.path), DraftKV()
     spec = f"dflash:{case.folder},int8=0"
     rows, others = case.features(30, 1), case.features(25, 2)
-    (first,) = create(spec, shared, Own(memory))
+    (first,) = create(spec, shared, RequestContext(memory))
     first.observe(seen(rows[:20], 0))
     if asked:
         first.propose([1] * 21, 7)
     first.observe(seen(rows[20:], 20))
     (context,) = memory.values()
     context.truncate(cut)
-    (second,) = create(spec, shared, Own(memory))
+    (second,) = create(spec, shared, RequestContext(memory))
     if cut:
         known = second.propose([1] * cut + [8], 7)
         assert_says(known, case.expected(rows[:cut], 8))
@@ -424,7 +424,7 @@ def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case, cut
 
 
 def test_without_memory_nothing_is_known_of_another_request(case: Case):
-    shared = Shared(graph=case.files.path)
+    shared = DrafterResources(graph=case.files.path)
     (first,) = create(f"dflash:{case.folder}", shared)
     first.observe(seen(case.features(20), 0))
     (second,) = create(f"dflash:{case.folder}", shared)
@@ -842,7 +842,7 @@ def test_a_graph_that_is_none_is_refused(tmp_path: Path):
 
 
 def test_a_spec_names_the_folder_and_options(case: Case):
-    shared = Shared(graph=case.files.path)
+    shared = DrafterResources(graph=case.files.path)
     rows = case.features(100)
     (drafter,) = create(f"dflash:{case.folder},window=64,int8=0", shared)
     assert isinstance(drafter, DFlashDrafter)
@@ -854,14 +854,14 @@ def test_a_spec_names_the_folder_and_options(case: Case):
 
 
 def test_a_network_is_opened_once_for_all_requests_that_ask_alike(case: Case):
-    shared = Shared(graph=case.files.path)
+    shared = DrafterResources(graph=case.files.path)
     for spec in ("dflash:{}", "dflash:{},int8=0", "suffix+dflash:{}", "dflash:{}"):
         create(spec.format(case.folder), shared)
     assert len(shared.networks) == 2
 
 
 def test_a_drafter_that_comes_with_the_target_need_not_be_named(case: Case):
-    shared = Shared(graph=case.files.path, shipped={"dflash": case.folder})
+    shared = DrafterResources(graph=case.files.path, shipped={"dflash": case.folder})
     for spec in ("dflash", "dflash:", "dflash:window=64", "dflash:int8=0,window=64"):
         assert [drafter.name for drafter in create(spec, shared)] == ["dflash"]
         assert taps(spec, shared) == (0, 1)
@@ -884,7 +884,7 @@ def test_a_drafter_that_comes_with_the_target_need_not_be_named(case: Case):
     ],
 )
 def test_an_option_that_is_none_is_refused_before_anything_is_opened(spec: str, reason: str):
-    for refuse in (DrafterSpec.parse, create, lambda spec: taps(spec, Shared())):
+    for refuse in (DrafterSpec.parse, create, lambda spec: taps(spec, DrafterResources())):
         with pytest.raises(InvalidRequest) as error:
             refuse(spec)
         assert reason in str(error.value)
@@ -893,7 +893,7 @@ def test_an_option_that_is_none_is_refused_before_anything_is_opened(spec: str, 
 @pytest.mark.parametrize("spec", ["dflash", "dflash:", "dflash:window=64", "suffix+dflash"])
 def test_where_none_comes_with_the_target_one_must_be_named(spec: str, tiny_files: ModelFiles):
     DrafterSpec.parse(spec)
-    shared = Shared(target="tiny", graph=tiny_files.path)
+    shared = DrafterResources(target="tiny", graph=tiny_files.path)
     for refuse in (create, taps):
         with pytest.raises(InvalidRequest, match=r"no dflash comes with tiny.*dflash:FOLDER"):
             refuse(spec, shared)
@@ -901,12 +901,12 @@ def test_where_none_comes_with_the_target_one_must_be_named(spec: str, tiny_file
 
 def test_bits_are_for_targets_that_mlx_runs(case: Case):
     with pytest.raises(InvalidRequest, match=r"bits=4, which is for targets of .* mlx; .*int8=1"):
-        create(f"dflash:{case.folder},bits=4", Shared(graph=case.files.path))
+        create(f"dflash:{case.folder},bits=4", DrafterResources(graph=case.files.path))
 
 
 def test_a_target_that_mlx_runs_is_drafted_for_in_mlx(case: Case, tmp_path: Path):
     target: Any = object()  # is not asked for anything before the checkpoint was found
-    shared = Shared(mlx=target)
+    shared = DrafterResources(mlx=target)
     with pytest.raises(InvalidRequest, match=r"int8, which is for drafting .*bits=8"):
         create(f"dflash:{case.folder},int8=1", shared)
     with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
@@ -915,7 +915,7 @@ def test_a_target_that_mlx_runs_is_drafted_for_in_mlx(case: Case, tmp_path: Path
 
 def test_a_target_without_a_graph_cannot_have_one(checkpoint: Path):
     with pytest.raises(InvalidRequest, match="needs a target whose embeddings and head it can use"):
-        create(f"dflash:{checkpoint}", Shared())
+        create(f"dflash:{checkpoint}", DrafterResources())
 
 
 def test_the_layers_to_tap_are_those_of_all_drafters(config: Config, tmp_path: Path):
@@ -923,7 +923,7 @@ def test_the_layers_to_tap_are_those_of_all_drafters(config: Config, tmp_path: P
         deep = replace(config, num_target_layers=6, target_layer_ids=ids)
         write_checkpoint(tmp_path / name, deep)
     one, other = f"dflash:{tmp_path / 'one'}", f"dflash:{tmp_path / 'other'},window=8"
-    shared = Shared()
+    shared = DrafterResources()
     assert taps(one, shared) == (1, 3)
     assert taps(f"{other}+suffix", shared) == (3, 5)
     assert taps(f"{one}+ngram+{other}", shared) == (1, 3, 5)
@@ -931,11 +931,11 @@ def test_the_layers_to_tap_are_those_of_all_drafters(config: Config, tmp_path: P
 
 @pytest.mark.parametrize("spec", ["none", "auto", "suffix", "ngram:max=2+recycle", "table:x"])
 def test_other_drafters_need_no_taps(spec: str):
-    assert taps(spec, Shared()) == ()
+    assert taps(spec, DrafterResources()) == ()
 
 
 def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path, tiny_files: ModelFiles):
-    shared = Shared(graph=tiny_files.path)
+    shared = DrafterResources(graph=tiny_files.path)
     for refuse in (create, taps):
         with pytest.raises(ModelError, match=r"cannot read .*nothing.config\.json"):
             refuse(f"dflash:{tmp_path / 'nothing'}", shared)

@@ -15,7 +15,7 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block, ComputedBlock, Pending
-from paceline.drafters import Own, Shared, create
+from paceline.drafters import DrafterResources, RequestContext, create
 from paceline.drafters.dflash import (
     Config,
     DFlashDrafter,
@@ -296,7 +296,7 @@ def test_a_long_prompt_is_read_as_it_comes(case: Case, cut: int):
 
 
 def test_the_next_turn_knows_what_the_last_one_saw_up_to_the_cut(case: Case):
-    shared, own = Shared(mlx=Lent(case.ends)), Own()
+    shared, own = DrafterResources(mlx=Lent(case.ends)), RequestContext()
     rows = case.features(30)
     (first,) = create(f"dflash:{case.folder}", shared, own)
     first.observe(seen(rows[:20], 0))
@@ -359,13 +359,15 @@ class Target:
     known: dict[tuple[int, int], Answer]
 
     @cached_property
-    def shared(self) -> Shared:
+    def shared(self) -> DrafterResources:
         """The drafter knows nothing, but of few tokens: some drafts stand."""
         often = [token for prompt in range(4) for token in self.plainly(prompt, 0).tokens]
         tokens, counts = np.unique(often, return_counts=True)
         drafted = sorted(tokens[np.argsort(-counts, kind="stable")[:6]].tolist())
         write_checkpoint(self.folder, config_for(self.engine), draft_vocab=drafted)
-        return Shared(vocab_size=mlx.VOCAB, mlx=self.engine.model, shipped={"dflash": self.folder})
+        return DrafterResources(
+            vocab_size=mlx.VOCAB, mlx=self.engine.model, shipped={"dflash": self.folder}
+        )
 
     def plainly(self, prompt: int, sampling: int, **options: Any) -> Answer:
         if options or (prompt, sampling) not in self.known:

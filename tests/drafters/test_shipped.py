@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.drafters import DrafterSpec, Shared, Table, shipped, taps
+from paceline.drafters import DrafterResources, DrafterSpec, Table, shipped, taps
 from paceline.drafters.dflash import read_config
 from paceline.models.registry import REGISTRY
 from paceline.storage.files import read_json, sha256_of
@@ -35,7 +35,7 @@ def test_the_dflash_drafter_of_the_default_model_can_be_read():
     folder = shipped("smollm2-135m")["dflash"]
     config = read_config(folder)
     assert (config.block_size, config.target_layer_ids) == (8, (1, 14, 27))
-    assert taps("suffix+dflash", Shared(shipped=shipped("smollm2-135m"))) == (1, 14, 27)
+    assert taps("suffix+dflash", DrafterResources(shipped=shipped("smollm2-135m"))) == (1, 14, 27)
     # It is there to be asked for: it brings less than the table beside suffix.
     assert not DrafterSpec.parse("auto").resolve(shipped("smollm2-135m")).has("dflash")
 

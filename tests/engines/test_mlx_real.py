@@ -8,7 +8,7 @@ import pytest
 
 from paceline.decoding.policy import Fixed
 from paceline.decoding.stopping import Stopping
-from paceline.drafters import Shared, create, shipped, taps
+from paceline.drafters import DrafterResources, create, shipped, taps
 from paceline.engines import EngineSettings
 from paceline.engines.mlx.engine import MlxEngine
 from paceline.engines.mlx.rows import RowRange
@@ -49,11 +49,11 @@ def test_speculation_gives_the_tokens_of_the_plain_run(
     convert(str(checkpoint), str(tmp_path / "converted"), **weights)
     files = open_checkpoint(tmp_path / "converted", DEFAULT_MODEL)
     brought = shipped(DEFAULT_MODEL)
-    needed = taps("dflash", Shared(shipped=brought))
+    needed = taps("dflash", DrafterResources(shipped=brought))
     # Which numbers of rows agree is asked of small models elsewhere: it takes a minute here.
     settings = EngineSettings(taps=needed)
     engine = MlxEngine(files.path, files.context_length, settings, rows=RowRange(1, 32))
-    shared = Shared(shipped=brought, mlx=engine.model)
+    shared = DrafterResources(shipped=brought, mlx=engine.model)
     prompt = files.tokenizer().encode(TEXT)
     stopping = Stopping(max_tokens=16)
     plain, *drafted = (

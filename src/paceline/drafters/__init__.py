@@ -4,7 +4,15 @@
 drafters.
 """
 
-from paceline.drafters.factory import Memory, Own, Shared, create, shipped, slots, taps
+from paceline.drafters.factory import (
+    DrafterResources,
+    DraftKV,
+    RequestContext,
+    create,
+    shipped,
+    slots,
+    taps,
+)
 from paceline.drafters.guarded import Fault, GuardedDrafter
 from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -17,19 +25,19 @@ from paceline.drafters.table import Table, TableDrafter
 
 __all__ = [
     "AnswerHistory",
+    "DraftKV",
     "DraftModel",
     "DrafterPart",
+    "DrafterResources",
     "DrafterSpec",
     "Fault",
     "GuardedDrafter",
-    "Memory",
     "ModelDrafter",
     "NgramDrafter",
-    "Own",
     "PredictionDrafter",
     "Probe",
     "RecycleDrafter",
-    "Shared",
+    "RequestContext",
     "SuffixDrafter",
     "Table",
     "TableDrafter",

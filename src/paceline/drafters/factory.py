@@ -27,37 +27,37 @@ from paceline.errors import InvalidRequest
 
 
 @dataclass(slots=True)
-class Shared:
-    """What the drafters of all requests to one target have in common."""
+class DrafterResources:
+    """Resources that the drafters of all requests to one target share."""
 
     target: str = "this model"
-    """The target's name, for people."""
+    """The target's name, for messages."""
     vocab_size: int = 0
-    corpus: AnswerHistory = field(default_factory=AnswerHistory)
+    history: AnswerHistory = field(default_factory=AnswerHistory)
     """Earlier answers, for `suffix:earlier`."""
     shipped: Mapping[str, Path] = field(default_factory=dict)
-    """Kind of drafter -> its folder, of those that come with the target."""
+    """Kind of drafter -> its folder, for drafters shipped with the target."""
     find: Callable[[str], Path] = Path
-    """The folder of a drafter by its name: a path, or whatever else the caller knows."""
+    """Resolves the name of a drafter, e.g. a path, to its folder."""
     graph: Path | None = None
-    """What the target's engine opened: a dflash drafter uses its embeddings and head."""
+    """The target's OpenVINO graph, whose embeddings and head a dflash drafter uses."""
     mlx: MlxTarget | None = None
-    """The same of a target that MLX runs, as it lies in memory."""
+    """The target in MLX, for the same use."""
     tables: dict[str, Table] = field(default_factory=dict)
     networks: dict[str, Network] = field(default_factory=dict)
-    """Those that are open, by what they were asked for as."""
+    """Open networks, by the argument of their part."""
     open_model: Callable[[str], DraftModel] | None = None
-    """Opens a smaller model to draft with, once it was found to have the target's vocabulary."""
+    """Opens a draft model and checks its vocabulary; None: this target cannot have one."""
     models: dict[str, DraftModel] = field(default_factory=dict)
-    beside: "Shared | None" = None
-    """What those who draft ahead have for themselves: they run in another thread."""
+    ahead: "DrafterResources | None" = None
+    """Resources of the drafters in the worker thread, which share none with the others."""
     worker: ThreadPoolExecutor | None = None
-    """That thread."""
+    """The thread of the drafters that draft ahead."""
 
 
 def shipped(model: str) -> dict[str, Path]:
-    """Kind of drafter -> its folder, of the drafters that paceline brings for `model`."""
-    if Path(model).name != model:  # a path, which is nobody's name
+    """Kind of drafter -> its folder, of the drafters shipped for the model named `model`."""
+    if Path(model).name != model:  # a path is no name
         return {}
     folder = Path(__file__).parent / "shipped" / model
     if not folder.is_dir():
@@ -65,54 +65,56 @@ def shipped(model: str) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
-class Memory(dict[str, ContextCache[Any]]):
-    """What the drafters of one sequence know of it, by spec.
+class DraftKV(dict[str, ContextCache[Any]]):
+    """KV caches of one sequence's drafters, by the argument of their part.
 
-    Who keeps a sequence keeps it too, and cuts it where the sequence is cut.
+    Kept with the sequence, and truncated with it.
     """
 
-    def beginning(self, length: int) -> "Memory":
-        """Of its own: what they know of the first `length` tokens."""
-        return Memory({spec: known.copy(length) for spec, known in self.items()})
+    def copy_prefix(self, length: int) -> "DraftKV":
+        """A copy of the first `length` tokens."""
+        return DraftKV({key: cache.copy(length) for key, cache in self.items()})
 
-    def cut(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
-        for known in self.values():
-            known.truncate(length)
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        for cache in self.values():
+            cache.truncate(length)
 
 
 @dataclass(slots=True)
-class Own:
-    """What one request brings."""
+class RequestContext:
+    """The request that drafters are made for."""
 
-    memory: Memory = field(default_factory=Memory)
-    """What earlier drafters learnt of the same sequence."""
+    kv: DraftKV = field(default_factory=DraftKV)
+    """KV from earlier drafters of the same sequence."""
     prediction: Sequence[int] = ()
-    """What the answer is expected to be."""
+    """The predicted answer."""
     prompt_length: int = 0
 
 
 def create(
-    spec: str | DrafterSpec, shared: Shared | None = None, own: Own | None = None
+    spec: str | DrafterSpec,
+    shared: DrafterResources | None = None,
+    request: RequestContext | None = None,
 ) -> list[Drafter]:
     """Make the drafters of `spec`, in its order.
 
     Args:
         spec: see `DrafterSpec.parse`.
-        shared: what belongs to the target.
-        own: what belongs to the request.
+        shared: resources of the target.
+        request: the request that the drafters are for.
 
     Raises:
-        InvalidRequest: an unknown name, option or value, or a drafter that this target has not.
+        InvalidRequest: an unknown name, option or value, or a drafter that this target cannot have.
         ModelError: a drafter that does not fit the target, or cannot be read.
     """
-    shared = shared or Shared()
-    own = own or Own()
+    shared = shared or DrafterResources()
+    request = request or RequestContext()
     parts = DrafterSpec.parse(spec).resolve(shared.shipped).parts
-    return [_MAKERS[part.kind](part, shared, own) for part in parts]
+    return [_MAKERS[part.kind](part, shared, request) for part in parts]
 
 
-def taps(spec: str | DrafterSpec, shared: Shared) -> tuple[int, ...]:
+def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
     """Layers of the target whose hidden states the drafters of `spec` need, ascending.
 
     Raises what `create` raises.
@@ -126,44 +128,44 @@ def taps(spec: str | DrafterSpec, shared: Shared) -> tuple[int, ...]:
     return tuple(sorted(needed))
 
 
-def slots(spec: str | DrafterSpec, shared: Shared) -> int | None:
-    """KV slots of the smallest open model that drafts for `spec`; None: there is none."""
+def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:
+    """KV slots of the smallest open draft model of `spec`; None: there is none."""
     found = []
     for part in DrafterSpec.parse(spec).parts:
         models = shared.models
         if part.kind == "ahead":
-            models = shared.beside.models if shared.beside else {}
+            models = shared.ahead.models if shared.ahead else {}
         if part.kind in ("model", "ahead") and part.name in models:
             found.append(models[part.name].slots)
     return min(found, default=None)
 
 
-def _ngram(part: DrafterPart, _shared: Shared, _own: Own) -> Drafter:
+def _ngram(part: DrafterPart, _shared: DrafterResources, _request: RequestContext) -> Drafter:
     return ngram_drafter(part.options)
 
 
-def _suffix(part: DrafterPart, shared: Shared, _own: Own) -> Drafter:
-    return SuffixDrafter(shared.corpus if part.argument else None)
+def _suffix(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
+    return SuffixDrafter(shared.history if part.argument else None)
 
 
-def _recycle(_part: DrafterPart, _shared: Shared, _own: Own) -> Drafter:
+def _recycle(_part: DrafterPart, _shared: DrafterResources, _request: RequestContext) -> Drafter:
     return RecycleDrafter()
 
 
-def _table(part: DrafterPart, shared: Shared, _own: Own) -> Drafter:
+def _table(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
     if part.name not in shared.tables:
         shared.tables[part.name] = Table(_folder(part, shared), shared.vocab_size)
     return TableDrafter(shared.tables[part.name])
 
 
-def _dflash(part: DrafterPart, shared: Shared, own: Own) -> Drafter:
+def _dflash(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
     if part.argument not in shared.networks:
         shared.networks[part.argument] = _network(part, shared)
     network = shared.networks[part.argument]
-    return DFlashDrafter(network, own.memory.setdefault(part.argument, network.new_cache()))
+    return DFlashDrafter(network, request.kv.setdefault(part.argument, network.new_cache()))
 
 
-def _network(part: DrafterPart, shared: Shared) -> Network:
+def _network(part: DrafterPart, shared: DrafterResources) -> Network:
     options = part.options
     window, bits = options.get("window"), options.get("bits")
     if shared.mlx is not None:
@@ -184,7 +186,7 @@ def _network(part: DrafterPart, shared: Shared) -> Network:
     return OpenVinoNetwork(folder, shared.graph, window=window, int8=int8)
 
 
-def _model(part: DrafterPart, shared: Shared, _own: Own) -> Drafter:
+def _model(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
     if part.name not in shared.models:
         if shared.open_model is None:
             raise InvalidRequest(f"{shared.target} cannot have another model as its drafter")
@@ -192,18 +194,18 @@ def _model(part: DrafterPart, shared: Shared, _own: Own) -> Drafter:
     return ModelDrafter(shared.models[part.name])
 
 
-def _ahead(part: DrafterPart, shared: Shared, own: Own) -> Drafter:
-    if shared.beside is None or shared.worker is None:
-        shared.beside = replace(shared, models={})
+def _ahead(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
+    if shared.ahead is None or shared.worker is None:
+        shared.ahead = replace(shared, models={})
         shared.worker = ThreadPoolExecutor(1, thread_name_prefix="paceline-ahead")
-    return AheadDrafter(_model(part, shared.beside, own), shared.worker)
+    return AheadDrafter(_model(part, shared.ahead, request), shared.worker)
 
 
-def _prediction(_part: DrafterPart, _shared: Shared, own: Own) -> Drafter:
-    return PredictionDrafter(own.prediction, own.prompt_length)
+def _prediction(_part: DrafterPart, _shared: DrafterResources, request: RequestContext) -> Drafter:
+    return PredictionDrafter(request.prediction, request.prompt_length)
 
 
-_MAKERS: Mapping[str, Callable[[DrafterPart, Shared, Own], Drafter]] = {
+_MAKERS: Mapping[str, Callable[[DrafterPart, DrafterResources, RequestContext], Drafter]] = {
     "ngram": _ngram,
     "suffix": _suffix,
     "recycle": _recycle,
@@ -215,7 +217,7 @@ _MAKERS: Mapping[str, Callable[[DrafterPart, Shared, Own], Drafter]] = {
 }
 
 
-def _folder(part: DrafterPart, shared: Shared) -> Path:
+def _folder(part: DrafterPart, shared: DrafterResources) -> Path:
     if part.name:
         return shared.find(part.name)
     kind = part.kind

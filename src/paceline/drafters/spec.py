@@ -1,7 +1,7 @@
 """A drafter's name, such as `suffix+table` or `ngram:min=2,max=4`, parsed once.
 
 `DrafterSpec.parse` is called where text comes in (options, commands, requests); everything else
-gets the object. Nothing is opened here: `create.py` makes the drafters.
+uses the object. Nothing is opened here: `factory.py` makes the drafters.
 """
 
 from collections.abc import Container, Mapping
@@ -12,19 +12,19 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest
 
 MAX_PARTS = 8
-"""Drafters that a request may have at once: each indexes the whole context."""
+"""Maximum drafters of a request: each indexes the whole context."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterPart:
-    """One drafter: what is between two `+`."""
+    """One drafter of a spec: the text between two `+`."""
 
     kind: str
     """`ngram`, `suffix`, `recycle`, `table`, `dflash`, `model`, `ahead` or `prediction`."""
     argument: str = ""
-    """All that follows the colon."""
+    """The text after the colon."""
     name: str = ""
-    """The folder or model that it names; empty for the one that comes with the target."""
+    """Its folder or model; empty: the drafter shipped with the target."""
     options: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -33,21 +33,21 @@ class DrafterPart:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """Drafters in the order in which they are asked; no parts: plain decoding, or `auto`."""
+    """Drafters in the order in which they are asked; without parts plain decoding, or `auto`."""
 
     parts: tuple[DrafterPart, ...] = ()
     auto: bool = False
-    """Whether the best drafters for the target are wanted; see `resolve`."""
+    """Choose the best drafters for the target; see `resolve`."""
 
     @classmethod
     def parse(cls, text: "str | DrafterSpec") -> "DrafterSpec":
         """Parse `none`, `auto`, or up to 8 different parts joined by `+`.
 
-        The parts: `ngram[:min=,max=,length=]`, `suffix[:earlier]` (also look in earlier answers of
+        The parts: `ngram[:min=,max=,length=]`, `suffix[:earlier]` (also searches earlier answers of
         the process), `recycle`, `table[:FOLDER]`, `dflash[:FOLDER][,window=,int8=,bits=]` (`bits`
         for a target that MLX runs, `int8` for any other), `model:NAME` (a smaller model),
         `ahead:model:NAME` (the same, while the target verifies), `prediction`. Without a folder it
-        is the drafter that comes with the target.
+        is the drafter shipped with the target.
 
         Raises:
             InvalidRequest: an unknown drafter, option or value, whatever the target.
@@ -79,24 +79,24 @@ class DrafterSpec:
 
     @property
     def uses_earlier_answers(self) -> bool:
-        """Whether a drafter looks in earlier answers, so that this one should be kept."""
+        """Whether a drafter searches earlier answers, so that this one has to be kept."""
         return any((part.kind, part.argument) == ("suffix", "earlier") for part in self.parts)
 
     @property
     def without_folders(self) -> str:
-        """The text without the folders in it, for results that others read."""
+        """The text without the parents of its folders, for published results."""
         paths = (f"{part.kind}:{Path(part.argument).name}" for part in self.parts if part.argument)
         return "+".join(next(paths) if part.argument else part.kind for part in self.parts) or str(
             self
         )
 
     def resolve(self, shipped: Container[str], *, prediction: bool = False) -> "DrafterSpec":
-        """Return the same with `auto` spelled out: the best drafters for the target.
+        """Replace `auto` by the best drafters for the target.
 
         Args:
-            shipped: kinds of drafters that come with the target.
-            prediction: whether there is a prediction of the answer. Where the spec does not say
-                where its drafter goes, it goes first.
+            shipped: kinds of drafters shipped with the target.
+            prediction: whether the answer has a prediction. Its drafter goes first if the spec
+                does not name it.
         """
         if self.none:
             return self
@@ -126,7 +126,7 @@ def _part(text: str) -> DrafterPart:
     match kind:
         case "ngram":
             options = _options(kind, argument, ("length", "max", "min"))
-            ngram_drafter(options)  # raises where a value is out of its range
+            ngram_drafter(options)  # raises if a value is out of its range
             return DrafterPart(kind, argument, options=options)
         case "suffix":
             _flag(kind, argument, ("", "earlier"))

@@ -13,7 +13,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Unpack
 
-from paceline.drafters import Memory
+from paceline.decoding.prefix import common_prefix_length
+from paceline.drafters import DraftKV
 from paceline.errors import ContextFull, InvalidRequest
 from paceline.runtime.options import Options, Request
 
@@ -42,7 +43,7 @@ class Conversation:
         self.model = model
         self._sequence = model.open_sequence()
         self._held: list[int] = []  # tokens whose KV the sequence holds
-        self._memory = Memory()
+        self._memory = DraftKV()
         self._answering = False
         self._closed = False
 
@@ -131,12 +132,10 @@ class Conversation:
 
     def _reuse(self, tokens: Sequence[int]) -> None:
         """Keep the KV of the longest common prefix that the engine can share with a prompt."""
-        same, most = 0, min(self._sequence.shareable_length, len(self._held), len(tokens) - 1)
-        while same < most and self._held[same] == tokens[same]:
-            same += 1
-        self._sequence.rewind(same)
+        held = self._held[: self._sequence.shareable_length]
+        self._sequence.rewind(common_prefix_length(held, tokens[:-1]))
         self._held = list(tokens[: self._sequence.length])
-        self._memory.cut(self._sequence.length)
+        self._memory.truncate(self._sequence.length)
 
     def _full(self, user: "Message", request: Request, count: int, context: int) -> ContextFull:
         """Return the error for a message that does not fit, with the number of turns to drop."""

@@ -12,14 +12,14 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.reasoning import answer_text
 from paceline.drafters import (
     AnswerHistory,
+    DrafterResources,
     DrafterSpec,
+    DraftKV,
     DraftModel,
     Fault,
     GuardedDrafter,
-    Memory,
-    Own,
     Probe,
-    Shared,
+    RequestContext,
 )
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine, KVSequence
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from paceline.runtime.conversation import Conversation
 
 
-def drafter_resources(files: ModelFiles, progress: Progress) -> Shared:
+def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources:
     """Return what the drafters of all requests to a model share."""
-    return Shared(
+    return DrafterResources(
         target=files.name,
         shipped=drafting.shipped(files.name),
         find=lambda name: resolve_drafter(name, progress),
@@ -98,7 +98,7 @@ class Model:
     def fresh(self) -> "Model":
         """Return another on the same engine, with the same drafters open and nothing learned."""
         other = Model(self.files, self.engine, defaults=self.defaults, progress=self._progress)
-        other._shared = replace(self._shared, corpus=AnswerHistory())
+        other._shared = replace(self._shared, history=AnswerHistory())
         return other
 
     @cached_property
@@ -291,7 +291,7 @@ class Model:
         started: float,
         *,
         end: Callable[[Stream], None],
-        memory: Memory | None = None,
+        memory: DraftKV | None = None,
         fault: Fault | None = None,
         shared: bool = False,
     ) -> Stream:
@@ -317,7 +317,7 @@ class Model:
         acceptance = self._acceptance.discounted()
         spec = request.drafter.resolve(self._shared.shipped, prediction=bool(request.prediction))
         prediction = request.prediction[: self.engine.context_length]
-        own = Own(Memory() if memory is None else memory, prediction, len(tokens))
+        own = RequestContext(DraftKV() if memory is None else memory, prediction, len(tokens))
         chosen = drafting.create(spec, self._shared, own)
         if fault is not None:
             chosen = [GuardedDrafter(each, fault) for each in chosen]
@@ -349,7 +349,7 @@ class Model:
         def learn(stream: Stream) -> None:
             self._acceptance = acceptance
             if spec.uses_earlier_answers:
-                self._shared.corpus.add(stream.answer)
+                self._shared.history.add(stream.answer)
 
         return Stream(
             self.engine,

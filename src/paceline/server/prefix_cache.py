@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.prefix import common_prefix_length
-from paceline.drafters import Memory
+from paceline.drafters import DraftKV
 from paceline.engines.base import Engine, KVSequence
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class CachedPrefix:
     """A sequence that holds the KV of a prompt's first tokens, perhaps of none."""
 
     sequence: KVSequence
-    memory: Memory = field(default_factory=Memory)
+    memory: DraftKV = field(default_factory=DraftKV)
     """The drafters' state of those tokens."""
     hit_tokens: int = 0
     """Tokens that the cache had."""
@@ -43,7 +43,7 @@ _MAX_ENTRIES = 512
 class _Entry:
     tokens: Tokens
     sequence: KVSequence
-    memory: Memory
+    memory: DraftKV
     salt: str
     owned: bool = True
     """Whether the cache owns the sequence; False: a running request does."""
@@ -138,7 +138,7 @@ class PrefixCache:
         sequence = prefix.sequence
         if sequence.shareable_length < sequence.length:
             sequence.rewind(sequence.shareable_length)
-            prefix.memory.cut(sequence.length)
+            prefix.memory.truncate(sequence.length)
         tokens = tokens[: sequence.length]
         if not len(tokens):
             close_sequence(sequence)
@@ -188,7 +188,7 @@ class PrefixCache:
         try:
             shared = fork.length
             if shared or not entry.owned or 2 * length < len(entry.tokens):
-                return CachedPrefix(fork, entry.memory.beginning(shared), shared)
+                return CachedPrefix(fork, entry.memory.copy_prefix(shared), shared)
         except Exception:
             close_sequence(fork)
             raise
@@ -197,7 +197,7 @@ class PrefixCache:
         close_sequence(fork)
         entry.sequence.rewind(length)
         length = entry.sequence.length
-        entry.memory.cut(length)
+        entry.memory.truncate(length)
         self._entries.remove(entry)
         return CachedPrefix(entry.sequence, entry.memory, length, moved=True)
 

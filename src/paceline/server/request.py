@@ -7,7 +7,7 @@ from time import monotonic, perf_counter
 
 from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.step import Step
-from paceline.drafters import Memory
+from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
 from paceline.runtime.options import Request
 from paceline.runtime.result import Result
@@ -91,7 +91,7 @@ class QueuedRequest:
     cancelled: bool = False
     prefix: CachedPrefix | None = None
     """Its KV; None in the queue, before it is admitted or after it was preempted."""
-    memory: Memory | None = None
+    memory: DraftKV | None = None
     """The drafters' state of its tokens, kept in the queue after it was preempted."""
     stream: Stream | None = None
     drafter_failed: bool = False

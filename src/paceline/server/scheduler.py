@@ -323,7 +323,7 @@ class Scheduler:
                 queued.stream = None
             else:
                 queued.memory = prefix.memory
-                prefix = CachedPrefix(prefix.sequence, prefix.memory.beginning(len(tokens)))
+                prefix = CachedPrefix(prefix.sequence, prefix.memory.copy_prefix(len(tokens)))
         except Exception as error:
             self._end(queued, error)
             return True

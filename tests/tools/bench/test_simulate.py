@@ -13,7 +13,7 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Policy
-from paceline.drafters import DrafterSpec, Own, Shared, create
+from paceline.drafters import DrafterResources, DrafterSpec, RequestContext, create
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.runtime.options import Options
@@ -39,7 +39,7 @@ def one(
     recording: Recording, drafter: str, cost: CostTable = EVEN, **options: int | str
 ) -> Simulation:
     asked: Options = {"drafter": drafter, "policy": "fixed", **options}  # type: ignore[typeddict-item]
-    (found,) = simulate([recording], check_options(asked), cost, Shared(vocab_size=64))
+    (found,) = simulate([recording], check_options(asked), cost, DrafterResources(vocab_size=64))
     return found
 
 
@@ -82,7 +82,7 @@ def test_the_steps_are_those_of_a_real_generation(
     whole = answer(engine, prompt, sampling=sampling, stopping=stopping).tokens
     folder = write_toy_table(tmp_path / "table", [[*prompt, *whole[:20]]], engine.vocab_size)
     spec = drafter.replace("table", f"table:{folder}")
-    shared = Shared(vocab_size=engine.vocab_size)
+    shared = DrafterResources(vocab_size=engine.vocab_size)
     taken = list(
         real(
             engine,
@@ -156,7 +156,7 @@ def test_what_stands_is_counted_by_length_of_match():
 def test_what_stands_is_counted_by_the_drafters_own_chance(toy_table: Path):
     recording = text([0, 1], [2, 3, 4, 5, 0, 1, 2, 3, 3, 1, 2, 0, 2])
     request = check_options({"drafter": f"table:{toy_table}", "policy": "fixed"})
-    (found,) = simulate([recording], request, EVEN, Shared(vocab_size=6))
+    (found,) = simulate([recording], request, EVEN, DrafterResources(vocab_size=6))
     evidence = found.evidence
     assert not evidence.by_match
     assert {source for source, _ in evidence.by_chance} == {"table"}
@@ -177,12 +177,12 @@ def test_nothing_is_learnt_from_other_texts_unless_it_is_asked():
     request = check_options({"drafter": "suffix:earlier", "policy": "fixed"})
 
     def passes(*, carry: bool) -> list[int]:
-        found = simulate(texts, request, EVEN, Shared(), carry=carry)
+        found = simulate(texts, request, EVEN, DrafterResources(), carry=carry)
         return [each.counters.steps for each in found]
 
     assert passes(carry=False) == [7, 7]
     assert passes(carry=True) == [7, 1]
-    shared = Shared()
+    shared = DrafterResources()
     for _ in range(2):  # nor from the same texts by another variant
         assert [s.counters.steps for s in simulate(texts, request, EVEN, shared, carry=True)] == [
             7,
@@ -196,10 +196,10 @@ def test_how_guesses_stand_is_learnt_anew_for_each_text():
     good = text([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8] * 4)
     request = check_options({"drafter": "suffix"})
     cost = CostTable({1: 1.0, 2: 1.6, 8: 2.0})
-    (alone,) = simulate([good], request, cost, Shared())
-    _, second = simulate([poor, good], request, cost, Shared())
+    (alone,) = simulate([good], request, cost, DrafterResources())
+    _, second = simulate([poor, good], request, cost, DrafterResources())
     assert second.counters == alone.counters
-    _, learnt = simulate([poor, good], request, cost, Shared(), carry=True)
+    _, learnt = simulate([poor, good], request, cost, DrafterResources(), carry=True)
     assert learnt.counters != alone.counters
 
 
@@ -207,7 +207,7 @@ def test_how_guesses_stand_is_learnt_anew_for_each_text():
 def test_blocks_are_as_long_as_was_asked(block: int | None, most: int):
     recording = text([1, 2, 3, 4] * 20, [1, 2, 3, 4] * 40)
     options: Options = {"drafter": "suffix", "max_block": block}
-    (found,) = simulate([recording], check_options(options), CHEAP, Shared())
+    (found,) = simulate([recording], check_options(options), CHEAP, DrafterResources())
     assert len(found.counters.drafted_at) == most
 
 
@@ -216,7 +216,7 @@ def test_a_prediction_is_drafted_from_as_in_a_real_request():
     guessed = Recording("one", "any", [1, 2], same, prediction=same)
     assert one(guessed, "suffix").counters.drafted_by == {"prediction": 6}
     assert one(guessed, "none").counters.drafted == 0
-    assert create("prediction", own=Own(prediction=same, prompt_length=2))
+    assert create("prediction", request=RequestContext(prediction=same, prompt_length=2))
 
 
 @pytest.mark.parametrize(
@@ -231,16 +231,20 @@ def test_a_prediction_is_drafted_from_as_in_a_real_request():
 )
 def test_drafters_that_need_a_model_are_refused_in_one_line(spec: str, needs: str):
     with pytest.raises(InvalidRequest, match=needs) as raised:
-        check(DrafterSpec.parse(spec), Shared())
+        check(DrafterSpec.parse(spec), DrafterResources())
     assert "\n" not in str(raised.value)
     with pytest.raises(InvalidRequest, match=needs):
-        list(simulate([text([1], [2])], check_options({"drafter": spec}), EVEN, Shared()))
+        list(simulate([text([1], [2])], check_options({"drafter": spec}), EVEN, DrafterResources()))
 
 
 def test_progress_is_told_in_tokens():
     told: list[int] = []
     texts = [text([1], [2, 3]), text([1], [4])]
-    list(simulate(texts, check_options({"drafter": "none"}), EVEN, Shared(), watch=told.append))
+    list(
+        simulate(
+            texts, check_options({"drafter": "none"}), EVEN, DrafterResources(), watch=told.append
+        )
+    )
     assert told == [2, 3]
 
 
@@ -280,7 +284,7 @@ def assert_same_steps(model: Model, options: Options, path: Path, max_tokens: in
         list(traced)
     trace = read_trace(path)
     recording = Recording("one", "any", trace.prompt, trace.answer, max_tokens)
-    shared = Shared(shipped=model._shared.shipped, vocab_size=model.engine.vocab_size)
+    shared = DrafterResources(shipped=model._shared.shipped, vocab_size=model.engine.vocab_size)
     (found,) = simulate([recording], check_options(asked), model.profile.cost, shared)
     assert found.counters.steps == len(trace.steps)
     chosen = check_options(asked)

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline import drafters as drafting
-from paceline.drafters import Shared
+from paceline.drafters import DrafterResources
 from paceline.drafters import Table as Successors
 from paceline.drafters.table import KIND as TABLE
 from paceline.drafters.table import TableFacts
@@ -102,7 +102,9 @@ def bench_simulate(
     return Report(record.as_dict(), text=text, tables=[*tables(totals)])
 
 
-def drafter_resources(model: str, options: Mapping[str, Options], progress: Progress) -> Shared:
+def drafter_resources(
+    model: str, options: Mapping[str, Options], progress: Progress
+) -> DrafterResources:
     """Resources of the drafters of these variants, which must not need the model.
 
     The vocabulary of a table is not checked: only the model's name is available.
@@ -111,7 +113,7 @@ def drafter_resources(model: str, options: Mapping[str, Options], progress: Prog
         InvalidRequest: there is no such drafter, or it cannot be simulated.
         ModelError: a drafter cannot be read.
     """
-    shared = Shared(
+    shared = DrafterResources(
         target=model,
         shipped=drafting.shipped(model),
         find=lambda name: resolve_drafter(name, progress),

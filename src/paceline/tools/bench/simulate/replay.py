@@ -22,7 +22,7 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.step import Counters, Step
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Best, Drafter, Policy, Proposal
-from paceline.drafters import AnswerHistory, DrafterSpec, Own, Shared
+from paceline.drafters import AnswerHistory, DrafterResources, DrafterSpec, RequestContext
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import Request
@@ -152,7 +152,7 @@ def simulate(
     recordings: Sequence[Recording],
     request: Request,
     cost: CostTable,
-    shared: Shared,
+    shared: DrafterResources,
     *,
     carry: bool = False,
     watch: Callable[[int], None] = lambda _: None,
@@ -174,18 +174,18 @@ def simulate(
     """
     check(request.drafter, shared)
     acceptance = Acceptance()
-    shared.corpus = AnswerHistory()
+    shared.history = AnswerHistory()
     costs = _CallCosts(cost)
     done = 0
     for recording in recordings:
         expected = bool(recording.prediction)
         spec = request.drafter.resolve(shared.shipped, prediction=expected)
-        own = Own(prediction=recording.prediction, prompt_length=len(recording.prompt))
+        own = RequestContext(prediction=recording.prediction, prompt_length=len(recording.prompt))
         acceptance = acceptance.discounted() if carry else Acceptance()
         policy = request.policy_for(lambda: cost, acceptance, len(recording.prompt))
         yield _one(recording, drafting.create(spec, shared, own), policy, costs)
         if carry and spec.uses_earlier_answers:
-            shared.corpus.add(recording.answer)
+            shared.history.add(recording.answer)
         done += len(recording.answer)
         watch(done)
 
@@ -199,7 +199,7 @@ def steps(
         yield each
 
 
-def check(spec: DrafterSpec, shared: Shared) -> None:
+def check(spec: DrafterSpec, shared: DrafterResources) -> None:
     """Raise InvalidRequest if a drafter of `spec` needs a model, naming what it needs."""
     for part in spec.resolve(shared.shipped).parts:
         if part.kind not in _ALONE:
