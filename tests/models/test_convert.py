@@ -119,13 +119,12 @@ def test_an_export_without_a_piece_is_not_kept(
 
 
 def test_a_checkpoint_needs_a_config_and_weights(tmp_path: Path):
-    assert checkpoint_bytes("owner/name") == 0
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"12345")
     (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"123")
     with pytest.raises(ModelError, match="not a Hugging Face checkpoint"):
-        checkpoint_bytes(str(tmp_path))
+        checkpoint_bytes(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    assert checkpoint_bytes(str(tmp_path)) == 8
+    assert checkpoint_bytes(tmp_path) == 8
 
 
 # -- with the exporter itself ----------------------------------------------------------------------

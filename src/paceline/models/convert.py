@@ -52,18 +52,12 @@ def convert_checkpoint(source: str, work: Path, weights: str, progress: Progress
     return read_facts(work)
 
 
-def checkpoint_bytes(source: str) -> int:
-    """Bytes of a checkpoint folder's weights; 0 for a hub name.
-
-    Raises ModelError for a folder without a checkpoint.
-    """
-    folder = Path(source)
-    if not folder.is_dir():
-        return 0
+def checkpoint_bytes(folder: Path) -> int:
+    """Bytes of the weights in `folder`. Raises ModelError for a folder without a checkpoint."""
     weights = [path for pattern in _WEIGHT_FILES for path in folder.glob(pattern)]
     if not weights or not (folder / "config.json").is_file():
         raise ModelError(
-            f"{source} is not a Hugging Face checkpoint: expected config.json and "
+            f"{folder} is not a Hugging Face checkpoint: expected config.json and "
             f"{' or '.join(_WEIGHT_FILES)}"
         )
     return sum(path.stat().st_size for path in weights)

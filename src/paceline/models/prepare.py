@@ -95,7 +95,7 @@ def convert(
         raise ModelNotFound(f"{source} is neither a folder nor a hub name (owner/name)")
     if output is not None and output.exists():
         raise ModelError(f"{output} exists already; choose another folder or remove it")
-    size = checkpoint_bytes(str(path)) if path.is_dir() else 0
+    size = checkpoint_bytes(path) if path.is_dir() else 0
     given = str(path.resolve()) if path.is_dir() else source
     name = f"{given}@{weights}"
     final = output or models_dir(cache) / _converted_name(given, weights)
