@@ -95,11 +95,11 @@ def test_dropping_what_the_error_says_leaves_room_for_an_answer(chat: Any):
 
 def test_a_full_context_leaves_the_kv_cache_of_the_chat_as_it_was(chat: Any):
     filled(chat)
-    assert chat._slots.length > 0
-    length, free = chat._slots.length, chat.model.engine.free_slots
+    assert chat._sequence.length > 0
+    length, free = chat._sequence.length, chat.model.engine.free_slots
     with pytest.raises(ContextFull):
         chat.say("x " * 100)
-    assert (chat._slots.length, chat.model.engine.free_slots) == (length, free)
+    assert (chat._sequence.length, chat.model.engine.free_slots) == (length, free)
 
 
 def test_an_answer_that_fills_the_context_ends_with_length_and_is_a_turn(chat: Any):
