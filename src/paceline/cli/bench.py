@@ -6,13 +6,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from paceline.cli import numbers
-from paceline.cli.console import (
-    check_writable,
-    load_model,
-    print_report,
-    print_value,
-    progress_of,
-)
+from paceline.cli.console import check_writable, load_model, print_report, print_value, progress_of
 from paceline.cli.options import (
     Kinds,
     MaxTokens,
