@@ -161,8 +161,9 @@ def test_what_stands_is_counted_by_the_drafters_own_chance(toy_table: Path):
     assert not evidence.by_match
     assert {source for source, _ in evidence.by_chance} == {"table"}
     assert all(0 <= tenth <= 10 for _, tenth in evidence.by_chance)
-    assert sum(stood for _, stood in evidence.by_chance.values()) == found.counters.accepted > 0
-    assert any(stood < compared for compared, stood in evidence.by_chance.values())
+    accepted = sum(count for _, count in evidence.by_chance.values())
+    assert accepted == found.counters.accepted > 0
+    assert any(count < compared for compared, count in evidence.by_chance.values())
 
 
 def test_a_longer_context_costs_more():

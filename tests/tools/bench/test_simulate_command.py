@@ -78,7 +78,7 @@ def test_a_report_has_the_figures_of_each_text_and_of_all(texts: Path):
 
 
 def test_many_texts_are_a_row_for_each_kind(texts: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(simulate_report, "_EACH", 2)
+    monkeypatch.setattr(simulate_report, "_MAX_TEXT_ROWS", 2)
     record = parse_record(simulated(texts).value, "this")
     assert [(row.case, row.kind, row.contender) for row in record.rows] == [
         ("1 texts", "code", PLAIN),

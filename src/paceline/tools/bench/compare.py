@@ -1,9 +1,9 @@
-"""`bench compare`: recorded results side by side, the first as the measure of the others.
+"""`bench compare`: records side by side, with the first as the baseline.
 
-What is compared is mostly a ratio to plain decoding, so that two machines, or one on two days, can
-be laid side by side. Rounds of two runs do not belong together, so the range of a quotient is as
-wide as it can be: the least of one over the most of the other. The rule: what was not the same
-question to the same model is refused, unless the caller knows better.
+The measure is mostly a ratio to plain decoding, so records of two machines or days can be compared.
+Rounds of two runs are independent, so the range of a quotient is from the least of one over the
+most of the other to the reverse. Invariant: without `anyway`, records of another model, other
+prompts or another answer length are rejected.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,30 +18,30 @@ from paceline.tools.bench.record import Record, Row, Spread, read_record
 
 
 class Line(NamedTuple):
-    """A case by a variant in every result."""
+    """A case by a variant, with its value in every result."""
 
     case: str
     kind: str
     variant: str
     found: Sequence[Spread]
-    """One for each result."""
+    """One per result."""
 
     def over_first(self, place: int) -> Spread:
-        """One result's value over the first's."""
+        """Value of the result at index `place` over the first one's."""
         base, other = self.found[0], self.found[place]
         return Spread(other.median / base.median, other.least / base.most, other.most / base.least)
 
 
 def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Report:
-    """Lay results side by side, case by case.
+    """Compare results case by case.
 
     Args:
         paths: two files or more.
-        measure: what is compared, as the rows call it.
-        anyway: also what was measured with another model, other prompts or longer answers.
+        measure: name of a measure in the rows.
+        anyway: compare also with another model, other prompts or another answer length.
 
     Raises:
-        InvalidRequest: a file cannot be used, or they cannot be compared.
+        InvalidRequest: a file is invalid, or the results cannot be compared.
     """
     if len(paths) < 2:
         raise InvalidRequest("bench compare needs two results or more")
@@ -83,13 +83,13 @@ def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
 
 
 def _lines(records: Sequence[Record], measure: str) -> Iterator[Line]:
-    """What all results have in common, in the first one's order."""
+    """Cases and variants that all results have, in the order of the first one."""
     by_key: list[dict[tuple[str, str], Row]] = [
         {row.key: row for row in record.rows} for record in records
     ]
     for key, row in by_key[0].items():
         if measure == "ratio" and row.contender == PLAIN:
-            continue  # what it is measured by: 1
+            continue  # the baseline: always 1
         rows = [each.get(key) for each in by_key]
         found = [each.spread(measure) for each in rows if each is not None]
         spreads = [each for each in found if each is not None and each.least > 0]
@@ -98,9 +98,9 @@ def _lines(records: Sequence[Record], measure: str) -> Iterator[Line]:
 
 
 def _means(lines: Sequence[Line], results: int) -> Iterator[tuple[str, str, list[Spread]]]:
-    """Contender, kind (or `all`), and for each result behind the first its cases' quotients.
+    """(variant, kind or `all`, spreads over the cases of each further result's quotients).
 
-    Of those the geometric mean, the least and the most.
+    The `median` of these spreads is the geometric mean.
     """
     for variant in dict.fromkeys(line.variant for line in lines):
         mine = [line for line in lines if line.variant == variant]
@@ -140,14 +140,14 @@ def _row(line: Line) -> dict[str, Any]:
 
 def _mean_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
     letters = [name[0] for name in names]
-    head = ["contender", "kind", *(f"{letter} / A, of cases" for letter in letters[1:])]
+    head = ["variant", "kind", *(f"{letter} / A, of cases" for letter in letters[1:])]
     rows = [[variant, kind, *map(str, over)] for variant, kind, over in _means(lines, len(names))]
     return f"{measure}: geometric mean of the cases (least to most of a case)", head, rows
 
 
 def _case_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
     letters = [name[0] for name in names]
-    head = ["case", "contender", *letters, *(f"{letter} / A" for letter in letters[1:])]
+    head = ["case", "variant", *letters, *(f"{letter} / A" for letter in letters[1:])]
     rows = [
         [
             line.case,

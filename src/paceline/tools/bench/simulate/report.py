@@ -180,7 +180,7 @@ def summary(total: Total) -> dict[str, Any]:
         "expected": total.expected,
         "expected_geometric_mean": total.mean(),
         "expected_worst": min(one.speed_up for one in total.simulations),
-        "accepted_by_position": [accepted[at] / drafted[at] for at in sorted(drafted)],
+        "accepted_by_place": [accepted[at] / drafted[at] for at in sorted(drafted)],
         "by_match": [
             {"source": source, "match": match, "compared": seen, "stood": kept}
             for (source, match), (seen, kept) in sorted(total.evidence.by_match.items())
