@@ -52,10 +52,10 @@ def test_an_answer_is_the_one_that_generate_gives(server: Running, fields: dict[
     assert choice.message.content == expected.text
     assert choice.finish_reason == expected.finish_reason
     assert found.usage.prompt_tokens == expected.prompt_tokens
-    told = "".join(
+    received = "".join(
         chunk.choices[0].delta.content or "" for chunk in chat(server, **fields, stream=True)
     )
-    assert told == expected.text
+    assert received == expected.text
 
 
 def test_the_default_temperature_is_one(server: Running):
@@ -79,8 +79,8 @@ def test_several_answers_are_those_of_the_seeds_that_follow(server: Running, str
     texts, reasons = ["", "", ""], dict[int, str]()
     for part in found if stream else [found]:
         for choice in part.choices:
-            said = choice.delta if stream else choice.message
-            texts[choice.index] += said.content or ""
+            output = choice.delta if stream else choice.message
+            texts[choice.index] += output.content or ""
             if choice.finish_reason:
                 reasons[choice.index] = choice.finish_reason
     assert texts == expected
@@ -127,17 +127,17 @@ def test_a_stop_string_inside_an_accepted_block_ends_the_answer(server: Running,
         "logprobs": True,
     }
     found = chat(server, **fields, stream=stream)
-    said, ids, entries, reasons = "", list[int](), list[Any](), list[str]()
+    output, ids, entries, reasons = "", list[int](), list[Any](), list[str]()
     for part in found if stream else [found]:
         choice = part.choices[0]
         message = choice.delta if stream else choice.message
-        said += message.content or ""
+        output += message.content or ""
         ids += choice.token_ids or []
         entries += (choice.logprobs and choice.logprobs.content) or []
         reasons += [choice.finish_reason] if choice.finish_reason else []
-    assert said == text[:at]
+    assert output == text[:at]
     assert reasons == ["stop"]
-    assert "".join(entry.token for entry in entries) == said
+    assert "".join(entry.token for entry in entries) == output
     assert ids == tokens[: len(ids)]
     assert len(ids) == len(entries)
     if not stream:
@@ -330,8 +330,8 @@ def test_optional_tools_do_not_change_the_text(server: Running):
     body = {**PLAIN, "tools": [WEATHER], "temperature": 1, "seed": 1, "min_tokens": 20}
     expected = server.post("/v1/chat/completions", body).json()["choices"][0]
     events = server.events("/v1/chat/completions", body)[:-1]
-    told = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
-    assert told == expected["message"]["content"] != ""
+    received = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    assert received == expected["message"]["content"] != ""
     assert len(events) > 3
 
 

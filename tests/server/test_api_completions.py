@@ -78,8 +78,8 @@ def test_tokens_are_sent_with_their_text(server: Running, stream: bool):
     body = {"prompt": PROMPT, "temperature": 0, **fields}
     choices = [event["choices"][0] for event in server.events("/v1/completions", body)[:-1]]
     assert [token for c in choices for token in c["token_ids"]] == expected.token_ids
-    told = [text for c in choices if c["logprobs"] for text in c["logprobs"]["tokens"]]
-    assert "".join(told) == "".join(c["text"] for c in choices) == expected.text
+    received = [text for c in choices if c["logprobs"] for text in c["logprobs"]["tokens"]]
+    assert "".join(received) == "".join(c["text"] for c in choices) == expected.text
 
 
 def test_the_token_that_ends_an_answer_is_not_part_of_it(server: Running):

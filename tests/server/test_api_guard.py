@@ -48,8 +48,8 @@ def test_rejected_requests_are_counted(model: Model):
         assert server.get("/nothing", headers=key).status_code == 404
         assert server.get("/v1/models/other", headers=key).status_code == 404
         assert server.get("/v1/completions", headers=key).status_code == 405
-        told = server.get("/metrics", headers=key).text
-    reasons = set(re.findall(r'paceline_requests_refused_total\{reason="(\w+)"\} 1\.0', told))
+        received = server.get("/metrics", headers=key).text
+    reasons = set(re.findall(r'paceline_requests_refused_total\{reason="(\w+)"\} 1\.0', received))
     assert reasons == {
         *("invalid_api_key", "wrong_host", "unknown_url", "model_not_found", "method_not_allowed")
     }

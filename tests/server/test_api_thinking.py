@@ -200,10 +200,10 @@ def test_a_call_after_a_thought_is_a_call_and_one_in_a_thought_is_none(
     names, thought = [], ""
     for part in found if stream else [found]:
         for choice in part.choices:
-            said = choice.delta if stream else choice.message
-            thought += getattr(said, "reasoning_content", None) or ""
-            names += [each.function.name for each in said.tool_calls or []]
-            assert not said.content
+            output = choice.delta if stream else choice.message
+            thought += getattr(output, "reasoning_content", None) or ""
+            names += [each.function.name for each in output.tool_calls or []]
+            assert not output.content
     assert names == ["now"]
     assert thought == "I call now"
 

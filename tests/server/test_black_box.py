@@ -47,20 +47,20 @@ def good(response: httpx.Response) -> Any:
 
 
 def parts(server: Running, path: str, body: Any, *, stream: bool) -> list[Any]:
-    """The response, or the chunks of the stream; what choices say is under `said` in both."""
+    """The response, or the chunks of the stream; `output` has a choice's message or delta."""
     found = server.events(path, body) if stream else [good(server.post(path, body)), "[DONE]"]
     assert found.pop() == "[DONE]"
     for part in found:
         for choice in part["choices"]:
-            choice["said"] = choice.get("delta") or choice.get("message") or {}
+            choice["output"] = choice.get("delta") or choice.get("message") or {}
     return found
 
 
 def text_of(found: list[Any]) -> str:
-    return "".join(c["said"].get("content", "") for part in found for c in part["choices"])
+    return "".join(c["output"].get("content", "") for part in found for c in part["choices"])
 
 
-# -- 1 to 8: who is answered, and what is wrong ----------------------------------------------------
+# -- 1 to 8: access and invalid requests -----------------------------------------------------------
 
 
 def test_row_01_health_while_loading(tiny_gguf: Path, cache: Path):
@@ -71,7 +71,7 @@ def test_row_01_health_while_loading(tiny_gguf: Path, cache: Path):
             try:
                 response = httpx.get(f"http://127.0.0.1:{port}/health")
                 break
-            except httpx.ConnectError:  # nobody listens before the model is there
+            except httpx.ConnectError:  # the port opens after the model is loaded
                 refused += 1
                 time.sleep(0.02)
         assert good(response) == {"status": "ok"}
@@ -232,12 +232,12 @@ def test_row_08_stream_options_without_a_stream(server: Running, body: Any):
 )
 def test_row_09_include_usage(server: Running, options: dict[str, Any], wanted: bool):
     found = parts(server, CHAT, {**PLAIN, "stream_options": options}, stream=True)
-    told = [part for part in found if part.get("usage")]
-    assert [part["choices"] for part in told] == ([[]] if wanted else [])
+    received = [part for part in found if part.get("usage")]
+    assert [part["choices"] for part in received] == ([[]] if wanted else [])
     if wanted:
-        assert told == found[-1:]
-        usage = told[0]["usage"]
-        assert usage["completion_tokens"] == told[0]["timings"]["predicted_n"] == 24
+        assert received == found[-1:]
+        usage = received[0]["usage"]
+        assert usage["completion_tokens"] == received[0]["timings"]["predicted_n"] == 24
         assert usage["total_tokens"] == usage["prompt_tokens"] + 24
         whole = good(server.post(CHAT, PLAIN))["usage"]
         assert whole.keys() == usage.keys()
@@ -250,7 +250,7 @@ def test_row_10_a_stream_is_the_whole_answer(server: Running):
     assert text_of(found) == expected["message"]["content"]
     assert len({part["id"] for part in found}) == 1
     choices = [part["choices"][0] for part in found]
-    assert [choice["said"].get("role") for choice in choices] == ["assistant"] + [None] * (
+    assert [choice["output"].get("role") for choice in choices] == ["assistant"] + [None] * (
         len(choices) - 1
     )
     reasons = [choice["finish_reason"] for choice in choices]
@@ -265,7 +265,7 @@ def test_row_11_several_answers(server: Running, stream: bool, count: int):
     texts, reasons = [""] * count, list[int]()
     for part in parts(server, CHAT, body, stream=stream):
         for choice in part["choices"]:
-            texts[choice["index"]] += choice["said"].get("content", "")
+            texts[choice["index"]] += choice["output"].get("content", "")
             reasons += [choice["index"]] if choice["finish_reason"] else []
     assert sorted(reasons) == list(range(count))
     for index, text in enumerate(texts):  # each is that of the seed that follows
@@ -277,8 +277,8 @@ def test_row_11_several_answers(server: Running, stream: bool, count: int):
 def test_row_12_logprobs(server: Running, stream: bool):
     expected = server.model.generate([TURN], max_tokens=24, logprobs=2, drafter="none")
     found = parts(server, CHAT, {**PLAIN, "logprobs": True, "top_logprobs": 2}, stream=stream)
-    told = [c["logprobs"] for part in found for c in part["choices"] if c["logprobs"]]
-    entries = [entry for logprobs in told for entry in logprobs["content"]]
+    received = [c["logprobs"] for part in found for c in part["choices"] if c["logprobs"]]
+    entries = [entry for logprobs in received for entry in logprobs["content"]]
     assert "".join(entry["token"] for entry in entries) == text_of(found) == expected.text
     assert [entry["logprob"] for entry in entries] == [each.logprob for each in expected.logprobs]
     assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in entries)
@@ -290,22 +290,24 @@ def test_row_13_an_echo_with_logprobs(server: Running):
     prompts = [server.model.tokens(text, raw=True) for text in (PROMPT, "one and two", "a")]
     body = {**BARE, "prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 1, "seed": 1234}
     for prompt, choice in zip(prompts, good(server.post(TEXT, body))["choices"], strict=True):
-        told = choice["logprobs"]
-        assert [len(told[name]) for name in told] == [len(prompt) + 1] * 4
-        assert told["token_logprobs"][0] is None
-        assert told["top_logprobs"][0] is None
-        assert "".join(told["tokens"]) == choice["text"]
-        assert [choice["text"][at:] for at in told["text_offset"]][-1] == told["tokens"][-1]
+        received = choice["logprobs"]
+        assert [len(received[name]) for name in received] == [len(prompt) + 1] * 4
+        assert received["token_logprobs"][0] is None
+        assert received["top_logprobs"][0] is None
+        assert "".join(received["tokens"]) == choice["text"]
+        assert [choice["text"][at:] for at in received["text_offset"]][-1] == received["tokens"][-1]
         expected = server.model.generate(
             prompt, max_tokens=1, logprobs=1, prompt_logprobs=True, drafter="none"
         )
         logprobs = [p and p.logprob for p in [*expected.prompt_logprobs, *expected.logprobs]]
-        assert told["token_logprobs"] == logprobs
-        for logprob, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True):
+        assert received["token_logprobs"] == logprobs
+        for logprob, top in zip(
+            received["token_logprobs"][1:], received["top_logprobs"][1:], strict=True
+        ):
             assert logprob in top.values()
             assert max(top.values()) >= logprob
         # The one that came was picked greedily.
-        assert told["token_logprobs"][-1] == max(told["top_logprobs"][-1].values())
+        assert received["token_logprobs"][-1] == max(received["top_logprobs"][-1].values())
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1", "recycle"])

@@ -162,7 +162,7 @@ def test_row_23_a_stop_string(server: Running, stream: bool, drafted: bool, leng
 
 @pytest.fixture(params=[0, 1], ids=["none stand", "all stand"])
 def guesses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has all guesses be right, or all of them wrong, once it is told the whole text."""
+    """Drafts only right tokens, or only wrong ones, once it has the whole text."""
 
     def guess(text: list[int]) -> int:
         wrong = range(len(text)) if request.param == 0 else ()
@@ -201,7 +201,7 @@ def test_row_24_the_same_tokens(server: Running, guesses: Any, sampling: Any):
 
 
 def test_row_25_at_the_edge_of_the_context(server: Running, guesses: Any):
-    """As many come as there is room for, whatever was guessed, and end tokens end nothing."""
+    """The answer fills the context, whatever was drafted; end tokens do not end it."""
     (end, *_), prompt = server.model.files.stop_token_ids, [70] * 440
     plain = server.model.generate(
         prompt, max_tokens=None, ignore_eos=True, drafter="none", logit_bias={end: 3}
@@ -231,14 +231,14 @@ def test_row_26_metrics_add_up(module_model: Model):
     body = {**BARE, "prompt": PROMPT * 4}
     with running(module_model) as server:
         bodies = [body, {**body, "speculation": drafted}, {**body, "max_tokens": 7}]
-        told = [good(server.post(TEXT, each)) for each in bodies]
+        received = [good(server.post(TEXT, each)) for each in bodies]
         families = list(text_string_to_metric_families(server.get("/metrics").text))
         found = metrics(server)
     for family in families:
         assert family.documentation
         assert family.type in ("counter", "gauge", "histogram")
-    usage = [each["usage"] for each in told]
-    about = [each["metrics"]["speculative_decoding"] for each in told]
+    usage = [each["usage"] for each in received]
+    about = [each["metrics"]["speculative_decoding"] for each in received]
     histograms = [each["acceptance_histogram"] for each in about]
     cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usage)
     stood = sum(n * steps for each in histograms for n, steps in enumerate(each))
@@ -276,16 +276,16 @@ def open_to_a_page(module_model: Model) -> Iterator[Running]:
 
 @pytest.mark.parametrize(("origin", "let_in"), [("good", True), ("evil", False)])
 def test_row_28_pages_of_other_origins(open_to_a_page: Running, origin: str, let_in: bool):
-    said = {"origin": f"http://{origin}.example"}
+    page_origin = {"origin": f"http://{origin}.example"}
     ask = {
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization",
     }
-    preflight = httpx.options(open_to_a_page.url + TEXT, headers={**said, **ask})
-    answered = open_to_a_page.post(TEXT, BARE, headers={**said, "x-api-key": "key"})
+    preflight = httpx.options(open_to_a_page.url + TEXT, headers={**page_origin, **ask})
+    answered = open_to_a_page.post(TEXT, BARE, headers={**page_origin, "x-api-key": "key"})
     for response in (preflight, answered):
         allowed = response.headers.get("access-control-allow-origin")
-        assert allowed == (said["origin"] if let_in else None)
+        assert allowed == (page_origin["origin"] if let_in else None)
 
 
 def test_row_28_no_page_unless_asked_for(server: Running):

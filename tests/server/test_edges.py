@@ -87,15 +87,15 @@ def test_a_stop_string_inside_an_accepted_block(
     server: Running, whole: Result, stream: bool, stop: str
 ):
     at = whole.text.index(stop)
-    told = ask(server, stream=stream, stop=stop, **predicted(whole))
-    assert told.text == whole.text[:at]
-    assert told.reason == "stop"
-    assert told.ids == whole.token_ids[: len(told.ids)]
-    assert told.usage["completion_tokens"] == len(told.ids)
-    # Blocks of 16 stood as a whole behind the first token, up to the one that has it in it.
+    received = ask(server, stream=stream, stop=stop, **predicted(whole))
+    assert received.text == whole.text[:at]
+    assert received.reason == "stop"
+    assert received.ids == whole.token_ids[: len(received.ids)]
+    assert received.usage["completion_tokens"] == len(received.ids)
+    # Blocks of 16 are accepted whole after the first token, up to the one with the stop string.
     count = next(n for n in range(LENGTH) if stop in text_of(server, whole.token_ids[:n]))
-    assert told.about["steps"] == -(-(count - 1) // BLOCK)
-    assert told.about["accepted_by"]["prediction"] >= count - 1 - told.about["steps"]
+    assert received.about["steps"] == -(-(count - 1) // BLOCK)
+    assert received.about["accepted_by"]["prediction"] >= count - 1 - received.about["steps"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -106,12 +106,12 @@ def test_of_a_length_cap_and_a_stop_string_in_one_block_the_first_ends_it(
     ends = set()
     for most in range(3, 16):
         cut = text_of(server, whole.token_ids[:most])
-        told = ask(server, stream=stream, stop=stop, max_tokens=most, **predicted(whole))
-        # What may begin a stop string is held back, and told when it turns out to be none.
-        assert told.text == cut.partition(stop)[0]
-        assert told.reason == ("stop" if stop in cut else "length")
-        assert told.about["steps"] == 1
-        ends.add((told.reason, cut.endswith(("&", "&z"))))
+        received = ask(server, stream=stream, stop=stop, max_tokens=most, **predicted(whole))
+        # What may begin a stop string is held back, and sent when it turns out to be none.
+        assert received.text == cut.partition(stop)[0]
+        assert received.reason == ("stop" if stop in cut else "length")
+        assert received.about["steps"] == 1
+        ends.add((received.reason, cut.endswith(("&", "&z"))))
     assert ends == {("length", False), ("length", True), ("stop", False)}
 
 
@@ -120,31 +120,31 @@ def test_of_a_length_cap_and_a_stop_string_in_one_block_the_first_ends_it(
 def test_logprobs_end_before_a_stop_string(
     server: Running, whole: Result, stream: bool, stop: str, last: str | None
 ):
-    told = ask(server, stream=stream, stop=[stop], **predicted(whole))
-    assert "".join(told.tokens) == told.text == whole.text.partition(stop)[0]
-    assert told.logprobs == [each.logprob for each in whole.logprobs[: len(told.ids)]]
+    received = ask(server, stream=stream, stop=[stop], **predicted(whole))
+    assert "".join(received.tokens) == received.text == whole.text.partition(stop)[0]
+    assert received.logprobs == [each.logprob for each in whole.logprobs[: len(received.ids)]]
     if last is not None:  # the stop string begins in the middle of a token
-        assert told.tokens[-1] == last
-        assert text_of(server, told.ids[-1:]) != last
+        assert received.tokens[-1] == last
+        assert text_of(server, received.ids[-1:]) != last
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix", "recycle"])
 def test_characters_of_several_tokens_are_sent_whole(server: Running, drafter: str):
     """Each begins with a byte that is picked: what follows it comes with another call."""
     form = {"structured_outputs": {"regex": "([é日😀]|👩‍🚀){12}"}}
-    said = {
+    body = {
         **form,
         "ignore_eos": False,
         "speculation": {"drafter": drafter},
         "temperature": 1.5,
         "seed": 3,
     }
-    complete = ask(server, stream=False, max_tokens=200, **said)
+    complete = ask(server, stream=False, max_tokens=200, **body)
     assert len(set(complete.text)) > 2
     broken = 0
     for most in range(1, 14):
         cut = text_of(server, complete.ids[:most])
-        events = server.events("/v1/completions", {"prompt": PROMPT, "max_tokens": most, **said})
+        events = server.events("/v1/completions", {"prompt": PROMPT, "max_tokens": most, **body})
         texts = [text for event in events[:-1] if (text := event["choices"][0]["text"])]
         assert "".join(texts) == cut
         # A character that the length cuts is the only one that is not whole.
@@ -162,10 +162,10 @@ def test_a_structured_answer_ends_although_its_prediction_continues(server: Runn
     plain = ask(server, stream=stream, **FORM, speculation={"drafter": "none"})
     assert (len(plain.text), plain.text[-1], plain.reason) == (21, "!", "stop")
     more = {"prediction": {"type": "content", "content": f"{plain.text} And {plain.text}"}}
-    told = ask(server, stream=stream, **FORM, **more)
-    assert told[:5] == plain[:5]
-    assert told.usage["completion_tokens"] == len(told.ids) == len(told.tokens)
-    assert told.usage["completion_tokens_details"]["accepted_prediction_tokens"] > 10
+    received = ask(server, stream=stream, **FORM, **more)
+    assert received[:5] == plain[:5]
+    assert received.usage["completion_tokens"] == len(received.ids) == len(received.tokens)
+    assert received.usage["completion_tokens_details"]["accepted_prediction_tokens"] > 10
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -179,23 +179,28 @@ def test_an_end_token_inside_a_draft_is_the_end(server: Running, stream: bool, f
         fields = {**FORM, "logit_bias": {str(e): 60.0, str(end): 60.0}}
     else:  # the end as soon as there may be one
         fields = {"min_tokens": 20, "logit_bias": {str(e): 60.0, str(end): 90.0}}
-    told = ask(
+    received = ask(
         server,
         stream=stream,
         prompt=tokenizer.encode(f"{PROMPT}{text}<|im_end|>{PROMPT * 4}", special=True),
         **{**fields, "ignore_eos": False},
         speculation={"drafter": "suffix", "policy": "fixed", "max_block": BLOCK},
     )
-    assert (told.text, told.reason) == (text, "stop")
-    assert len(told.ids) == len(told.logprobs) == told.usage["completion_tokens"] == len(text)
+    assert (received.text, received.reason) == (text, "stop")
+    assert (
+        len(received.ids)
+        == len(received.logprobs)
+        == received.usage["completion_tokens"]
+        == len(text)
+    )
     # A step brings a token more than stood, unless the end was among those that stood.
-    assert told.about["accepted_by"]["suffix"] == len(text) - (told.about["steps"] - 1)
+    assert received.about["accepted_by"]["suffix"] == len(text) - (received.about["steps"] - 1)
     # Behind it nothing is tried where a form says that it is the end.
-    assert (told.about["drafted_by"] == told.about["accepted_by"]) == form
+    assert (received.about["drafted_by"] == received.about["accepted_by"]) == form
 
 
 def test_a_structured_answer_is_cut_at_max_tokens(server: Running):
     form = {"structured_outputs": {"regex": "(ab|ac){5,}"}, "ignore_eos": False}
-    told = ask(server, stream=True, max_tokens=7, **form)
-    assert told.reason == "length"
-    assert len(told.ids) == told.usage["completion_tokens"] == 7
+    received = ask(server, stream=True, max_tokens=7, **form)
+    assert received.reason == "length"
+    assert len(received.ids) == received.usage["completion_tokens"] == 7

@@ -163,9 +163,9 @@ def test_five_hundred_connections(server: Running, others: Others):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.server.port)
         await all_are_there.wait()
         writer.write(asked)
-        told, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        received, _, body = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
-        return told, json.loads(body)
+        return received, json.loads(body)
 
     async def run() -> list[tuple[bytes, Any]]:
         asks = [asyncio.ensure_future(ask(at)) for at in range(500)]
@@ -175,13 +175,13 @@ def test_five_hundred_connections(server: Running, others: Others):
 
     all_are_there = asyncio.Event()
     found = asyncio.run(run())
-    statuses = Counter(told.split()[1] for told, _ in found)
+    statuses = Counter(received.split()[1] for received, _ in found)
     # They may all come during one call of the engine, with the two others in the queue.
     assert statuses[b"200"] >= SETTINGS.max_waiting - len(ASKED)
     assert statuses[b"200"] + statuses[b"429"] == 500
-    for told, body in found:
-        if b" 429 " in told:
-            assert b"retry-after: " in told
+    for received, body in found:
+        if b" 429 " in received:
+            assert b"retry-after: " in received
             assert body["error"]["code"] == "queue_full"
         else:
             assert body["choices"][0]["text"] == others.expected[0]

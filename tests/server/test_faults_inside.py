@@ -126,10 +126,10 @@ def test_an_engine_error_for_one_request(
     if stream and after > 1:  # something was told before
         assert response.status_code == 200
         assert response.text.endswith("data: [DONE]\n\n")
-        told = json.loads(response.text.split("data: ")[-2])["error"]
+        received = json.loads(response.text.split("data: ")[-2])["error"]
     else:
-        told = fault(response, 503 if isinstance(error, CacheFull) else 500)
-    assert told["type"] == "server_error"
+        received = fault(response, 503 if isinstance(error, CacheFull) else 500)
+    assert received["type"] == "server_error"
 
 
 def test_an_engine_error_of_a_batched_call_is_retried_alone(
@@ -190,17 +190,17 @@ def test_sigterm_under_load(tiny_gguf: Path, cache: Path, model: Model):
             except httpx.ConnectError:  # it has ended
                 return "refused"
             if response.status_code != 200 or not body["stream"]:
-                told = json.loads("".join(lines))
+                received = json.loads("".join(lines))
             else:
                 assert lines[-2:] == ["[DONE]", ""]
                 chunks = [json.loads(line) for line in lines[:-2] if line]
-                told = chunks.pop() if "error" in chunks[-1] else {"choices": [{}]}
-                told["choices"] = [{"text": "".join(c["choices"][0]["text"] for c in chunks)}]
-            if "error" in told:
-                assert told["error"]["code"] == "draining"
+                received = chunks.pop() if "error" in chunks[-1] else {"choices": [{}]}
+                received["choices"] = [{"text": "".join(c["choices"][0]["text"] for c in chunks)}]
+            if "error" in received:
+                assert received["error"]["code"] == "draining"
                 assert response.status_code in (200, 503)
                 return "refused"
-            assert told["choices"][0]["text"] == texts[most]
+            assert received["choices"][0]["text"] == texts[most]
             return "answered"
 
         with ThreadPoolExecutor(42) as pool:

@@ -272,16 +272,16 @@ def test_a_constraint_that_fails_ends_its_answer_alone(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options", "said"),
+    ("prompt", "options", "message"),
     [
         ("this is the one " * 400, {}, "the context holds 512"),
         ("a", {"drafter": "dflash:/no/such"}, "no folder /no/such"),
     ],
 )
 def test_a_request_that_can_never_be_served_is_rejected_at_once(
-    scheduler: Scheduler, prompt: str, options: dict[str, Any], said: str
+    scheduler: Scheduler, prompt: str, options: dict[str, Any], message: str
 ):
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=message):
         Submitted(scheduler, prompt, **options)
     assert scheduler.load.waiting == 0
 

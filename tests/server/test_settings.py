@@ -89,8 +89,8 @@ def test_repetition_detection_ends_a_chat_with_finish_reason_repetition(
     events = server.events("/v1/chat/completions", body)
     reasons = [event["choices"][0]["finish_reason"] for event in events[:-1]]
     assert reasons[-1] == "repetition"
-    told = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
-    assert told == found["message"]["content"]
+    received = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
+    assert received == found["message"]["content"]
 
 
 def test_repetition_detection_ends_completions_and_responses_too(server: Running):
