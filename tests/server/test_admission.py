@@ -146,12 +146,12 @@ def test_the_oldest_request_is_never_preempted(model: Model):
 
 def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
     scheduler = Scheduler(model)
-    admit, refused = scheduler.admission.admit, []
-    begin, begun = scheduler.prefix_cache.open, []
+    admit, rejected = scheduler.admission.admit, []
+    open_prefix, opened = scheduler.prefix_cache.open, []
 
     def counted(*arguments: Any) -> Any:
-        begun.append(arguments)
-        return begin(*arguments)
+        opened.append(arguments)
+        return open_prefix(*arguments)
 
     scheduler.prefix_cache.open = counted  # type: ignore[method-assign]
 
@@ -159,7 +159,7 @@ def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
         before = len(scheduler.prefix_cache)
         found = admit(queued, running)
         if found is None:
-            refused.append((before, len(scheduler.prefix_cache)))
+            rejected.append((before, len(scheduler.prefix_cache)))
         return found
 
     scheduler.admission.admit = watched  # type: ignore[method-assign]
@@ -173,9 +173,9 @@ def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
     assert len(first.result().token_ids) == 200
     assert len(big.result().token_ids) == 20
     scheduler.close()
-    assert len(refused) > 20
-    assert set(refused) == {(1, 1)}
-    assert len(begun) < len(refused), "the prefix cache is asked again where nothing has changed"
+    assert len(rejected) > 20
+    assert set(rejected) == {(1, 1)}
+    assert len(opened) < len(rejected), "the prefix cache is queried again without a change"
 
 
 def test_a_second_question_hits_the_prefix_cache_for_its_system_message(model: Model):
@@ -268,16 +268,16 @@ def test_shutdown_does_not_drop_a_request_between_queue_and_batch(
     """`close` is called just when the request has left the queue."""
     model = tiny_model.fresh()
     scheduler = Scheduler(model)
-    begin = model.begin
+    open_stream = model.open_stream
     closing = threading.Thread(target=scheduler.close, args=(PATIENCE,))
 
-    def begins(*arguments: Any, **more: Any) -> Any:
+    def slow_open(*arguments: Any, **more: Any) -> Any:
         closing.start()
         closing.join(0.3)  # `close` waits for requests while this one begins
         assert closing.is_alive()
-        return begin(*arguments, **more)
+        return open_stream(*arguments, **more)
 
-    monkeypatch.setattr(model, "begin", begins)
+    monkeypatch.setattr(model, "open_stream", slow_open)
     asked = Submitted(scheduler, PROMPTS[0], max_tokens=30, ignore_eos=True)
     scheduler.start()
     assert len(asked.result().token_ids) == 30
