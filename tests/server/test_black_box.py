@@ -1,9 +1,6 @@
-"""What one client sees of a running server: the first half of 32 checks that servers like ours
-are held to, by number. `test_black_box_load.py` has the second half.
-
-The numbers are those of a list that was put together from the tests of llama.cpp, vLLM and SGLang,
-and from what their users complain about. Where servers differ, docs/server.md says what this one
-does and why, and the test holds it to that.
+"""A running server as one client sees it: the first half of 32 numbered checks, of which
+`test_black_box_load.py` has the second. The list comes from the tests of llama.cpp, vLLM and SGLang
+and the complaints of their users; where servers differ, docs/server.md has the behaviour of ours.
 """
 
 import re
@@ -301,12 +298,11 @@ def test_row_13_an_echo_with_logprobs(server: Running):
         )
         logprobs = [p and p.logprob for p in [*expected.prompt_logprobs, *expected.logprobs]]
         assert received["token_logprobs"] == logprobs
-        for logprob, top in zip(
-            received["token_logprobs"][1:], received["top_logprobs"][1:], strict=True
-        ):
+        pairs = zip(received["token_logprobs"][1:], received["top_logprobs"][1:], strict=True)
+        for logprob, top in pairs:
             assert logprob in top.values()
             assert max(top.values()) >= logprob
-        # The one that came was picked greedily.
+        # Decoding was greedy.
         assert received["token_logprobs"][-1] == max(received["top_logprobs"][-1].values())
 
 
