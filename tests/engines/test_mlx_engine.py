@@ -1,10 +1,7 @@
 """The engine for mlx-lm's models: against transformers, and what it asks of MLX."""
 
-import gc
-import importlib
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,54 +17,11 @@ from paceline.engines.mlx.rows import RowRange
 from paceline.engines.profile import measure_profile
 from paceline.errors import InvalidRequest, ModelError
 from support import mlx
+from support.mlx_rows import TEXT, rows_of, step
 
 pytestmark = pytest.mark.mlx
 
-TEXT = [(7 * i + i * i) % mlx.VOCAB for i in range(40)]
 RECURRENT = ["lfm2", "qwen3_5"]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Checkpoints of families, each made once."""
-    mlx.needs()
-    known: dict[str, Path] = {}
-
-    def made(family: str, **changes: Any) -> Path:
-        key = f"{family} {changes}"
-        if key not in known:
-            folder = tmp_path_factory.mktemp(family)
-            known[key] = mlx.checkpoint(folder / "checkpoint", family, **changes)
-        return known[key]
-
-    return made
-
-
-@pytest.fixture(scope="module")
-def opened(made: Callable[..., Path]) -> Callable[..., MlxEngine]:
-    def opened(family: str, taps: tuple[int, ...] = (), **settings: Any) -> MlxEngine:
-        chosen = {"rows": RowRange(1, 32), **settings}
-        return MlxEngine(
-            made(family), mlx.CONTEXT, EngineSettings(cache_tokens=2048, taps=taps), **chosen
-        )
-
-    return opened
-
-
-def rows_of(engine: MlxEngine, text: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
-    """Logits of every row of a text, run in blocks of these lengths."""
-    found, at = [], 0
-    with closing(engine.open()) as sequence:
-        for count in cuts:
-            found.append(step(engine, sequence, text[at : at + count]))
-            sequence.commit(count)
-            at += count
-    assert at == len(text)
-    return np.concatenate(found)
-
-
-def step(engine: MlxEngine, sequence: MlxSequence, block: Sequence[int]) -> np.ndarray:
-    return engine.step([(sequence, Block(block, len(block)))]).logits[0]
 
 
 def in_cache(sequence: MlxSequence) -> list[np.ndarray]:
@@ -83,32 +37,6 @@ def in_cache(sequence: MlxSequence) -> list[np.ndarray]:
             held = [each[..., : cache.offset, :] for each in held[:2]]
         found += [np.array(each) for _, each in tree_flatten(held) if isinstance(each, mx.array)]
     return found
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """How often models are called, and how often somebody waits for the device."""
-    import mlx.core as mx
-
-    from paceline.engines.mlx.model import LoadedModel
-
-    counted = {"model": 0, "waits": 0}
-    call, evaluate = LoadedModel.call, mx.eval
-
-    def counting_call(*args: Any, **kwargs: Any) -> Any:
-        counted["model"] += 1
-        return call(*args, **kwargs)
-
-    def counting_eval(*args: Any) -> None:
-        counted["waits"] += 1
-        evaluate(*args)
-
-    monkeypatch.setattr(LoadedModel, "call", counting_call)
-    monkeypatch.setattr(mx, "eval", counting_eval)
-    yield counted
-
-
-# -- what is computed ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
@@ -317,71 +245,6 @@ def test_a_window_moves_on_and_keeps_what_its_rows_need(made: Callable[..., Path
 
 
 # -- taps ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", mlx.FAMILIES)
-def test_taps_are_the_hidden_states_of_transformers(
-    family: str, opened: Callable[..., MlxEngine], made: Callable[..., Path]
-):
-    expected = mlx.reference_taps(made(family), family, TEXT)[0]
-    engine = opened(family, taps=(0,), rows=RowRange(2, 8), prefill_rows=16)
-    for rows in (0, 1, 6, 40):
-        with closing(engine.open()) as sequence:
-            taps = engine.step([(sequence, Block(TEXT, rows))]).taps[0]
-        assert list(taps) == ["tap.0"]
-        assert taps["tap.0"].shape == (40, 64)
-        assert np.abs(taps["tap.0"] - expected).max() < 1e-4 * np.abs(expected).max()
-    with pytest.raises(KeyError):
-        taps["tap.1"]
-
-
-@pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_tapping_changes_no_logits(family: str, opened: Callable[..., MlxEngine]):
-    tapped = rows_of(opened(family, taps=(0, 1)), TEXT, [9, 31])
-    assert np.array_equal(tapped, rows_of(opened(family), TEXT, [9, 31]))
-
-
-@pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_one_model_is_heard_and_it_goes_when_its_engine_goes(
-    family: str, opened: Callable[..., MlxEngine]
-):
-    before = opened(family)
-    module = importlib.import_module(f"mlx_lm.models.{family}")
-    kind = {"llama": "TransformerBlock", "lfm2": "Lfm2DecoderLayer"}[family]
-    call = getattr(module, kind).__call__
-    assert call.__module__ == module.__name__  # as it was written
-    tapped = opened(family, taps=(1,))
-    assert isinstance(tapped.model.module.layers[1], getattr(module, kind))
-    assert getattr(module, kind).__call__ is call
-    assert before.model._taps.take() == {}
-    with closing(tapped.open()) as sequence:
-        step(tapped, sequence, TEXT)
-    gone = [weakref.ref(each) for each in (tapped, tapped.model.module)]
-    del tapped, sequence
-    gc.collect()
-    assert [each() for each in gone] == [None, None]
-
-
-@pytest.mark.parametrize("layers", [(2,), (0, 5), (-1,)])
-def test_a_layer_that_is_not_there_cannot_be_tapped(
-    opened: Callable[..., MlxEngine], layers: tuple[int, ...]
-):
-    with pytest.raises(InvalidRequest, match="has layers 0 to 1, so"):
-        opened("llama", taps=layers)
-
-
-# -- for those who share the model -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", [each for each in mlx.FAMILIES if each != "gemma3"])
-def test_the_embeddings_and_the_head_can_be_shared(family: str, opened: Callable[..., MlxEngine]):
-    import mlx.core as mx
-
-    model = opened(family).model
-    tokens = mx.array(TEXT)
-    inner = model.module.model
-    assert mx.array_equal(model.embed(tokens), inner.embed_tokens(tokens))
-    assert mx.array_equal(model.head(inner(tokens[None])), model.module(tokens[None]))
 
 
 def test_what_is_built_on_a_step_is_computed_with_it(

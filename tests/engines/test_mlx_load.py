@@ -120,7 +120,7 @@ def test_a_cache_that_cannot_go_back_is_refused(folder: Path):
         def make_cache(self) -> list[Forgetful]:
             return [Forgetful()]
 
-    with pytest.raises(ModelError, match="cannot run a sieve: its Forgetful cannot be taken back"):
+    with pytest.raises(ModelError, match="cannot run a sieve: its Forgetful cannot be rolled back"):
         LoadedModel(Model())
 
 

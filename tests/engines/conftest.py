@@ -1,0 +1,63 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.engines import EngineSettings
+from paceline.engines.mlx.engine import MlxEngine
+from paceline.engines.mlx.rows import RowRange
+from support import mlx
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Checkpoints of families, each made once."""
+    mlx.needs()
+    known: dict[str, Path] = {}
+
+    def made(family: str, **changes: Any) -> Path:
+        key = f"{family} {changes}"
+        if key not in known:
+            folder = tmp_path_factory.mktemp(family)
+            known[key] = mlx.checkpoint(folder / "checkpoint", family, **changes)
+        return known[key]
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def opened(made: Callable[..., Path]) -> Callable[..., MlxEngine]:
+    def opened(family: str, taps: tuple[int, ...] = (), **settings: Any) -> MlxEngine:
+        chosen = {"rows": RowRange(1, 32), **settings}
+        return MlxEngine(
+            made(family), mlx.CONTEXT, EngineSettings(cache_tokens=2048, taps=taps), **chosen
+        )
+
+    return opened
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """How often models are called, and how often somebody waits for the device."""
+    import mlx.core as mx
+
+    from paceline.engines.mlx.model import LoadedModel
+
+    counted = {"model": 0, "waits": 0}
+    call, evaluate = LoadedModel.call, mx.eval
+
+    def counting_call(*args: Any, **kwargs: Any) -> Any:
+        counted["model"] += 1
+        return call(*args, **kwargs)
+
+    def counting_eval(*args: Any) -> None:
+        counted["waits"] += 1
+        evaluate(*args)
+
+    monkeypatch.setattr(LoadedModel, "call", counting_call)
+    monkeypatch.setattr(mx, "eval", counting_eval)
+    yield counted
+
+
+# -- what is computed ------------------------------------------------------------------------------

@@ -1,0 +1,29 @@
+"""Rows of a text from the mlx engine."""
+
+from collections.abc import Sequence
+from contextlib import closing
+
+import numpy as np
+
+from paceline.decoding.types import Block
+from paceline.engines.mlx.engine import MlxEngine
+from paceline.engines.mlx.kv_sequence import MlxSequence
+from support import mlx
+
+TEXT = [(7 * i + i * i) % mlx.VOCAB for i in range(40)]
+
+
+def rows_of(engine: MlxEngine, text: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
+    """Logits of every row of a text, run in blocks of these lengths."""
+    found, at = [], 0
+    with closing(engine.open()) as sequence:
+        for count in cuts:
+            found.append(step(engine, sequence, text[at : at + count]))
+            sequence.commit(count)
+            at += count
+    assert at == len(text)
+    return np.concatenate(found)
+
+
+def step(engine: MlxEngine, sequence: MlxSequence, block: Sequence[int]) -> np.ndarray:
+    return engine.step([(sequence, Block(block, len(block)))]).logits[0]
