@@ -24,7 +24,7 @@ from support.coreml_families import ONE_PER_FAMILY, ROWS, SLOTS, TinyModel  # no
 
 pytestmark = pytest.mark.coreml
 
-SIZES = Sizes(rows=ROWS, slots=SLOTS, conv_slots=8)
+SIZES = Sizes(rows=ROWS, slots=SLOTS, conv_slots=ROWS + 2)
 WIDER = {
     "hidden_size": 64,
     "intermediate_size": 96,
