@@ -11,6 +11,7 @@ from paceline.models import QUIET, ModelFiles
 from support import mlx
 from support.coreml import SMALLER, tiny_source
 from support.engine_rows import Plain, Rows, run
+from support.networks import FORMS, NETWORKS, Case, MakeCase
 from support.toy import ToyEngine
 
 # What an engine here must be like: a context of at least 160 slots, a cache that holds ten
@@ -89,3 +90,31 @@ def sequence(engine: Engine) -> Iterator[KVSequence]:
 def other(engine: Engine) -> Iterator[KVSequence]:
     with closing(engine.open()) as opened:
         yield opened
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.mlx if name == "mlx" else ()) for name in NETWORKS
+    ],
+)
+def make_case(
+    request: pytest.FixtureRequest,
+    tiny_files: ModelFiles,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> MakeCase:
+    if request.param == "mlx":
+        mlx.needs()
+    return lambda *form, **more: Case.make(
+        tiny_files, tmp_path_factory.mktemp("drafter"), *form, runtime=request.param, **more
+    )
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def form(request: pytest.FixtureRequest, make_case: MakeCase) -> Case:
+    return make_case(*FORMS[request.param])
+
+
+@pytest.fixture(scope="module")
+def case(make_case: MakeCase) -> Case:
+    return make_case()

@@ -19,6 +19,7 @@ from paceline.drafters.dflash.network import DraftCost
 from paceline.drafters.dflash.target_weights import read_matrix, read_target
 from paceline.models import ModelFiles
 from paceline.tools.train.shape import shape
+from support import mlx
 
 Weights = dict[str, np.ndarray]
 
@@ -321,3 +322,24 @@ def parts(rows: np.ndarray, size: int) -> Iterator[tuple[int, np.ndarray]]:
     """Rows in parts of `size`, each with where it begins."""
     for start in range(0, len(rows), size):
         yield start, rows[start : start + size]
+
+
+def config_for(engine: Any, **changes: Any) -> Config:
+    """A drafter that fits a target in MLX, with a sliding layer."""
+    found = Config(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=mlx.VOCAB,
+        rms_norm_eps=1e-6,
+        rope_theta=10_000.0,
+        block_size=12,
+        num_target_layers=engine.model.layers,
+        target_layer_ids=engine.taps,
+        mask_token_id=mlx.VOCAB - 1,
+        windows=(None, 16),
+    )
+    return replace(found, **changes)

@@ -157,7 +157,8 @@ class OpenVinoNetwork:
         inputs = {"tokens": tokens, "tapped": padded, "positions": positions}
         valid = np.zeros(past.shape[1] + 2 * rows, bool)
         valid[: len(known)] = True
-        valid[past.shape[1] : past.shape[1] + new] = True
+        unseen = 0 if self._window is None else max(new - self._window, 0)
+        valid[past.shape[1] + unseen : past.shape[1] + new] = True
         valid[past.shape[1] + rows :] = True
         inputs |= self._masks(valid, known, past.shape[1], positions)
         for at in range(self.config.num_hidden_layers):

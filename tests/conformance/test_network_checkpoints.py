@@ -1,0 +1,75 @@
+"""Conformance of DFlash networks: checkpoints that cannot be used are rejected."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import ModelError
+from support.dflash import LEFT_OUT, config_json, write_checkpoint, write_config
+from support.networks import (
+    Case,
+    without_prefill,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults"),
+    [
+        ({"hidden_size": 128}, ["its hidden size is 128, the target's 64"]),
+        ({"num_target_layers": 30}, ["its number of target layers is 30, the target's 2"]),
+        ({"vocab_size": 49152}, ["its vocabulary is 49152, the target's 320"]),
+        (
+            {"hidden_size": 576, "num_target_layers": 30, "vocab_size": 49152},
+            ["hidden size is 576", "target layers is 30", "vocabulary is 49152"],
+        ),
+    ],
+    ids=["width", "depth", "vocabulary", "all"],
+)
+def test_a_drafter_for_another_target_is_rejected_before_its_weights_are_read(
+    case: Case, tmp_path: Path, changes: Any, faults: list[str]
+):
+    write_config(tmp_path, config_json(replace(case.config, **changes)))
+    with pytest.raises(ModelError, match="is a drafter for another target") as rejected:
+        case.opened(tmp_path)
+    message = str(rejected.value)
+    assert all(fault in message for fault in faults)
+    assert message.count(", the target's") == len(faults)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("tensors", "fault"),
+    [
+        ({"fc.weight": LEFT_OUT}, "fc.weight is missing"),
+        ({"norm.weight": np.full(64, np.nan, np.float32)}, r"norm.weight has .* not finite"),
+        ({"norm.weight": np.ones(3, np.float32)}, r"norm.weight is \[3\], expected \[64\]"),
+    ],
+    ids=["missing", "not finite", "shape"],
+)
+def test_a_faulty_tensor_is_named(case: Case, tmp_path: Path, tensors: Any, fault: str):
+    write_checkpoint(tmp_path, case.config, tensors=tensors)
+    with pytest.raises(ModelError, match=fault):
+        case.opened(tmp_path)
+
+
+@pytest.mark.parametrize("end", [0, 4, 100, -1])
+def test_a_truncated_file_is_rejected(case: Case, tmp_path: Path, end: int):
+    write_checkpoint(tmp_path, case.config)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:end])
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read") as rejected:
+        case.opened(tmp_path)
+    assert "\n" not in str(rejected.value)
+
+
+def test_a_checkpoint_may_have_a_prefix_and_several_files(case: Case, tmp_path: Path):
+    found = []
+    for name, form in (("one", {}), ("other", {"prefix": "model.", "files": 3})):
+        write_checkpoint(tmp_path / name, case.config, **form)
+        network = case.opened(tmp_path / name)
+        assert network.config == case.config
+        found.append([list(each) for each in without_prefill(network, case.tapped(0), 3)])
+    assert found[0] == found[1]

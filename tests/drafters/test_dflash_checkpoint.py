@@ -1,0 +1,346 @@
+"""Reading DFlash checkpoints: config.json, weights and the tokens to draft."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.drafters.dflash import (
+    Config,
+    read_config,
+)
+from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_weights
+from paceline.errors import ModelError
+from paceline.models import ModelFiles
+from support.dflash import (
+    LEFT_OUT,
+    MASK,
+    config_json,
+    tiny_config,
+    write_checkpoint,
+    write_config,
+)
+
+
+@pytest.fixture
+def config(tiny_files: ModelFiles) -> Config:
+    return tiny_config(tiny_files)
+
+
+@pytest.fixture
+def checkpoint(config: Config, tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path, config)
+    return tmp_path
+
+
+def rejection(folder: Path, config: Config, **change: Any) -> str:
+    """The message for a config.json with these changes."""
+    said = {**config_json(config), **change}
+    write_config(folder, {name: value for name, value in said.items() if value is not LEFT_OUT})
+    with pytest.raises(ModelError) as error:
+        read_config(folder)
+    return str(error.value)
+
+
+def test_a_config_is_read_as_written(config: Config, tmp_path: Path):
+    config = replace(config, num_hidden_layers=3, windows=(None, 7, 7), rms_norm_eps=0.01)
+    write_checkpoint(tmp_path, config)
+    assert read_config(tmp_path) == config
+
+
+def test_optional_fields_have_defaults(config: Config, tmp_path: Path):
+    left_out = ("head_dim", "rms_norm_eps", "rope_theta", "layer_types", "hidden_act")
+    write_checkpoint(tmp_path, config, change=dict.fromkeys(left_out, LEFT_OUT))
+    expected = replace(config, rms_norm_eps=1e-6, rope_theta=10_000.0)
+    assert read_config(tmp_path) == expected
+
+
+COUNTS = [
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "block_size",
+    "num_target_layers",
+]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", [LEFT_OUT, None, "8", 1.5, 0, -1, True, [8]], ids=repr)
+def test_an_invalid_count_is_named(config: Config, tmp_path: Path, name: str, value: Any):
+    assert f"config.json: {name}: " in rejection(tmp_path, config, **{name: value})
+
+
+@pytest.mark.parametrize("value", [LEFT_OUT, None, [], ["LlamaForCausalLM"]], ids=repr)
+def test_another_architecture_is_rejected(config: Config, tmp_path: Path, value: Any):
+    assert "config.json: architectures" in rejection(tmp_path, config, architectures=value)
+
+
+def test_all_faults_are_named_at_once(config: Config, tmp_path: Path):
+    said = rejection(
+        tmp_path,
+        config,
+        architectures=["Qwen3ForCausalLM"],
+        hidden_size=LEFT_OUT,
+        block_size=1,
+        dflash_config={"target_layer_ids": [], "mask_token_id": None},
+        rope_scaling={"rope_type": "yarn", "factor": 4.0},
+        attention_bias=True,
+        hidden_act="gelu",
+    )
+    for fault in (
+        str(tmp_path / "config.json"),
+        "'Qwen3ForCausalLM'",
+        "hidden_size: ",
+        "block_size: ",
+        "dflash_config.target_layer_ids: ",
+        "dflash_config.mask_token_id: ",
+        "rope_scaling.rope_type: Input should be 'default', not 'yarn'",
+        "attention_bias: ",
+        "'gelu'",
+    ):
+        assert fault in said
+
+
+def test_all_contradictions_are_named_at_once(config: Config, tmp_path: Path):
+    said = rejection(
+        tmp_path,
+        config,
+        num_attention_heads=4,
+        num_key_value_heads=3,
+        dflash_config={"target_layer_ids": [0, 2], "mask_token_id": 320},
+        layer_types=["sliding_attention"],
+        sliding_window=None,
+    )
+    for fault in (
+        "num_attention_heads is no multiple of num_key_value_heads",
+        "layer 2 is tapped, the target has 2",
+        "mask_token_id is 320, the vocabulary has 320 tokens",
+        "layer_types has 1 entries, not 2",
+        "sliding_window is None",
+    ):
+        assert fault in said
+
+
+@pytest.mark.parametrize("value", [LEFT_OUT, None, "DFlash", []], ids=repr)
+def test_a_config_without_dflash_config_is_rejected(config: Config, tmp_path: Path, value: Any):
+    assert "config.json: dflash_config: " in rejection(tmp_path, config, dflash_config=value)
+
+
+@pytest.mark.parametrize("ids", [[-1], [0.5], 1, "01"], ids=repr)
+def test_invalid_taps_are_rejected(config: Config, tmp_path: Path, ids: Any):
+    own = {"target_layer_ids": ids, "mask_token_id": MASK}
+    assert "dflash_config.target_layer_ids" in rejection(tmp_path, config, dflash_config=own)
+
+
+def test_a_negative_mask_token_is_rejected(config: Config, tmp_path: Path):
+    own = {"target_layer_ids": [0], "mask_token_id": -1}
+    assert "dflash_config.mask_token_id: " in rejection(tmp_path, config, dflash_config=own)
+
+
+@pytest.mark.parametrize("theta", ["10000", 0, -1.0, None, float("nan")], ids=repr)
+def test_an_invalid_rope_theta_is_rejected(config: Config, tmp_path: Path, theta: Any):
+    assert "config.json: rope_theta: " in rejection(tmp_path, config, rope_theta=theta)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "llama3"}},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0}},
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"rope_theta": 0}},
+    ],
+    ids=repr,
+)
+def test_an_unsupported_rope_is_rejected(config: Config, tmp_path: Path, rope: Any):
+    assert "rope" in rejection(tmp_path, config, **rope).lower()
+
+
+def test_the_rope_parameters_of_transformers_5_are_read(config: Config, tmp_path: Path):
+    new = {"rope_type": "default", "rope_theta": 2000.0}
+    change = {"rope_theta": LEFT_OUT, "rope_scaling": LEFT_OUT, "rope_parameters": new}
+    write_checkpoint(tmp_path, config, change=change)
+    assert read_config(tmp_path) == replace(config, rope_theta=2000.0)
+
+
+def test_a_window_counts_only_for_layers_that_slide(config: Config, tmp_path: Path):
+    write_checkpoint(tmp_path, config, change={"sliding_window": 5})
+    assert read_config(tmp_path).windows == (None, None)
+    kinds = ["full_attention", "sliding_attention"]
+    write_checkpoint(tmp_path, config, change={"sliding_window": 5, "layer_types": kinds})
+    assert read_config(tmp_path).windows == (None, 5)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5"])
+def test_a_config_must_be_a_json_object(tmp_path: Path, text: str):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+def test_a_folder_without_a_config_is_rejected(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
+        read_config(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dflash_config": {"target_layer_ids": ["1"], "mask_token_id": MASK}},
+        {"dflash_config": {"target_layer_ids": [None], "mask_token_id": MASK}},
+        {"dflash_config": {"target_layer_ids": [True], "mask_token_id": MASK}},
+        {"dflash_config": {"target_layer_ids": [0], "mask_token_id": True}},
+        {"architectures": 3},
+        {"head_dim": "32"},
+        {"head_dim": 31},
+        {"head_dim": -2},
+        {"head_dim": None, "num_attention_heads": 3, "num_key_value_heads": 3},
+        {"rms_norm_eps": None},
+        {"rms_norm_eps": "small"},
+        {"rms_norm_eps": -1.0},
+        {"layer_types": 2},
+        {"layer_types": ["chunked_attention"] * 2},
+        {"rope_parameters": [1]},
+        {"rope_scaling": "yarn"},
+        {"rope_theta": True},
+    ],
+    ids=json.dumps,
+)
+def test_fields_of_a_wrong_type_are_rejected(config: Config, tmp_path: Path, change: Any):
+    said = rejection(tmp_path, config, **change)
+    assert any(name in said for name in ("hidden_size", *change))
+
+
+def assert_reads(folder: Path, config: Config, expected: dict[str, np.ndarray]) -> None:
+    found = read_weights(folder, config)
+    assert expected.keys() <= found.keys()
+    for name, rows in expected.items():
+        assert found[name].dtype == np.float32
+        assert np.array_equal(found[name], rows), name
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
+def test_weights_may_be_of_any_common_dtype(config: Config, tmp_path: Path, kind: str):
+    expected = write_checkpoint(tmp_path, config, kind=kind)
+    assert_reads(tmp_path, config, expected)
+
+
+def test_tensor_names_may_have_the_prefix_model(config: Config, tmp_path: Path):
+    assert_reads(tmp_path, config, write_checkpoint(tmp_path, config, prefix="model."))
+
+
+def test_weights_may_be_in_several_files(config: Config, tmp_path: Path):
+    assert_reads(tmp_path, config, write_checkpoint(tmp_path, config, files=3))
+
+
+def test_other_tensors_are_ignored(config: Config, tmp_path: Path):
+    more = {"embed_tokens.weight": np.ones((320, 64), np.float32)}
+    expected = write_checkpoint(tmp_path, config, tensors=more)
+    assert_reads(tmp_path, config, expected)
+
+
+def test_all_faulty_tensors_are_named_at_once(config: Config, tmp_path: Path):
+    endless = np.full((64,), np.inf, np.float32)
+    write_checkpoint(
+        tmp_path,
+        config,
+        tensors={
+            "fc.weight": LEFT_OUT,
+            "hidden_norm.weight": np.full((64,), np.nan, np.float32),
+            "layers.0.input_layernorm.weight": endless,
+            "layers.1.self_attn.q_proj.weight": np.ones((3, 64), np.float32),
+            "layers.1.mlp.down_proj.weight": np.ones((192, 64), np.float32),
+        },
+    )
+    with pytest.raises(ModelError) as error:
+        read_weights(tmp_path, config)
+    said = str(error.value)
+    for fault in (
+        str(tmp_path),
+        "fc.weight is missing",
+        "hidden_norm.weight has values that are not finite",
+        "layers.0.input_layernorm.weight has values that are not finite",
+        "layers.1.self_attn.q_proj.weight is [3, 64], expected [64, 64]",
+        "layers.1.mlp.down_proj.weight is [192, 64], expected [64, 192]",
+    ):
+        assert fault in said
+    assert "more" not in said
+
+
+def test_five_faulty_tensors_are_named_and_the_rest_counted(config: Config, tmp_path: Path):
+    write_checkpoint(tmp_path, config)
+    deeper = replace(config, num_hidden_layers=4, windows=(None,) * 4)
+    with pytest.raises(ModelError, match=r"layers\.2\..* is missing;.* and 17 more$"):
+        read_weights(tmp_path, deeper)
+
+
+def test_weights_of_another_dtype_are_rejected(config: Config, tmp_path: Path):
+    write_checkpoint(tmp_path, config, kind="F64")
+    with pytest.raises(ModelError, match=r"weight is F64, expected BF16, F16 or F32"):
+        read_weights(tmp_path, config)
+
+
+def test_a_folder_without_weights_is_rejected(config: Config, tmp_path: Path):
+    with pytest.raises(ModelError, match=r"has no \.safetensors file"):
+        read_weights(tmp_path, config)
+
+
+def test_a_file_that_is_not_safetensors_is_rejected(checkpoint: Path, config: Config):
+    (checkpoint / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+        read_weights(checkpoint, config)
+
+
+def vocab_rejection(folder: Path, config: Config, tokens: Any) -> str:
+    np.save(folder / "draft_vocab.npy", np.array(tokens))
+    with pytest.raises(ModelError) as error:
+        read_draft_vocab(folder, config)
+    return str(error.value)
+
+
+def test_without_a_draft_vocab_all_tokens_are_drafted(checkpoint: Path, config: Config):
+    assert read_draft_vocab(checkpoint, config) is None
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64])
+def test_a_draft_vocab_may_be_of_any_integer_type(config: Config, tmp_path: Path, kind: type):
+    np.save(tmp_path / "draft_vocab.npy", np.array([0, 7, 319], kind))
+    found = read_draft_vocab(tmp_path, config)
+    assert found is not None
+    assert found.dtype == np.int64
+    assert found.tolist() == [0, 7, 319]
+
+
+@pytest.mark.parametrize(
+    "tokens", [[], [3, 3], [4, 2], [5, 320], [0.0, 1.0], [[1, 2]], 5, [True]], ids=repr
+)
+def test_an_invalid_draft_vocab_is_rejected(config: Config, tmp_path: Path, tokens: Any):
+    said = vocab_rejection(tmp_path, config, tokens)
+    assert "no ascending list of tokens below 320" in said
+    assert "draft_vocab.npy" in said
+
+
+@pytest.mark.parametrize("tokens", [[-3, 5], ["a", "b"]], ids=repr)
+def test_a_draft_vocab_of_other_values_is_rejected(config: Config, tmp_path: Path, tokens: Any):
+    assert "no ascending list" in vocab_rejection(tmp_path, config, tokens)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no numbers",
+        b"",
+    ],
+)
+def test_a_draft_vocab_that_is_no_array_is_rejected(config: Config, tmp_path: Path, content: bytes):
+    (tmp_path / "draft_vocab.npy").write_bytes(content)
+    with pytest.raises(ModelError, match=r"draft_vocab\.npy cannot be read"):
+        read_draft_vocab(tmp_path, config)

@@ -1,0 +1,164 @@
+"""DFlash with a model in MLX: streams, conversations and the server."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline.errors import InvalidRequest, ModelError
+from paceline.runtime.loop import run_together
+from paceline.runtime.model import Model
+from paceline.runtime.options import check
+from support import mlx
+from support.dflash import (
+    config_for,
+    write_checkpoint,
+)
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(autouse=True, scope="module")
+def needs() -> None:
+    mlx.needs()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "qwen3", "qwen3")
+    template = "{% for message in messages %}{{ message.content }}.{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Loaded without taps."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        made = paceline.load(checkpoint, engine="mlx", cache_tokens=4096)
+        _ = made.measurement
+        return made
+
+
+@pytest.fixture(scope="module")
+def drafter(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafter")
+    engine: Any = model.engine
+    write_checkpoint(folder, config_for(engine, target_layer_ids=(0, 1)))
+    return folder
+
+
+TEXTS = ["abcabcabcabc", "the rain in the", "x y x y x"]
+
+
+OPTIONS: dict[str, Any] = {"raw": True, "max_tokens": 16}
+
+
+@pytest.fixture
+def plain(model: Model) -> list[list[int]]:
+    return [model.generate(text, drafter="none", **OPTIONS).token_ids for text in TEXTS]
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_answers_with_it(model: Model, drafter: Path, plain: list[list[int]]):
+    drafted = 0
+    for spec in (f"dflash:{drafter}", f"suffix+dflash:{drafter},bits=4,window=9"):
+        for policy in ("fixed", "auto"):
+            for text, expected in zip(TEXTS, plain, strict=True):
+                found = model.generate(text, drafter=spec, policy=policy, max_block=5, **OPTIONS)
+                assert found.token_ids == expected
+                assert found.exact
+                drafted += found.stats.drafted_by.get("dflash", 0)
+    assert drafted > 0
+    assert set(model.engine.taps) == {0, 1}
+
+
+@pytest.mark.usefixtures("cache")
+def test_streams_may_be_interleaved_and_run_together(
+    model: Model, drafter: Path, plain: list[list[int]]
+):
+    options = {"drafter": f"dflash:{drafter}", "policy": "fixed", **OPTIONS}
+    model.generate("a", **options)  # taps from here on
+    going = streams = [model.stream(text, **options) for text in TEXTS]
+    while going:
+        going = [stream for stream in going if next(stream, None) is not None]
+    together = [model.stream(text, **options) for text in TEXTS]
+    run_together(together)
+    assert [stream.result.token_ids for stream in streams] == plain
+    assert [stream.result.token_ids for stream in together] == plain
+    assert sum(stream.result.stats.drafted for stream in together) > 0
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: list[list[int]]):
+    import queue
+
+    from paceline.server.request import Done, Failed, ServerRequest
+    from paceline.server.scheduler import Scheduler
+
+    options = {"drafter": f"suffix+dflash:{drafter}", **OPTIONS}
+    model.generate("a", **options)
+    scheduler = Scheduler(model)
+    scheduler.start()
+    heard: queue.Queue[Any] = queue.Queue()
+    try:
+        for number, text in enumerate(TEXTS * 4):
+            policy = ("fixed", "auto")[number % 2]
+            tell = lambda event, number=number: heard.put((number, event))  # noqa: E731
+            tokens = model.tokens(text, raw=True)
+            request = ServerRequest(tokens, check({**options, "policy": policy}))
+            scheduler.submit(request, tell)
+        answers: dict[int, list[int]] = {}
+        while len(answers) < 4 * len(TEXTS):
+            number, event = heard.get(timeout=120)
+            assert not isinstance(event, Failed), event
+            if isinstance(event, Done):
+                answers[number] = event.result.token_ids
+    finally:
+        scheduler.close()
+    assert [answers[number] for number in range(len(answers))] == plain * 4
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_conversation_may_go_on_in_another_thread(model: Model, drafter: Path):
+    import threading
+
+    options: dict[str, Any] = {"max_tokens": 8, "policy": "fixed"}
+    told: dict[str, list[str]] = {}
+    for spec in ("none", f"dflash:{drafter}"):
+        model.generate("a", drafter=spec, raw=True, max_tokens=2)
+        chat = model.conversation()
+        told[spec] = []
+        for text in TEXTS:
+            stream = chat.say(text, drafter=spec, **options)
+            worker = threading.Thread(target=lambda stream=stream: list(stream))
+            worker.start()
+            worker.join()
+            told[spec].append(stream.result.text)
+        chat.close()
+    one, other = told.values()
+    assert one == other
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (",int8=1", "int8, which is for drafting with OpenVINO; .* expected bits=8 or bits=4"),
+        (",bits=3", "dflash has bits=3; expected 4 or 8"),
+        (",window=0", "dflash has window=0"),
+    ],
+)
+def test_an_invalid_option_is_rejected(model: Model, drafter: Path, options: str, said: str):
+    with pytest.raises(InvalidRequest, match=said):
+        model.generate("a", drafter=f"dflash:{drafter}{options}")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_missing_folder_is_named(model: Model, tmp_path: Path):
+    with pytest.raises(ModelError, match=r"there is no folder .*nothing"):
+        model.generate("a", drafter=f"dflash:{tmp_path / 'nothing'}")
+    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
+        model.generate("a", drafter=f"dflash:{tmp_path}")

@@ -1,0 +1,179 @@
+"""DFlash in MLX: precision, weights, and agreement with OpenVINO."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.decoding.types import ComputedBlock
+from paceline.drafters.dflash import (
+    DFlashDrafter,
+    MlxNetwork,
+    Network,
+    OpenVinoNetwork,
+)
+from paceline.errors import ModelError
+from paceline.models import ModelFiles
+from support import mlx
+from support.dflash import (
+    write_checkpoint,
+)
+from support.networks import FORMS, Case, MakeCase, MlxEnds, assert_close, assert_same, prefilled
+
+pytestmark = pytest.mark.mlx
+
+
+@pytest.fixture(autouse=True, scope="module")
+def needs() -> None:
+    mlx.needs()
+
+
+FIRST_TOKENS = range(0, 320, 53)
+
+
+@pytest.fixture(scope="module")
+def make_case(tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> MakeCase:
+    return lambda *form, **more: Case.make(
+        tiny_files, tmp_path_factory.mktemp("drafter"), *form, runtime="mlx", **more
+    )
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def form(request: pytest.FixtureRequest, make_case: MakeCase) -> Case:
+    return make_case(*FORMS[request.param])
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+@pytest.mark.parametrize("target", ["float32", "bfloat16"])
+def test_half_precision_weights_are_kept(make_case: MakeCase, kind: str, target: str):
+    import mlx.core as mx
+
+    case = make_case(kind=kind)
+    network = MlxNetwork(case.folder, MlxEnds(case.ends, target))
+    rows = case.tapped(100)
+    context = network.new_cache()
+    tapped = network.tapped({"tap.0": rows[:, :64], "tap.1": rows[:, 64:]}, 100)
+    network.prefill(context, tapped, 0)
+    nothing = network.concat([])
+    found = [network.draft(context, token, 100, nothing, 100) for token in FIRST_TOKENS]
+    assert_close(found, [case.expected(rows, token) for token in FIRST_TOKENS])
+    expected_kind = mx.bfloat16 if kind == "BF16" else mx.float16
+    assert {each.keys.dtype for each in context.kv.caches} == {expected_kind}
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("width", [192, 96, 72], ids=["groups of 64", "of 32", "not all"])
+def test_quantized_weights_equal_the_dequantized(make_case: MakeCase, bits: int, width: int):
+    case = make_case({"intermediate_size": width})
+    rows, small = case.tapped(100), case.opened(bits=bits)
+    found = [prefilled(small, rows, token) for token in FIRST_TOKENS]
+    whole = [prefilled(case.network, rows, token) for token in FIRST_TOKENS]
+    rounded = {name: dequantized(weight, bits) for name, weight in case.weights.items()}
+    few = replace(case, weights=rounded)
+    assert_same(found, [few.expected(rows, token) for token in FIRST_TOKENS])
+    assert not np.allclose([each[1] for each in whole], [each[1] for each in found])
+
+
+def dequantized(weight: np.ndarray, bits: int) -> np.ndarray:
+    """A matrix quantized to `bits` in groups of 64 or 32 columns, and back."""
+    import mlx.core as mx
+
+    size = next((size for size in (64, 32) if weight.shape[-1] % size == 0), None)
+    if weight.ndim == 1 or size is None:
+        return weight
+    parts = mx.quantize(mx.array(weight), group_size=size, bits=bits)
+    return np.array(mx.dequantize(*parts, group_size=size, bits=bits))
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_drafts_equal_those_in_openvino(form: Case, window: int | None):
+    """Step by step, with rejected rows, a gap, truncation and a copied cache."""
+    networks: list[Network] = [
+        OpenVinoNetwork(form.folder, form.files.path, window=window, int8=False),
+        form.opened(window=window),
+    ]
+    drafters = [DFlashDrafter(network, network.new_cache()) for network in networks]
+    rng = np.random.default_rng(3)
+    at, compared = 0, 0
+
+    def compare() -> None:
+        nonlocal compared
+        proposals = [drafter.propose([1] * at + [compared % 320], 15) for drafter in drafters]
+        ours, theirs = proposals
+        assert list(ours.tokens) == list(theirs.tokens)
+        np.testing.assert_allclose(list(ours.probabilities), list(theirs.probabilities), rtol=1e-4)
+        compared += len(ours.tokens)
+
+    def show(count: int, kept: int) -> None:
+        nonlocal at
+        rows = rng.normal(size=(count, form.config.tapped_size)).astype(np.float32)
+        taps = dict(
+            zip(
+                [f"tap.{tap}" for tap in form.config.target_layer_ids],
+                np.split(rows, len(form.config.target_layer_ids), axis=1),
+                strict=True,
+            )
+        )
+        nothing = np.zeros((0, 320), np.float32)
+        for drafter in drafters:
+            drafter.observe(ComputedBlock([1] * count, at, kept, nothing, taps))
+        at += kept
+
+    show(30, 30)
+    for kept in (1, 8, 3, 5, 1, 2, 8, 7):
+        compare()
+        show(8, kept)
+    at += 11
+    show(40, 40)
+    compare()
+    for cut in (100, 60, 33):
+        at = cut
+        for drafter in drafters:
+            drafter._cache.truncate(cut)
+        compare()
+        show(8, 4)
+    forks = [
+        DFlashDrafter(network, drafter._cache.copy(25))
+        for network, drafter in zip(networks, drafters, strict=True)
+    ]
+    before = at
+    compare()
+    drafters, kept_drafters = forks, drafters
+    at = 25
+    show(9, 9)
+    compare()
+    drafters, at = kept_drafters, before
+    show(3, 3)
+    compare()
+    assert compared > 100
+
+
+def test_weights_of_another_dtype_are_rejected(make_case: MakeCase, tmp_path: Path):
+    import mlx.core as mx
+
+    case = make_case()
+    write_checkpoint(tmp_path, case.config)
+    path = tmp_path / "model.safetensors"
+    weights = dict(mx.load(str(path)))
+    mx.save_safetensors(str(path), {**weights, "fc.weight": mx.zeros((64, 128), mx.int32)})
+    with pytest.raises(ModelError, match=r"fc\.weight is int32, expected bfloat16, float16 or"):
+        MlxNetwork(tmp_path, MlxEnds(case.ends))
+
+
+@pytest.mark.parametrize("family", ["phi3", "llama", "lfm2"])
+@pytest.mark.parametrize("bits", [None, 8, 4], ids=str)
+def test_the_head_of_some_tokens_has_their_logits(family: str, bits: int | None, tmp_path: Path):
+    import mlx.core as mx
+
+    from paceline.engines.mlx.model import LoadedModel, load
+
+    folder = mlx.checkpoint(tmp_path / "made", family, num_hidden_layers=2)
+    if bits is not None:
+        folder = mlx.quantized(folder, tmp_path / "small", bits=bits)
+    model = LoadedModel(load(folder))
+    hidden = mx.random.normal((5, 64))
+    tokens = mx.array([3, 77, 159])
+    found = model.head_of(tokens)(hidden)
+    assert mx.allclose(found, model.head(hidden)[:, tokens], rtol=1e-5, atol=1e-5)
+    assert model.head(hidden).shape == (5, mlx.VOCAB)  # the head itself is unchanged

@@ -1,0 +1,247 @@
+"""The networks that run DFlash, forms of checkpoints, and the comparison with the reference."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from paceline.decoding.types import ComputedBlock
+from paceline.drafters import DrafterResources
+from paceline.drafters.dflash import Config, MlxNetwork, Network, OpenVinoNetwork
+from paceline.models import ModelFiles
+from support.dflash import (
+    Drafted,
+    Ends,
+    ends_of,
+    parts,
+    reference_draft,
+    tiny_config,
+    write_checkpoint,
+)
+
+FIRST_TOKENS = range(0, 320, 16)
+"""First tokens of the blocks that a test compares."""
+
+
+class Form(NamedTuple):
+    """A form of checkpoint that every network must run as the paper says."""
+
+    changes: Mapping[str, Any] = MappingProxyType({})
+    draft_vocab: Sequence[int] | None = None
+
+
+FORMS = {
+    "one layer": Form({"num_hidden_layers": 1}),
+    "two layers": Form(),
+    "three layers with a window in the middle": Form(
+        {"num_hidden_layers": 3, "windows": (None, 20, None)}
+    ),
+    "windows everywhere": Form({"windows": (40, 40)}),
+    "a window shorter than a block": Form({"windows": (3, None)}),
+    "a reduced vocabulary": Form({}, range(5, 300, 3)),
+    "one tap": Form({"target_layer_ids": (1,)}),
+    "heads wider than the hidden states": Form(
+        {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
+    ),
+    "another block, RoPE and epsilon": Form(
+        {"block_size": 16, "rope_theta": 500.0, "rms_norm_eps": 0.1}
+    ),
+}
+
+
+class MlxEnds:
+    """Embeddings and head of the tiny target in MLX; an `MlxTarget`."""
+
+    layers = 2
+
+    def __init__(self, ends: Ends, dtype: str = "float32") -> None:
+        import mlx.core as mx
+
+        self._embeddings, self._head = (
+            mx.array(each.astype(np.float32)).astype(getattr(mx, dtype)) for each in ends
+        )
+
+    def embed(self, tokens: Any) -> Any:
+        return self._embeddings[tokens]
+
+    def head(self, hidden: Any) -> Any:
+        return hidden @ self._head.T
+
+    def head_of(self, tokens: Any) -> Any:
+        return lambda hidden: hidden @ self._head[tokens].T
+
+
+class FromNumpy:
+    """An MLX network that takes hidden states as numpy arrays, too."""
+
+    def __init__(self, network: MlxNetwork) -> None:
+        self._network = network
+        self.cost = network.cost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def prefill(self, cache: Any, tapped: Any, start: int) -> None:
+        import mlx.core as mx
+
+        self._network.prefill(cache, mx.array(tapped), start)
+
+    def draft(self, cache: Any, token: int, position: int, tapped: Any, start: int) -> Any:
+        import mlx.core as mx
+
+        return self._network.draft(cache, token, position, mx.array(tapped), start)
+
+
+class Runtime(NamedTuple):
+    """How a network is opened in the precision of the checkpoint."""
+
+    opened: Callable[..., Any]
+    """(folder, files of the target, its ends, window=) -> a Network."""
+    shared: Callable[[ModelFiles, Ends], DrafterResources]
+    """What drafters of all requests share."""
+    exact: str = ""
+    """Options of a spec that keep the precision."""
+
+
+NETWORKS = {
+    "openvino": Runtime(
+        lambda folder, files, _, **options: OpenVinoNetwork(
+            folder, files.path, int8=False, **options
+        ),
+        lambda files, _: DrafterResources(graph=files.path),
+        ",int8=0",
+    ),
+    "mlx": Runtime(
+        lambda folder, _, ends, **options: FromNumpy(MlxNetwork(folder, MlxEnds(ends), **options)),
+        lambda _, ends: DrafterResources(mlx=MlxEnds(ends)),
+    ),
+}
+"""Every network that `test_networks.py` tests."""
+
+
+@dataclass
+class Case:
+    """A checkpoint of random weights, opened with a runtime, and its expected drafts."""
+
+    config: Config
+    folder: Path
+    files: ModelFiles
+    """Of the target."""
+    ends: Ends
+    weights: dict[str, np.ndarray]
+    draft_vocab: Sequence[int] | None = None
+    runtime: str = "openvino"
+    _expected: dict[Any, Drafted] = field(default_factory=dict, init=False)
+
+    @classmethod
+    def make(
+        cls,
+        files: ModelFiles,
+        folder: Path,
+        changes: Mapping[str, Any] | None = None,
+        draft_vocab: Sequence[int] | None = None,
+        *,
+        kind: str = "F32",
+        runtime: str = "openvino",
+    ) -> Self:
+        """Write a checkpoint of a form into an empty folder."""
+        config = tiny_config(files, **(changes or {}))
+        weights = write_checkpoint(folder, config, kind=kind, draft_vocab=draft_vocab)
+        return cls(config, folder, files, ends_of(files), weights, draft_vocab, runtime)
+
+    @cached_property
+    def network(self) -> Network:
+        return self.opened()
+
+    @property
+    def spec(self) -> str:
+        return f"dflash:{self.folder}{NETWORKS[self.runtime].exact}"
+
+    def opened(self, folder: Path | None = None, **options: Any) -> Any:
+        opened = NETWORKS[self.runtime].opened
+        return opened(folder or self.folder, self.files, self.ends, **options)
+
+    def shared(self) -> DrafterResources:
+        return NETWORKS[self.runtime].shared(self.files, self.ends)
+
+    def tapped(self, count: int, seed: int = 0) -> np.ndarray:
+        """Random hidden states, [count, taps * d]."""
+        rng = np.random.default_rng((seed, count))
+        return rng.normal(size=(count, self.config.tapped_size)).astype(np.float32)
+
+    def expected(
+        self, tapped: np.ndarray, token: int, position: int | None = None, **options: Any
+    ) -> Drafted:
+        at = len(tapped) if position is None else position
+        options.setdefault("draft_vocab", self.draft_vocab)
+        key = (tapped.tobytes(), token, at, *map(repr, options.values()))
+        if key not in self._expected:
+            self._expected[key] = reference_draft(
+                self.config, self.weights, self.ends, tapped, token, at, **options
+            )
+        return self._expected[key]
+
+
+MakeCase = Callable[..., Case]
+"""Arguments as of `Case.make` without files and folder."""
+
+
+def without_prefill(network: Network, rows: np.ndarray, token: int) -> Any:
+    return network.draft(network.new_cache(), token, len(rows), rows, 0)
+
+
+def prefilled(network: Network, rows: np.ndarray, token: int) -> Any:
+    cache = network.new_cache()
+    network.prefill(cache, rows, 0)
+    return network.draft(cache, token, len(rows), rows[:0], 0)
+
+
+def prefilled_in_chunks(network: Network, rows: np.ndarray, token: int) -> Any:
+    cache = network.new_cache()
+    for start, part in parts(rows, 77):
+        network.prefill(cache, part, start)
+    return network.draft(cache, token, len(rows), rows[:0], 0)
+
+
+def grown_by_drafting(network: Network, rows: np.ndarray, token: int) -> Any:
+    cache = network.new_cache()
+    # A draft appends its context rows to the cache, and none of its block.
+    for start, part in parts(rows, 61):
+        network.draft(cache, 7, start + len(part), part, start)
+    return network.draft(cache, token, len(rows), rows[:0], 0)
+
+
+WAYS = [without_prefill, prefilled, prefilled_in_chunks, grown_by_drafting]
+"""Ways to fill a cache with the same rows."""
+
+
+def assert_same(found: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
+    """All probabilities are equal, and all tokens except near ties."""
+    chances = np.array([each[1] for each in found])
+    np.testing.assert_allclose(chances, [each.chances for each in expected], rtol=1e-4)
+    same = np.array([each[0] for each in found]) == [each.tokens for each in expected]
+    assert np.all(same | (np.array([each.margins for each in expected]) < 1e-3))
+    assert np.mean(same) > 0.99
+
+
+def assert_close(found: Sequence[tuple[Sequence[int], Sequence[float]]], expected: list[Drafted]):
+    same = np.array([each[0] for each in found]) == [each.tokens for each in expected]
+    assert np.mean(same) > 0.8
+    chances = np.array([each[1] for each in found]) - [each.chances for each in expected]
+    assert np.mean(np.abs(chances) < 0.1) > 0.98
+
+
+def seen(rows: np.ndarray, start: int, kept: int | None = None) -> ComputedBlock:
+    """A computed block whose two taps are the halves of `rows`."""
+    first, second = np.split(rows, 2, axis=1)
+    return ComputedBlock(
+        [1] * len(rows),
+        start,
+        len(rows) if kept is None else kept,
+        np.zeros((0, 320), np.float32),
+        {"tap.0": first, "tap.1": second},
+    )
