@@ -11,6 +11,7 @@ from paceline.drafters.dflash import (
     Config,
     ContextCache,
     HostKV,
+    OpenVinoNetwork,
 )
 from paceline.drafters.dflash.network import measure_cost
 from paceline.drafters.dflash.target_weights import check_pair, read_target
@@ -53,7 +54,7 @@ def case(make_case: MakeCase) -> Case:
 
 def test_int8_drafts_are_close_to_the_reference(form: Case):
     rows = form.tapped(100)
-    small = form.opened()
+    small = OpenVinoNetwork(form.folder, form.files.path)
     found = [prefilled(small, rows, token) for token in FIRST_TOKENS]
     assert_close(found, [form.expected(rows, token) for token in FIRST_TOKENS])
     assert found[0] != prefilled(form.network, rows, FIRST_TOKENS[0]), "nothing was rounded"
@@ -66,7 +67,7 @@ def test_int8_handles_rows_of_zeros_and_tiny_values(tiny_files: ModelFiles, tmp_
     down[:5], down[5:9] = 0, 1e-30
     weights = write_checkpoint(tmp_path, config, tensors={name: down})
     case = Case(config, tmp_path, tiny_files, ends_of(tiny_files), weights)
-    rows, small = case.tapped(10), case.opened()
+    rows, small = case.tapped(10), OpenVinoNetwork(case.folder, case.files.path)
     found = [without_prefill(small, rows, token) for token in FIRST_TOKENS]
     assert_close(found, [case.expected(rows, token) for token in FIRST_TOKENS])
 

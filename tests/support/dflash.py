@@ -18,7 +18,7 @@ from paceline.drafters.dflash import Config, ContextCache, HostKV
 from paceline.drafters.dflash.network import DraftCost
 from paceline.drafters.dflash.target_weights import read_matrix, read_target
 from paceline.models import ModelFiles
-from paceline.tools.train.shape import shape
+from paceline.tools.train.config import default_config
 from support import mlx
 
 Weights = dict[str, np.ndarray]
@@ -42,7 +42,7 @@ def tiny_config(files: ModelFiles, **changes: Any) -> Config:
     """A drafter that fits the tiny target: two layers, two taps, blocks of eight rows."""
     layers = changes.get("num_hidden_layers", 2)
     target = read_target(files.path)
-    config = shape(target, layers=layers, block=8, taps=(0, 1), mask_token_id=MASK)
+    config = default_config(target, layers=layers, block=8, taps=(0, 1), mask_token_id=MASK)
     return replace(config, **changes)
 
 

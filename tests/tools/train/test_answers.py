@@ -438,7 +438,7 @@ def test_the_answers_of_a_stopped_run_can_be_read(
 
 def test_a_folder_without_answers_is_refused_with_the_way_out(tmp_path: Path):
     for folder in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(InvalidRequest, match=f"{folder} has no answers to learn from.*train"):
+        with pytest.raises(InvalidRequest, match=f"{folder} has no answers to train on.*train"):
             read_answers(folder, "f" * 64)
 
 
@@ -447,7 +447,7 @@ def test_a_folder_in_which_nothing_was_answered_yet_is_refused(
 ):
     with pytest.raises(KeyboardInterrupt):
         make(Asked(model, stop_at=0), prompts, out)
-    with pytest.raises(InvalidRequest, match="no answers to learn from"):
+    with pytest.raises(InvalidRequest, match="no answers to train on"):
         read_answers(out, model.files.fingerprint)
 
 
@@ -460,7 +460,7 @@ def test_answers_of_other_weights_are_refused(model: Model, prompts: Path, out: 
 
 def test_a_folder_that_holds_something_else_is_no_answers(tmp_path: Path):
     write_manifest(tmp_path, "paceline table", {}, [])
-    with pytest.raises(InvalidRequest, match=f"{tmp_path} holds no answers"):
+    with pytest.raises(InvalidRequest, match=f"{tmp_path} has no answers"):
         read_answers(tmp_path, "f" * 64)
     (tmp_path / MANIFEST).write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):

@@ -53,7 +53,7 @@ def counted(answers: Sequence[Answer]) -> dict[Context, Counter[int]]:
 
 
 def by_key(entries: Entries) -> dict[int, tuple[int, float]]:
-    columns = entries.keys.tolist(), entries.tokens.tolist(), entries.chances.tolist()
+    columns = entries.keys.tolist(), entries.tokens.tolist(), entries.probabilities.tolist()
     return {key: (token, chance) for key, token, chance in zip(*columns, strict=True)}
 
 
@@ -157,7 +157,7 @@ def test_the_best_are_so_many_sorted_and_of_most_worth(answers: list[Answer], co
     best = entries.best(count)
     assert len(best.keys) == min(count, len(entries.keys))
     assert np.all(best.keys[1:] > best.keys[:-1])
-    assert sorted(best.worth) == sorted(entries.worth)[-count:]
+    assert sorted(best.gain) == sorted(entries.gain)[-count:]
     everything = by_key(entries)
     assert all(everything[key] == value for key, value in by_key(best).items())
 
@@ -234,7 +234,7 @@ def test_the_folder_says_what_it_was_made_from(entries: Entries, tmp_path: Path)
 def test_chances_come_back_as_near_as_a_byte_holds_them(entries: Entries, tmp_path: Path):
     write_table(entries, tmp_path, target="toy", vocab_size=VOCAB, facts={})
     kept = np.load(tmp_path / PROBABILITIES) / PROBABILITY_UNITS
-    assert np.abs(kept - entries.chances).max() <= 0.5 / PROBABILITY_UNITS
+    assert np.abs(kept - entries.probabilities).max() <= 0.5 / PROBABILITY_UNITS
 
 
 def test_a_table_written_anew_leaves_the_files_of_the_open_one_alone(

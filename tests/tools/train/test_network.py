@@ -65,7 +65,7 @@ def made(config: Config, seed: int = 0) -> Network:
         for name, rows in random_weights(config, seed).items()
     }
     network = Network(config)
-    network.take(weights)
+    network.load(weights)
     return network.eval()
 
 
@@ -193,13 +193,13 @@ def test_a_network_that_is_saved_over_another_has_nothing_of_it(
     assert read_draft_vocab(tmp_path, config) is None
 
 
-def test_a_checkpoint_does_not_show_in_what_measure_it_was_learnt(
+def test_a_checkpoint_does_not_show_in_what_measure_it_was_training(
     network: Network, ends: Ends, tmp_path: Path
 ):
     config, rows = network.config, features(network.config, 60)
     spread = torch.linspace(0.1, 30, config.tapped_size)
     other = Network(config, spread)
-    other.take(network.weights())
+    other.load(network.weights())
     assert not torch.allclose(other.fc.weight, network.fc.weight)
     for name, weight in other.weights().items():
         torch.testing.assert_close(weight, network.weights()[name])

@@ -154,7 +154,7 @@ def test_a_file_of_other_content_is_refused_and_left_as_it_is(
 ):
     out.write_text(content)
     with pytest.raises(
-        InvalidRequest, match=rf"of {out} is something else; expected prompt \(str\), seed"
+        InvalidRequest, match=rf"of {out} is not valid; expected prompt \(str\), seed"
     ):
         make(brief, out, 3)
     assert out.read_text() == content
@@ -165,7 +165,7 @@ def test_a_file_of_other_content_is_refused_and_left_as_it_is(
 )
 def test_a_file_of_other_types_is_refused(content: str, brief: Brief, out: Path):
     out.write_text(content)
-    with pytest.raises(InvalidRequest, match="is something else"):
+    with pytest.raises(InvalidRequest, match="is not valid"):
         make(brief, out, 3)
 
 
@@ -198,7 +198,7 @@ def test_a_template_without_the_users_words_is_refused(
     template: str, model: Model, tiny_files: ModelFiles, out: Path
 ):
     other = Model(with_template(tiny_files, template), model.engine)
-    with pytest.raises(ModelError, match="does not show what the user says"):
+    with pytest.raises(ModelError, match="omits the user message"):
         make(other, out, 1)
     assert not out.exists()
 

@@ -18,14 +18,14 @@ from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET, ModelFiles, Progress
 from paceline.tools.train.answers import Answer
-from paceline.tools.train.features import ROWS, Features, make_features
+from paceline.tools.train.hidden_states import ROWS, HiddenStates, record_hidden_states
 from support.dflash import ends_of, tiny_config
 
 torch = pytest.importorskip("torch")
 
 from paceline.tools.train import dflash  # noqa: E402
-from paceline.tools.train.curve import draw  # noqa: E402
-from paceline.tools.train.dflash import Schedule, Trainer, most_frequent, share  # noqa: E402
+from paceline.tools.train.dflash import Schedule, Trainer, most_frequent, share_weights  # noqa: E402
+from paceline.tools.train.plot import plot_curve  # noqa: E402
 
 pytestmark = pytest.mark.reference
 
@@ -60,9 +60,9 @@ def engine(tiny_files: ModelFiles) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def features(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Features:
+def features(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> HiddenStates:
     folder = tmp_path_factory.mktemp("features")
-    return make_features(engine, easy_answers(), folder, fingerprint="f", progress=QUIET)
+    return record_hidden_states(engine, easy_answers(), folder, fingerprint="f", progress=QUIET)
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +71,15 @@ def config(tiny_files: ModelFiles) -> Config:
 
 
 @pytest.fixture(scope="module")
-def make_trainer(tiny_files: ModelFiles, features: Features, config: Config) -> MakeTrainer:
+def make_trainer(tiny_files: ModelFiles, features: HiddenStates, config: Config) -> MakeTrainer:
     ends = ends_of(tiny_files)
 
     def make(folder: Path, drafted: Sequence[int] | None = None, **changes: Any) -> Trainer:
         matrices = [rows.astype(np.float32) for rows in ends]
         given: dict[str, Any] = {"config": config, "answers": easy_answers()}
-        given |= {"features": features, "schedule": SCHEDULE, **changes}
+        given |= {"hidden_states": features, "schedule": SCHEDULE, **changes}
         return Trainer(
-            given.pop("config"), share(*matrices, drafted, "cpu"), folder=folder, **given
+            given.pop("config"), share_weights(*matrices, drafted, "cpu"), folder=folder, **given
         )
 
     return make
@@ -124,7 +124,7 @@ def test_a_run_that_has_ended_is_not_run_again(make_trainer: MakeTrainer, run: P
 
 def test_a_curve_is_drawn(make_trainer: MakeTrainer, run: Path, tmp_path: Path):
     pytest.importorskip("matplotlib")
-    path = draw(make_trainer(run).curve, tmp_path)
+    path = plot_curve(make_trainer(run).curve, tmp_path)
     assert path == tmp_path / "curve.png"
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -138,7 +138,7 @@ def test_a_run_may_draft_from_a_part_of_the_vocabulary(make_trainer: MakeTrainer
     assert found.tolist() == drafted
 
 
-def test_tokens_that_are_not_drafted_are_not_learnt(make_trainer: MakeTrainer, tmp_path: Path):
+def test_tokens_that_are_not_drafted_are_not_training(make_trainer: MakeTrainer, tmp_path: Path):
     # What is left to learn are the target's hidden states, whatever the drafted tokens are.
     curves = []
     for drafted in ([1, 2, 3], [4, 5]):
@@ -149,16 +149,16 @@ def test_tokens_that_are_not_drafted_are_not_learnt(make_trainer: MakeTrainer, t
     assert 0 < curves[0][-1]["loss"] < 0.9 * curves[0][0]["loss"]
 
 
-def test_what_a_drafter_sees_is_learnt_from_in_its_own_measure(
-    make_trainer: MakeTrainer, features: Features, tmp_path: Path
+def test_tapped_hidden_states_are_scaled_by_their_std(
+    make_trainer: MakeTrainer, features: HiddenStates, tmp_path: Path
 ):
     seen = np.concatenate([features.of(place)[1:] for place in range(24)]).astype(np.float32)
-    spread = make_trainer(tmp_path).network.spread.numpy()
+    spread = make_trainer(tmp_path).network.std.numpy()
     assert spread.shape == (128,)
     np.testing.assert_allclose(spread, seen.std(0), rtol=0.2)
 
 
-def test_what_the_last_layer_shows_is_learnt_from_but_not_seen(
+def test_what_the_last_layer_shows_is_training_from_but_not_seen(
     make_trainer: MakeTrainer, engine: Engine, config: Config, tmp_path: Path
 ):
     one = replace(config, target_layer_ids=(0,))
@@ -173,7 +173,7 @@ def test_the_most_frequent_tokens_are_found():
     assert most_frequent(answers, 9) == [2, 5, 7]
 
 
-def test_texts_of_any_length_are_learnt_together(
+def test_texts_of_any_length_are_training_together(
     make_trainer: MakeTrainer, engine: Engine, tmp_path: Path
 ):
     # The shortest have no more than a block, and fewer places than a step has blocks.
@@ -181,9 +181,9 @@ def test_texts_of_any_length_are_learnt_together(
         Answer(each.number, each.prompt[: 1 + number % 8], each.answer[: 4 + number])
         for number, each in enumerate(easy_answers())
     ]
-    features = make_features(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
+    features = record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     schedule = replace(SCHEDULE, steps=12, evaluate_every=6)
-    trainer = make_trainer(tmp_path, answers=answers, features=features, schedule=schedule)
+    trainer = make_trainer(tmp_path, answers=answers, hidden_states=features, schedule=schedule)
     trainer.run(QUIET, None)
     assert np.isfinite([point["loss"] for point in trainer.curve]).all()
 
@@ -194,9 +194,9 @@ def test_answers_too_short_to_look_at_are_no_fault(
     answers = easy_answers()
     for place in (0, 20):  # those that would be held out are shorter than a block
         answers[place] = replace(answers[place], answer=answers[place].answer[:3])
-    features = make_features(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
+    features = record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     schedule = replace(SCHEDULE, steps=1)
-    trainer = make_trainer(tmp_path, answers=answers, features=features, schedule=schedule)
+    trainer = make_trainer(tmp_path, answers=answers, hidden_states=features, schedule=schedule)
     assert trainer.run(QUIET, None) >= 1
 
 
@@ -204,9 +204,9 @@ def test_too_few_answers_to_learn_from_are_refused(
     make_trainer: MakeTrainer, engine: Engine, tmp_path: Path
 ):
     answers = easy_answers(1)
-    features = make_features(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
+    features = record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     with pytest.raises(InvalidRequest):
-        make_trainer(tmp_path, answers=answers, features=features).run(QUIET, None)
+        make_trainer(tmp_path, answers=answers, hidden_states=features).run(QUIET, None)
 
 
 # -- stopping and going on -------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_the_state_of_a_run_on_as_many_others_is_refused(
 # -- features --------------------------------------------------------------------------------------
 
 
-def test_features_are_what_the_engine_shows(engine: Engine, features: Features):
+def test_features_are_what_the_engine_shows(engine: Engine, features: HiddenStates):
     for place, answer in enumerate(easy_answers()[:3]):
         with closing(engine.open()) as sequence:
             taps = engine.step([(sequence, Block(answer.tokens, 0, prefill=True))]).taps[0]
@@ -329,11 +329,11 @@ def test_features_go_on_after_a_file_that_was_cut_short(
     engine: Engine, tmp_path: Path, left: int | None
 ):
     answers = easy_answers(4)
-    make_features(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
+    record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     whole = (tmp_path / ROWS).read_bytes()
     assert len(whole) == 4 * 38 * 256
     (tmp_path / ROWS).write_bytes(whole[:left])
-    found = make_features(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
+    found = record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     assert (tmp_path / ROWS).read_bytes() == whole
     assert found.of(3).tobytes() == whole[3 * 38 * 256 :]
 
@@ -342,7 +342,7 @@ def test_only_features_that_are_missing_are_made(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     answers = easy_answers(6)
-    make_features(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
+    record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     (tmp_path / ROWS).write_bytes((tmp_path / ROWS).read_bytes()[: 4 * 38 * 256 + 9])
     calls = []
     step = type(engine).step
@@ -352,13 +352,13 @@ def test_only_features_that_are_missing_are_made(
         return step(self, work)
 
     monkeypatch.setattr(type(engine), "step", counting)
-    make_features(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
+    record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     assert len(calls) == 3, "the first, to learn how wide a row is, and the two that are missing"
 
 
 def test_features_of_others_are_refused(engine: Engine, tmp_path: Path, tiny_files: ModelFiles):
     answers = easy_answers(3)
-    make_features(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
+    record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     settings = EngineSettings(cache_tokens=64, taps=(1,))
     one_tap = open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
     for changed in (
@@ -367,15 +367,15 @@ def test_features_of_others_are_refused(engine: Engine, tmp_path: Path, tiny_fil
         {"engine": one_tap},
     ):
         given: Any = {"engine": engine, "answers": answers, "fingerprint": "f", **changed}
-        with pytest.raises(InvalidRequest, match="features of other answers, taps or weights"):
-            make_features(folder=tmp_path, progress=QUIET, **given)
+        with pytest.raises(InvalidRequest, match="hidden states of other answers, taps or weights"):
+            record_hidden_states(folder=tmp_path, progress=QUIET, **given)
 
 
 def test_features_of_other_answers_with_the_same_numbers_are_refused(
     engine: Engine, tmp_path: Path
 ):
     answers = easy_answers(3)
-    make_features(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
+    record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     others = [replace(each, answer=each.answer[::-1]) for each in answers]
     with pytest.raises(InvalidRequest):
-        make_features(engine, others, tmp_path, fingerprint="f", progress=QUIET)
+        record_hidden_states(engine, others, tmp_path, fingerprint="f", progress=QUIET)

@@ -1,5 +1,4 @@
-"""Training a drafter for a target: prompts, the target's answers to them, and the learning.
+"""Trains a drafter for a target: prompts, the target's answers to them, and the training itself.
 
-Only the `paceline train` commands come here. `prompts` and `answers` need no more than running a
-model does; `dflash` needs torch (the extra `train`).
+Only the `paceline train` commands import it. `dflash` needs torch (the extra `train`).
 """

@@ -1,8 +1,7 @@
-"""The target's own answers, as data: a drafter learns to guess what this model would say.
+"""Training data: the target's own answers to prompts, in a folder.
 
-They are kept as a folder: `answers.jsonl`, a line for each answer with the token ids of prompt and
-answer, and `manifest.json`, which says what they are answers of. The folder grows answer by answer,
-and a stopped run goes on where it was.
+`answers.jsonl` has a line per answer with the token ids of prompt and answer; `manifest.json` has
+target, prompts and settings. Answers are appended one by one, so a stopped run can continue.
 """
 
 import json
@@ -34,24 +33,24 @@ _FIELDS = {"number": int, "prompt": list, "answer": list}
 _HELD_OUT = 20
 
 _LOOP = 32
-"""An answer whose last so many tokens stood in it before is going round in circles."""
+"""Tokens: an answer that repeats this many tokens is in a loop and ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What decides an answer; the same in all of a folder."""
+    """What answers depend on; the same for a whole folder."""
 
     max_tokens: int = 256
     temperatures: tuple[float, ...] = (0.0,)
-    """They take turns, prompt by prompt."""
+    """Used in turn, prompt by prompt."""
     seed: int = 0
     longest_prompt: int = 1024
-    """Tokens; prompts with more are left out."""
+    """In tokens; longer prompts are skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer: token ids, as the target reads and writes them."""
+    """Token ids of a prompt and its answer."""
 
     number: int
     prompt: Sequence[int]
@@ -72,23 +71,23 @@ def make_answers(
     at_once: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Answer the prompts of some files into `folder`; what is there already is not made again.
+    """Generate answers to the prompts in `prompts` into `folder`, except those already there.
 
-    An answer ends early when it repeats itself: the rest would only say so again.
+    An answer ends early when it repeats itself.
 
     Args:
         model: the target, with a cache for `at_once` sequences.
-        prompts: files of JSON lines (see `load_suite`); a prompt that is there twice counts once.
-        folder: made when needed.
-        settings: what decides an answer.
-        at_once: sequences in a call.
-        progress: told how far it is.
+        prompts: JSON Lines files (see `load_suite`); duplicate prompts are skipped.
+        folder: created if missing.
+        settings: what answers depend on.
+        at_once: sequences in a batch.
+        progress: reports answers.
 
     Returns:
         The manifest.
 
     Raises:
-        InvalidRequest: the folder has answers of another model, of other prompts or made otherwise.
+        InvalidRequest: the folder has answers of another model, other prompts or other settings.
     """
     for temperature in settings.temperatures:
         check(
@@ -121,7 +120,7 @@ def make_answers(
     label = f"answers of {model.files.name}"
     with (
         appending(folder / ANSWERS) as append,
-        progress.task(label, len(todo), unit="answers") as reach,
+        progress.task(label, len(todo), unit="answers") as update,
     ):
         for stream in as_they_end(streams(), at_once, _end_loops):
             number = numbers.pop(id(stream))
@@ -137,7 +136,7 @@ def make_answers(
                     "finish": finish,
                 }
             )
-            reach(len(done))
+            update(len(done))
     answers = read_journal(folder / ANSWERS, _FIELDS)
     manifest |= {
         "complete": True,
@@ -155,13 +154,13 @@ def read_answers(folder: Path, fingerprint: str) -> list[Answer]:
     """The answers in `folder`, in the order of their prompts.
 
     Raises:
-        InvalidRequest: there are none, or they are another model's.
+        InvalidRequest: there are none, or they are of another model.
     """
     manifest = _read_manifest(folder)
     entries = read_journal(folder / ANSWERS, _FIELDS)
     if manifest is None or not entries:
         raise InvalidRequest(
-            f"{folder} has no answers to learn from; make them with `paceline train answers`"
+            f"{folder} has no answers to train on; make them with `paceline train answers`"
         )
     if manifest.get("fingerprint") != fingerprint:
         raise InvalidRequest(
@@ -173,13 +172,13 @@ def read_answers(folder: Path, fingerprint: str) -> list[Answer]:
 
 
 def provenance(folder: Path) -> dict[str, Any]:
-    """What the answers in `folder` are answers to, and how they were made."""
+    """Prompts and settings of the answers in `folder`."""
     manifest = _read_manifest(folder) or {}
     return {name: manifest.get(name) for name in ("prompts", *asdict(Settings()))}
 
 
 def held_out(answers: Sequence[_T]) -> tuple[list[_T], list[_T]]:
-    """The answers to learn from, and one in twenty that is only for looking how it goes."""
+    """Split into answers for training and one in twenty held out for evaluation."""
     return (
         [answer for i, answer in enumerate(answers) if i % _HELD_OUT],
         [answer for i, answer in enumerate(answers) if i % _HELD_OUT == 0],
@@ -226,7 +225,7 @@ def _check_same(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _prompt_tokens(model: Model, suites: Sequence[Suite], longest: int) -> dict[int, list[int]]:
-    """Prompt number -> token ids, each different prompt once."""
+    """Prompt number -> token ids, without duplicates."""
     seen = set()
     chosen = {}
     longest = min(longest, model.engine.context_length - 1)
@@ -244,5 +243,5 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     manifest = read_json(folder / MANIFEST)
     if manifest.get("kind") != KIND:
-        raise InvalidRequest(f"{folder} holds no answers: its manifest.json says otherwise")
+        raise InvalidRequest(f"{folder} has no answers: its manifest.json is of another kind")
     return manifest

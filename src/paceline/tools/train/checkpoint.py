@@ -1,4 +1,4 @@
-"""Writing a drafter in z-lab's public form, so that other runtimes can load what we trained."""
+"""Writes a DFlash checkpoint in z-lab's public form, so that other runtimes can load it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +22,9 @@ def save_checkpoint(
     *,
     draft_vocab: Sequence[int] | None = None,
 ) -> None:
-    """Write `config.json`, the weights in bf16 and, where not all tokens are drafted, which are.
+    """Write `config.json`, the weights in bf16 and, if given, the tokens to draft.
 
-    A drafter in `folder` is replaced file by file, each written beside and renamed.
+    Each file in `folder` is replaced atomically.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def save_checkpoint(
 
 
 def config_json(config: Config) -> dict[str, Any]:
-    """What `config.json` says, in the words of transformers' Qwen3 and z-lab's additions."""
+    """The fields of `config.json`: those of transformers' Qwen3, and z-lab's `dflash_config`."""
     window = next((each for each in config.windows if each is not None), None)
     return {
         "architectures": [ARCHITECTURE],

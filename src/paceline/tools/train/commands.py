@@ -1,4 +1,4 @@
-"""What the commands `train ...` do; printing is the command line's."""
+"""Implements the commands `train ...`; `cli` prints their reports."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +12,13 @@ from paceline.models import Progress, resolve
 from paceline.runtime.load import load
 from paceline.storage.report import Report
 from paceline.tools.train.answers import Settings, held_out, make_answers, provenance, read_answers
-from paceline.tools.train.features import make_features
+from paceline.tools.train.config import default_config, even_taps, mask_token
+from paceline.tools.train.hidden_states import record_hidden_states
 from paceline.tools.train.prompts import LONGEST_PROMPT, write_prompts
-from paceline.tools.train.shape import even_taps, mask_token, shape
 from paceline.tools.train.table import accuracy, count_table, write_table
 
 _OPENING = 64
-"""Slots for the part of the chat template that stands before the user's words."""
+"""KV cache tokens for the chat template before the user's text."""
 
 
 def prompts(
@@ -32,9 +32,9 @@ def prompts(
     threads: int | None,
     progress: Progress,
 ) -> Report:
-    """Prompts that the target makes up."""
+    """Generate prompts with the target."""
     slots = at_once * (_OPENING + LONGEST_PROMPT)
-    # One row a sequence: twice the tokens a second, and a prompt need not be exact.
+    # One row per sequence doubles throughput, and prompts need no exact decoding.
     model = load(
         target,
         rows=1,
@@ -67,7 +67,7 @@ def answers(
     at_once: int = 32,
     threads: int | None = None,
 ) -> Report:
-    """The target's answers, as a folder."""
+    """Generate the target's answers into a folder."""
     settings = Settings(max_tokens, tuple(temperatures), seed)
     slots = at_once * (settings.longest_prompt + max_tokens)
     model = load(
@@ -86,7 +86,7 @@ def answers(
 def table(
     target: str, folders: Sequence[Path], out: Path, *, megabytes: float, progress: Progress
 ) -> Report:
-    """A table counted from answers; one answer in twenty is kept back to see how it does."""
+    """Count a table from answers and evaluate it on one held-out answer in twenty."""
     if not 0 < megabytes < 1e6:
         raise InvalidRequest(f"a table of {megabytes} megabytes; expected more than 0")
     model = load(target, cache_tokens=_OPENING, drafters=("none",), progress=progress)
@@ -94,7 +94,7 @@ def table(
     answers = [answer for folder in folders for answer in read_answers(folder, known)]
     learnt, kept_back = held_out(answers)
     if not learnt:
-        raise InvalidRequest(f"one answer is too few to learn from; make more in {folders[0]}")
+        raise InvalidRequest(f"one answer is too few to train on; make more in {folders[0]}")
     progress.say(f"counting {sum(len(each.answer) for each in learnt)} tokens")
     entries = count_table(learnt).best(int(megabytes * 1e6 / entry_bytes(model.engine.vocab_size)))
     found: dict[str, Any] = {
@@ -108,14 +108,14 @@ def table(
     )
     right, promised = found["held_out"]["right"], found["held_out"]["promised"]
     text = (
-        f"{len(entries.keys)} entries in {out}; of tokens it never saw it names {right:.1%} and "
-        f"promises {promised:.1%}"
+        f"{len(entries.keys)} entries in {out}; of held-out tokens it predicts {right:.1%} at a "
+        f"mean probability of {promised:.1%}"
     )
     return Report({"folder": str(out), "entries": len(entries.keys), **found}, text=text)
 
 
 def check_training(*, block: int, rate: float, gamma: float, device: str) -> None:
-    """Find out before any data is made that there could be no training.
+    """Check packages and settings before any data is generated.
 
     Raises:
         MissingExtra: torch or matplotlib is not installed.
@@ -130,12 +130,12 @@ def check_training(*, block: int, rate: float, gamma: float, device: str) -> Non
         ) from error
     if block < 2:
         raise InvalidRequest(
-            f"block is {block}; expected 2 rows or more: the last token and drafts"
+            f"block is {block}; expected 2 rows or more: the last token and draft tokens"
         )
     if not 0 < rate < 1:
         raise InvalidRequest(f"rate is {rate}; expected a learning rate above 0 and below 1")
     if not gamma > 0:
-        raise InvalidRequest(f"gamma is {gamma}; expected a number of places above 0")
+        raise InvalidRequest(f"gamma is {gamma}; expected a number of positions above 0")
     if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
         raise InvalidRequest(f"there is no device {device} here; expected cpu, or cuda with a GPU")
 
@@ -153,15 +153,14 @@ def dflash(
     device: str,
     progress: Progress,
 ) -> Report:
-    """A DFlash drafter, trained on answers; the state of the run is in `out`, too."""
-    from paceline.tools.train.curve import draw
-    from paceline.tools.train.dflash import Schedule, Trainer, most_frequent, share
+    """Train a DFlash drafter on answers; `out` also has the state of the run."""
+    from paceline.tools.train.dflash import Schedule, Trainer, most_frequent, share_weights
+    from paceline.tools.train.plot import plot_curve
 
     files = resolve(target, progress=progress)
     if files.engine != "openvino":
         raise InvalidRequest(
-            f"{target} is for the engine {files.engine}; a drafter is trained with the form for "
-            "openvino"
+            f"{target} is for the engine {files.engine}; training needs the form for openvino"
         )
     graph = read_target(files.path)
     layer_ids = even_taps(graph.layers, taps)
@@ -171,24 +170,24 @@ def dflash(
     shown = tuple(sorted({*layer_ids, graph.layers - 1}))
     settings = EngineSettings(cache_tokens=longest, taps=shown)
     engine = open_engine("openvino", files.path, files.context_length, settings)
-    features = make_features(
+    hidden_states = record_hidden_states(
         engine, answers, out / "features", fingerprint=known, progress=progress
     )
     special = sorted(files.tokenizer().special_tokens().values())
     mask = mask_token(answers, special, graph.vocab_size)
-    config = shape(graph, layers=layers, block=block, taps=layer_ids, mask_token_id=mask)
+    config = default_config(graph, layers=layers, block=block, taps=layer_ids, mask_token_id=mask)
     drafted = None if vocab is None else most_frequent(answers, vocab)
     trainer = Trainer(
         config,
-        share(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device),
-        features=features,
+        share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device),
+        hidden_states=hidden_states,
         answers=answers,
         schedule=Schedule(**schedule),
         folder=out,
         device=device,
     )
     tau = trainer.run(progress, drafted)
-    picture = draw(trainer.curve, out)
+    picture = plot_curve(trainer.curve, out)
     value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
-    text = f"a drafter with tau {tau:.3f} on answers it never saw is in {out}; see {picture.name}"
+    text = f"a drafter with tau {tau:.3f} on held-out answers is in {out}; see {picture.name}"
     return Report(value, text=text)

@@ -1,10 +1,10 @@
-"""Training a DFlash drafter: blocks of masks at random anchors in the target's answers.
+"""Trains a DFlash drafter: blocks of mask tokens at random anchors in the target's answers.
 
-The loss is cross-entropy, and how far a final hidden state is from the target's own at that
-token (EAGLE, arXiv 2401.15077), which says more than the one right token. A place counts less the
-further it is from its anchor: early ones decide how many are accepted. The run keeps its state in a
-checkpoint and goes on from there; now and then it measures tau, tokens kept per verify call, on
-answers it does not learn from.
+The loss is cross-entropy plus the distance of a final hidden state from the target's own at that
+token (EAGLE, arXiv 2401.15077), which has more information than the token alone. Positions weigh
+less the further they are from their anchor: early ones decide how many are accepted. A stopped run
+continues from its saved state. At intervals it evaluates tau, tokens per target call, on held-out
+answers.
 """
 
 import math
@@ -25,7 +25,7 @@ from paceline.models import Progress
 from paceline.storage.files import digest_of, write_json
 from paceline.tools.train.answers import Answer, held_out
 from paceline.tools.train.checkpoint import save_checkpoint
-from paceline.tools.train.features import Features
+from paceline.tools.train.hidden_states import HiddenStates
 from paceline.tools.train.network import Network
 
 STATE = "state.pt"
@@ -34,61 +34,61 @@ CURVE = "curve.json"
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast to learn."""
+    """Hyperparameters of a run."""
 
     steps: int
     texts: int = 4
-    """Texts in a step."""
+    """Texts per step."""
     anchors: int = 8
-    """Blocks of a text in a step."""
+    """Blocks per text and step."""
     gamma: float = 2.0
-    """Places in which the weight of a place falls to 1/e (DFlash: 4 for blocks of 8)."""
+    """Positions over which the loss weight falls to 1/e (DFlash: 4 for blocks of 8)."""
     rate: float = 1e-3
     warmup: float = 0.04
-    """Share of the steps in which the learning rate rises."""
+    """Share of the steps with a rising learning rate."""
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
     evaluate_every: int = 1000
-    """Steps between looks at how it does on held-out answers."""
+    """Steps between evaluations on held-out answers."""
 
 
 class Text(NamedTuple):
-    """A text to learn from or to look at."""
+    """An answer with its prompt, for training or evaluation."""
 
     tokens: Sequence[int]
     first: int
-    """Where its answer begins."""
-    place: int
-    """Its place among the features."""
+    """Position of the answer's first token."""
+    number: int
+    """Of the text in the hidden states."""
 
 
-class FromTarget(NamedTuple):
-    """What a drafter has from its target."""
+class TargetTensors(NamedTuple):
+    """The target's tensors that the drafter uses."""
 
     embeddings: Tensor
     """[vocab, d]"""
     head: Tensor
-    """[drafted, d] bf16: the rows of the head for the tokens that are drafted."""
+    """[drafted, d] bf16: rows of the head for the tokens to draft."""
     column: Tensor
-    """[vocab]: a token's place among the drafted ones; -1 where it is none."""
+    """[vocab]: a token's index in `drafted`; -1: not drafted."""
     drafted: Tensor
-    """[drafted]: the tokens."""
+    """[drafted]: token ids."""
 
 
-def share(
+def share_weights(
     embeddings: npt.NDArray[np.float32],
     head: npt.NDArray[np.float32],
     draft_vocab: Sequence[int] | None,
     device: str,
-) -> FromTarget:
-    """Put the target's matrices where the training is; `draft_vocab` None drafts all tokens."""
+) -> TargetTensors:
+    """Copy the target's matrices to the device; `draft_vocab` None drafts all tokens."""
     vocab = len(embeddings)
     drafted = torch.arange(vocab) if draft_vocab is None else torch.tensor(list(draft_vocab))
     column = torch.full((vocab,), -1)
     column[drafted] = torch.arange(len(drafted))
     rows = torch.from_numpy(head)[drafted]
-    return FromTarget(
+    return TargetTensors(
         torch.from_numpy(embeddings).to(device),
         rows.to(device, torch.bfloat16),
         column.to(device),
@@ -97,43 +97,43 @@ def share(
 
 
 class Trainer:
-    """One run; see the top of this file."""
+    """A training run."""
 
     def __init__(
         self,
         config: Config,
-        shared: FromTarget,
+        shared: TargetTensors,
         *,
-        features: Features,
+        hidden_states: HiddenStates,
         answers: Sequence[Answer],
         schedule: Schedule,
         folder: Path,
         device: str = "cpu",
     ) -> None:
-        """Prepare to learn from `answers`, whose `features` are in the same order.
+        """Prepare to train on `answers`, whose `hidden_states` are in the same order.
 
-        A row of `features` begins with what the drafter sees and ends with the target's last layer.
-        One answer in twenty is kept back to look at. A state in `folder` is taken up.
+        A row has the drafter's taps first and the target's last layer at its end. One answer in
+        twenty is held out. A state in `folder` is resumed.
 
         Raises:
             InvalidRequest: there are too few answers, or the state in `folder` is of another run.
         """
         texts = [
-            Text(answer.tokens, len(answer.prompt), place)
-            for place, answer in enumerate(answers)
+            Text(answer.tokens, len(answer.prompt), number)
+            for number, answer in enumerate(answers)
             if len(answer.answer) >= config.block_size
         ]
-        self._learnt, kept_back = held_out(texts)
-        self._held_out = kept_back[:_LOOKED_AT]
-        if not self._learnt or not self._held_out:
+        self._training, kept_back = held_out(texts)
+        self._held_out = kept_back[:_EVALUATED]
+        if not self._training or not self._held_out:
             raise InvalidRequest(
                 f"{len(texts)} of {len(answers)} answers have a block of {config.block_size} "
-                "tokens, too few to learn from and to look at; make more, or longer ones"
+                "tokens, too few to train and evaluate on; make more, or longer ones"
             )
-        self._config, self._shared, self._features = config, shared, features
+        self._config, self._shared, self._states = config, shared, hidden_states
         self._schedule, self._folder, self._device = schedule, folder, device
         torch.manual_seed(schedule.seed)
-        self.network = Network(config, self._spread()).to(device)
+        self.network = Network(config, self._std()).to(device)
         self._optimizer = torch.optim.AdamW(
             self.network.parameters(),
             lr=schedule.rate,
@@ -145,28 +145,28 @@ class Trainer:
         self.curve: list[dict[str, float]] = []
         places = torch.arange(config.block_size - 1, device=device)
         self._weights = torch.exp(-places / schedule.gamma)
-        self._about = self._about_run()
+        self._about = self._identity()
         self._resume()
 
     def run(self, progress: Progress, draft_vocab: Sequence[int] | None) -> float:
-        """Learn to the end of the schedule, or on from the state; returns the last tau.
+        """Train to the end of the schedule; return the last tau.
 
-        The drafter is written whenever it was looked at, so a run that is stopped leaves one.
+        Every evaluation saves the drafter and the state.
         """
         schedule = self._schedule
         batches = self._batches()
         tau = self.curve[-1]["tau"] if self.curve else 1.0
-        with progress.task("training", schedule.steps, unit="steps") as reach:
+        with progress.task("training", schedule.steps, unit="steps") as update:
             losses = []
             while self.step < schedule.steps:
-                losses.append(self._learn(next(batches)))
+                losses.append(self._train_step(next(batches)))
                 self.step += 1
-                reach(self.step)
+                update(self.step)
                 if self.step % schedule.evaluate_every == 0 or self.step == schedule.steps:
                     tau = self.evaluate()
                     weights = self.network.weights()
                     save_checkpoint(weights, self._config, self._folder, draft_vocab=draft_vocab)
-                    self._note(float(np.mean(losses)), tau)
+                    self._save(float(np.mean(losses)), tau)
                     losses = []
                     progress.say(
                         f"step {self.step}: loss {self.curve[-1]['loss']:.3f}, tau {tau:.3f}"
@@ -174,28 +174,28 @@ class Trainer:
         return tau
 
     def evaluate(self) -> float:
-        """Tau on held-out answers: tokens a verify call would keep, walking through each answer."""
+        """Tau: mean tokens per target call when drafting through each held-out answer."""
         self.network.eval()
         kept = calls = 0
         for text in self._held_out:
             with torch.no_grad():
-                stood = self._accepted(text)
+                accepted = self._accepted(text)
             at = 0
-            while at < len(stood):
-                kept += stood[at] + 1
+            while at < len(accepted):
+                kept += accepted[at] + 1
                 calls += 1
-                at += stood[at] + 1
+                at += accepted[at] + 1
         self.network.train()
         return kept / calls
 
     def _accepted(self, text: Text) -> list[int]:
-        """For each place of an answer, how many drafts of a block that begins there stand."""
+        """Accepted draft tokens of a block at each position of an answer."""
         block = self._config.block_size
         found: list[int] = []
-        features = self._rows([text])
-        for first in range(text.first, len(text.tokens) - 1, _BLOCKS_AT_ONCE):
-            anchors = range(first, min(first + _BLOCKS_AT_ONCE, len(text.tokens) - 1))
-            hidden = self._hidden(features, [text], torch.tensor([list(anchors)]))
+        rows = self._rows([text])
+        for first in range(text.first, len(text.tokens) - 1, _BLOCKS_PER_CALL):
+            anchors = range(first, min(first + _BLOCKS_PER_CALL, len(text.tokens) - 1))
+            hidden = self._hidden(rows, [text], torch.tensor([list(anchors)]))
             logits = F.linear(hidden, self._shared.head)
             drafts = self._shared.drafted[logits[0].argmax(-1)].cpu().numpy()
             for anchor, draft in zip(anchors, drafts, strict=True):
@@ -204,15 +204,15 @@ class Trainer:
                 found.append(int(same.cumprod().sum()))
         return found
 
-    def _learn(self, texts: list[Text]) -> float:
-        """One step of the optimizer; returns the loss."""
+    def _train_step(self, texts: list[Text]) -> float:
+        """Take an optimizer step; return the loss."""
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate()
+            group["lr"] = self._learning_rate()
         block = self._config.block_size
         rng = np.random.default_rng((self._schedule.seed, self.step))
         count = self._schedule.anchors
         anchors = torch.tensor(np.array([np.sort(_places(text, count, rng)) for text in texts]))
-        # Behind a text's end nothing is known: those positions do not count.
+        # Positions after the end of a text have no target token and no weight.
         longest = max(len(text.tokens) for text in texts) + block
         truth = torch.full((len(texts), longest), -1)
         for row, text in zip(truth, texts, strict=True):
@@ -228,15 +228,17 @@ class Trainer:
             logits.flatten(0, 2).float(), targets.flatten(), ignore_index=-1, reduction="none"
         )
         loss = _mean(wrong.view(targets.shape), self._weights * (targets >= 0))
-        loss = loss + _AWAY * _mean(self._away(hidden, rows, places), self._weights * known)
+        loss = loss + _DISTANCE_WEIGHT * _mean(
+            self._distance(hidden, rows, places), self._weights * known
+        )
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self._schedule.clip)
         self._optimizer.step()
         return float(loss.detach())
 
-    def _away(self, hidden: Tensor, rows: Tensor, places: Tensor) -> Tensor:
-        """[S, A, B - 1]: how far `hidden` is from what the target had where it chose `places`."""
+    def _distance(self, hidden: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """[S, A, B - 1]: distance of `hidden` from the target's states that predict `places`."""
         own = rows[..., -self._config.hidden_size :]
         own = F.rms_norm(own, own.shape[-1:]) * self.network.norm.weight.detach()
         before = (places - 1).clamp(max=own.shape[1] - 1).to(own.device)
@@ -244,52 +246,51 @@ class Trainer:
         return F.smooth_l1_loss(hidden.float(), own, reduction="none").mean(-1)
 
     def _hidden(self, rows: Tensor, texts: Sequence[Text], anchors: Tensor) -> Tensor:
-        """[S, A, B - 1, d] bf16: final hidden states of the drafts of the blocks at `anchors`."""
+        """[S, A, B - 1, d] bf16: final hidden states of draft tokens of blocks at `anchors`."""
         config = self._config
         tokens = torch.full((*anchors.shape, config.block_size), config.mask_token_id)
         for row, text, places in zip(tokens, texts, anchors, strict=True):
             row[:, 0] = torch.tensor(text.tokens)[places]
         embedded = self._shared.embeddings[tokens.to(self._device)]
-        features = rows[..., : config.tapped_size]
+        tapped = rows[..., : config.tapped_size]
         with torch.autocast(self._device.partition(":")[0], torch.bfloat16):
-            hidden: Tensor = self.network(features, embedded, anchors.to(self._device))
+            hidden: Tensor = self.network(tapped, embedded, anchors.to(self._device))
         return hidden[:, :, 1:].bfloat16()
 
     def _rows(self, texts: Sequence[Text]) -> Tensor:
-        """Features of texts, [S, L, width], padded at their ends."""
+        """Recorded hidden states of texts, [S, L, width], padded at the end."""
         longest = max(len(text.tokens) for text in texts)
-        rows = torch.zeros(len(texts), longest, self._features.width)
+        rows = torch.zeros(len(texts), longest, self._states.width)
         for row, text in zip(rows, texts, strict=True):
-            found = torch.from_numpy(self._features.of(text.place).astype(np.float32))
+            found = torch.from_numpy(self._states.of(text.number).astype(np.float32))
             row[: len(found)] = found
         return rows.to(self._device)
 
-    def _spread(self) -> Tensor:
-        """[taps * d]: the standard deviation of what the drafter sees, in some of the texts.
+    def _std(self) -> Tensor:
+        """[taps * d]: the standard deviation of tapped hidden states, of some texts.
 
-        The first token of a text is left out: it is what others turn to when they need nothing,
-        and hundreds of times as large.
+        Without the first token of a text: as an attention sink it is hundreds of times as large.
         """
-        some = self._learnt[:: -(-len(self._learnt) // _LOOKED_AT)]
-        rows = np.concatenate([self._features.of(text.place)[1:] for text in some])
+        some = self._training[:: -(-len(self._training) // _EVALUATED)]
+        rows = np.concatenate([self._states.of(text.number)[1:] for text in some])
         seen = torch.from_numpy(rows[:, : self._config.tapped_size].astype(np.float32))
         return seen.std(0).clamp(min=1e-6)
 
     def _batches(self) -> Iterator[list[Text]]:
-        """Texts of about one length together; the same order however often a run is stopped."""
+        """Batches of texts of similar length; a resumed run has the same order."""
         size = self._schedule.texts
-        per_epoch = max(len(self._learnt) // size, 1)
+        per_epoch = max(len(self._training) // size, 1)
         while True:
             epoch = self.step // per_epoch
             rng = np.random.default_rng((self._schedule.seed, 7, epoch))
-            noise = rng.uniform(0.8, 1.25, len(self._learnt))
-            lengths = [len(text.tokens) for text in self._learnt]
+            noise = rng.uniform(0.8, 1.25, len(self._training))
+            lengths = [len(text.tokens) for text in self._training]
             order = np.argsort(np.array(lengths) * noise)[: per_epoch * size]
             for number in rng.permutation(per_epoch)[self.step % per_epoch :]:
-                yield [self._learnt[i] for i in order[number * size : (number + 1) * size]]
+                yield [self._training[i] for i in order[number * size : (number + 1) * size]]
 
-    def _rate(self) -> float:
-        """A rise, then half a cosine down to a tenth."""
+    def _learning_rate(self) -> float:
+        """Linear warmup, then cosine decay to a tenth."""
         schedule = self._schedule
         rise = max(schedule.warmup * schedule.steps, 1)
         if self.step < rise:
@@ -297,8 +298,8 @@ class Trainer:
         done = (self.step - rise) / max(schedule.steps - rise, 1)
         return schedule.rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
 
-    def _note(self, loss: float, tau: float) -> None:
-        """Keep the state, and a point of the curve."""
+    def _save(self, loss: float, tau: float) -> None:
+        """Save the state and an evaluation of the curve."""
         per_step = self._schedule.texts * self._schedule.anchors
         blocks = self.step * per_step
         self.curve.append({"step": self.step, "blocks": blocks, "loss": loss, "tau": tau})
@@ -314,12 +315,12 @@ class Trainer:
         beside.replace(self._folder / STATE)
         write_json(self._folder / CURVE, {**self._about, "curve": self.curve})
 
-    def _about_run(self) -> dict[str, Any]:
-        """What makes a run this one; how long it is to be may change."""
+    def _identity(self) -> dict[str, Any]:
+        """What a resumed run must have in common; its length may change."""
         schedule = asdict(self._schedule)
         del schedule["steps"], schedule["evaluate_every"]
         drafted = self._shared.drafted.tolist()
-        texts = [(text.first, *text.tokens) for text in self._learnt]
+        texts = [(text.first, *text.tokens) for text in self._training]
         return {
             "drafter": asdict(self._config),
             "drafted_tokens": f"{len(drafted)}, {digest_of(drafted)}",
@@ -344,23 +345,23 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
 
 
-_LOOKED_AT = 40
+_EVALUATED = 40
 """Held-out answers that tau is measured on."""
 
-_BLOCKS_AT_ONCE = 128
+_BLOCKS_PER_CALL = 128
 
-_AWAY = 10.0
-"""What the distance of hidden states weighs; about half the loss."""
+_DISTANCE_WEIGHT = 10.0
+"""Weight of the distance of hidden states; about half the loss."""
 
 
 def _places(text: Text, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Where blocks begin: places of the answer, each once where there are enough."""
+    """Random anchors in the answer, without repetition if it is long enough."""
     room = len(text.tokens) - 1 - text.first
     return text.first + rng.choice(room, count, replace=room < count)
 
 
 def most_frequent(answers: Sequence[Answer], count: int) -> list[int]:
-    """The `count` tokens that answers use most, ascending."""
+    """The `count` most frequent tokens of answers, ascending."""
     tokens = np.concatenate([answer.answer for answer in answers])
     counts = np.bincount(tokens)
     order = np.argsort(-counts, kind="stable")[:count]

@@ -1,8 +1,8 @@
-"""DFlash in torch, for training: many blocks of one text at once.
+"""DFlash in torch, for training: several blocks of a text in one forward pass.
 
-The architecture is the public one (arXiv 2602.06036; z-lab's `DFlashDraftModel`): see
-`drafters/dflash`. In training the blocks of several anchors share a text's context: a block at
-anchor a sees the features of the tokens before a, and itself.
+The architecture is the public one (arXiv 2602.06036; z-lab's `DFlashDraftModel`), as in
+`drafters/dflash`. Blocks at several anchors share a text's context: the block at anchor a attends
+to the tapped hidden states of the tokens before a, and to itself.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Queries from the block; keys and values from the context's features and the block."""
+    """Queries from the block; keys and values from context and block."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -44,14 +44,14 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(hd, config.rms_norm_eps)
         self.k_norm = RMSNorm(hd, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, context: Tensor, turns: "Turns", mask: Tensor) -> Tensor:
-        """X [S, R, d], context [S, L, d], mask [S, 1, R, L + R] bool (True: may look)."""
+    def forward(self, x: Tensor, context: Tensor, rope: "Rope", mask: Tensor) -> Tensor:
+        """X [S, R, d], context [S, L, d], mask [S, 1, R, L + R] bool (True: attend)."""
         s, rows, _ = x.shape
         both = torch.cat([context, x], dim=1)
         q = self.q_norm(self.q_proj(x).view(s, rows, self.heads, -1)).transpose(1, 2)
         k = self.k_norm(self.k_proj(both).view(s, both.shape[1], self.kv_heads, -1))
         v = self.v_proj(both).view(s, both.shape[1], self.kv_heads, -1).transpose(1, 2)
-        q, k = turns.turn(q, last=rows), turns.turn(k.transpose(1, 2))
+        q, k = rope.rotate(q, last=rows), rope.rotate(k.transpose(1, 2))
         shares = self.heads // self.kv_heads
         k, v = k.repeat_interleave(shares, dim=1), v.repeat_interleave(shares, dim=1)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         return joined
 
 
-class Turns:
+class Rope:
     """RoPE, half rotation: cos and sin for the positions of context and block rows."""
 
     def __init__(self, positions: Tensor, head_dim: int, theta: float) -> None:
@@ -69,8 +69,8 @@ class Turns:
         angles = torch.cat([angles, angles], dim=-1)
         self._cos, self._sin = angles.cos(), angles.sin()
 
-    def turn(self, x: Tensor, last: int | None = None) -> Tensor:
-        """[S, heads, n, head_dim] turned to its positions: all of them, or the `last` ones."""
+    def rotate(self, x: Tensor, last: int | None = None) -> Tensor:
+        """Rotate [S, heads, n, head_dim] to all positions, or to the `last` ones."""
         start = 0 if last is None else self._cos.shape[2] - last
         cos, sin = self._cos[:, :, start:], self._sin[:, :, start:]
         left, right = x.float().chunk(2, dim=-1)
@@ -94,7 +94,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer: attention, then feed-forward, each added to what came in."""
+    """A transformer layer: attention and feed-forward, each with a residual."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -103,9 +103,9 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, context: Tensor, turns: Turns, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, rope: Rope, mask: Tensor) -> Tensor:
         """X [S, R, d] -> [S, R, d]."""
-        x = x + self.self_attn(self.input_layernorm(x), context, turns, mask)
+        x = x + self.self_attn(self.input_layernorm(x), context, rope, mask)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -113,18 +113,17 @@ class Layer(nn.Module):
 class Network(nn.Module):
     """The drafter's own weights, under the names that z-lab's checkpoints give them."""
 
-    def __init__(self, config: Config, spread: Tensor | None = None) -> None:
-        """Random weights.
+    def __init__(self, config: Config, std: Tensor | None = None) -> None:
+        """Initialise with random weights.
 
-        `spread` [taps * d] is how far features scatter. They are learnt from divided by it, as
-        those of late layers are ten times as large as those of early ones; a checkpoint has it in
-        `fc`.
+        `std` [taps * d] is the standard deviation of the tapped hidden states, by which training
+        divides them: late layers are ten times as large as early ones. A checkpoint has it in `fc`.
         """
         super().__init__()
         self.config = config
-        self.spread: Tensor
-        given = torch.ones(config.tapped_size) if spread is None else spread
-        self.register_buffer("spread", given, persistent=False)
+        self.std: Tensor
+        given = torch.ones(config.tapped_size) if std is None else std
+        self.register_buffer("std", given, persistent=False)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.fc = nn.Linear(config.tapped_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -135,48 +134,48 @@ class Network(nn.Module):
                 into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(weight, std=0.02 * (deep if into_stream else 1.0))
 
-    def forward(self, features: Tensor, embedded: Tensor, anchors: Tensor) -> Tensor:
-        """The final hidden states of blocks, to be multiplied with the target's head.
+    def forward(self, tapped: Tensor, embedded: Tensor, anchors: Tensor) -> Tensor:
+        """Final hidden states of blocks, the input of the target's head.
 
         Args:
-            features: [S, L, taps * d] of a text's tokens.
-            embedded: [S, A, B, d], the embeddings of each block: its first token, then masks.
+            tapped: [S, L, taps * d], hidden states of a text's tokens.
+            embedded: [S, A, B, d], embeddings of each block: its first token, then mask tokens.
             anchors: [S, A], the position of each block's first token.
 
         Returns:
-            [S, A, B, d]. Row i of a block speaks for the token at its place i.
+            [S, A, B, d]; row i of a block predicts the token at its position i.
         """
         s, count, block, d = embedded.shape
-        length = features.shape[1]
-        context = self.hidden_norm(self.fc(features / self.spread))
+        length = tapped.shape[1]
+        context = self.hidden_norm(self.fc(tapped / self.std))
         places = anchors[..., None] + torch.arange(block, device=anchors.device)
         past = torch.arange(length, device=anchors.device)
         positions = torch.cat([past.expand(s, -1), places.flatten(1)], dim=1)
-        turns = Turns(positions, self.config.head_dim, self.config.rope_theta)
+        rope = Rope(positions, self.config.head_dim, self.config.rope_theta)
         x = embedded.reshape(s, count * block, d)
         masks = {
             window: _mask(anchors, places, length, window) for window in set(self.config.windows)
         }
         for layer, window in zip(self.layers, self.config.windows, strict=True):
-            x = layer(x, context, turns, masks[window])
+            x = layer(x, context, rope, masks[window])
         out: Tensor = self.norm(x).view(s, count, block, d)
         return out
 
     def weights(self) -> dict[str, Tensor]:
         """Name -> tensor, as in a checkpoint."""
         weights = dict(self.state_dict())
-        weights["fc.weight"] = weights["fc.weight"] / self.spread
+        weights["fc.weight"] = weights["fc.weight"] / self.std
         return weights
 
-    def take(self, weights: Mapping[str, Any]) -> None:
-        """Take the weights of a checkpoint."""
+    def load(self, weights: Mapping[str, Any]) -> None:
+        """Load the weights of a checkpoint."""
         taken = {name: torch.as_tensor(weights[name]) for name in self.state_dict()}
-        taken["fc.weight"] = taken["fc.weight"] * self.spread
+        taken["fc.weight"] = taken["fc.weight"] * self.std
         self.load_state_dict(taken)
 
 
 def _mask(anchors: Tensor, places: Tensor, length: int, window: int | None) -> Tensor:
-    """[S, 1, A * B, L + A * B]: a block's rows see what is before its anchor, and each other."""
+    """[S, 1, A * B, L + A * B]: a block attends to what is before its anchor, and to itself."""
     s, count, block = places.shape
     rows = places.flatten(1)  # [S, A * B]
     past = torch.arange(length, device=anchors.device)

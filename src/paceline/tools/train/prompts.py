@@ -1,8 +1,7 @@
-"""Prompts that the target makes up itself, for when there are none.
+"""Generates prompts with the target itself.
 
-A model trained on conversations can also write the user's part: given the template up to where the
-user speaks, it goes on with a question (Magpie, arXiv 2406.08464). Nobody else's text is needed,
-and the questions are of the kind that the model knows.
+A chat model also generates user messages: it continues the chat template's text before the first
+user message (Magpie, arXiv 2406.08464). No other data set is needed.
 """
 
 import itertools
@@ -21,16 +20,16 @@ from paceline.runtime.stream import Stream
 from paceline.storage.json_lines import appending, read_journal
 
 LONGEST_PROMPT = 256
-"""Tokens a made-up prompt may have; longer ones have usually lost their way."""
+"""Tokens of a generated prompt at most; longer ones are usually incoherent."""
 
 _MARK = "\u2063paceline\u2063"
 _SHORTEST = 12
 
-_IN_VAIN = 200
-"""So many in a row that are broken off or known already, and there will be nothing new."""
+_MAX_UNUSED = 200
+"""Truncated or duplicate prompts in a row after which generation stops."""
 
 _SEEDS = 1_000_000_000
-"""Seeds that belong to one `seed` of the caller's."""
+"""Generation seeds per `seed` of the caller."""
 
 
 def write_prompts(
@@ -43,17 +42,17 @@ def write_prompts(
     at_once: int,
     progress: Progress,
 ) -> int:
-    """Let the target write `count` different prompts into `out`, one JSON object a line.
+    """Generate prompts until `out`, a JSON Lines file, has `count` different ones.
 
-    What is in the file already stays and counts, so a stopped run goes on where it was.
+    Prompts in the file count, so a stopped run can continue.
 
     Returns:
-        How many prompts the file has.
+        The number of prompts in the file.
 
     Raises:
         InvalidRequest: the file has other content, or cannot be written or read; or the target
-            makes up nothing new.
-        ModelError: the chat template has no place where a user speaks.
+            generates no new ones.
+        ModelError: there is no chat template, or it omits the user message.
     """
     opening = user_opening(model.files)
     here = read_journal(out, {"prompt": str, "seed": int})
@@ -73,39 +72,39 @@ def write_prompts(
             }
             yield model.stream(opening, **options)
 
-    label = f"prompts that {model.files.name} writes"
+    label = f"prompts by {model.files.name}"
     with (
         appending(out) as append,
-        progress.task(label, count, unit="prompts") as reach,
+        progress.task(label, count, unit="prompts") as update,
         closing(as_they_end(streams(), at_once)) as ended,
     ):
-        in_vain = 0
+        unused = 0
         while len(seen) < count:
-            if in_vain == _IN_VAIN:
+            if unused == _MAX_UNUSED:
                 raise InvalidRequest(
-                    f"{model.files.name} makes up nothing new: none of the last {_IN_VAIN} prompts "
-                    f"was whole and different from the {len(seen)} there are; raise --temperature"
+                    f"none of the last {_MAX_UNUSED} prompts by {model.files.name} was complete "
+                    f"and different from the {len(seen)} before; raise --temperature"
                 )
-            in_vain += 1
+            unused += 1
             result = next(ended).result
             text = result.text.strip()
-            whole = result.finish_reason == FinishReason.STOP
-            if whole and len(text) >= _SHORTEST and text not in seen:
-                in_vain = 0
+            complete = result.finish_reason == FinishReason.STOP
+            if complete and len(text) >= _SHORTEST and text not in seen:
+                unused = 0
                 seen.add(text)
                 append({"prompt": text, "seed": result.seed})
-                reach(len(seen))
+                update(len(seen))
     return len(seen)
 
 
 def user_opening(files: ModelFiles) -> str:
-    """The chat template's text up to where the user's first words stand.
+    """The chat template's text before the first user message.
 
     Raises:
-        ModelError: there is no chat template, or it does not show the user's words.
+        ModelError: there is no chat template, or it omits the user message.
     """
     text = files.template().render([{"role": "user", "content": _MARK}])
     opening, found, _ = text.partition(_MARK)
     if not found:
-        raise ModelError(f"the chat template of {files.name} does not show what the user says")
+        raise ModelError(f"the chat template of {files.name} omits the user message")
     return opening

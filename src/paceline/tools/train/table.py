@@ -1,8 +1,8 @@
-"""Counting a table (`drafters/table.py`) from the target's answers.
+"""Counts a table (`drafters/table.py`) from the target's answers.
 
-Successors are counted after one to five tokens. A longer context is kept only where it says
-something else than the shorter ones would, and where there is no room for all that do, the entries
-that change most guesses stay.
+Successors are counted after contexts of one to five tokens. A longer context is kept only if it
+predicts something else than the shorter ones. The size limit keeps the entries that change the most
+predictions.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ Tokens = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
 
 _SHORTER = 2.5
-"""Weight of the shorter context for each different successor a context has had (held-out answers
-chose it: names most tokens right, and promises about as many as it names)."""
+"""Weight of the shorter context per distinct successor of a context (chosen on held-out answers:
+most tokens predicted correctly, at about the same mean probability)."""
 
 _SAME = 0.15
-"""A longer context that says the same token is left out when its chance differs by less."""
+"""A longer context that predicts the same token is dropped if its probability differs by less."""
 
 _MISSED = 0.02
-"""The chance of a token that the shorter context does not name."""
+"""Probability of a token that the shorter context does not predict."""
 
 
 class Entries(NamedTuple):
@@ -48,88 +48,90 @@ class Entries(NamedTuple):
 
     keys: Keys
     tokens: Tokens
-    chances: Floats
-    worth: Floats
-    """How many guesses of the text an entry changes, more or less."""
-    news: npt.NDArray[np.bool_]
-    """Whether it says something else than shorter contexts do."""
+    probabilities: Floats
+    gain: Floats
+    """Predictions that an entry changes, approximately."""
+    is_new: npt.NDArray[np.bool_]
+    """True if it predicts something else than shorter contexts."""
 
     def only(self, chosen: npt.NDArray[Any]) -> "Entries":
-        """Some of the entries: a mask, or places."""
+        """Select entries by a mask or by indices."""
         return Entries(*(column[chosen] for column in self))
 
     def best(self, count: int) -> "Entries":
-        """The `count` entries of most worth."""
+        """The `count` entries with the highest gain."""
         if len(self.keys) <= count:
             return self
-        by_worth = np.argsort(self.worth, kind="stable")
-        return self.only(np.sort(by_worth[len(by_worth) - count :]))
+        by_gain = np.argsort(self.gain, kind="stable")
+        return self.only(np.sort(by_gain[len(by_gain) - count :]))
 
 
 class _Text(NamedTuple):
-    """The places of one order in all answers: where tokens are to be guessed."""
+    """Positions in all answers whose token has a context of one order."""
 
     keys: Keys
-    """Of the context before each place."""
+    """Of the context before each position."""
     nexts: Tokens
-    """The token at each place."""
+    """The token at each position."""
     where: Places
-    """Which place it is, counted through all answers' tokens."""
+    """The position, counted over the tokens of all answers."""
 
 
-class _Guesses:
-    """What a table says at every place of all answers, as its orders are added."""
+class _Predictions:
+    """Predictions of a table at every position of all answers, order by order."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         places = sum(len(answer.answer) for answer in answers)
         self.tokens = np.full(places, -1, np.int64)
-        self.chances = np.zeros(places)
+        self.probabilities = np.zeros(places)
 
     def take(self, entries: Entries, text: _Text) -> None:
-        """Let `entries` say what they know of places that were looked up with these keys."""
+        """Overwrite the predictions of positions whose context is in `entries`."""
         at = np.minimum(np.searchsorted(entries.keys, text.keys), max(len(entries.keys) - 1, 0))
         if not len(entries.keys):
             return
         found = np.flatnonzero(entries.keys[at] == text.keys)
         self.tokens[text.where[found]] = entries.tokens[at[found]]
-        self.chances[text.where[found]] = entries.chances[at[found]]
+        self.probabilities[text.where[found]] = entries.probabilities[at[found]]
 
 
 def count_table(answers: Sequence[Answer]) -> Entries:
-    """Count what follows what in the answers; prompts are only context."""
-    guesses = _Guesses(answers)
+    """Count successors in the answers; prompts are only context."""
+    predictions = _Predictions(answers)
     orders = []
     for order in range(MAX_ORDER):
         text = _text(answers, order)
         if not len(text.keys):  # no text is long enough
             break
-        entries = _count(text, guesses)
+        entries = _count(text, predictions)
         if order:
-            entries = entries.only(entries.news)
-        guesses.take(entries, text)
+            entries = entries.only(entries.is_new)
+        predictions.take(entries, text)
         orders.append(entries)
     return _merged(orders)
 
 
 def accuracy(entries: Entries, answers: Sequence[Answer]) -> dict[str, float]:
-    """How a table does on answers: the share of tokens it names, and the mean chance it gives."""
-    guesses = _Guesses(answers)
+    """Evaluate on answers: share of tokens predicted correctly, and the mean probability."""
+    predictions = _Predictions(answers)
     truth = np.concatenate([answer.answer for answer in answers])
     for order in range(MAX_ORDER):
-        guesses.take(entries, _text(answers, order))
+        predictions.take(entries, _text(answers, order))
     return {
         "tokens": len(truth),
-        "right": float((guesses.tokens == truth).mean()),
-        "promised": float(guesses.chances.mean()),
+        "right": float((predictions.tokens == truth).mean()),
+        "promised": float(predictions.probabilities.mean()),
     }
 
 
 def write_table(
     entries: Entries, folder: Path, *, target: str, vocab_size: int, facts: dict[str, Any]
 ) -> None:
-    """Write a table's folder; `facts` say what it was made from."""
+    """Write a table's folder; `facts` have what it was made from."""
     begin_artifact(folder, KIND)
-    chances = np.clip(np.round(entries.chances * PROBABILITY_UNITS), 0, PROBABILITY_UNITS)
+    probabilities = np.clip(
+        np.round(entries.probabilities * PROBABILITY_UNITS), 0, PROBABILITY_UNITS
+    )
     about = {
         "made_by": f"paceline {paceline.__version__}",
         "target": target,
@@ -140,10 +142,10 @@ def write_table(
     columns = {
         KEYS: entries.keys,
         TOKENS: entries.tokens.astype(token_type(vocab_size)),
-        PROBABILITIES: chances.astype(np.uint8),
+        PROBABILITIES: probabilities.astype(np.uint8),
     }
     with writing(folder):
-        # A running process may have the old ones mapped: they are replaced, never written into.
+        # A running process may have the old files mapped: replace them, never write into them.
         for name, column in columns.items():
             np.save(folder / f".{name}", column)
             (folder / f".{name}").replace(folder / name)
@@ -165,11 +167,11 @@ def _text(answers: Sequence[Answer], order: int) -> _Text:
     return _Text(np.concatenate(keys), np.concatenate(nexts), np.concatenate(where))
 
 
-def _count(text: _Text, guesses: _Guesses) -> Entries:
-    """An entry for each context, where `guesses` are what shorter contexts say.
+def _count(text: _Text, predictions: _Predictions) -> Entries:
+    """An entry for each context; `predictions` are the predictions of shorter contexts.
 
-    Chances are Witten-Bell's: the shorter context weighs as much as the context has had different
-    successors. Two tokens stand to be named, the most frequent one and the shorter context's.
+    Chances are Witten-Bell's: the shorter context weighs as much as the context has had distinct
+    successors. The candidates are the most frequent successor and the shorter context's.
     """
     # Sorted by (key, token), equal pairs are runs, and the pairs of one context are neighbours.
     order = np.lexsort((text.nexts, text.keys))
@@ -183,30 +185,32 @@ def _count(text: _Text, guesses: _Guesses) -> Entries:
     by_count = np.lexsort((counts, keys[pairs]))
     tops = by_count[np.append(contexts[1:], len(pairs)) - 1]
     token, top = nexts[pairs[tops]], counts[tops]
-    # A context's shorter endings are the same wherever it stands: any place will do.
+    # A context has the same suffix at every position: take any.
     place = text.where[order[pairs[contexts]]]
-    said, believed = guesses.tokens[place], guesses.chances[place]
-    seen = _find(keys[pairs], nexts[pairs], counts, keys[pairs[contexts]], said)
-    chance = (top + shorter * np.where(said == token, believed, _MISSED)) / (totals + shorter)
-    stays = (seen + shorter * believed) / (totals + shorter)
-    token, chance = np.where(stays > chance, said, token), np.maximum(stays, chance)
-    changed = np.where(said == token, np.abs(chance - believed), chance)
-    news = (said != token) | (changed > _SAME)
-    return Entries(keys[pairs[contexts]], token, chance, totals * changed, news)
+    predicted, prior = predictions.tokens[place], predictions.probabilities[place]
+    seen = _find(keys[pairs], nexts[pairs], counts, keys[pairs[contexts]], predicted)
+    shared = shorter * np.where(predicted == token, prior, _MISSED)
+    probability = (top + shared) / (totals + shorter)
+    repeated = (seen + shorter * prior) / (totals + shorter)
+    token = np.where(repeated > probability, predicted, token)
+    probability = np.maximum(repeated, probability)
+    changed = np.where(predicted == token, np.abs(probability - prior), probability)
+    is_new = (predicted != token) | (changed > _SAME)
+    return Entries(keys[pairs[contexts]], token, probability, totals * changed, is_new)
 
 
 def _find(keys: Keys, tokens: Tokens, counts: Places, wanted: Keys, successors: Tokens) -> Places:
-    """How often each of some (key, token) was counted, among pairs sorted by both."""
+    """Counts of some (key, token) among pairs sorted by both; 0 if absent."""
     width = int(tokens.max()) + 2
     known = keys.astype(np.int64) * width + tokens
-    # The token -1 of a place where nothing is said is nobody's.
+    # A position without a prediction has token -1, which no pair has.
     sought = wanted.astype(np.int64) * width + np.where(successors < 0, width - 1, successors)
     at = np.minimum(np.searchsorted(known, sought), len(known) - 1)
     return np.where(known[at] == sought, counts[at], 0)
 
 
 def _changes(values: Keys | Tokens) -> npt.NDArray[np.bool_]:
-    """Where a value differs from the one before it; the first does."""
+    """True where a value differs from the previous one, and at the first."""
     return np.append(True, values[1:] != values[:-1])
 
 

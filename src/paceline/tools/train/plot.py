@@ -1,4 +1,4 @@
-"""The curve of a run as a picture: tau and loss against the blocks that were learnt from."""
+"""Plots a training run: acceptance length tau and loss against trained blocks."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any
 PICTURE = "curve.png"
 
 
-def draw(curve: Sequence[Mapping[str, Any]], folder: Path) -> Path:
-    """Draw the points of a curve into `folder`."""
+def plot_curve(curve: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+    """Plot a run's evaluations into `folder`; return the path."""
     from matplotlib.figure import Figure
 
     blocks = [point["blocks"] / 1e6 for point in curve]
     figure = Figure(figsize=(7, 4), layout="constrained")
     left = figure.add_subplot()
     left.plot(blocks, [point["tau"] for point in curve], "o-", color="black", label="tau")
-    left.set_xlabel("blocks learnt from, millions")
-    left.set_ylabel("tau: tokens kept per verify call, held-out answers")
+    left.set_xlabel("trained blocks, millions")
+    left.set_ylabel("tau: tokens per target call, held-out answers")
     right = left.twinx()
     right.plot(blocks, [point["loss"] for point in curve], "--", color="gray", label="loss")
     right.set_ylabel("loss")

@@ -1,7 +1,7 @@
-"""What a drafter sees of the target: hidden states for every token of the answers, on disk.
+"""Records the target's hidden states for every token of the answers, on disk.
 
-One file of float16 rows, text after text, that grows in the order of the answers; a stopped run
-goes on behind the last whole text.
+One file of float16 rows, in the order of the answers; a stopped run continues after the last
+complete text.
 """
 
 from collections.abc import Sequence
@@ -23,43 +23,42 @@ ROWS = "features.f16"
 ABOUT = "features.json"
 
 _CHUNK = 512
-"""Tokens in one call of the target."""
+"""Tokens of a prefill call."""
 
 
-class Features:
-    """The features of some texts, mapped from disk."""
+class HiddenStates:
+    """Hidden states of texts, mapped from disk."""
 
     def __init__(self, path: Path, lengths: Sequence[int], width: int) -> None:
         self.width = width
-        """Numbers in a row."""
+        """Values per row: taps * d."""
         self._rows = np.memmap(path, np.float16, "r", shape=(sum(lengths), width))
         self._ends = list(accumulate(lengths, initial=0))
 
     def of(self, text: int) -> npt.NDArray[np.float16]:
-        """[tokens, taps * d] of a text, by its place among the texts."""
+        """[tokens, taps * d] of text number `text`."""
         return self._rows[self._ends[text] : self._ends[text + 1]]
 
 
-def make_features(
+def record_hidden_states(
     engine: Engine,
     answers: Sequence[Answer],
     folder: Path,
     *,
     fingerprint: str,
     progress: Progress,
-) -> Features:
-    """Run the target over prompts and answers, and keep what its taps show.
+) -> HiddenStates:
+    """Prefill prompts and answers, and record the tapped hidden states.
 
     Args:
-        engine: the target, opened with the taps that are wanted.
+        engine: the target, opened with the taps to record.
         answers: the texts.
-        folder: where to keep it; what is there already is not made again.
+        folder: to write to; recorded texts are not computed again.
         fingerprint: identity of the target's weights.
-        progress: told how far it is.
+        progress: reports tokens.
 
     Raises:
-        InvalidRequest: the folder has the features of other texts, taps or weights, or cannot be
-            written.
+        InvalidRequest: the folder is for other texts, taps or weights, or cannot be written.
     """
     lengths = [len(answer.tokens) for answer in answers]
     about: dict[str, Any] = {
@@ -76,7 +75,7 @@ def make_features(
             write_json(folder / ABOUT, about)
         if read_json(folder / ABOUT) != about:
             raise InvalidRequest(
-                f"{folder} has the features of other answers, taps or weights; remove it, or "
+                f"{folder} has hidden states of other answers, taps or weights; remove it, or "
                 "choose another folder"
             )
         return _fill(engine, answers, path, lengths, progress)
@@ -84,22 +83,22 @@ def make_features(
 
 def _fill(
     engine: Engine, answers: Sequence[Answer], path: Path, lengths: list[int], progress: Progress
-) -> Features:
+) -> HiddenStates:
     ends = list(accumulate(lengths, initial=0))
-    width = _features(engine, answers[0].tokens).shape[1]
-    with path.open("ab") as file, progress.task("features", ends[-1], unit="tokens") as reach:
+    width = _hidden_states(engine, answers[0].tokens).shape[1]
+    with path.open("ab") as file, progress.task("hidden states", ends[-1], unit="tokens") as update:
         whole = file.tell() // (2 * width)
         done = max(at for at, end in enumerate(ends) if end <= whole)
         file.truncate(ends[done] * width * 2)
-        reach(ends[done])
+        update(ends[done])
         for place in range(done, len(answers)):
-            file.write(_features(engine, answers[place].tokens).tobytes())
-            reach(ends[place + 1])
-    return Features(path, lengths, width)
+            file.write(_hidden_states(engine, answers[place].tokens).tobytes())
+            update(ends[place + 1])
+    return HiddenStates(path, lengths, width)
 
 
-def _features(engine: Engine, tokens: Sequence[int]) -> npt.NDArray[np.float16]:
-    """[tokens, taps * d], the taps side by side in the engine's order."""
+def _hidden_states(engine: Engine, tokens: Sequence[int]) -> npt.NDArray[np.float16]:
+    """[tokens, taps * d], the taps in the engine's order."""
     sequence = engine.open()
     parts = []
     try:

@@ -1,4 +1,4 @@
-"""How big a drafter is, where the caller does not say."""
+"""Default shape of a DFlash drafter for a target: taps, mask token and sizes."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def even_taps(layers: int, count: int) -> tuple[int, ...]:
     """Layers of the target to tap, evenly from the second to the fourth from the end (DFlash).
 
     Raises:
-        InvalidRequest: the target has too few layers for so many taps.
+        InvalidRequest: the target has fewer layers than `count`.
     """
     first, last = min(1, layers - 1), max(layers - 3, layers // 2)
     if count == 1:
@@ -27,7 +27,7 @@ def even_taps(layers: int, count: int) -> tuple[int, ...]:
 
 
 def mask_token(answers: Sequence[Answer], special: Sequence[int], vocab_size: int) -> int:
-    """A token that stands in no text: a control token if there is one, else the last that does not.
+    """A token that no text has: an unused control token, else the last unused token.
 
     Raises:
         InvalidRequest: every token is used.
@@ -36,16 +36,16 @@ def mask_token(answers: Sequence[Answer], special: Sequence[int], vocab_size: in
     for token in [*reversed(special), *reversed(range(vocab_size))]:
         if token not in used:
             return token
-    raise InvalidRequest("every token of the vocabulary stands in the answers; none is left")
+    raise InvalidRequest("the answers use every token of the vocabulary; none is left for the mask")
 
 
-def shape(
+def default_config(
     target: TargetWeights, *, layers: int, block: int, taps: tuple[int, ...], mask_token_id: int
 ) -> Config:
-    """A drafter as wide as its target, with a feed-forward of 8/3 its width.
+    """A drafter with the hidden size d of its target, and a feed-forward of 8/3 d.
 
-    Every head has its own keys and values: in a shallow drafter all that a draft learns of the
-    token before it passes through values, and the context is short work for one layer.
+    Every head has its own keys and values: in a shallow drafter, draft tokens see each other only
+    through values, and attention to the context is cheap in one layer.
     """
     d = target.hidden_size
     head = _HEAD if d % _HEAD == 0 and d > _HEAD else d // 2
