@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.drafters import DrafterSpec, DrafterResources, create, taps
+from paceline.drafters import DrafterResources, DrafterSpec, create, taps
 from paceline.drafters.dflash import (
     Config,
 )

@@ -58,7 +58,9 @@ class Target:
         tokens, counts = np.unique(often, return_counts=True)
         drafted = sorted(tokens[np.argsort(-counts, kind="stable")[:6]].tolist())
         write_checkpoint(self.folder, config_for(self.engine), draft_vocab=drafted)
-        return DrafterResources(vocab_size=mlx.VOCAB, mlx=self.engine.model, shipped={"dflash": self.folder})
+        return DrafterResources(
+            vocab_size=mlx.VOCAB, mlx=self.engine.model, shipped={"dflash": self.folder}
+        )
 
     def plainly(self, prompt: int, sampling: int, **options: Any) -> Answer:
         if options or (prompt, sampling) not in self.known:
