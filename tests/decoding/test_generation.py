@@ -10,10 +10,10 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.logprobs import token_logprob
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.step import FORCED, Step
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import (
+    FORCED,
     NO_PROPOSAL,
     Best,
     Block,
@@ -21,6 +21,7 @@ from paceline.decoding.types import (
     Drafter,
     FinishReason,
     Proposal,
+    Step,
 )
 from paceline.drafters import Probe, create
 from support.drafters import Oracle

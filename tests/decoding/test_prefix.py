@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.prefix import common_prefix_length
+from paceline.decoding.types import common_prefix_length
 
 texts = st.lists(st.integers(0, 1), max_size=8)
 

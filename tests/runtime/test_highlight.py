@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import main
-from paceline.decoding.step import Step
 from paceline.decoding.text import TextPiece
-from paceline.decoding.types import NO_PROPOSAL, Proposal
+from paceline.decoding.types import NO_PROPOSAL, Proposal, Step
 from paceline.runtime.highlight import highlighter
 from paceline.runtime.model import Model
 

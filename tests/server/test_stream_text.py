@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.decoding.reasoning import ReasoningMarks, answer_text
-from paceline.decoding.step import Step
 from paceline.decoding.text import TextPiece
-from paceline.decoding.types import FinishReason, Proposal
+from paceline.decoding.types import FinishReason, Proposal, Step
 from paceline.runtime.result import Result, Stats
 from paceline.server.request import Progress
 from paceline.server.stream_text import Answer, prompt_pieces

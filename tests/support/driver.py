@@ -10,9 +10,8 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.step import Counters
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import Drafter, FinishReason, Policy
+from paceline.decoding.types import Counters, Drafter, FinishReason, Policy
 from paceline.engines.base import Engine
 
 CHEAP = CostTable({1: 1.0, 32: 1.5})

@@ -13,7 +13,7 @@ from paceline.cli.console import load_model
 from paceline.cli.options import MAX_TOKENS, SAMPLING, GenerationConfig, ModelOptions, Output
 
 if TYPE_CHECKING:
-    from paceline.decoding.step import Step
+    from paceline.decoding.types import Step
     from paceline.runtime.model import Model
     from paceline.runtime.options import Options
     from paceline.runtime.result import Result

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
-    from paceline.decoding.step import Step
+    from paceline.decoding.types import Step
     from paceline.runtime.model import Model
     from paceline.runtime.options import Options
     from paceline.runtime.stream import Stream

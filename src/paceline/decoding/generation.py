@@ -16,18 +16,18 @@ those of decoding one row at a time, whatever was drafted.
 from collections.abc import Sequence
 
 from paceline.decoding.logprobs import TokenLogprob, token_logprob
-from paceline.decoding.prefix import common_prefix_length
 from paceline.decoding.repetition import RepetitionDetector
 from paceline.decoding.sampling import Sampler, Sampling
-from paceline.decoding.step import FORCED, Counters, Step
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import Decode, TextPiece, TextStream
 from paceline.decoding.types import (
+    FORCED,
     NO_PROPOSAL,
     Best,
     Block,
     ComputedBlock,
     Constraint,
+    Counters,
     DecodeOutcome,
     Drafter,
     FinishReason,
@@ -35,7 +35,9 @@ from paceline.decoding.types import (
     Pending,
     Policy,
     Proposal,
+    Step,
     Taps,
+    common_prefix_length,
 )
 
 _RECOMPUTE_ROWS = 128

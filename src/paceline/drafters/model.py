@@ -14,8 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.decoding.costs import CostTable
-from paceline.decoding.prefix import common_prefix_length
-from paceline.decoding.types import Block, Drafter, Logits, Proposal
+from paceline.decoding.types import Block, Drafter, Logits, Proposal, common_prefix_length
 from paceline.errors import CacheFull
 
 _LENGTH_WEIGHT = 0.25

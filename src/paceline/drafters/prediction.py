@@ -6,8 +6,7 @@ searches the position at which the two agree again.
 
 from collections.abc import Sequence
 
-from paceline.decoding.prefix import common_prefix_length
-from paceline.decoding.types import Drafter, Proposal
+from paceline.decoding.types import Drafter, Proposal, common_prefix_length
 
 _INITIAL_MATCH = 16
 """Match length of the prediction before the answer has begun."""

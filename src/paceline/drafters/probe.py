@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from paceline.decoding.prefix import common_prefix_length
-from paceline.decoding.types import ComputedBlock, Drafter, Proposal
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal, common_prefix_length
 
 
 class Probe(Drafter):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Unpack
 
-from paceline.decoding.prefix import common_prefix_length
+from paceline.decoding.types import common_prefix_length
 from paceline.drafters import DraftKV
 from paceline.errors import ContextFull, InvalidRequest
 from paceline.runtime.options import Options, Request

@@ -6,7 +6,7 @@ output is no terminal, unless FORCE_COLOR is set.
 
 from collections.abc import Callable
 
-from paceline.decoding.step import Step
+from paceline.decoding.types import Step
 
 ACCEPTED_STYLE = "green underline"
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from paceline.decoding.step import Step
-from paceline.decoding.types import Block, FinishReason
+from paceline.decoding.types import Block, FinishReason, Step
 from paceline.engines.base import Engine, StepResult
 
 if TYPE_CHECKING:

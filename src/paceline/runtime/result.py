@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.decoding.logprobs import TokenLogprob
-from paceline.decoding.step import Counters
-from paceline.decoding.types import FinishReason
+from paceline.decoding.types import Counters, FinishReason
 from paceline.engines.invariance import Compared
 from paceline.runtime.defaults import Setting
 

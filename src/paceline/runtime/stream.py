@@ -12,9 +12,8 @@ from typing import Self
 from paceline.decoding.generation import Generation
 from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.reasoning import ReasoningMarks
-from paceline.decoding.step import Step
 from paceline.decoding.text import TextPiece
-from paceline.decoding.types import Block, FinishReason, Policy
+from paceline.decoding.types import Block, FinishReason, Policy, Step
 from paceline.drafters import Probe
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.invariance import Compared

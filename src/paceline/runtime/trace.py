@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import paceline
-from paceline.decoding.step import Step
+from paceline.decoding.types import Step
 from paceline.storage.files import writing
 
 if TYPE_CHECKING:

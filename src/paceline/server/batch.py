@@ -9,8 +9,7 @@ from time import perf_counter
 
 from paceline.decoding.auto import Auto
 from paceline.decoding.costs import CostTable
-from paceline.decoding.step import Step
-from paceline.decoding.types import Block
+from paceline.decoding.types import Block, Step
 from paceline.engines.base import Engine, StepResult
 from paceline.runtime.loop import run_step
 from paceline.runtime.stream import Stream

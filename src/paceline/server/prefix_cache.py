@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.prefix import common_prefix_length
+from paceline.decoding.types import common_prefix_length
 from paceline.drafters import DraftKV
 from paceline.engines.base import Engine, KVSequence
 

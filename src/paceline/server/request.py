@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
 from paceline.decoding.logprobs import TokenLogprob
-from paceline.decoding.step import Step
+from paceline.decoding.types import Step
 from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
 from paceline.runtime.options import Request

@@ -23,7 +23,7 @@ from time import monotonic
 
 import numpy as np
 
-from paceline.decoding.step import Step
+from paceline.decoding.types import Step
 from paceline.errors import CacheFull, InvalidRequest
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result

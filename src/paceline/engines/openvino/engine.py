@@ -21,8 +21,7 @@ import numpy as np
 from paceline.decoding.types import Block, Taps, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine, PrefillTable
-from paceline.engines.openvino.batch import Batch, is_deterministic, padded_rows
-from paceline.engines.openvino.compiled_graph import CompiledGraph
+from paceline.engines.openvino.batch import Batch, CompiledGraph, is_deterministic, padded_rows
 from paceline.engines.openvino.graph import paged_model
 from paceline.errors import ModelError
 

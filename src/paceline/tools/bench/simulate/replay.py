@@ -19,9 +19,8 @@ from paceline.decoding.auto import Acceptance
 from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Generation
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.step import Counters, Step
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import Best, Drafter, Policy, Proposal
+from paceline.decoding.types import Best, Counters, Drafter, Policy, Proposal, Step
 from paceline.drafters import AnswerHistory, DrafterResources, DrafterSpec, RequestContext
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import InvalidRequest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from paceline.decoding.step import FORCED
+from paceline.decoding.types import FORCED
 from paceline.errors import InvalidRequest
 from paceline.runtime.trace import FORM, VERSION, Seconds
 from paceline.storage.validation import Count, Limit, validated
