@@ -7,10 +7,14 @@ import pytest
 
 import paceline
 from paceline.decoding.types import Drafter
+from paceline.runtime.options import Options
 from support.words import parse
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks/README.md"]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 COMMAND = re.compile(r"^(?:.*&& )?(?:\.venv/bin/)?(paceline .*)$")
 
 
@@ -43,10 +47,29 @@ def test_the_drafter_of_the_guide_is_a_drafter():
     assert list(drafter.propose([5, 7], 3).tokens) == [7, 7, 7]
 
 
+def test_the_api_page_has_every_public_name_and_option():
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"[a-z_]\w*", page, re.IGNORECASE))
+    assert {*Options.__annotations__, *paceline.__all__} - named == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path):
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_source_files_named_in_the_docs_exist(page: Path):
+    found = set(re.findall(r"[\w./*-]*\w[\w*]*\.py\b", page.read_text(encoding="utf-8")))
+    folders = (ROOT, ROOT / "src/paceline", page.parent)
+    missing = [
+        name
+        for name in found
+        if not any(any(folder.glob(name)) for folder in folders)
+        and ("/" in name or not any(ROOT.glob(f"[!.]*/**/{name}")))
+    ]
+    assert missing == []
 
 
 def test_the_changelog_knows_this_version():
