@@ -52,8 +52,7 @@ class AnswerOptions:
         ),
     ] = None
     stop: Annotated[
-        list[str] | None,
-        _answer(help="a string that ends the answer; may be repeated"),
+        list[str] | None, _answer(help="a string that ends the answer; may be repeated")
     ] = None
     ignore_eos: Annotated[bool, _answer("--ignore-eos", help="go on after the end token")] = False
     think: Annotated[
@@ -73,12 +72,10 @@ class AnswerOptions:
     ] = None
     generation_config: GenerationConfig = "auto"
     temperature: Annotated[
-        float | None,
-        _sampling(parser=numbers.TEMPERATURE, help="0 is greedy"),
+        float | None, _sampling(parser=numbers.TEMPERATURE, help="0 is greedy")
     ] = None
     top_k: Annotated[
-        int | None,
-        _sampling(parser=numbers.Whole(0), help="keep the k most likely tokens"),
+        int | None, _sampling(parser=numbers.Whole(0), help="keep the k most likely tokens")
     ] = None
     top_p: Annotated[
         float | None,
@@ -103,12 +100,10 @@ class AnswerOptions:
         _sampling(parser=numbers.PENALTY, help="subtract from the logits of tokens in the answer"),
     ] = None
     frequency_penalty: Annotated[
-        float | None,
-        _sampling(parser=numbers.PENALTY, help="the same, for each occurrence"),
+        float | None, _sampling(parser=numbers.PENALTY, help="the same, for each occurrence")
     ] = None
     seed: Annotated[
-        int | None,
-        _sampling(parser=numbers.SEED, help="the same seed gives the same tokens"),
+        int | None, _sampling(parser=numbers.SEED, help="the same seed gives the same tokens")
     ] = None
     logit_bias: Annotated[
         list[Any] | None,
@@ -119,17 +114,14 @@ class AnswerOptions:
         ),
     ] = None
     drafter: Annotated[
-        str | None,
-        _drafting(help="auto, none, or parts joined by +: see the guide"),
+        str | None, _drafting(help="auto, none, or parts joined by +: see the guide")
     ] = None
     policy: Annotated[str | None, _drafting(help="auto, fixed, adaptive or kelly")] = None
     max_block: Annotated[
-        int | None,
-        _drafting(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32"),
+        int | None, _drafting(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32")
     ] = None
     probe: Annotated[
-        str | None,
-        _drafting(metavar="DRAFTER", help="count what another drafter would have done"),
+        str | None, _drafting(metavar="DRAFTER", help="count what another drafter would have done")
     ] = None
 
     def request(self, *, raw: bool = False) -> "Options":

@@ -1,20 +1,18 @@
 """`paceline bench`: measurements."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from paceline.cli import numbers
+from paceline.cli import declare, numbers
 from paceline.cli.console import check_writable, load_model, print_report, print_value, progress_of
 from paceline.cli.options import (
-    Kinds,
     MaxTokens,
     ModelOptions,
     Output,
-    PerKind,
     ResultFile,
-    Rounds,
     Seed,
     Suite,
     command,
@@ -22,136 +20,147 @@ from paceline.cli.options import (
 )
 from paceline.errors import InvalidRequest
 
+if TYPE_CHECKING:
+    from paceline.runtime.model import Model
+
 app = group("Measure.")
 
 Drafters = Annotated[
-    list[str] | None, Option("--drafter", help="a drafter; may be repeated; default: auto")
+    list[str], declare.several("--drafter", help="a drafter; may be repeated; default: auto")
 ]
-Policies = Annotated[
-    list[str] | None,
-    Option(
-        "--policy",
-        help="auto, fixed, adaptive or kelly, or with rows: fixed:8; may be repeated",
-    ),
-]
-Blocks = Annotated[
-    list[int] | None,
-    Option(
-        "--block", parser=numbers.BLOCK, help="rows, for policies without them; may be repeated"
-    ),
+Kinds = Annotated[
+    list[str], declare.several("--kind", help="only this kind of prompt; may be repeated")
 ]
 Results = Annotated[list[Path], Argument(parser=Path, metavar="FILE", help="JSON of `bench ...`")]
+Rounds = Annotated[int, declare.count(help="repetitions of each measurement")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variants:
+    """Drafters and policies, each with each."""
+
+    drafters: Drafters
+    policies: Annotated[
+        list[str],
+        declare.several(
+            "--policy",
+            help="auto, fixed, adaptive or kelly, or with rows: fixed:8; may be repeated",
+        ),
+    ]
+    blocks: Annotated[
+        list[int],
+        declare.several(
+            "--block", parser=numbers.BLOCK, help="rows, for policies without them; may be repeated"
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What is measured, how often, and the file of the result."""
+
+    rounds: Rounds = 3
+    kinds: Kinds
+    per_kind: Annotated[
+        int | None, declare.count(help="only N prompts of each kind", metavar="N")
+    ] = None
+    suite: Suite = None
+    max_tokens: MaxTokens = 128
+    output: ResultFile = None
+
+    def __post_init__(self) -> None:
+        check_writable(self.output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepMeasurement(Measurement):
+    """A measurement with the defaults of a sweep."""
+
+    rounds: Rounds = 5
+    per_kind: Annotated[
+        int | None, declare.count(help="with --depth: N of each kind; default: 1")
+    ] = None
+    max_tokens: MaxTokens = 80
 
 
 @command(app)
 def run(
     *,
-    drafter: Drafters = None,
+    drafter: Drafters,
     policy: Annotated[str, Option(help="auto, fixed, adaptive or kelly")] = "auto",
-    rounds: Rounds = 3,
-    kind: Kinds = None,
-    per_kind: PerKind = None,
     limit: Annotated[
         int | None,
-        Option(
-            parser=numbers.COUNT,
+        declare.count(
             metavar="N",
             help="only N prompts: the same number of each kind, spread evenly over the file",
         ),
     ] = None,
-    suite: Suite = None,
-    max_tokens: MaxTokens = 128,
-    result: ResultFile = None,
+    measurement: Measurement,
     model: ModelOptions,
     output: Output,
 ) -> int:
     """Compare drafters with plain decoding on a suite."""
     from paceline.tools.bench.run.command import bench_run
 
-    check_writable(result)
-    drafters = drafter or ["auto"]
     report = bench_run(
-        lambda rows: load_model(model, output, drafters=drafters, rows=rows),
-        suite=suite,
-        kinds=kind or [],
-        per_kind=per_kind,
+        lambda rows: load_model(model, output, drafters=drafter, rows=rows),
         limit=limit,
-        drafters=drafters,
+        drafters=drafter or ["auto"],
         policy=policy,
-        rounds=rounds,
-        max_tokens=max_tokens,
-        output=result,
+        **asdict(measurement),
         progress=progress_of(output),
     )
-    return print_report(report, output, result)
+    return print_report(report, output, measurement.output)
 
 
 @command(app)
 def sweep(
     *,
     length: Annotated[
-        list[Any] | None,
-        Option(
+        list[Any],
+        declare.several(
             parser=numbers.WholeOr(1, "max", "max", "max"),
             metavar="TOKENS",
             help="tokens of a text of code, or max; may be repeated; "
             "default: 100, 200, 372, 800, 1600, ... max",
         ),
-    ] = None,
+    ],
     depth: Annotated[
-        list[Any] | None,
-        Option(
+        list[Any],
+        declare.several(
             parser=numbers.WholeOr(0, "max", "max", "max"),
             metavar="TOKENS",
             help="tokens before the suite's questions instead, or max; may be repeated",
         ),
-    ] = None,
+    ],
     temperature: Annotated[
-        list[float] | None,
-        Option(parser=numbers.TEMPERATURE, help="may be repeated; default: greedy"),
-    ] = None,
-    kind: Kinds = None,
-    drafter: Drafters = None,
-    policy: Policies = None,
-    block: Blocks = None,
+        list[float],
+        declare.several(parser=numbers.TEMPERATURE, help="may be repeated; default: greedy"),
+    ],
+    variants: Variants,
     text: Annotated[
-        Path | None,
-        Option(parser=Path, metavar="FILE", help="repeat this text instead of paceline's own"),
+        Path | None, declare.file(help="repeat this text instead of paceline's own")
     ] = None,
-    per_kind: Annotated[
-        int | None, Option(parser=numbers.COUNT, help="with --depth: N of each kind; default: 1")
-    ] = None,
-    rounds: Rounds = 5,
     seed: Seed = 0,
-    suite: Suite = None,
-    max_tokens: MaxTokens = 80,
-    result: ResultFile = None,
+    measurement: SweepMeasurement,
     model: ModelOptions,
     output: Output,
 ) -> int:
     """Compare by prompt length, or by context depth, and more."""
     from paceline.tools.bench.sweep.command import bench_sweep
 
-    check_writable(result)
     report = bench_sweep(
-        lambda: load_model(model, output, drafters=drafter or ["auto"]),
-        lengths=length or [],
-        depths=depth or [],
-        kinds=kind or [],
-        drafters=drafter or [],
-        policies=policy or [],
-        blocks=block or [],
-        temperatures=temperature or [],
+        lambda: load_model(model, output, drafters=variants.drafters),
+        lengths=length,
+        depths=depth,
+        temperatures=temperature,
         text=text,
-        suite=suite,
-        per_kind=per_kind,
         seed=seed,
-        rounds=rounds,
-        max_tokens=max_tokens,
-        output=result,
+        **asdict(variants),
+        **asdict(measurement),
         progress=progress_of(output),
     )
-    return print_report(report, output, result)
+    return print_report(report, output, measurement.output)
 
 
 @command(app)
@@ -199,21 +208,19 @@ def report(
 def simulate(
     *,
     texts: Annotated[
-        list[Path] | None,
-        Option(
+        list[Path],
+        declare.several(
             parser=Path,
             metavar="FILE...",
             help="JSON lines with prompt and answer, a trace, a result, answers to train on, or "
             "text",
         ),
-    ] = None,
+    ],
     raw: Annotated[bool, Option("--raw", help="prompts without the chat template")] = False,
     prompt_tokens: Annotated[
-        int, Option(parser=numbers.COUNT, help="tokens of a plain text that are its prompt")
+        int, declare.count(help="tokens of a plain text that are its prompt")
     ] = 100,
-    drafter: Drafters = None,
-    policy: Policies = None,
-    block: Blocks = None,
+    variants: Variants,
     cost: Annotated[
         str,
         Option(
@@ -228,12 +235,7 @@ def simulate(
         bool,
         Option("--measure", help="without texts: answer a suite with the model, and simulate that"),
     ] = False,
-    rounds: Rounds = 3,
-    kind: Kinds = None,
-    per_kind: PerKind = None,
-    suite: Suite = None,
-    max_tokens: MaxTokens = 128,
-    result: ResultFile = None,
+    measurement: Measurement,
     model: ModelOptions,
     output: Output,
 ) -> int:
@@ -244,38 +246,26 @@ def simulate(
 
     if bool(texts) == measure:
         raise InvalidRequest("bench simulate needs either --texts, or --measure")
-    check_writable(result)
     progress = progress_of(output)
-    settings: dict[str, Any] = {
-        "model": model.model,
-        "drafters": drafter or [],
-        "policies": policy or [],
-        "blocks": block or [],
-        "progress": progress,
-    }
+    settings = {"model": model.model, **asdict(variants), "progress": progress}
+
+    def load() -> "Model":
+        return load_model(model, output, drafters=variants.drafters)
+
     if measure:
-        found = bench_simulate_check(
-            lambda: load_model(model, output, drafters=drafter or ["auto"]),
-            kinds=kind or [],
-            suite=suite,
-            per_kind=per_kind,
-            rounds=rounds,
-            max_tokens=max_tokens,
-            output=result,
-            **settings,
-        )
+        found = bench_simulate_check(load, **asdict(measurement), **settings)
     else:
         found = bench_simulate(
-            lambda: load_model(model, output, drafters=drafter or ["auto"]),
+            load,
             lambda: resolve(model.model, progress=progress),
-            texts=texts or [],
+            texts=texts,
             raw=raw,
             prompt_tokens=prompt_tokens,
             cost=cost,
             carry=carry,
             **settings,
         )
-    return print_report(found, output, result)
+    return print_report(found, output, measurement.output)
 
 
 @command(app)
@@ -283,8 +273,7 @@ def trace(
     *,
     trace: Annotated[Path, Argument(parser=Path, metavar="FILE", help="a trace")],
     picture: Annotated[
-        Path | None,
-        Option("--output", parser=Path, metavar="FILE", help="draw it: a .png or an .html"),
+        Path | None, declare.file("--output", help="draw it: a .png or an .html")
     ] = None,
     output: Output,
 ) -> int:
@@ -304,16 +293,13 @@ def trace(
 def peers(
     *,
     peer: Annotated[
-        list[str] | None,
-        Option(
+        list[str],
+        declare.several(
             metavar="NAME",
             help="openvino-genai, llama-cpp-python, transformers, mlx-lm, or the base URL of a "
             "server; may be repeated; default: all that are installed",
         ),
-    ] = None,
-    rounds: Rounds = 3,
-    kind: Kinds = None,
-    per_kind: PerKind = None,
+    ],
     draft_model: Annotated[
         str | None, Option(metavar="MODEL", help="a smaller model, for mlx-lm to draft with")
     ] = None,
@@ -322,15 +308,12 @@ def peers(
     ] = None,
     api_key: Annotated[str | None, Option(help="API key of a server")] = None,
     plain: Annotated[
-        str | None,
-        Option(metavar="JSON", help="fields of a server's request without speculation"),
+        str | None, Option(metavar="JSON", help="fields of a server's request without speculation")
     ] = None,
     speculation: Annotated[
         str | None, Option(metavar="JSON", help="fields of a server's request with speculation")
     ] = None,
-    suite: Suite = None,
-    max_tokens: MaxTokens = 128,
-    result: ResultFile = None,
+    measurement: Measurement,
     model: ModelOptions,
     output: Output,
 ) -> int:
@@ -338,22 +321,16 @@ def peers(
     from paceline.tools.bench.peers.command import bench_peers
     from paceline.tools.bench.peers.server import Access
 
-    check_writable(result)
     found = bench_peers(
         lambda: load_model(model, output),
-        peers=peer or [],
+        peers=peer,
         access=Access(served_model, api_key, plain, speculation),
         draft=draft_model,
-        kinds=kind or [],
         threads=model.threads,
-        suite=suite,
-        per_kind=per_kind,
-        rounds=rounds,
-        max_tokens=max_tokens,
-        output=result,
+        **asdict(measurement),
         progress=progress_of(output),
     )
-    return print_report(found, output, result)
+    return print_report(found, output, measurement.output)
 
 
 @command(app)
@@ -363,14 +340,16 @@ def serve(
     model: Annotated[str | None, Option(help="default: the server's first")] = None,
     api_key: Annotated[str | None, Option(help="API key of the server")] = None,
     clients: Annotated[
-        list[int] | None,
-        Option(parser=numbers.COUNT, help="clients at once; may be repeated; default: 1, 8"),
-    ] = None,
+        list[int],
+        declare.several(
+            parser=numbers.COUNT, help="clients at once; may be repeated; default: 1, 8"
+        ),
+    ],
     rate: Annotated[
-        list[float] | None, Option(parser=numbers.RATE, help="requests/s; may be repeated")
-    ] = None,
-    requests: Annotated[int, Option(parser=numbers.COUNT, help="requests of each load")] = 32,
-    kind: Kinds = None,
+        list[float], declare.several(parser=numbers.RATE, help="requests/s; may be repeated")
+    ],
+    requests: Annotated[int, declare.count(help="requests of each load")] = 32,
+    kind: Kinds,
     extra: Annotated[str, Option(metavar="JSON", help="more fields of every request")] = "{}",
     suite: Suite = None,
     max_tokens: MaxTokens = 128,
@@ -386,10 +365,10 @@ def serve(
         model=model,
         key=api_key,
         clients=clients or ([] if rate else [1, 8]),
-        rates=rate or [],
+        rates=rate,
         requests=requests,
         suite=suite,
-        kinds=kind or [],
+        kinds=kind,
         max_tokens=max_tokens,
         extra=extra,
         progress=progress_of(output),

@@ -30,12 +30,12 @@ def load_model(
     options: ModelOptions,
     output: Output,
     *,
-    drafters: Sequence[str] = ("auto",),
+    drafters: Sequence[str] = (),
     rows: int | None = None,
     contexts: int = 1,
     generation_config: str = "auto",
 ) -> "Model":
-    """Load a model; `rows` takes precedence over --rows. See `paceline.load`."""
+    """Load a model; `rows` takes precedence over --rows, and no drafters are `auto`."""
     from paceline.runtime.load import load
 
     return load(
@@ -46,7 +46,7 @@ def load_model(
         contexts=contexts,
         threads=options.threads,
         compute_units=options.compute_units,
-        drafters=[*drafters],
+        drafters=[*drafters] or ["auto"],
         generation_config=generation_config,
         progress=progress_of(output),
     )

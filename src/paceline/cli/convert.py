@@ -55,12 +55,10 @@ class CoreMlOptions:
         ),
     ] = None
     routing: Annotated[
-        str | None,
-        _core_ml(help="routing of experts, where a family has a choice; see the guide"),
+        str | None, _core_ml(help="routing of experts, where a family has a choice; see the guide")
     ] = None
     keep: Annotated[
-        list[str] | None,
-        _core_ml(metavar="PATTERN", help="weights that stay f16; may be repeated"),
+        list[str] | None, _core_ml(metavar="PATTERN", help="weights that stay f16; may be repeated")
     ] = None
     temporary: Annotated[
         Path | None, _core_ml(parser=Path, metavar="FOLDER", help="where packages are made")

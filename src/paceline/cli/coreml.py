@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from paceline.cli import numbers
+from paceline.cli import declare, numbers
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import ComputeUnits, Output, command, group
 
@@ -29,16 +29,14 @@ def golden(
     source: Annotated[
         str | None, Option(help="what it was made from; default: as in its manifest")
     ] = None,
-    tokens: Annotated[int, Option(parser=numbers.COUNT, help="length of the text")] = 32,
+    tokens: Annotated[int, declare.count(help="length of the text")] = 32,
     threshold: Annotated[
         float, Option(parser=numbers.PROBABILITY, help="minimum cosine similarity")
     ] = 0.99,
     rounding: Annotated[
         Literal["f16", "f32"], Option(help="precision of the rehearsal, off a Mac")
     ] = "f16",
-    temporary: Annotated[
-        Path | None, Option(parser=Path, metavar="FOLDER", help="where the source is fetched to")
-    ] = None,
+    temporary: Annotated[Path | None, declare.folder(help="where the source is fetched to")] = None,
     output: Output,
 ) -> int:
     """Compare a model with itself and with transformers."""
@@ -62,12 +60,9 @@ def residency(
     artifact: Artifact,
     units: Annotated[ComputeUnits, Option(help="compute units")] = "cpu-and-ne",
     recorded: Annotated[
-        Path | None,
-        Option(parser=Path, metavar="FILE", help="judge a plan that was recorded on a Mac"),
+        Path | None, declare.file(help="judge a plan that was recorded on a Mac")
     ] = None,
-    record: Annotated[
-        Path | None, Option(parser=Path, metavar="FILE", help="write the plan to a file")
-    ] = None,
+    record: Annotated[Path | None, declare.file(help="write the plan to a file")] = None,
     output: Output,
 ) -> int:
     """Show where its operations run, on a Mac."""

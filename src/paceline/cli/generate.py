@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from paceline.cli import declare
 from paceline.cli.answers import AnswerOptions, load_for_answers, print_end, step_printer
 from paceline.cli.console import check_writable, read_stdin, read_text
 from paceline.cli.options import ModelOptions, Output, command, group
@@ -31,17 +32,13 @@ def generate(
     prompt: Annotated[
         str | None, Argument(parser=str, help="the prompt; - or nothing reads it from stdin")
     ] = None,
-    file: Annotated[
-        Path | None, Option(parser=Path, metavar="FILE", help="read the prompt from a file")
-    ] = None,
+    file: Annotated[Path | None, declare.file(help="read the prompt from a file")] = None,
     raw: Annotated[bool, Option("--raw", help="no chat template")] = False,
     prediction: Annotated[
-        Path | None,
-        Option(parser=Path, metavar="FILE", help="text that the answer shares much of"),
+        Path | None, declare.file(help="text that the answer shares much of")
     ] = None,
     trace: Annotated[
-        Path | None,
-        Option(parser=Path, metavar="FILE", help="write a line for each step, for `bench trace`"),
+        Path | None, declare.file(help="write a line for each step, for `bench trace`")
     ] = None,
     answer: AnswerOptions,
     model: ModelOptions,

@@ -120,26 +120,15 @@ def _short(text: str) -> str:
 
 BLOCK = Whole(2, 32)
 """Rows of a block: at most `paceline.engines.profile.MAX_ROWS`."""
-
 COUNT = Whole(1)
-
 LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
-
 PENALTY = Real(-100, 100)
-
 PORT = Whole(0, 2**16 - 1)
-
 PROBABILITY = Real(0, 1)
-
 RATE = Real(1e-3, 1e5)
 """Requests per second."""
-
 SECONDS = Real(0, 365 * 24 * 3600)
-
 SEED = Whole(0, 2**64 - 1)
-
 TEMPERATURE = Real(0, 100)
-
 THREADS = Whole(1, 4096)
-
 TIMEOUT = Real(0, SECONDS.most, open=True)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from typer import Option, Typer
 from typer.core import TyperCommand, TyperOption
 
-from paceline.cli import numbers
+from paceline.cli import declare, numbers
 
 MAX_TOKENS = 2048
 """Maximum tokens of an answer of `generate` and `chat` without --max-tokens."""
@@ -159,12 +159,10 @@ class ModelOptions:
         _model(default_factory=default_model, show_default=False, help="name, path or hub name"),
     ]
     engine: Annotated[
-        str | None,
-        _model(help="openvino, coreml or mlx; default: as the model needs"),
+        str | None, _model(help="openvino, coreml or mlx; default: as the model needs")
     ] = None
     rows: Annotated[
-        int,
-        _model(parser=numbers.Whole(1, 2), help="minimum rows of a call: 2 is exact, 1 is not"),
+        int, _model(parser=numbers.Whole(1, 2), help="minimum rows of a call: 2 is exact, 1 is not")
     ] = 2
     cache_tokens: Annotated[
         int | None,
@@ -172,8 +170,7 @@ class ModelOptions:
     ] = None
     threads: Annotated[int | None, _model(parser=numbers.THREADS)] = None
     compute_units: Annotated[
-        ComputeUnits | None,
-        _model(help="for the engine coreml; default: cpu-and-ne"),
+        ComputeUnits | None, _model(help="for the engine coreml; default: cpu-and-ne")
     ] = None
 
 
@@ -186,24 +183,12 @@ GenerationConfig = Annotated[
     ),
 ]
 
-Kinds = Annotated[
-    list[str] | None, Option("--kind", help="only this kind of prompt; may be repeated")
-]
-PerKind = Annotated[
-    int | None, Option(parser=numbers.COUNT, help="only N prompts of each kind", metavar="N")
-]
-Rounds = Annotated[int, Option(parser=numbers.COUNT, help="repetitions of each measurement")]
-MaxTokens = Annotated[int, Option(parser=numbers.COUNT, help="maximum tokens of an answer")]
+MaxTokens = Annotated[int, declare.count(help="maximum tokens of an answer")]
 Seed = Annotated[int, Option(parser=numbers.SEED, help="the same seed gives the same tokens")]
 Suite = Annotated[
     Path | None,
-    Option(
-        parser=Path,
-        metavar="FILE",
-        help="JSON lines, Spec-Bench's question.jsonl too; default: paceline's own prompts",
+    declare.file(
+        help="JSON lines, Spec-Bench's question.jsonl too; default: paceline's own prompts"
     ),
 ]
-ResultFile = Annotated[
-    Path | None,
-    Option("--output", parser=Path, metavar="FILE", help="also write the result as JSON"),
-]
+ResultFile = Annotated[Path | None, declare.file("--output", help="also write the result as JSON")]

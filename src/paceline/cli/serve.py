@@ -57,8 +57,7 @@ def serve(
         _load(parser=numbers.TIMEOUT, help="maximum seconds of a request, waiting included"),
     ] = None,
     grace: Annotated[
-        float,
-        _load(parser=numbers.SECONDS, help="seconds that requests may still run at shutdown"),
+        float, _load(parser=numbers.SECONDS, help="seconds that requests may still run at shutdown")
     ] = 30.0,
     drafter: Annotated[str, _default(help="auto, none, or parts joined by +")] = "auto",
     policy: Annotated[str, _default(help="auto, fixed, adaptive or kelly")] = "auto",

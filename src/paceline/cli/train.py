@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from paceline.cli import numbers
+from paceline.cli import declare, numbers
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import Output, Seed, command, default_model, group
 from paceline.errors import InvalidRequest
@@ -37,12 +37,12 @@ Prompts = Annotated[
 @command(app)
 def prompts(
     *,
-    count: Annotated[int, Option(parser=numbers.COUNT, help="prompts to make")] = 1000,
+    count: Annotated[int, declare.count(help="prompts to make")] = 1000,
     temperature: Annotated[float, Option(parser=numbers.TEMPERATURE)] = 0.9,
     seed: Seed = 0,
     at_once: BatchSize = 32,
     threads: Threads = None,
-    out: Annotated[Path, Option(parser=Path, metavar="FILE", help="the file to write")],
+    out: Annotated[Path, declare.file(help="the file to write")],
     target: Target,
     output: Output,
 ) -> int:
@@ -65,13 +65,13 @@ def prompts(
 @command(app)
 def answers(
     *,
-    max_tokens: Annotated[
-        int, Option(parser=numbers.COUNT, help="maximum tokens of an answer")
-    ] = 256,
+    max_tokens: Annotated[int, declare.count(help="maximum tokens of an answer")] = 256,
     temperature: Annotated[
-        list[float] | None,
-        Option(parser=numbers.TEMPERATURE, help="several take turns; may be repeated; default: 0"),
-    ] = None,
+        list[float],
+        declare.several(
+            parser=numbers.TEMPERATURE, help="several take turns; may be repeated; default: 0"
+        ),
+    ],
     seed: Seed = 0,
     at_once: BatchSize = 32,
     threads: Threads = None,
@@ -128,9 +128,9 @@ def table(
 class Schedule:
     """Options of the training loop."""
 
-    steps: Annotated[int, Option(parser=numbers.COUNT)] = 30_000
-    texts: Annotated[int, Option(parser=numbers.COUNT, help="texts of a step")] = 4
-    anchors: Annotated[int, Option(parser=numbers.COUNT, help="blocks of a text in a step")] = 8
+    steps: Annotated[int, declare.count()] = 30_000
+    texts: Annotated[int, declare.count(help="texts of a step")] = 4
+    anchors: Annotated[int, declare.count(help="blocks of a text in a step")] = 8
     gamma: Annotated[
         float,
         Option(parser=numbers.Real(0, 1e6, open=True), help="decay of the loss, in positions"),
@@ -139,7 +139,7 @@ class Schedule:
         float, Option(parser=numbers.Real(0, 1, open=True), help="maximum learning rate")
     ] = 1e-3
     seed: Seed = 0
-    evaluate_every: Annotated[int, Option(parser=numbers.COUNT, help="steps")] = 1000
+    evaluate_every: Annotated[int, declare.count(help="steps")] = 1000
 
 
 @command(app)
@@ -147,14 +147,10 @@ def dflash(
     *,
     data: Data = None,
     prompts: Prompts = None,
-    layers: Annotated[int, Option(parser=numbers.COUNT)] = 1,
-    block: Annotated[
-        int, Option(parser=numbers.COUNT, help="rows: the last token and its draft")
-    ] = 8,
-    taps: Annotated[int, Option(parser=numbers.COUNT, help="tapped layers of the target")] = 3,
-    vocab: Annotated[
-        int | None, Option(parser=numbers.COUNT, help="draft only the most frequent tokens")
-    ] = None,
+    layers: Annotated[int, declare.count()] = 1,
+    block: Annotated[int, declare.count(help="rows: the last token and its draft")] = 8,
+    taps: Annotated[int, declare.count(help="tapped layers of the target")] = 3,
+    vocab: Annotated[int | None, declare.count(help="draft only the most frequent tokens")] = None,
     device: Annotated[str, Option(help="cpu or cuda")] = "cpu",
     schedule: Schedule,
     out: Folder,

@@ -4,16 +4,9 @@ from typing import Annotated
 
 from typer import Option
 
+from paceline.cli import declare
 from paceline.cli.console import check_writable, load_model, print_report, progress_of
-from paceline.cli.options import (
-    MaxTokens,
-    ModelOptions,
-    Output,
-    ResultFile,
-    Suite,
-    command,
-    group,
-)
+from paceline.cli.options import MaxTokens, ModelOptions, Output, ResultFile, Suite, command, group
 
 app = group()
 
@@ -22,12 +15,11 @@ app = group()
 def verify(
     *,
     whole: Annotated[
-        bool,
-        Option("--whole", help="every combination, not only a part that covers every pair"),
+        bool, Option("--whole", help="every combination, not only a part that covers every pair")
     ] = False,
     drafter: Annotated[
-        list[str] | None, Option(help="check this one; may be repeated; default: all there are")
-    ] = None,
+        list[str], declare.several(help="check this one; may be repeated; default: all there are")
+    ],
     suite: Suite = None,
     max_tokens: MaxTokens = 64,
     result: ResultFile = None,
@@ -39,11 +31,11 @@ def verify(
 
     check_writable(result)
     report = run(
-        lambda: load_model(model, output, drafters=drafter or ["auto"]),
+        lambda: load_model(model, output, drafters=drafter),
         suite=suite,
         max_tokens=max_tokens,
         whole=whole,
-        drafters=drafter or [],
+        drafters=drafter,
         output=result,
         progress=progress_of(output),
     )

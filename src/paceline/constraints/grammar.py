@@ -101,11 +101,7 @@ class Grammars:
         return self._made(what, _document("lark_grammar", json.dumps(text)))
 
     def tools(
-        self,
-        functions: Sequence[Mapping[str, Any]],
-        choice: str = "auto",
-        *,
-        parallel: bool = True,
+        self, functions: Sequence[Mapping[str, Any]], choice: str = "auto", *, parallel: bool = True
     ) -> Constraint:
         """Constrain tool calls: their arguments match the functions' parameters.
 

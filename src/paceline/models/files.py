@@ -14,14 +14,7 @@ from pathlib import Path
 from paceline.errors import ModelError
 from paceline.models.generation_config import Settings, read_generation_config
 from paceline.models.hf_config import read_facts, read_template
-from paceline.models.manifest import (
-    GRAPH,
-    REQUIRED,
-    TOKENIZER,
-    WEIGHTS,
-    Facts,
-    read_manifest,
-)
+from paceline.models.manifest import GRAPH, REQUIRED, TOKENIZER, WEIGHTS, Facts, read_manifest
 from paceline.models.template import ChatTemplate
 from paceline.models.thinking import Thinking
 from paceline.models.tokenizer import Tokenizer

@@ -55,13 +55,7 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
 
 
 def _prepare_gguf(
-    gguf: Path,
-    work: Path,
-    final: Path,
-    source: Mapping[str, str],
-    *,
-    name: str,
-    progress: Progress,
+    gguf: Path, work: Path, final: Path, source: Mapping[str, str], *, name: str, progress: Progress
 ) -> None:
     """Convert in a folder inside `work`, then rename that folder to `final`."""
     made = work / "model"

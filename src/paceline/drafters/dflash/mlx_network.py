@@ -88,12 +88,7 @@ class MlxNetwork:
     """A checkpoint opened for a target; see `Network`."""
 
     def __init__(
-        self,
-        folder: Path,
-        target: MlxTarget,
-        *,
-        window: int | None = None,
-        bits: int | None = None,
+        self, folder: Path, target: MlxTarget, *, window: int | None = None, bits: int | None = None
     ) -> None:
         """Check that the checkpoint fits the target, and read the weights.
 
@@ -166,12 +161,7 @@ class MlxNetwork:
         _evaluate(cache.kv.arrays())
 
     def draft(
-        self,
-        cache: ContextCache[DeviceKV],
-        token: int,
-        position: int,
-        tapped: MlxArray,
-        start: int,
+        self, cache: ContextCache[DeviceKV], token: int, position: int, tapped: MlxArray, start: int
     ) -> tuple[Sequence[int], Sequence[float]]:
         """Append `tapped` and fill a block that begins with `token`; see `Network`.
 

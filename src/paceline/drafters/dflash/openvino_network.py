@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 
 from paceline.decoding.types import tap_name
-from paceline.drafters.dflash.checkpoint import (
-    Array,
-    read_config,
-    read_draft_vocab,
-    read_weights,
-)
+from paceline.drafters.dflash.checkpoint import Array, read_config, read_draft_vocab, read_weights
 from paceline.drafters.dflash.graph import MASKED, GraphBuilder
 from paceline.drafters.dflash.network import PREFILL_CHUNK, ContextCache, measure_cost
 from paceline.drafters.dflash.target_weights import TargetWeights, check_pair, read_target

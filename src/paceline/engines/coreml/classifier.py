@@ -12,11 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from paceline.engines.coreml.artifact import (
-    ROTARY,
-    TOKEN_CLASSIFICATION,
-    read_artifact,
-)
+from paceline.engines.coreml.artifact import ROTARY, TOKEN_CLASSIFICATION, read_artifact
 from paceline.engines.coreml.inputs import HIDDEN
 from paceline.engines.coreml.packages import Packages, open_packages
 from paceline.errors import InvalidRequest, ModelError

@@ -19,12 +19,7 @@ import numpy.typing as npt
 
 from paceline.decoding.types import Best, Block, Logits, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
-from paceline.engines.coreml.artifact import (
-    CAUSAL_LM,
-    ROTARY,
-    Artifact,
-    read_artifact,
-)
+from paceline.engines.coreml.artifact import CAUSAL_LM, ROTARY, Artifact, read_artifact
 from paceline.engines.coreml.call import ArtifactCall, Bucket
 from paceline.engines.coreml.flops import Work, work_of
 from paceline.engines.coreml.packages import (

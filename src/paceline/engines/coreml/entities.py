@@ -33,10 +33,7 @@ def probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def entities(
-    text: str,
-    offsets: Sequence[tuple[int, int]],
-    labels: Sequence[str],
-    scores: Sequence[float],
+    text: str, offsets: Sequence[tuple[int, int]], labels: Sequence[str], scores: Sequence[float]
 ) -> list[Entity]:
     """The entities of a text, in order, without white space at their ends.
 

@@ -15,12 +15,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from paceline.engines.coreml.rehearsal.proto import messages
-from paceline.engines.coreml.rehearsal.weights import (
-    DTYPES,
-    Constant,
-    WeightFile,
-    bytes_of,
-)
+from paceline.engines.coreml.rehearsal.weights import DTYPES, Constant, WeightFile, bytes_of
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
 

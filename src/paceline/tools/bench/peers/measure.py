@@ -94,10 +94,7 @@ def measure(
 
 
 def _row(
-    question: Question,
-    variant: PeerVariant,
-    answers: Mapping[str, Sequence[Answer]],
-    plain: str,
+    question: Question, variant: PeerVariant, answers: Mapping[str, Sequence[Answer]], plain: str
 ) -> Row:
     mine = answers[variant.name]
     own, ours = answers[variant.own][0], answers[plain][0]

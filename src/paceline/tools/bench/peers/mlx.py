@@ -81,11 +81,7 @@ class MlxLm:
                 yield int(token), False
             return
         for token, _, was_drafted in speculative_generate_step(
-            ids,
-            self._model,
-            self._draft,
-            num_draft_tokens=_DRAFT_TOKENS,
-            max_tokens=max_tokens,
+            ids, self._model, self._draft, num_draft_tokens=_DRAFT_TOKENS, max_tokens=max_tokens
         ):
             yield int(token), was_drafted
 

@@ -30,11 +30,7 @@ _CURVES = (
 )
 _OWN = ("ratio_own_plain", "Speed over its own plain decoding", 1.0)
 """Speed-up of a peer's own speculation."""
-_PARTS = {
-    "verify": "verify_seconds",
-    "draft": "draft_seconds",
-    "sample and text": "sample_seconds",
-}
+_PARTS = {"verify": "verify_seconds", "draft": "draft_seconds", "sample and text": "sample_seconds"}
 _EXPECTED = "expected_ratio"
 """Speed-up that a simulation expected; such rows have a measured `ratio`, too."""
 

@@ -106,10 +106,7 @@ class EvidenceCounts:
 
     def add(self, other: "EvidenceCounts") -> None:
         """Add the counts of another."""
-        for mine, theirs in (
-            (self.by_match, other.by_match),
-            (self.by_chance, other.by_chance),
-        ):
+        for mine, theirs in ((self.by_match, other.by_match), (self.by_chance, other.by_chance)):
             for key, (compared, accepted) in theirs.items():
                 found = mine.setdefault(key, [0, 0])
                 found[0] += compared

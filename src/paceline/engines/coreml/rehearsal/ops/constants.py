@@ -45,10 +45,7 @@ def _affine_dequantize(quantized_data: Array, zero_point: Array, scale: Array, a
 
 @op("constexpr_lut_to_dense")
 def _lut_to_dense(
-    indices: Array,
-    lut: Array,
-    shape: Ints | None = None,
-    vector_axis: int | None = None,
+    indices: Array, lut: Array, shape: Ints | None = None, vector_axis: int | None = None
 ) -> Array:
     """Table lookup; see the two forms below."""
     if shape is not None:

@@ -8,6 +8,7 @@ on the machine: `by_lanes` passes contiguous whole vectors only.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -49,34 +50,64 @@ def smaller(x: Array, y: Array | float) -> Array:
     return np.minimum(x, y) + 0
 
 
-@op("add")
-def _add(x: Array, y: Array) -> Array:
-    return np.add(x, y)
+def _error_function(x: Array) -> Array:
+    """The standard library's erf, number by number: it is rare, and numpy has none."""
+    each: Any = (math.erf(value) for value in np.ravel(x).tolist())
+    return np.fromiter(each, np.float32, x.size).reshape(x.shape)
 
 
-@op("sub")
-def _sub(x: Array, y: Array) -> Array:
-    return np.subtract(x, y)
+def _unary(function: Callable[[Array], Array]) -> Callable[..., Array]:
+    def run(x: Array) -> Array:
+        return function(x)
+
+    return run
 
 
-@op("mul")
-def _mul(x: Array, y: Array) -> Array:
-    return np.multiply(x, y)
+def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    def run(x: Array, y: Array) -> Array:
+        return function(x, y)
+
+    return run
 
 
-@op("real_div")
-def _real_div(x: Array, y: Array) -> Array:
-    return np.divide(x, y)
+_UNARY: dict[str, Callable[[Array], Array]] = {
+    "abs": np.abs,
+    "square": np.square,
+    "sign": np.sign,
+    "floor": np.floor,
+    "sqrt": np.sqrt,
+    "exp": exp,
+    "tanh": partial(by_lanes, np.tanh),
+    "sin": partial(by_lanes, np.sin),
+    "cos": partial(by_lanes, np.cos),
+    "erf": _error_function,
+    "sigmoid": sigmoid,
+    "logical_not": np.logical_not,
+}
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "real_div": np.divide,
+    "floor_div": np.floor_divide,
+    "mod": np.mod,
+    "maximum": larger,
+    "minimum": smaller,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+}
 
-
-@op("floor_div")
-def _floor_div(x: Array, y: Array) -> Array:
-    return np.floor_divide(x, y)
-
-
-@op("mod")
-def _mod(x: Array, y: Array) -> Array:
-    return np.mod(x, y)
+for _name, _function in _UNARY.items():
+    op(_name)(_unary(_function))
+for _name, _of_two in _BINARY.items():
+    op(_name)(_binary(_of_two))
 
 
 @op("pow")
@@ -85,41 +116,6 @@ def _pow(x: Array, y: Array) -> Array:
         return np.square(x)
     x, y = np.broadcast_arrays(x, y)
     return by_lanes(np.power, x, y)
-
-
-@op("maximum")
-def _maximum(x: Array, y: Array) -> Array:
-    return larger(x, y)
-
-
-@op("minimum")
-def _minimum(x: Array, y: Array) -> Array:
-    return smaller(x, y)
-
-
-@op("abs")
-def _abs(x: Array) -> Array:
-    return np.abs(x)
-
-
-@op("square")
-def _square(x: Array) -> Array:
-    return np.square(x)
-
-
-@op("sign")
-def _sign(x: Array) -> Array:
-    return np.sign(x)
-
-
-@op("floor")
-def _floor(x: Array) -> Array:
-    return np.floor(x)
-
-
-@op("sqrt")
-def _sqrt(x: Array) -> Array:
-    return np.sqrt(x)
 
 
 @op("rsqrt")
@@ -132,39 +128,9 @@ def _inverse(x: Array, epsilon: float = 1e-4) -> Array:
     return 1 / (x + epsilon)
 
 
-@op("exp")
-def _exp(x: Array) -> Array:
-    return exp(x)
-
-
 @op("log")
 def _log(x: Array, epsilon: float = 1e-45) -> Array:
     return by_lanes(np.log, x + epsilon)
-
-
-@op("tanh")
-def _tanh(x: Array) -> Array:
-    return by_lanes(np.tanh, x)
-
-
-@op("sin")
-def _sin(x: Array) -> Array:
-    return by_lanes(np.sin, x)
-
-
-@op("cos")
-def _cos(x: Array) -> Array:
-    return by_lanes(np.cos, x)
-
-
-@op("erf")
-def _erf(x: Array) -> Array:
-    return _error_function(x)
-
-
-@op("sigmoid")
-def _sigmoid(x: Array) -> Array:
-    return sigmoid(x)
 
 
 @op("silu")
@@ -199,56 +165,6 @@ def _clip(x: Array, alpha: float, beta: float) -> Array:
     return smaller(larger(x, alpha), beta)
 
 
-@op("equal")
-def _equal(x: Array, y: Array) -> Array:
-    return np.equal(x, y)
-
-
-@op("not_equal")
-def _not_equal(x: Array, y: Array) -> Array:
-    return np.not_equal(x, y)
-
-
-@op("greater")
-def _greater(x: Array, y: Array) -> Array:
-    return np.greater(x, y)
-
-
-@op("greater_equal")
-def _greater_equal(x: Array, y: Array) -> Array:
-    return np.greater_equal(x, y)
-
-
-@op("less")
-def _less(x: Array, y: Array) -> Array:
-    return np.less(x, y)
-
-
-@op("less_equal")
-def _less_equal(x: Array, y: Array) -> Array:
-    return np.less_equal(x, y)
-
-
-@op("logical_and")
-def _logical_and(x: Array, y: Array) -> Array:
-    return np.logical_and(x, y)
-
-
-@op("logical_or")
-def _logical_or(x: Array, y: Array) -> Array:
-    return np.logical_or(x, y)
-
-
-@op("logical_xor")
-def _logical_xor(x: Array, y: Array) -> Array:
-    return np.logical_xor(x, y)
-
-
-@op("logical_not")
-def _logical_not(x: Array) -> Array:
-    return np.logical_not(x)
-
-
 @op("select", moves=True)
 def _select(cond: Array, a: Array, b: Array) -> Array:
     return np.where(cond, a, b)
@@ -263,9 +179,3 @@ def _cast(x: Array, dtype: str) -> Array:
 @op("identity", moves=True)
 def _identity(x: Array) -> Array:
     return x
-
-
-def _error_function(x: Array) -> Array:
-    """The standard library's erf, number by number: it is rare, and numpy has none."""
-    each: Any = (math.erf(value) for value in np.ravel(x).tolist())
-    return np.fromiter(each, np.float32, x.size).reshape(x.shape)

@@ -6,6 +6,7 @@ not round; of equal numbers the first wins.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -39,47 +40,34 @@ def softmax(x: Array, axis: int = -1) -> Array:
     return powers / total(powers, (axis,))
 
 
-def _dropped(x: Array, axes: Ints | None, keep_dims: bool) -> Array:
-    """Drop the kept axes of size 1 unless `keep_dims`."""
-    if keep_dims:
-        return x
-    return x.reshape(()) if axes is None else np.squeeze(x, tuple(axis % x.ndim for axis in axes))
-
-
-@op("reduce_sum")
-def _sum(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
-    return _dropped(total(x, axes), axes, keep_dims)
-
-
-@op("reduce_mean")
-def _mean(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
+def mean(x: Array, axes: Ints | None) -> Array:
+    """The mean along axes, kept with size 1."""
     found = total(x, axes)
-    return _dropped(found / (x.size // found.size), axes, keep_dims)
+    return found / (x.size // found.size)
 
 
-@op("reduce_sum_square")
-def _sum_square(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
-    return _dropped(total(np.square(x), axes), axes, keep_dims)
+def _reduction(compute: Callable[[Array, Ints | None], Array]) -> Callable[..., Array]:
+    def run(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
+        found = compute(x, axes)
+        if keep_dims:
+            return found
+        return np.squeeze(found, None if axes is None else tuple(axis % x.ndim for axis in axes))
+
+    return run
 
 
-@op("reduce_l2_norm")
-def _l2_norm(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
-    return _dropped(np.sqrt(total(np.square(x), axes)), axes, keep_dims)
+_REDUCTIONS: dict[str, Callable[[Array, Ints | None], Array]] = {
+    "reduce_sum": total,
+    "reduce_mean": mean,
+    "reduce_sum_square": lambda x, axes: total(np.square(x), axes),
+    "reduce_l2_norm": lambda x, axes: np.sqrt(total(np.square(x), axes)),
+    "reduce_max": largest,
+    "reduce_min": lambda x, axes: reduced(np.minimum, x, axes) + 0,
+    "reduce_prod": lambda x, axes: reduced(np.multiply, x, axes),
+}
 
-
-@op("reduce_max")
-def _max(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
-    return _dropped(largest(x, axes), axes, keep_dims)
-
-
-@op("reduce_min")
-def _min(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
-    return _dropped(reduced(np.minimum, x, axes) + 0, axes, keep_dims)
-
-
-@op("reduce_prod")
-def _prod(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
-    return _dropped(reduced(np.multiply, x, axes), axes, keep_dims)
+for _name, _compute in _REDUCTIONS.items():
+    op(_name)(_reduction(_compute))
 
 
 @op("reduce_argmax", output_dtype=("int32", "uint16"))

@@ -115,11 +115,7 @@ def _slice_by_size(x: Array, begin: Ints, size: Ints) -> Array:
 
 @op("gather", moves=True)
 def _gather(
-    x: Array,
-    indices: Array,
-    axis: int = 0,
-    batch_dims: int = 0,
-    validate_indices: bool = False,
+    x: Array, indices: Array, axis: int = 0, batch_dims: int = 0, validate_indices: bool = False
 ) -> Array:
     """An index out of range is an error: its result on a device is undefined."""
     axis %= x.ndim
