@@ -38,7 +38,7 @@ def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         made = paceline.load(checkpoint, engine="mlx", cache_tokens=4096)
-        _ = made.measurement
+        _ = made.profile
         return made
 
 
