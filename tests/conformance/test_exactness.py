@@ -499,7 +499,7 @@ def test_drafts_from_hidden_states_that_stand_or_fall_at_any_place_change_nothin
                 prompt,
                 sampling=SAMPLINGS[sampling],
                 stopping=Stopping(max_tokens=TOKENS),
-                drafters=[DFlashDrafter(network, network.context())],
+                drafters=[DFlashDrafter(network, network.new_cache())],
                 policy=Fixed(block),
                 prefill_chunk=1 + place * 5,
             )

@@ -776,14 +776,14 @@ def test_a_long_chain_of_references_ends_no_process(link: str, grammars: Grammar
         assert "cannot be followed" in str(error)
 
 
-def test_without_the_library_the_extra_is_named(
+def test_without_llguidance_the_package_is_named(
     tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     path = tiny_files.folder / "tokenizer.json"
     grammars = Grammars(path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     for make in (grammars.json_object, lambda: grammars.regex("a"), lambda: grammars.lark("a")):
-        with pytest.raises(MissingExtra, match=r"pip install 'paceline\[serve\]'"):
+        with pytest.raises(MissingExtra, match=r"pip install llguidance"):
             make()
 
 
