@@ -72,5 +72,12 @@ def test_source_files_named_in_the_docs_exist(page: Path):
     assert missing == []
 
 
+def test_tests_named_in_the_docs_exist():
+    tests = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/test_*.py"))
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = set(re.findall(r"`(test_\w+?)_?(?:\.\.\.)?`", pages))
+    assert {name for name in named if f"def {name}" not in tests} == set()
+
+
 def test_the_changelog_knows_this_version():
     assert f"## {paceline.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
