@@ -82,9 +82,7 @@ def run_together(streams: Sequence["Stream"]) -> None:
 
 
 def as_they_end(
-    streams: Iterator["Stream"],
-    at_once: int,
-    watch: Callable[["Stream"], None] = lambda _: None,
+    streams: Iterator["Stream"], at_once: int, watch: Callable[["Stream"], None] = lambda _: None
 ) -> Generator["Stream", None, None]:
     """Run streams of one model, `at_once` in each call; yields each when it has ended.
 

@@ -23,23 +23,10 @@ from paceline.drafters import (
 )
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine, KVSequence
-from paceline.engines.invariance import (
-    BATCH,
-    BLOCK_LENGTH,
-    CHUNKED_PREFILL,
-    PREFIX_CACHE,
-    Compared,
-)
+from paceline.engines.invariance import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, Compared
 from paceline.engines.profile import CostProfile, load_profile
 from paceline.errors import CacheFull, InvalidRequest, ModelError
-from paceline.models import (
-    QUIET,
-    ModelFiles,
-    Progress,
-    cache_dir,
-    resolve,
-    resolve_drafter,
-)
+from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.options import Options, Request, check, defaults_of
 from paceline.runtime.prompt import Message, Prompt, encode_prompt

@@ -79,11 +79,7 @@ class Server:
     """A server, bound to its address and not yet running."""
 
     def __init__(
-        self,
-        model: Model,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        settings: Settings | None = None,
+        self, model: Model, host: str = "127.0.0.1", port: int = 0, settings: Settings | None = None
     ) -> None:
         """Bind the address; see `serve`."""
         settings = settings or Settings()

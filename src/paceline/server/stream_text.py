@@ -24,14 +24,7 @@ from paceline.decoding.text import Decode, TextStream
 from paceline.decoding.types import FinishReason
 from paceline.runtime.result import Result
 from paceline.server.api.errors import ApiError
-from paceline.server.request import (
-    Done,
-    Event,
-    Failed,
-    Progress,
-    QueuedRequest,
-    ServerRequest,
-)
+from paceline.server.request import Done, Event, Failed, Progress, QueuedRequest, ServerRequest
 
 if TYPE_CHECKING:
     from paceline.server.service import Service

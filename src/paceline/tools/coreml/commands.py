@@ -121,12 +121,7 @@ def golden(
 
 
 def residency(
-    artifact: str,
-    *,
-    units: str,
-    recorded: Path | None,
-    record: Path | None,
-    progress: Progress,
+    artifact: str, *, units: str, recorded: Path | None, record: Path | None, progress: Progress
 ) -> Report:
     """The device of each operation of a model, from Core ML's compute plans.
 
@@ -186,11 +181,7 @@ def _packages(made: Artifact) -> Sequence[tuple[str, str, str]]:
     parts = [(shard, "layer") for shard in made.layer_shards]
     parts += [(shard, rows) for shard in made.head_shards]
     return [
-        (
-            shard.path,
-            _span(what, shard),
-            megabytes(_bytes(made.folder / shard.path)),
-        )
+        (shard.path, _span(what, shard), megabytes(_bytes(made.folder / shard.path)))
         for shard, what in parts
     ]
 

@@ -16,13 +16,7 @@ import numpy as np
 import torch
 
 import paceline
-from paceline.engines.coreml.artifact import (
-    KIND,
-    ROTARY,
-    VERSION,
-    Artifact,
-    read_artifact,
-)
+from paceline.engines.coreml.artifact import KIND, ROTARY, VERSION, Artifact, read_artifact
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Progress
 from paceline.models.generation_config import GENERATION

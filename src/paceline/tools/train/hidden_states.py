@@ -41,12 +41,7 @@ class HiddenStates:
 
 
 def record_hidden_states(
-    engine: Engine,
-    answers: Sequence[Answer],
-    folder: Path,
-    *,
-    fingerprint: str,
-    progress: Progress,
+    engine: Engine, answers: Sequence[Answer], folder: Path, *, fingerprint: str, progress: Progress
 ) -> HiddenStates:
     """Prefill prompts and answers, and record the tapped hidden states.
 

@@ -152,13 +152,7 @@ def _decoder(
         return llama_layer(own, attention, eps)
 
     return Decoder(
-        config,
-        weights,
-        slots=slots,
-        layer=layer,
-        rotary=rotary,
-        norm="model.norm.weight",
-        eps=eps,
+        config, weights, slots=slots, layer=layer, rotary=rotary, norm="model.norm.weight", eps=eps
     )
 
 

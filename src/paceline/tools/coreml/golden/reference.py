@@ -37,10 +37,7 @@ class Reference:
         with _quiet():
             try:
                 self._model, found = AutoModelForCausalLM.from_pretrained(
-                    checkpoint,
-                    dtype=torch.float32,
-                    local_files_only=True,
-                    output_loading_info=True,
+                    checkpoint, dtype=torch.float32, local_files_only=True, output_loading_info=True
                 )
             except (OSError, ValueError, KeyError, RuntimeError) as error:
                 reason = str(error).strip().split("\n")[0]

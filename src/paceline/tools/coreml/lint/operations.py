@@ -57,13 +57,7 @@ def linear(program: Program) -> Iterator[Fault]:
                 )
 
 
-@rule(
-    PROGRAM_RULES,
-    "topk",
-    "fail",
-    "high",
-    "ane-book, experiment 22: topk ran on the CPU",
-)
+@rule(PROGRAM_RULES, "topk", "fail", "high", "ane-book, experiment 22: topk ran on the CPU")
 def topk(program: Program) -> Iterator[Fault]:
     """Top-k leaves the Neural Engine. Use comparisons, or the host."""
     yield from _of_kinds(program, {"topk"})

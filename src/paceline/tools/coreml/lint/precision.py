@@ -64,13 +64,7 @@ def cast(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"a cast from {given} to {op.outputs[0].dtype}")
 
 
-@rule(
-    PROGRAM_RULES,
-    "overflow",
-    "fail",
-    "high",
-    "ane-book, experiment 27; Anemll, its norms",
-)
+@rule(PROGRAM_RULES, "overflow", "fail", "high", "ane-book, experiment 27; Anemll, its norms")
 def overflow(program: Program) -> Iterator[Fault]:
     """The residual stream is squared unscaled: squares overflow float16 from 256 on. Divide before.
 

@@ -89,11 +89,7 @@ _Check = Callable[[_Subject], Iterable[Fault]]
 
 
 def rule(
-    rules: list[Rule[_Subject]],
-    name: str,
-    verdict: Verdict,
-    confidence: Confidence,
-    source: str,
+    rules: list[Rule[_Subject]], name: str, verdict: Verdict, confidence: Confidence, source: str
 ) -> Callable[[_Check[_Subject]], _Check[_Subject]]:
     """Register a function as a rule; its docstring is the meaning."""
 

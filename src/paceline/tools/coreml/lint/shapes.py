@@ -64,13 +64,7 @@ def padding(program: Program) -> Iterator[Fault]:
         yield Fault("", f"{len(short)} of {len(outs)} tensors end in an axis of under 64 bytes")
 
 
-@rule(
-    PROGRAM_RULES,
-    "unbounded",
-    "fail",
-    "high",
-    "apple/coremltools#2370, #2548",
-)
+@rule(PROGRAM_RULES, "unbounded", "fail", "high", "apple/coremltools#2370, #2548")
 def unbounded(program: Program) -> Iterator[Fault]:
     """An input without a maximum length. Give its range an upper bound."""
     for one in program.function.inputs:

@@ -31,13 +31,7 @@ def state_type(program: Program) -> Iterator[Fault]:
             yield Fault(one.name, "has more than one shape")
 
 
-@rule(
-    PROGRAM_RULES,
-    "state-width",
-    "warn",
-    "medium",
-    "apple/coremltools#2631: 256 ran, 270 failed",
-)
+@rule(PROGRAM_RULES, "state-width", "warn", "medium", "apple/coremltools#2631: 256 ran, 270 failed")
 def state_width(program: Program) -> Iterator[Fault]:
     """The last axis of a state is not a multiple of 32.
 
@@ -62,13 +56,7 @@ def state_count(program: Program) -> Iterator[Fault]:
         yield Fault("", f"{count} states")
 
 
-@rule(
-    PROGRAM_RULES,
-    "state-shift",
-    "warn",
-    "medium",
-    "john-rocky/CoreML-LLM: error -14",
-)
+@rule(PROGRAM_RULES, "state-shift", "warn", "medium", "john-rocky/CoreML-LLM: error -14")
 def state_shift(program: Program) -> Iterator[Fault]:
     """A state is shifted and extended by concat. Write to a ring buffer through a mask."""
     for op in program.ops:
@@ -105,11 +93,7 @@ def state_part(program: Program) -> Iterator[Fault]:
 
 
 @rule(
-    PROGRAM_RULES,
-    "state-update-type",
-    "warn",
-    "medium",
-    "Anemll#39: an error of BNNS on macOS 26",
+    PROGRAM_RULES, "state-update-type", "warn", "medium", "Anemll#39: an error of BNNS on macOS 26"
 )
 def state_update_type(program: Program) -> Iterator[Fault]:
     """A write to a state has another type than the state."""

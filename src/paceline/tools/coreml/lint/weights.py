@@ -72,13 +72,7 @@ def table_state(program: Program) -> Iterator[Fault]:
         yield Fault("", f"{count} lookup tables, and {len(program.function.states)} states")
 
 
-@rule(
-    PROGRAM_RULES,
-    "expert-scale",
-    "fail",
-    "high",
-    "ane-book, experiment 36: a cosine of 0.9555",
-)
+@rule(PROGRAM_RULES, "expert-scale", "fail", "high", "ane-book, experiment 36: a cosine of 0.9555")
 def expert_scale(program: Program) -> Iterator[Fault]:
     """One scale for the weights of several experts. Quantize per channel.
 
