@@ -83,8 +83,7 @@ class Grammars:
     def regex(self, text: str) -> Constraint:
         """Constrain answers to full matches of a regular expression (Rust's, no look-around).
 
-        Raises:
-            InvalidRequest: the expression is invalid or too complex.
+        Raises InvalidRequest if the expression is invalid or too complex.
         """
         what = "the regular expression"
         _check_text(what, text)
@@ -93,8 +92,7 @@ class Grammars:
     def lark(self, text: str) -> Constraint:
         """Constrain answers to the rule `start` of a grammar in llguidance's Lark syntax.
 
-        Raises:
-            InvalidRequest: the grammar is invalid, matches nothing or is too complex.
+        Raises InvalidRequest if the grammar is invalid, matches nothing or is too complex.
         """
         what = "the grammar"
         _check_text(what, text)

@@ -16,9 +16,8 @@ from operator import mul
 class CostTable:
     """Seconds per call, measured for some T and interpolated linearly between and beyond them.
 
-    Raises:
-        ValueError: there is no entry, an entry is not T >= 1 -> seconds > 0, or `per_token` has
-            other T than `seconds`.
+    Raises ValueError if there is no entry, an entry is not T >= 1 -> seconds > 0, or `per_token`
+    has other T than `seconds`.
     """
 
     seconds: Mapping[int, float]

@@ -189,10 +189,8 @@ class Generation:
     def next_block(self, max_rows: int | None = None) -> Block:
         """The block to run next, at slots [length, length + T). The same until `accept` is called.
 
-        `max_rows` bounds its rows, and is at least 1; None: no bound.
-
-        Raises:
-            RuntimeError: the generation has finished.
+        `max_rows` bounds its rows, and is at least 1; None: no bound. Raises RuntimeError if the
+        generation has finished.
         """
         if self.finished:
             raise RuntimeError("next_block() after the generation finished")

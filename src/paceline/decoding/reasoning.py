@@ -41,8 +41,7 @@ def answer_text(
 ) -> TextStream:
     """The detokenizer of an answer, with or without reasoning.
 
-    Raises:
-        ValueError: a stop string is empty.
+    Raises ValueError if a stop string is empty.
     """
     if marks is None:
         return TextStream(decode, stops)
@@ -62,11 +61,7 @@ class ReasoningText(TextStream):
     """A `TextStream` that separates reasoning from the answer."""
 
     def __init__(self, decode: Decode, stops: Sequence[str], marks: ReasoningMarks) -> None:
-        """Prepare for one answer.
-
-        Raises:
-            ValueError: a stop string is empty.
-        """
+        """Prepare for one answer. Raises ValueError if a stop string is empty."""
         self._ids_to_text = decode
         self._plain = TextStream(decode)
         self._stops = StopStrings(stops)

@@ -28,8 +28,7 @@ def _require(name: str, value: object, least: int, most: int) -> None:
 class Repetition:
     """The smallest repetition that counts as a loop.
 
-    Raises:
-        ValueError: a value is out of its range; the message names it.
+    Raises ValueError if a value is out of its range; the message names it.
     """
 
     max_pattern_size: int

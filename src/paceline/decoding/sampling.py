@@ -26,11 +26,9 @@ _NUCLEUS_WINDOW = 10.0
 class Sampling:
     """Sampling options. The defaults are greedy.
 
-    The steps are applied in this order: repetition penalty, presence and frequency penalties,
-    logit bias, temperature, top-k, top-p, min-p (as transformers and vLLM order them).
-
-    Raises:
-        ValueError: a value is out of its range; the message names it.
+    The steps are applied in this order: repetition penalty, presence and frequency penalties, logit
+    bias, temperature, top-k, top-p, min-p (as transformers and vLLM order them). Raises ValueError
+    if a value is out of its range; the message names it.
     """
 
     temperature: float = 0.0
@@ -92,8 +90,7 @@ class Sampler:
     ) -> None:
         """Prepare for one request; `constraint` masks tokens that are not allowed.
 
-        Raises:
-            ValueError: a token id of `logit_bias` is not in the vocabulary.
+        Raises ValueError if a token id of `logit_bias` is not in the vocabulary.
         """
         self._sampling = sampling
         self._constraint = constraint

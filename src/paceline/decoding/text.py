@@ -39,11 +39,7 @@ class StopStrings:
     """Cuts a text before its earliest stop string; holds back a possible start of one."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """Prepare for one answer.
-
-        Raises:
-            ValueError: a stop string is empty.
-        """
+        """Prepare for one answer. Raises ValueError if a stop string is empty."""
         if not all(stops):
             raise ValueError("a stop string is empty; expected at least one character")
         self._stops = tuple(stops)
@@ -79,11 +75,7 @@ class TextStream:
     """Tokens of reasoning; see `decoding/reasoning.py`."""
 
     def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
-        """Prepare for one answer.
-
-        Raises:
-            ValueError: a stop string is empty.
-        """
+        """Prepare for one answer. Raises ValueError if a stop string is empty."""
         self._decode = decode
         self._stop = StopStrings(stops)
         self._window: list[int] = []

@@ -47,8 +47,7 @@ class AheadDrafter(Drafter):
     def __init__(self, inner: Drafter, worker: Executor) -> None:
         """Run `inner`, which must have no other user, in the single thread of `worker`.
 
-        Raises:
-            ValueError: `inner` reads the target's logits, which are not computed in time.
+        Raises ValueError if `inner` reads the target's logits, which are not computed in time.
         """
         if inner.reads_logits:
             raise ValueError(f"{inner.name} reads the target's logits; it cannot draft ahead")

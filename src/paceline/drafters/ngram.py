@@ -18,8 +18,7 @@ MAX_LENGTH = 64
 class NgramDrafter(Drafter):
     """Proposes the continuation of the longest n-gram's latest occurrence.
 
-    Raises:
-        ValueError: not 1 <= min <= max <= MAX_MATCH, or length out of 1 to MAX_LENGTH.
+    Raises ValueError unless 1 <= min <= max <= MAX_MATCH and 1 <= length <= MAX_LENGTH.
     """
 
     name = "ngram"

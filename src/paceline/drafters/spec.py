@@ -47,10 +47,8 @@ class DrafterSpec:
         the process), `recycle`, `table[:FOLDER]`, `dflash[:FOLDER][,window=,int8=,bits=]` (`bits`
         for a target that MLX runs, `int8` for any other), `model:NAME` (a smaller model),
         `ahead:model:NAME` (the same, while the target verifies), `prediction`. Without a folder it
-        is the drafter shipped with the target.
-
-        Raises:
-            InvalidRequest: an unknown drafter, option or value, whatever the target.
+        is the drafter shipped with the target. Raises InvalidRequest for an unknown drafter, option
+        or value, whatever the target.
         """
         if isinstance(text, DrafterSpec):
             return text

@@ -68,8 +68,7 @@ class Table:
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """Open the table in `folder` for a target.
 
-        Raises:
-            ModelError: not a table, or one for a vocabulary of another size.
+        Raises ModelError if it is not a table, or is one for a vocabulary of another size.
         """
         facts = read_manifest(folder, KIND, TableFacts)
         if facts.vocab_size != vocab_size:

@@ -87,12 +87,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings of an engine.
-
-    Raises:
-        InvalidRequest: a value is out of range.
-
-    """
+    """Settings of an engine. Raises InvalidRequest if a value is out of range."""
 
     cache_tokens: int | None = None
     """Slots of the KV cache, for all sequences together; None: see `slots`."""
@@ -180,8 +175,7 @@ class Engine(Protocol):
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         """Run blocks of different sequences in one call, without committing their slots.
 
-        Raises:
-            CacheFull: the cache has no slots for the blocks. Nothing was run.
+        Raises CacheFull if the cache has no slots for the blocks. Nothing was run.
         """
         ...
 

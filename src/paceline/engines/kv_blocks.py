@@ -31,11 +31,7 @@ class BlockPool:
         return len(self._free)
 
     def take(self) -> int:
-        """Allocate a block; returns its number.
-
-        Raises:
-            CacheFull: no block is free.
-        """
+        """Allocate a block; returns its number. Raises CacheFull if no block is free."""
         if not self._free:
             raise CacheFull(
                 f"the key/value cache is full ({self.blocks * self.block_size} slots); close a "
@@ -96,9 +92,7 @@ class BlockTable:
     def reserve(self, rows: int) -> None:
         """Allocate KV blocks for a block of `rows` rows after `length`.
 
-        Raises:
-            CacheFull: the pool or the context has no room; the table is unchanged.
-
+        Raises CacheFull if the pool or the context has no room; the table is unchanged.
         """
         end = self._length + rows
         if end > self._context_length:
@@ -246,9 +240,7 @@ class PooledEngine(Generic[Table]):
 def reserve_all(call: Sequence[tuple[BlockTable, int]]) -> None:
     """Reserve the given number of rows for each table, or for none.
 
-    Raises:
-        CacheFull: the pool has no room for all; every table is unchanged.
-
+    Raises CacheFull if the pool has no room for all; every table is unchanged.
     """
     done: list[BlockTable] = []
     try:

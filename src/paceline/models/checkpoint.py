@@ -38,8 +38,7 @@ def cached(name: str) -> Path | None:
 def open_checkpoint(folder: Path, name: str) -> ModelFiles:
     """Open the checkpoint in `folder`, without copying it.
 
-    Raises:
-        ModelError: files are missing or invalid.
+    Raises ModelError if files are missing or invalid.
     """
     check_complete(folder)
     facts, template = read_facts(folder), read_template(folder)

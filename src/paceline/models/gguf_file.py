@@ -68,8 +68,7 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Read the metadata of a file; tensors are views of the file.
 
-    Raises:
-        ModelError: it cannot be read, or is not a complete GGUF file.
+    Raises ModelError if it cannot be read, or is not a complete GGUF file.
     """
     _check_header(path)
     try:

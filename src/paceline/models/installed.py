@@ -46,8 +46,7 @@ def list_models(cache: Path | None = None) -> list[Listed]:
 def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
     """Number of prepared models, all of which have the checksums they were made with.
 
-    Raises:
-        CheckFailed: files have changed; the message names every fault.
+    Raises CheckFailed if files have changed; the message names every fault.
     """
     faults: list[str] = []
     folders = _prepared(cache)

@@ -35,8 +35,7 @@ class TemplateProcess:
     def start(self) -> None:
         """Start the process if necessary, without waiting 0.1 s until it is ready.
 
-        Raises:
-            ModelError: it cannot be started.
+        Raises ModelError if it cannot be started.
         """
         with self._lock:
             self._running()

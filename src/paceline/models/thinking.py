@@ -140,10 +140,8 @@ class Thinking:
     def effort(self, effort: str) -> dict[str, Any]:
         """Template variables for a reasoning effort.
 
-        `none` turns thinking off; others turn it on if the template has a switch.
-
-        Raises:
-            InvalidRequest: see `switch`.
+        `none` turns thinking off; others turn it on if the template has a switch. Raises
+        InvalidRequest: see `switch`.
         """
         if effort == "none":
             return self.switch(False)

@@ -187,8 +187,7 @@ class TokenBytes:
     def text(self, tokens: list[int]) -> str:
         """The text of tokens, the names of control tokens included.
 
-        Raises:
-            InvalidRequest: a token id is negative or too large to be one.
+        Raises InvalidRequest if a token id is negative or too large to be one.
         """
         found, run = "", list[int]()
         for token in tokens:

@@ -110,11 +110,8 @@ class Conversation:
     def drop_oldest(self, turns: int = 1) -> list["Message"]:
         """Drop the oldest turns, each whole: a user's message and what answers it.
 
-        System messages stay. Returns the messages that were dropped.
-
-        Raises:
-            InvalidRequest: there are fewer turns, or the last answer has not ended.
-
+        System messages stay. Returns the messages that were dropped. Raises InvalidRequest if there
+        are fewer turns, or the last answer has not ended.
         """
         if self._answering:
             raise InvalidRequest("the last answer has not ended: read on, or close its stream")

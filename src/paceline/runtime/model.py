@@ -157,8 +157,7 @@ class Model:
     def request(self, options: Options) -> Request:
         """Validate options; those left out come from the registry or the model's own settings.
 
-        Raises:
-            InvalidRequest: an option cannot be served.
+        Raises InvalidRequest if an option cannot be served.
         """
         return check(options, self.defaults)
 
@@ -199,8 +198,7 @@ class Model:
     def taps_for(self, request: Request) -> set[int]:
         """Return the layers whose hidden states the request's drafters read.
 
-        Raises:
-            ModelError: a drafter cannot be read.
+        Raises ModelError if a drafter cannot be read.
         """
         specs = filter(None, (request.drafter, request.probe))
         return {tap for spec in specs for tap in drafting.taps(spec, self._shared)}

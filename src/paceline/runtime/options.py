@@ -237,8 +237,7 @@ _KINDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 def check(options: Options, defaults: Defaults | None = None) -> Request:
     """Validate `options`; `defaults` has those left out. None: greedy, without a limit.
 
-    Raises:
-        InvalidRequest: an unknown option or a value out of its range; the message names it.
+    Raises InvalidRequest for an unknown option or a value out of its range; the message names it.
     """
     values: dict[str, Any] = dict(options)
     for name in values.keys() - Options.__annotations__.keys():
@@ -306,8 +305,7 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
 def defaults_of(files: ModelFiles) -> Defaults:
     """Return a model's default settings: the registry's, else those of its own files.
 
-    Raises:
-        ModelError: its own settings cannot be used.
+    Raises ModelError if its own settings cannot be used.
     """
     found = Defaults(registry=settings_of(files.name), model=files.settings)
     try:

@@ -133,9 +133,7 @@ class Stream:
     def result(self) -> Result:
         """The finished answer.
 
-        Raises:
-            RuntimeError: it has not ended; iterate to its end, or close it.
-
+        Raises RuntimeError if it has not ended; iterate to its end, or close it.
         """
         if self._result is None:
             raise RuntimeError("the answer has not ended: iterate to its end, or close the stream")

@@ -94,8 +94,7 @@ class Trace:
     def write(self, step: Step) -> None:
         """Write the step that the stream has just returned.
 
-        Raises:
-            InvalidRequest: the file cannot be written.
+        Raises InvalidRequest if the file cannot be written.
         """
         stats = self._stream.stats
         pieces = [piece.reasoning + piece.final for piece in step.pieces]

@@ -53,8 +53,7 @@ class Admission:
     def limited(self, request: ServerRequest) -> ServerRequest:
         """The request with `max_tokens` set so that it fits the cache when it runs alone.
 
-        Raises:
-            InvalidRequest: its prompt has an unknown token, or does not fit.
+        Raises InvalidRequest if its prompt has an unknown token, or does not fit.
         """
         count, context = len(request.tokens), self._engine.context_length
         if max(request.tokens, default=0) >= self._engine.vocab_size:

@@ -21,9 +21,8 @@ def api_keys(
 ) -> tuple[str, ...]:
     """The keys of `--api-key` and `--api-key-file`; without them, of the environment.
 
-    Raises:
-        InvalidRequest: a key is not valid, or the file cannot be read or has no key. The message
-            names the source, never the key.
+    Raises InvalidRequest if a key is not valid, or the file cannot be read or has no key. The
+    message names the source, never the key.
     """
     keys = [_checked(key, "--api-key") for key in given]
     if file is not None:

@@ -13,8 +13,7 @@ MAX_SECONDS = 365 * 24 * 3600
 class Settings:
     """Settings of the HTTP server. The defaults are for one person on one machine.
 
-    Raises:
-        InvalidRequest: a number is out of range, or an API key is not valid.
+    Raises InvalidRequest if a number is out of range, or an API key is not valid.
     """
 
     name: str | None = None

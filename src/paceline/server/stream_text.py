@@ -235,8 +235,7 @@ class Answers:
     async def deltas(self, seconds: float | None = None) -> list[Delta]:
         """The next deltas, as soon as there are any; none after `seconds`.
 
-        Raises:
-            PacelineError: one of the answers failed.
+        Raises PacelineError if one of the answers failed.
         """
         try:
             async with asyncio.timeout(seconds):

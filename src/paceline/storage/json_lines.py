@@ -55,8 +55,7 @@ def _is_a(value: object, kind: type) -> bool:
 def appending(path: Path) -> Iterator[Append]:
     """Yield a function that appends an entry and flushes it before it returns.
 
-    Raises:
-        InvalidRequest: the file cannot be written.
+    Raises InvalidRequest if the file cannot be written.
     """
     with contextlib.ExitStack() as stack:
         with writing(path):

@@ -35,8 +35,7 @@ class _Files:
 def begin_artifact(folder: Path, kind: str) -> None:
     """Create `folder`, or check that it can be written and holds no other kind of artifact.
 
-    Raises:
-        InvalidRequest: it cannot be created or written, or it holds another kind of artifact.
+    Raises InvalidRequest if it cannot be created or written, or it holds another kind of artifact.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

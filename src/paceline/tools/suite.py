@@ -55,9 +55,7 @@ class Suite:
 
         `limit` is the number of prompts in all: the same number of each kind (one more of the first
         kinds if it does not divide). Of n prompts of a kind, prompt i of k is at floor(i n / k).
-
-        Raises:
-            InvalidRequest: there is no such kind.
+        Raises InvalidRequest if there is no such kind.
         """
         known = list(dict.fromkeys(prompt.kind for prompt in self.prompts))
         for kind in kinds:

@@ -11,9 +11,10 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
+from paceline.storage.report import json_file
 from paceline.tools.bench.ab_test import PLAIN
 from paceline.tools.bench.compare import bench_compare
-from paceline.tools.bench.record import Record, Row, write_record
+from paceline.tools.bench.record import Record, Row
 
 Write = Callable[..., Path]
 
@@ -49,7 +50,7 @@ FASTER = [
 def write(tmp_path: Path) -> Write:
     def write(name: str, record: Record) -> Path:
         path = tmp_path / f"{name}.json"
-        write_record(path, record)
+        path.write_bytes(json_file(record.as_dict()))
         return path
 
     return write

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest
+from paceline.storage.report import json_file
 from paceline.tools.bench.record import (
     Record,
     Row,
@@ -21,7 +22,6 @@ from paceline.tools.bench.record import (
     parse_record,
     read_record,
     spread,
-    write_record,
 )
 
 numbers = st.floats(1e-6, 1e9) | st.integers(1, 10**9)
@@ -71,13 +71,13 @@ def test_a_record_reads_back_as_it_was(record: Record):
 
 
 def test_a_record_is_written_and_read(path: Path):
-    write_record(path, RECORD)
+    path.write_bytes(json_file(RECORD.as_dict()))
     assert read_record(path) == RECORD
     assert [*path.parent.iterdir()] == [path]
     rows = [line for line in path.read_text().splitlines() if line.startswith('  {"case"')]
     assert len(rows) == len(RECORD.rows), "a line each"
     for other in (replace(RECORD, rows=[]), replace(RECORD, summary={"rows": []})):
-        write_record(path, other)
+        path.write_bytes(json_file(other.as_dict()))
         assert read_record(path) == other
 
 
@@ -121,7 +121,7 @@ def rejected(path: Path) -> str:
 
 
 def test_a_record_that_is_broken_off_anywhere_is_refused(path: Path):
-    write_record(path, RECORD)
+    path.write_bytes(json_file(RECORD.as_dict()))
     whole = path.read_bytes().rstrip()
     for kept in range(len(whole)):
         path.write_bytes(whole[:kept])

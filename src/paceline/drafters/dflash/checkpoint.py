@@ -129,9 +129,8 @@ class _ConfigFile:
 def read_config(folder: Path) -> Config:
     """Read and validate `config.json`.
 
-    Raises:
-        ModelError: it is no DFlash checkpoint, or of an unsupported form; the message names every
-            fault.
+    Raises ModelError if it is no DFlash checkpoint, or of an unsupported form; the message names
+    every fault.
     """
     path = folder / CONFIG
     file = validated(_ConfigFile, read_json(path), str(path), error=ModelError)
@@ -177,9 +176,8 @@ def _contradictions(file: _ConfigFile) -> list[str]:
 def read_weights(folder: Path, config: Config) -> dict[str, Array]:
     """Read all tensors as float32, by name.
 
-    Raises:
-        ModelError: a file cannot be read, or tensors are missing or of another shape; the message
-            names them.
+    Raises ModelError if a file cannot be read, or tensors are missing or of another shape; the
+    message names them.
     """
     import safetensors
 
@@ -196,11 +194,7 @@ def read_weights(folder: Path, config: Config) -> dict[str, Array]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint.
-
-    Raises:
-        ModelError: there are none.
-    """
+    """The safetensors files of a checkpoint. Raises ModelError if there are none."""
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise ModelError(f"{folder} has no .safetensors file; expected a DFlash checkpoint")
@@ -212,8 +206,7 @@ def check_weights(
 ) -> None:
     """Check names, shapes and values of the tensors; `is_finite` tests all numbers of one.
 
-    Raises:
-        ModelError: the message names the first five faults and counts the others.
+    Raises ModelError: the message names the first five faults and counts the others.
     """
     faults = []
     for name, shape in config.shapes().items():
@@ -231,8 +224,7 @@ def check_weights(
 def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | None:
     """The tokens that the drafter may draft, [n] ascending; None: the whole vocabulary.
 
-    Raises:
-        ModelError: the file is no ascending list of tokens.
+    Raises ModelError if the file is no ascending list of tokens.
     """
     path = folder / DRAFT_VOCAB
     if not path.exists():

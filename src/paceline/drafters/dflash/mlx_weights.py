@@ -53,9 +53,8 @@ class Layer(NamedTuple):
 def read_weights(folder: Path, config: Config) -> dict[str, MlxArray]:
     """Read all tensors, by name, as the dtype of `fc.weight`.
 
-    Raises:
-        ModelError: a file cannot be read, or tensors are missing or of another shape or dtype; the
-            message names them.
+    Raises ModelError if a file cannot be read, or tensors are missing or of another shape or dtype;
+    the message names them.
     """
     import mlx.core as mx
 

@@ -134,8 +134,7 @@ def read_matrix(weight: Any, rows: npt.NDArray[np.int64] | None = None) -> Array
 def check_pair(folder: Path, config: Config, target: TargetShape) -> None:
     """Check that a drafter was made for this target.
 
-    Raises:
-        ModelError: the message names every size that differs.
+    Raises ModelError: the message names every size that differs.
     """
     pairs = {
         "hidden size": (config.hidden_size, target.hidden_size),

@@ -99,8 +99,7 @@ _FIELDS = {"reach": "window", "ring": "conv_slots"}
 def read_artifact(folder: Path) -> Artifact:
     """Read the artifact in `folder`; every file has its recorded size and checksum.
 
-    Raises:
-        ModelError: it is no artifact or damaged; the message names every fault.
+    Raises ModelError if it is no artifact or damaged; the message names every fault.
     """
     path = folder / MANIFEST
     value = read_json(path)

@@ -58,9 +58,8 @@ class CoreMlSequence(BlockTable):
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the last block.
 
-        Raises:
-            ValueError: the block had fewer rows, or too many are dropped: the convolution states
-                of the kept rows are overwritten.
+        Raises ValueError if the block had fewer rows, or too many are dropped: the convolution
+        states of the kept rows are overwritten.
         """
         if self._written - self.length - rows > self._max_rollback:
             raise ValueError(f"commit({rows}): windows can go back {self._max_rollback} rows")

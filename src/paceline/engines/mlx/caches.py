@@ -98,8 +98,7 @@ class SlidingCache:
 def make_caches(model: Any) -> list[Any]:
     """A model's own caches for an empty sequence, with `SlidingCache` for rotating ones.
 
-    Raises:
-        ModelError: one of them cannot be rolled back.
+    Raises ModelError if one of them cannot be rolled back.
     """
     from mlx_lm.models.cache import make_prompt_cache
 

@@ -115,8 +115,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
     def finish(self, pending: PendingStep, *also: Array) -> StepResult:
         """Second half of `step`: evaluate the graph, and the arrays `also` that were built on it.
 
-        Raises:
-            ModelError: MLX failed, most likely for lack of memory.
+        Raises ModelError if MLX failed, most likely for lack of memory.
         """
         import mlx.core as mx
 

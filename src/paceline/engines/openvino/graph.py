@@ -18,8 +18,7 @@ WANTED_ROWS = "sampled_tokens_indices"
 def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
     """Read a stateful model and transform it; see the top of this file.
 
-    Raises:
-        ModelError: the file cannot be read, or is not a decoder of a supported form.
+    Raises ModelError if the file cannot be read, or is not a decoder of a supported form.
     """
     import openvino as ov
     from openvino._offline_transformations import paged_attention_transformation

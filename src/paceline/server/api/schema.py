@@ -302,8 +302,7 @@ _Parsed = TypeVar("_Parsed", bound=Body)
 def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
     """The body of a request.
 
-    Raises:
-        ApiError: it is not JSON, or has a wrong value; the message names the first one.
+    Raises ApiError if it is not JSON, or has a wrong value; the message names the first one.
     """
     try:
         data = from_json(body, allow_inf_nan=False)

@@ -98,17 +98,10 @@ def measure_all(
 
 
 def measure(case: Case, variants: Sequence[Variant], *, rounds: int, start: int = 0) -> list[Row]:
-    """Answer a case with all variants, interleaved.
+    """Answer a case with all variants, interleaved; one row per variant.
 
-    Args:
-        case: prompt and options.
-        variants: the first is plain decoding, the baseline of `ratio`; one called `SINGLE_ROW` is
-            the baseline of `ratio_single_row`.
-        rounds: answers per variant.
-        start: as for `interleaved`; pass another number for each case.
-
-    Returns:
-        One row per variant; the first row's facts have the tokens of answer and prompt.
+    The first variant is plain decoding, the baseline of `ratio`; one called `SINGLE_ROW` is the
+    baseline of `ratio_single_row`. The first row's facts have the tokens of answer and prompt.
     """
     calls = {each.name: partial(each.answer, case) for each in variants}
     answers = interleaved(calls, rounds, start)
@@ -125,13 +118,8 @@ def interleaved(
 ) -> dict[str, list[_T]]:
     """Run every call once per round, in rotating order: other load on the machine hits all alike.
 
-    Args:
-        calls: what to run, by name.
-        rounds: runs per call.
-        start: index of the call that begins the first round; it moves on by one per round.
-
-    Returns:
-        Name -> results, one per round, in the order of `calls`.
+    `start` is the index of the call that begins the first round: pass another number for each
+    case. Returns name -> results, one per round, in the order of `calls`.
     """
     found: dict[str, list[_T]] = {name: [] for name in calls}
     names = [*calls]
@@ -155,8 +143,7 @@ def variant_options(
 ) -> dict[str, Options]:
     """Variant -> its options: plain decoding, then each drafter with each policy and block.
 
-    Raises:
-        InvalidRequest: the part of a policy after its colon is no number.
+    Raises InvalidRequest if the part of a policy after its colon is no number.
     """
     found: dict[str, Options] = {PLAIN: {"drafter": "none"}}
     for drafter in drafters or ["auto"]:

@@ -33,15 +33,10 @@ class Line(NamedTuple):
 
 
 def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Report:
-    """Compare results case by case.
+    """Compare two results or more, case by case.
 
-    Args:
-        paths: two files or more.
-        measure: name of a measure in the rows.
-        anyway: compare also with another model, other prompts or another answer length.
-
-    Raises:
-        InvalidRequest: a file is invalid, or the results cannot be compared.
+    With `anyway` also results of another model, other prompts or another answer length. Raises
+    InvalidRequest if a file is invalid, or the results cannot be compared.
     """
     if len(paths) < 2:
         raise InvalidRequest("bench compare needs two results or more")

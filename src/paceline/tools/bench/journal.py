@@ -71,12 +71,7 @@ def journal_path(output: Path | None) -> Path | None:
 def open_journal(output: Path | None, head: Record) -> Iterator[Journal]:
     """Open the journal of `output`, with the rows of an interrupted run if there was one.
 
-    Args:
-        output: where the result will be written; None: the journal is in memory only.
-        head: the record of this run, without rows.
-
-    Raises:
-        InvalidRequest: the journal cannot be read or written, or it is another run's.
+    `head` is the record of this run, without rows. Raises InvalidRequest: see `resuming`.
     """
     about = {name: each for name, each in head.as_dict().items() if name not in _MAY_DIFFER}
     with resuming(output, about) as (entries, append):
@@ -93,12 +88,9 @@ def resuming(
 ) -> Iterator[tuple[list[tuple[int, dict[str, Any]]], Append]]:
     """Yield (line number, entry) of an interrupted run, and a function that appends an entry.
 
-    Args:
-        output: where the result will be written; None: there are no entries, none are appended.
-        about: JSON that describes the run, the journal's first entry.
-
-    Raises:
-        InvalidRequest: the journal cannot be read or written, or it is another run's.
+    `about`, the first entry, describes the run. Without an `output` there are no entries, and none
+    are appended. Raises InvalidRequest if the journal cannot be read or written, or it is another
+    run's.
     """
     path = journal_path(output)
     if path is None:

@@ -22,8 +22,6 @@ from typing import Annotated, Any, NamedTuple
 
 import paceline
 from paceline.errors import InvalidRequest
-from paceline.storage.files import write_bytes, writing
-from paceline.storage.report import json_file
 from paceline.storage.validation import Limit, listed, validated
 
 FORM = "paceline-bench"
@@ -183,12 +181,6 @@ def here(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     }
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Write a record atomically. Raises InvalidRequest if it cannot be written."""
-    with writing(path):
-        write_bytes(path, json_file(record.as_dict()))
-
-
 def read_record(path: Path) -> Record:
     """Read and validate a record. Raises InvalidRequest, with one line per fault."""
     return parse_record(read_value(path), str(path))
@@ -213,8 +205,7 @@ def read_value(path: Path) -> Any:
 def parse_record(value: Any, name: str) -> Record:
     """Validate parsed JSON as a record; `name` names it in messages.
 
-    Raises:
-        InvalidRequest: it is no record; the message has one line per fault.
+    Raises InvalidRequest if it is no record; the message has one line per fault.
     """
     if not isinstance(value, dict) or value.get("form") != FORM:
         raise InvalidRequest(

@@ -64,8 +64,7 @@ class Weights(Mapping[str, Tensor]):
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Open a folder.
 
-    Raises:
-        ModelError: it has no config.json that transformers accepts, or no tensors.
+    Raises ModelError if it has no config.json that transformers accepts, or no tensors.
     """
     from transformers import AutoConfig
 

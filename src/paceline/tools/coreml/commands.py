@@ -140,8 +140,7 @@ def residency(
 def _folder(artifact: str) -> Path:
     """The folder of a Core ML model, given by path or name.
 
-    Raises:
-        InvalidRequest: the model is for another engine.
+    Raises InvalidRequest if the model is for another engine.
     """
     files = resolve(artifact)
     if files.engine != "coreml":

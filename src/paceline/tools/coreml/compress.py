@@ -83,9 +83,8 @@ def _names(pattern: str, weight: str) -> bool:
 def kept_weights(model: Any, patterns: Sequence[str], weights: Mapping[str, int]) -> list[str]:
     """Names in the program of the weights that match the patterns.
 
-    Raises:
-        InvalidRequest: a matching weight has no name in the program: the converter merges a
-            projection with the scale after it.
+    Raises InvalidRequest if a matching weight has no name in the program: the converter merges a
+    projection with the scale after it.
     """
     import coremltools.optimize.coreml as optimize
 

@@ -96,10 +96,8 @@ def record(folder: Path, package: str, rows: int, *, function: str | None, units
 def copy_with_default(package: Path, copy: Path, rows: int, function: str | None) -> Path:
     """Copy a package with `function`, or else the shape for `rows`, as its default.
 
-    Weights are hard links if the disk supports them.
-
-    Raises:
-        ModelError: the package does not have this function, or does not take `rows`.
+    Weights are hard links if the disk supports them. Raises ModelError if the package does not have
+    this function, or does not take `rows`.
     """
     shutil.copytree(package, copy, copy_function=_link)
     (model,) = copy.rglob("*.mlmodel")
@@ -129,8 +127,7 @@ def copy_with_default(package: Path, copy: Path, rows: int, function: str | None
 def ops_of(plan: Any, function: str) -> Iterator[PlannedOp]:
     """The operations of a function in an `MLComputePlan` of coremltools.
 
-    Raises:
-        ModelError: the plan is not of an ML program, or does not have this function.
+    Raises ModelError if the plan is not of an ML program, or does not have this function.
     """
     program = plan.model_structure.program
     if program is None:

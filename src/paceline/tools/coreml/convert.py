@@ -182,8 +182,7 @@ def _weight_sizes(family: Family) -> list[dict[str, int]]:
 def _begin(out: Path, about: Mapping[str, Any]) -> bool:
     """Start or resume a conversion in `out`; returns True if it is complete.
 
-    Raises:
-        InvalidRequest: `out` holds something else.
+    Raises InvalidRequest if `out` holds something else.
     """
     out.mkdir(parents=True, exist_ok=True)
     done = (out / MANIFEST).exists()

@@ -20,8 +20,7 @@ class Span(NamedTuple):
 def parse_topology(text: str, count: int, what: str = "layers") -> list[Span]:
     """`20+4+6+2` as spans that cover `count` layers.
 
-    Raises:
-        InvalidRequest: it is not such a sum, or not of `count` layers.
+    Raises InvalidRequest if it is not such a sum, or not of `count` layers.
     """
     parts = text.split("+")
     if not all(part.isdigit() and int(part) for part in parts):

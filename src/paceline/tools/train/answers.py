@@ -153,8 +153,7 @@ def make_answers(
 def read_answers(folder: Path, fingerprint: str) -> list[Answer]:
     """The answers in `folder`, in the order of their prompts.
 
-    Raises:
-        InvalidRequest: there are none, or they are of another model.
+    Raises InvalidRequest if there are none, or they are of another model.
     """
     manifest = _read_manifest(folder)
     entries = read_journal(folder / ANSWERS, _FIELDS)

@@ -14,8 +14,7 @@ _ROPE_THETA = 100_000.0
 def even_taps(layers: int, count: int) -> tuple[int, ...]:
     """Layers of the target to tap, evenly from the second to the fourth from the end (DFlash).
 
-    Raises:
-        InvalidRequest: the target has fewer layers than `count`.
+    Raises InvalidRequest if the target has fewer layers than `count`.
     """
     first, last = min(1, layers - 1), max(layers - 3, layers // 2)
     if count == 1:
@@ -29,8 +28,7 @@ def even_taps(layers: int, count: int) -> tuple[int, ...]:
 def mask_token(answers: Sequence[Answer], special: Sequence[int], vocab_size: int) -> int:
     """A token that no text has: an unused control token, else the last unused token.
 
-    Raises:
-        InvalidRequest: every token is used.
+    Raises InvalidRequest if every token is used.
     """
     used = {token for answer in answers for token in answer.tokens}
     for token in [*reversed(special), *reversed(range(vocab_size))]:

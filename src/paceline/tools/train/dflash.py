@@ -113,10 +113,8 @@ class Trainer:
         """Prepare to train on `answers`, whose `hidden_states` are in the same order.
 
         A row has the drafter's taps first and the target's last layer at its end. One answer in
-        twenty is held out. A state in `folder` is resumed.
-
-        Raises:
-            InvalidRequest: there are too few answers, or the state in `folder` is of another run.
+        twenty is held out. A state in `folder` is resumed. Raises InvalidRequest if there are too
+        few answers, or the state in `folder` is of another run.
         """
         texts = [
             Text(answer.tokens, len(answer.prompt), number)

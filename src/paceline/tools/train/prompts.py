@@ -100,8 +100,7 @@ def write_prompts(
 def user_opening(files: ModelFiles) -> str:
     """The chat template's text before the first user message.
 
-    Raises:
-        ModelError: there is no chat template, or it omits the user message.
+    Raises ModelError if there is no chat template, or it omits the user message.
     """
     text = files.template().render([{"role": "user", "content": _MARK}])
     opening, found, _ = text.partition(_MARK)

@@ -65,9 +65,8 @@ class RehearsalState:
     def write_state(self, name: str, value: Array) -> None:
         """Write a state.
 
-        Raises:
-            InvalidRequest: the name is unknown, the shape differs, or the type is not one of
-                float32, float64 and int32, which coremltools accepts.
+        Raises InvalidRequest if the name is unknown, the shape differs, or the type is not one of
+        float32, float64 and int32, which coremltools accepts.
         """
         cell = self._cell(name)
         found = np.asarray(value)

@@ -19,8 +19,7 @@ _ALONE = "_paceline_coreml_proto"
 def messages(module: str) -> ModuleType:
     """One of coremltools' generated modules, such as `Model_pb2`.
 
-    Raises:
-        MissingExtra: coremltools is not installed.
+    Raises MissingExtra if coremltools is not installed.
     """
     if "coremltools" in sys.modules:
         return importlib.import_module(f"coremltools.proto.{module}")

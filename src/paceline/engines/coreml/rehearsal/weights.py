@@ -84,8 +84,7 @@ class WeightFile:
     def record(self, offset: int, dtype: str, count: int) -> npt.NDArray[np.uint8]:
         """Bytes of `count` numbers of a type, given the offset of their record.
 
-        Raises:
-            ModelError: the record is missing, or has another type or size.
+        Raises ModelError if the record is missing, or has another type or size.
         """
         data, where = self.data, f"{self.path}: the record at {offset}"
         if offset % _RECORD.size or not 0 < offset <= data.size - _RECORD.size:

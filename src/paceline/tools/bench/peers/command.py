@@ -38,19 +38,9 @@ def bench_peers(
 ) -> Report:
     """Every peer and paceline, plain and with speculation, on a suite, interleaved.
 
-    Args:
-        load: opens the model.
-        peers: names, or base URLs of servers; none: all installed peers.
-        access: options of requests to servers.
-        draft: a smaller model, for peers that use one as drafter.
-        threads: CPU threads of every peer; None: each peer's default.
-        suite: the file of prompts; None: paceline's own.
-        kinds: kinds of these prompts, all if empty.
-        per_kind: prompts of each kind; None: all.
-        rounds: answers per variant and prompt.
-        max_tokens: of each answer.
-        output: where the result will be; rows are journaled beside it until then.
-        progress: shows how far the run is.
+    `peers` are names or base URLs of servers (none: all installed peers), `draft` is a smaller
+    model for peers that use one as drafter, and `threads` is the CPU threads of every peer. Rows
+    are journaled beside `output` until it is written.
 
     Raises:
         InvalidRequest: there is no such peer or server, or a value is invalid.

@@ -24,8 +24,7 @@ PLAIN, LOOKUP = "plain", "lookup"
 def open_peers(target: TargetModel) -> list[Peer]:
     """GenAI at its default precision and at paceline's.
 
-    Raises:
-        NotComparable: the model is not for OpenVINO.
+    Raises NotComparable if the model is not for OpenVINO.
     """
     if target.files.engine != "openvino":
         raise NotComparable(

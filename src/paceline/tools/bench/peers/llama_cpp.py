@@ -19,8 +19,7 @@ _DRAFT_TOKENS = (10, 2)
 def open_peers(target: TargetModel) -> list[Peer]:
     """llama.cpp.
 
-    Raises:
-        ModelError: the model was not made from a GGUF file, or it cannot be fetched.
+    Raises ModelError if the model was not made from a GGUF file, or it cannot be fetched.
     """
     return [LlamaCpp(target)]
 

@@ -78,15 +78,8 @@ def measure(
 ) -> list[Row]:
     """Answer a question with all variants, interleaved; one row per variant.
 
-    Args:
-        question: the prompt.
-        variants: the first is paceline's plain decoding.
-        rounds: answers per variant.
-        max_tokens: of each answer.
-        start: as for `interleaved`; pass another number for each question.
-
-    Raises:
-        ModelError: a peer fails.
+    The first variant is paceline's plain decoding; `start` is as for `interleaved`. Raises
+    ModelError if a peer fails.
     """
     calls = {each.name: partial(each.answer, question, max_tokens) for each in variants}
     answers = interleaved(calls, rounds, start)

@@ -59,8 +59,7 @@ def open_all(
 ) -> list[Peer]:
     """Open the peers of these names; without names, all known peers that are installed.
 
-    Raises:
-        PacelineError: a named peer cannot run the model.
+    Raises PacelineError if a named peer cannot run the model.
     """
     found: list[Peer] = []
     for name in dict.fromkeys(names or KNOWN):

@@ -34,12 +34,8 @@ class TargetModel(contextlib.ExitStack):
     ) -> None:
         """Use the model of `files`.
 
-        Args:
-            files: paceline's form of the model.
-            context: tokens of the longest question and its answer.
-            progress: shows long work.
-            threads: CPU threads; None: the runtime's default.
-            draft: name of a smaller model, for runtimes that use one as drafter.
+        `context` is the tokens of the longest question and its answer; `threads` is the CPU threads
+        (None: the runtime's default), `draft` a smaller model for runtimes that draft with one.
         """
         super().__init__()
         self.files = files

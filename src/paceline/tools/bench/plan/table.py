@@ -58,8 +58,7 @@ def is_plan(value: Any) -> bool:
 def plan_record(value: Mapping[str, Any], name: str) -> Record:
     """Convert the JSON of `paceline plan` to a record with a row for each T and cost table.
 
-    Raises:
-        InvalidRequest: the JSON is not a plan; `name` names it in the message.
+    Raises InvalidRequest if the JSON is not a plan; `name` names it in the message.
     """
     try:
         rows = [*_record_rows(f"{value['model']}, here", value)]

@@ -87,8 +87,7 @@ def bench_report(paths: Sequence[Path], output: Path) -> list[Path]:
 def read_result(path: Path) -> Record:
     """Read a record, or the output of `paceline plan`.
 
-    Raises:
-        InvalidRequest: the file is neither, or cannot be read.
+    Raises InvalidRequest if the file is neither, or cannot be read.
     """
     value = read_value(path)
     return plan_record(value, str(path)) if is_plan(value) else parse_record(value, str(path))
@@ -97,8 +96,7 @@ def read_result(path: Path) -> Record:
 def _names(paths: Sequence[Path]) -> list[str]:
     """Names of the results: those of their files, numbered if they are the same.
 
-    Raises:
-        InvalidRequest: a file is given twice.
+    Raises InvalidRequest if a file is given twice.
     """
     names: list[str] = []
     if len(set(paths)) < len(paths):

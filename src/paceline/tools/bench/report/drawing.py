@@ -50,10 +50,8 @@ def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()
     """A chart as a picture.
 
     A PNG has its title; an SVG is for a page that has the title as text. Each of `names` has the
-    same colour and marker in all charts that get the same `names`.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
+    same colour and marker in all charts that get the same `names`. Raises MissingExtra if
+    matplotlib is not installed.
     """
     with new_figure() as figure:
         axes = figure.add_subplot()

@@ -37,10 +37,8 @@ def bench_run(
     """Plain decoding, single-row plain decoding and the drafters on a suite, interleaved, greedy.
 
     `load` opens the model with at least the given number of rows per call. Rows are journaled
-    beside `output` until it is written.
-
-    Raises:
-        InvalidRequest: an option or the suite is invalid, or no prompt fits the context.
+    beside `output` until it is written. Raises InvalidRequest if an option or the suite is invalid,
+    or no prompt fits the context.
     """
     prompts = load_suite(suite).only(kinds, per_kind, limit)
     check_names(prompts.prompts)

@@ -61,8 +61,7 @@ def measure_turns(
 ) -> Measured:
     """Answer each turn with all variants, the first of which is plain decoding.
 
-    Raises:
-        InvalidRequest: no prompt fits the context.
+    Raises InvalidRequest if no prompt fits the context.
     """
     room = min(max_context(each.model) for each in variants)
     plain = variants[0]

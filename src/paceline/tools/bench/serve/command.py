@@ -31,8 +31,7 @@ def bench_serve(
 ) -> Report:
     """Measure a server with each number of clients, and at each rate of requests per second.
 
-    Raises:
-        InvalidRequest: there is no server at the URL, or a value is out of range.
+    Raises InvalidRequest if there is no server at the URL, or a value is out of range.
     """
     prompts = load_suite(suite).only(kinds, None)
     url = url.rstrip("/")

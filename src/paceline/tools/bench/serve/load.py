@@ -99,8 +99,7 @@ def percentiles(values: Iterator[float]) -> dict[str, float] | None:
 def model_of(url: str, key: str | None = None) -> str:
     """The first model of a server.
 
-    Raises:
-        InvalidRequest: there is no OpenAI-compatible server at the URL.
+    Raises InvalidRequest if there is no OpenAI-compatible server at the URL.
     """
     try:
         import httpx

@@ -43,19 +43,10 @@ def bench_simulate(
 ) -> Report:
     """Simulate every drafter with every policy on some texts.
 
-    Args:
-        load: opens the model; used only for the costs of this machine.
-        files: opens the model's files; used only to encode text.
-        model: name of the model, which decides its shipped drafters.
-        texts: files and folders, see `Texts`.
-        raw: use prompts that are text without the chat template.
-        prompt_tokens: length of the prompt in a plain text.
-        drafters: specs; none: auto.
-        policies: as in `bench sweep`.
-        blocks: as in `bench sweep`.
-        cost: see `parse_costs`.
-        carry: the texts are consecutive requests of one process.
-        progress: shows how far the simulation is.
+    `load` opens the model, only for this machine's costs; `files` opens its files, only to encode
+    text. The model's name decides its shipped drafters. Texts: see `Texts`; drafters, policies and
+    blocks: as in `bench sweep`; cost: see `parse_costs`. With `carry` the texts are consecutive
+    requests of one process.
 
     Raises:
         InvalidRequest: a value is out of range, or a text or cost table cannot be read.

@@ -31,13 +31,9 @@ class Costs:
 def parse_costs(spec: str, here: Callable[[], CostTable]) -> Costs:
     """Parse the option `--cost`.
 
-    Args:
-        spec: `here`, the name of a preset, the file of a recorded `paceline plan`, or
-            milliseconds by rows such as `1=12,4=12.6,8=15.4`.
-        here: returns the cost table of this machine.
-
-    Raises:
-        InvalidRequest: it is none of these.
+    `spec` is `here` (the result of `here`), the name of a preset, the file of a recorded `paceline
+    plan`, or milliseconds by rows such as `1=12,4=12.6,8=15.4`. Raises InvalidRequest if it is
+    none of these.
     """
     if spec == HERE:
         return Costs(HERE, here())

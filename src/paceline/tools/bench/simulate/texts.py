@@ -34,12 +34,10 @@ class Texts:
     def __init__(
         self, files: Callable[[], ModelFiles], *, raw: bool = False, prompt_tokens: int = 100
     ) -> None:
-        """Set the options of reading.
+        """Read with these options.
 
-        Args:
-            files: opens the model whose tokenizer and chat template encode text.
-            raw: use prompts without the chat template.
-            prompt_tokens: length of the prompt in a plain text.
+        `files` opens the model whose tokenizer and chat template encode text. `raw` prompts are
+        without the chat template; `prompt_tokens` is the prompt's length in a plain text.
         """
         self._files = files
         self._raw = raw

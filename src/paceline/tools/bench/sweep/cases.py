@@ -33,8 +33,7 @@ _SPARE = 64
 def dense_text(path: Path | None = None) -> tuple[str, str]:
     """(text to tile, its SHA-256); paceline's own text if `path` is None.
 
-    Raises:
-        InvalidRequest: the file cannot be read, or is empty.
+    Raises InvalidRequest if the file cannot be read, or is empty.
     """
     packaged = files("paceline.tools.bench").joinpath(_IN_PACKAGE)
     try:
@@ -71,8 +70,7 @@ def length_cases(
 ) -> list[Case]:
     """The text, tiled and cut, for each length and temperature; answers have exactly `tokens`.
 
-    Raises:
-        InvalidRequest: a length does not fit the context.
+    Raises InvalidRequest if a length does not fit the context.
     """
     limit = max_context(model) - tokens
     if limit < 1:
@@ -103,8 +101,7 @@ def depth_cases(
 ) -> list[Case]:
     """The suite's prompts, each after about `depth` tokens of other prompts' text.
 
-    Raises:
-        InvalidRequest: a depth does not fit the context.
+    Raises InvalidRequest if a depth does not fit the context.
     """
     tokenizer = model.files.tokenizer()
     text = "\n\n".join(str(m["content"]) for p in load_suite().prompts for m in p.messages)

@@ -55,26 +55,11 @@ def bench_sweep(
 ) -> Report:
     """Plain decoding and every drafter with every policy, over prompt lengths or context depths.
 
-    Args:
-        load: opens the model.
-        lengths: prompt tokens of the tiled text; without depths either: `default_lengths`.
-        text: the file to tile; None: paceline's own.
-        depths: tokens of context before the suite's questions.
-        suite: the file of questions; None: paceline's own.
-        kinds: kinds of these questions, all if empty; only with depths.
-        per_kind: questions of each kind; None: one.
-        drafters: specs of drafters.
-        policies: `auto`, or a rule with its block: `fixed:8`, `kelly:16`.
-        blocks: for policies without a block of their own.
-        temperatures: none: greedy.
-        seed: of the sampling.
-        rounds: answers per variant and case.
-        max_tokens: of each answer.
-        output: where the result will be; rows are journaled beside it until then.
-        progress: shows how far the sweep is.
-
-    Raises:
-        InvalidRequest: a value is out of range, or two options exclude each other.
+    A length is the prompt's tokens of a tiled text (without depths either: `default_lengths`); a
+    depth is the tokens of context before the suite's questions, one of each kind by default. A
+    policy is `auto`, or a rule with its block, as `fixed:8`; `blocks` are for policies without one.
+    Rows are journaled beside `output` until it is written. Raises InvalidRequest if a value is out
+    of range, or two options exclude each other.
     """
     if depths and (lengths or text):
         raise InvalidRequest("--depth does not go with --length or --text: sweep one at a time")

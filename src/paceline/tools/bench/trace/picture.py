@@ -18,8 +18,7 @@ _PARTS = ("verify", "draft", "sample and text", "the rest of the host")
 def picture(trace: RecordedTrace, title: str, form: Literal["png", "svg"]) -> bytes:
     """The picture, with `title` in it unless that is empty.
 
-    Raises:
-        MissingExtra: matplotlib is not installed.
+    Raises MissingExtra if matplotlib is not installed.
     """
     steps = trace.steps
     with new_figure() as drawn:

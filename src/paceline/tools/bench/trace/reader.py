@@ -123,8 +123,7 @@ class _Last:
 def read_trace(path: Path) -> RecordedTrace:
     """Read a trace, also that of an interrupted answer.
 
-    Raises:
-        InvalidRequest: the file cannot be read or is no trace; the message names the line.
+    Raises InvalidRequest if the file cannot be read or is no trace; the message names the line.
     """
     try:
         # The last line has no end if it was being written when the process ended.
@@ -139,8 +138,7 @@ def read_trace(path: Path) -> RecordedTrace:
 def parse_trace(lines: Sequence[str], name: str) -> RecordedTrace:
     """Parse the lines of a trace; `name` names it in messages.
 
-    Raises:
-        InvalidRequest: they are no trace.
+    Raises InvalidRequest if they are no trace.
     """
     head: Any = None
     with contextlib.suppress(InvalidRequest):

@@ -40,17 +40,10 @@ def verify(
 ) -> Report:
     """Check row invariance and token parity; the report passes if the model is exact here.
 
-    Args:
-        load: opens the model.
-        suite: the file of prompts; None: paceline's own.
-        max_tokens: of each answer.
-        whole: check all cases, not only enough to cover each pair of their parameters.
-        drafters: drafters to check; none: `default_drafters`.
-        progress: shows how far the verification is.
-        output: where the result will be; results are journaled beside it until then.
-
-    Raises:
-        InvalidRequest: the suite or a drafter is invalid, or the journal is another run's.
+    `whole` checks all cases, not only enough to cover each pair of their parameters. Without
+    `drafters` they are `default_drafters`. Results are journaled beside `output` until it is
+    written. Raises InvalidRequest if the suite or a drafter is invalid, or the journal is another
+    run's.
     """
     prompts = load_suite(suite)
     for name in drafters:

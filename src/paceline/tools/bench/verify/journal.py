@@ -80,12 +80,8 @@ class VerifyJournal:
 def open_verify_journal(output: Path | None, about: Mapping[str, Any]) -> Iterator[VerifyJournal]:
     """Open the journal of `output`, with the results of an interrupted verification, if any.
 
-    Args:
-        output: where the result will be written; None: the journal is in memory only.
-        about: JSON that describes the verification: options, model, engine.
-
-    Raises:
-        InvalidRequest: the journal cannot be read or written, or is another verification's.
+    `about` describes the verification: see `resuming`. Raises InvalidRequest if the journal cannot
+    be read or written, or is another verification's.
     """
     with resuming(output, about) as (entries, append):
         journal = VerifyJournal(append)

@@ -80,10 +80,8 @@ def without_rows(shape: Declared, *, constant: bool = False) -> Layout:
 def broadcast(layouts: Sequence[Layout], count: int | None) -> Layout:
     """Layout of an elementwise operation, with numpy's broadcasting.
 
-    `count` is T if the program is for one number of rows, else None.
-
-    Raises:
-        RowsMixed: it combines a row with other rows.
+    `count` is T if the program is for one number of rows, else None. Raises RowsMixed if it
+    combines a row with other rows.
     """
     rank = max(len(one.axes) for one in layouts)
     # Constants last: in a program for one number of rows they may have an element per row.
@@ -137,11 +135,7 @@ def check_contraction(x: Axis, y: Axis, *, constant: bool = False) -> None:
 
 
 def reduce_axes(layout: Layout, axes: Iterable[int], *, keep: bool) -> Layout:
-    """Layout of a reduction over axes.
-
-    Raises:
-        RowsMixed: an axis has rows and channels.
-    """
+    """Layout of a reduction over axes. Raises RowsMixed if an axis has rows and channels."""
     gone = {axis % len(layout.axes) for axis in axes}
     for axis in gone:
         if layout.axes[axis].rows and not layout.axes[axis].rows_only:
@@ -159,8 +153,7 @@ def reduce_axes(layout: Layout, axes: Iterable[int], *, keep: bool) -> Layout:
 def check_normalized(layout: Layout, axes: Iterable[int]) -> Layout:
     """Layout of a softmax or norm over axes.
 
-    Raises:
-        RowsMixed: it normalizes over rows, or over an axis with rows and channels.
+    Raises RowsMixed if it normalizes over rows, or over an axis with rows and channels.
     """
     axes = list(axes)
     if layout.rows and reduce_axes(layout, axes, keep=True).from_many_rows:
