@@ -72,7 +72,7 @@ def test_row_01_health_while_loading(tiny_gguf: Path, cache: Path):
                 refused += 1
                 time.sleep(0.02)
         assert good(response) == {"status": "ok"}
-        assert refused > 3
+        assert refused > 0, "the port was open before the model was loaded"
 
 
 def test_row_01_health_while_no_call_succeeds(model: Model, monkeypatch: pytest.MonkeyPatch):
