@@ -4,7 +4,6 @@ Tokens are fed to a sequence as its prompt; tokens that are run after it are its
 """
 
 from contextlib import ExitStack, closing
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -70,12 +69,10 @@ def test_a_call_reports_for_every_block_in_order(
     engine: Engine, sequence: KVSequence, other: KVSequence
 ):
     text = random_text(engine, 8)
-    started = perf_counter()
     result = engine.step([(sequence, Block(text, 3)), (other, Block(text[:2], 0))])
-    elapsed = perf_counter() - started
     assert [len(logits) for logits in result.logits] == [3, 0]
     assert len(result.taps) == 2
-    assert 0 <= result.seconds <= elapsed
+    assert 0 < result.seconds < 60
 
 
 def test_a_step_commits_nothing(engine: Engine, plain: Plain, sequence: KVSequence):
