@@ -9,6 +9,7 @@ import paceline
 from paceline.decoding.types import Drafter
 from paceline.runtime.options import Options
 from support.words import parse
+from test_arrows import ALLOWED
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -51,6 +52,22 @@ def test_the_api_page_has_every_public_name_and_option():
     page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
     named = set(re.findall(r"[a-z_]\w*", page, re.IGNORECASE))
     assert {*Options.__annotations__, *paceline.__all__} - named == set()
+
+
+def test_the_arrows_of_the_architecture_are_those_that_are_tested():
+    (picture,) = blocks(ROOT / "docs/architecture.md", "mermaid")
+    below: dict[str, set[str]] = {}
+    for line in reversed([line for line in picture.splitlines() if "-->" in line]):
+        rooms, others = (side.replace("&", " ").split() for side in line.split("-->"))
+        for room in rooms:
+            found = below.setdefault(room, set())
+            found.update(others, *(below.get(other, set()) for other in others))
+    package = {"", "__main__"}
+    assert below == {
+        room: rules - package
+        for room, rules in ALLOWED.items()
+        if rules - package and room not in package
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
