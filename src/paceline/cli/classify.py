@@ -42,39 +42,24 @@ def classify(
     classifier = TextClassifier(files.folder, units=compute_units)
     tokenizer = files.tokenizer()
     encoded = [tokenizer.encode_with_offsets(each) for each in texts]
+    kind = "tokens" if tokens else "entities"
     values: list[dict[str, Any]] = []
     labelled = classifier.label([ids for ids, _ in encoded])
     for content, (_, offsets), found in zip(texts, encoded, labelled, strict=True):
         scores = probabilities(found.scores)
-        parts = (
-            [
-                Entity(label, *place, float(score))
-                for place, label, score in zip(offsets, found.labels, scores, strict=True)
-            ]
-            if tokens
-            else entities(content, offsets, found.labels, scores.tolist())
-        )
-        values.append(
-            {
-                "text": content,
-                "tokens" if tokens else "entities": [
-                    {**each._asdict(), "text": content[each.start : each.end]} for each in parts
-                ],
-            }
-        )
+        if tokens:
+            places = zip(offsets, found.labels, scores, strict=True)
+            parts = [Entity(label, *place, float(score)) for place, label, score in places]
+        else:
+            parts = entities(content, offsets, found.labels, scores.tolist())
+        spans = [{**each._asdict(), "text": content[each.start : each.end]} for each in parts]
+        values.append({"text": content, kind: spans})
     print_value(output, {"model": model, "texts": values}, "")
     if not output.json:
         rows = [
-            [
-                number,
-                part["start"],
-                part["end"],
-                part["label"],
-                f"{part['score']:.3f}",
-                part["text"],
-            ]
+            [number, one["start"], one["end"], one["label"], f"{one['score']:.3f}", one["text"]]
             for number, value in enumerate(values, 1)
-            for part in value["tokens" if tokens else "entities"]
+            for one in value[kind]
         ]
         print_table(["text", "start", "end", "label", "score", "characters"], rows)
     return 0

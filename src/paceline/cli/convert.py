@@ -15,15 +15,14 @@ from paceline.errors import InvalidRequest
 app = group()
 
 _core_ml = partial(Option, rich_help_panel="Core ML")
+_count = partial(_core_ml, parser=numbers.COUNT)
 
 
 @dataclass(frozen=True, slots=True)
 class CoreMlOptions:
     """Options that only Core ML has: None where they were not given."""
 
-    rows: Annotated[
-        int | None, _core_ml(parser=numbers.COUNT, help="maximum rows of a call; default: 4")
-    ] = None
+    rows: Annotated[int | None, _count(help="maximum rows of a call; default: 4")] = None
     functions: Annotated[
         Any | None,
         _core_ml(
@@ -33,19 +32,15 @@ class CoreMlOptions:
         ),
     ] = None
     slots: Annotated[
-        int | None,
-        _core_ml(parser=numbers.COUNT, help="context length; default: 2048, or the model's own"),
+        int | None, _count(help="context length; default: 2048, or the model's own")
     ] = None
     topology: Annotated[str | None, _core_ml(help="layers of each package, such as 20+4+6+2")] = (
         None
     )
     megabytes: Annotated[
-        int | None,
-        _core_ml(parser=numbers.COUNT, help="maximum size of a package of layers; default: 1500"),
+        int | None, _count(help="maximum size of a package of layers; default: 1500")
     ] = None
-    head_rows: Annotated[
-        int | None, _core_ml(parser=numbers.COUNT, help="maximum tokens in a package of the head")
-    ] = None
+    head_rows: Annotated[int | None, _count(help="maximum tokens in a package of the head")] = None
     taps: Annotated[
         Any | None,
         _core_ml(

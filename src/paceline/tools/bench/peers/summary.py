@@ -40,10 +40,10 @@ class PeerRows:
 
     def over_own_plain(self) -> Means:
         """Decode speed over the peer's own plain decoding."""
-        return self._means(lambda row: row.measures.get(OWN), self._all)
+        return self._means(lambda row: row.measures.get(OWN))
 
     def auto_over(self, of: Callable[[Row], bool] = lambda _: True) -> Means:
-        """Decode speed of paceline's auto over each variant, over the rows that pass `of`."""
+        """Decode speed of paceline's auto over each other variant, in the rows that pass `of`."""
 
         def ratios(row: Row) -> list[float] | None:
             auto, other = self._auto(row).measures.get(_RATE), row.measures.get(_RATE)
@@ -51,7 +51,7 @@ class PeerRows:
                 return None
             return [ours / theirs for ours, theirs in zip(auto, other, strict=True)]
 
-        return self._means(ratios, of)
+        return self._means(ratios, lambda row: row.contender != AUTO and of(row))
 
     def first_token(self) -> Means:
         """Time to first token over that of paceline's auto."""
@@ -60,17 +60,15 @@ class PeerRows:
             pairs = zip(row.measures[_FIRST], self._auto(row).measures[_FIRST], strict=True)
             return [theirs / ours for theirs, ours in pairs]
 
-        return self._means(ratios, self._all)
+        return self._means(ratios)
 
     def _auto(self, row: Row) -> Row:
         return self._by_key[row.case, AUTO]
 
-    @staticmethod
-    def _all(_: Row) -> bool:
-        return True
-
     def _means(
-        self, values: Callable[[Row], Sequence[float] | None], of: Callable[[Row], bool]
+        self,
+        values: Callable[[Row], Sequence[float] | None],
+        of: Callable[[Row], bool] = lambda _: True,
     ) -> Means:
         found: dict[str, list[float]] = {}
         for row in self.rows:
@@ -96,12 +94,12 @@ def summary(rows: PeerRows) -> dict[str, Any]:
         },
         "texts_of_paceline": {name: rows.count(name, "same_as_paceline") for name in others},
         "over_own_plain": rows.over_own_plain(),
-        "auto_over": _without_auto(rows.auto_over()),
-        "auto_over_where_text_is_kept": _without_auto(rows.auto_over(_kept)),
-        "auto_over_where_text_is_paceline's": _without_auto(rows.auto_over(_ours)),
-        "auto_over_by_kind": {
-            kind: _without_auto(rows.auto_over(_of_kind(kind))) for kind in rows.kinds
-        },
+        "auto_over": rows.auto_over(),
+        "auto_over_where_text_is_kept": rows.auto_over(lambda row: row.facts["same_tokens"]),
+        "auto_over_where_text_is_paceline's": rows.auto_over(
+            lambda row: row.facts["same_as_paceline"]
+        ),
+        "auto_over_by_kind": {kind: rows.auto_over(_of_kind(kind)) for kind in rows.kinds},
         "first_token_over_auto": rows.first_token(),
     }
 
@@ -141,20 +139,8 @@ def tables(rows: PeerRows) -> Iterator[Table]:
     )
 
 
-def _kept(row: Row) -> bool:
-    return bool(row.facts["same_tokens"])
-
-
-def _ours(row: Row) -> bool:
-    return bool(row.facts["same_as_paceline"])
-
-
 def _of_kind(kind: str) -> Callable[[Row], bool]:
     return lambda row: row.kind == kind
-
-
-def _without_auto(means: Means) -> Means:
-    return {name: mean for name, mean in means.items() if name != AUTO}
 
 
 def _number(value: float | None) -> str:
