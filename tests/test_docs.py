@@ -1,5 +1,7 @@
+import ast
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,16 @@ def test_source_files_named_in_the_docs_exist(page: Path):
         and ("/" in name or not any(ROOT.glob(f"[!.]*/**/{name}")))
     ]
     assert missing == []
+
+
+def test_names_that_python_in_the_docs_imports_exist():
+    code = "\n".join(block for page in PAGES for block in blocks(page, "python"))
+    found = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in found if str(node.module).startswith("paceline")]
+    assert ours
+    for node in ours:
+        module = import_module(str(node.module))
+        assert [each.name for each in node.names if not hasattr(module, each.name)] == []
 
 
 def test_tests_named_in_the_docs_exist():
