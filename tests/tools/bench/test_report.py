@@ -18,7 +18,8 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, MissingExtra
-from paceline.tools.bench.record import Row, write_record
+from paceline.storage.report import json_file
+from paceline.tools.bench.record import Row
 from paceline.tools.bench.report.charts import record_charts
 from paceline.tools.bench.report.command import bench_report, read_result
 from paceline.tools.bench.report.drawing import picture
@@ -58,7 +59,7 @@ def results(tmp_path: Path) -> list[Path]:
     """Recorded results of every kind."""
     records = {"run": RUN, "sweep": SWEEP, "blocks": BLOCKS, "serve": SERVE, "check": SIMULATED}
     for name, record in records.items():
-        write_record(tmp_path / f"{name}.json", record)
+        (tmp_path / f"{name}.json").write_bytes(json_file(record.as_dict()))
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     return [tmp_path / f"{name}.json" for name in (*records, "plan")]
 
@@ -119,7 +120,7 @@ def test_the_page_is_whole_in_itself(results: Sequence[Path], tmp_path: Path):
 def test_what_comes_from_a_result_is_text(tmp_path: Path):
     name = "<script>alert('x')</script> & \"co\""
     rows = [replace(row, case=name, kind=name, contender=name) for row in RUN.rows[:1]]
-    write_record(tmp_path / "x.json", replace(RUN, rows=rows, command=name))
+    (tmp_path / "x.json").write_bytes(json_file(replace(RUN, rows=rows, command=name).as_dict()))
     bench_report([tmp_path / "x.json"], tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert not page.all("script")
@@ -128,7 +129,7 @@ def test_what_comes_from_a_result_is_text(tmp_path: Path):
 
 def test_what_comes_from_a_result_is_no_path(tmp_path: Path):
     rows = [Row(str(at), "k", "x", {"ratio": [2.0]}, {"../../up": at}) for at in (1, 2)]
-    write_record(tmp_path / "x.json", replace(RUN, rows=rows))
+    (tmp_path / "x.json").write_bytes(json_file(replace(RUN, rows=rows).as_dict()))
     written = bench_report([tmp_path / "x.json"], tmp_path / "out")
     assert [path.name for path in written] == ["index.html", "x-ratio-by--up.png"]
     assert all(path.parent == tmp_path / "out" for path in written)
@@ -137,7 +138,7 @@ def test_what_comes_from_a_result_is_no_path(tmp_path: Path):
 def test_results_of_one_name_are_told_apart(tmp_path: Path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        write_record(tmp_path / folder / "x.json", SERVE)
+        (tmp_path / folder / "x.json").write_bytes(json_file(SERVE.as_dict()))
     paths = [tmp_path / "a" / "x.json", tmp_path / "b" / "x.json"]
     names = {path.name for path in bench_report(paths, tmp_path / "out")}
     assert {"x-tokens_per_second-by-load.png", "x-2-tokens_per_second-by-load.png"} < names
