@@ -1,0 +1,76 @@
+"""How many source files a token and a request pass: what a newcomer reads to follow one.
+
+docs/architecture.md has the figures. A change that needs more files says why there.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline.cli.app import main
+from paceline.runtime.model import Model
+from paceline.runtime.options import GREEDY
+from support.server import running
+
+SOURCE = f"{Path(paceline.__file__).parent}/"
+TOKEN, GENERATE, CHAT = 13, 52, 46
+PROMPT = "the quick brown fox jumps over the quick brown fox"
+
+
+@contextmanager
+def files_called() -> Iterator[set[str]]:
+    """The files of paceline of which functions run, in any thread that starts meanwhile."""
+    found = set[str]()
+
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(SOURCE) and code.co_name != "<module>":
+            found.add(code.co_filename.removeprefix(SOURCE))
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def test_files_of_a_token_in_the_loop(model: Model):
+    model.generate(PROMPT, max_tokens=8, drafter="suffix", **GREEDY)
+    with model.stream(PROMPT, max_tokens=40, drafter="suffix", ignore_eos=True, **GREEDY) as stream:
+        for _ in range(3):
+            next(stream)
+        with files_called() as found:
+            for _ in range(10):
+                next(stream)
+    assert len(found) <= TOKEN, sorted(found)
+
+
+def test_files_of_generate(
+    tiny_gguf: Path, cache: Path, model: Model, capsys: pytest.CaptureFixture[str]
+):
+    _ = model.profile  # made once for a machine, not by every request
+    with files_called() as found:
+        command = ["generate", PROMPT, "--model", str(tiny_gguf), "--max-tokens", "8"]
+        assert main(command) == 0
+    assert capsys.readouterr().out
+    assert len(found) <= GENERATE, sorted(found)
+
+
+def test_files_of_a_chat_request(model: Model):
+    body = {"model": "any", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
+    with files_called() as found, running(model) as server:
+        body["model"] = server.get("/v1/models").json()["data"][0]["id"]
+        server.rest()
+        found.clear()
+        server.events("/v1/chat/completions", body)
+        asked = {*found}
+    assert len(asked) <= CHAT, sorted(asked)
