@@ -63,6 +63,7 @@ def test_whatever_drafts_the_tokens_are_plain_decodings(
     assert drafter == "auto" or accepted > 0
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_how_they_are_computed(
     real_model: Model, monkeypatch: pytest.MonkeyPatch
 ):
@@ -102,6 +103,7 @@ def first_command() -> list[str]:
     return shlex.split(found[1])
 
 
+@pytest.mark.slow
 def test_the_first_command_of_the_readme_ends_by_itself_and_is_no_loop(real_model: Model):
     words = first_command()
     assert words[1] == "generate"

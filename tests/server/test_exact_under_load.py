@@ -271,6 +271,7 @@ def check_load(model: Model, drafter: str = "auto") -> None:
     assert set[str]().union(*(told.drafters for told in whole)) >= known
 
 
+@pytest.mark.slow
 def test_every_answer_is_the_one_that_its_request_gets_alone(real_model: Model):
     check_load(real_model)
 

@@ -183,6 +183,7 @@ def test_the_scenario_preempts_evicts_and_shares(tiny_files: ModelFiles, expecte
     } <= called
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little_room")
 def test_an_error_at_any_call_ends_one_request_at_most(
     tiny_files: ModelFiles, expected: list[list[int]], caplog: pytest.LogCaptureFixture

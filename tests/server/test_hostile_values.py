@@ -56,6 +56,7 @@ def bodies(path: str, fields: list[str]) -> Iterator[str]:
                 yield f'{{{BODIES[path]}, "{field}": {form % value}}}'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BODIES)
 def test_no_value_of_any_field_causes_a_server_error(
     path: str, server: Running, fields: dict[str, list[str]]
