@@ -194,8 +194,13 @@ def until(page: "Page", true: str, value: Any = None) -> None:
     wait_until(lambda: page.evaluate(true, value))
 
 
-def ask(page: "Page", text: str = REPEATED, tokens: int = 60) -> None:
+def ask(
+    page: "Page", text: str = REPEATED, tokens: int = 60, temperature: str | None = "0"
+) -> None:
+    """Ask, greedy unless said otherwise: a sampled answer may end at its first token."""
     page.get_by_label("Longest answer").fill(str(tokens))
+    if temperature is not None:
+        page.get_by_label("Temperature").fill(temperature)
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_role("button", name="Send").click()
 
@@ -253,12 +258,12 @@ def test_text_and_figures_are_updated_during_an_answer(page: "Page", slow: Runni
 def test_an_empty_temperature_is_not_sent(page: "Page", server: Running):
     page.goto(server.url)
     with page.expect_request("**/chat/completions") as sent:
-        ask(page, tokens=3)
+        ask(page, tokens=3, temperature=None)
     assert "temperature" not in (sent.value.post_data_json or {})
     ended(page)
     page.get_by_label("Temperature").fill("0")
     with page.expect_request("**/chat/completions") as sent:
-        ask(page, tokens=3)
+        ask(page, tokens=3, temperature=None)
     assert (sent.value.post_data_json or {})["temperature"] == 0
     ended(page, answers=2)
 
@@ -280,7 +285,7 @@ def test_plain_decoding_is_measured_and_gives_the_same_text(page: "Page", server
     page.get_by_label("Repeat with plain decoding").check()
     before = server.scheduler.load.submitted
     assert page.locator("#session").inner_text() == "No measurement yet."
-    ask(page)
+    ask(page, temperature="0.9")
     ended(page)
     assert server.scheduler.load.submitted == before + 2
     note = page.locator(".model .note").inner_text()
