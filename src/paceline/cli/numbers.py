@@ -78,7 +78,7 @@ class Wholes:
 
 @dataclass(frozen=True, slots=True)
 class WholeOr:
-    """A whole number of `least` or more, or a word that stands for a number."""
+    """A whole number of `least` or more, or a word for a number."""
 
     least: int
     word: str

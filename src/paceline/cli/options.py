@@ -1,7 +1,7 @@
 """Options that several commands share, and how a command declares its options.
 
 A command is a function whose parameters are `Annotated` with `typer.Option`: type, range and help
-are in one place. A parameter that is a dataclass stands for an option for each of its fields.
+are in one place. A dataclass parameter is an option for each of its fields.
 """
 
 import inspect

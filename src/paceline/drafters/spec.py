@@ -5,7 +5,7 @@ uses the object. Nothing is opened here: `factory.py` makes the drafters.
 """
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.drafters.ngram import NgramDrafter
@@ -83,10 +83,8 @@ class DrafterSpec:
     @property
     def without_folders(self) -> str:
         """The text without the parents of its folders, for published results."""
-        paths = (f"{part.kind}:{Path(part.argument).name}" for part in self.parts if part.argument)
-        return "+".join(next(paths) if part.argument else part.kind for part in self.parts) or str(
-            self
-        )
+        parts = (replace(part, argument=Path(part.argument).name) for part in self.parts)
+        return str(replace(self, parts=tuple(parts)))
 
     def resolve(self, shipped: Container[str], *, prediction: bool = False) -> "DrafterSpec":
         """Replace `auto` by the best drafters for the target.

@@ -57,7 +57,7 @@ def raised(step: Step | Exception) -> Step:
 def blocks_that_fit(engine: Engine, streams: Sequence["Stream"]) -> list[tuple["Stream", Block]]:
     """The next block of every stream that has slots for one row or more, cut to what fits.
 
-    All of them together fit, so that their call is not refused.
+    All of them fit together, so their call does not raise CacheFull.
     """
     free, size = engine.free_slots, engine.block_size
     found = []
@@ -72,9 +72,9 @@ def blocks_that_fit(engine: Engine, streams: Sequence["Stream"]) -> list[tuple["
 
 
 def run_together(streams: Sequence["Stream"]) -> None:
-    """Run streams of one model to their ends, all that go on in one call at a time.
+    """Run streams of one model to their ends, all unfinished ones in each call.
 
-    The time of a call is put down whole to each of its streams.
+    The whole time of a call counts for each of its streams.
     """
     going = [stream for stream in streams if not stream.finished]
     for _ in as_they_end(iter(going), at_once=len(going)):
@@ -84,11 +84,11 @@ def run_together(streams: Sequence["Stream"]) -> None:
 def as_they_end(
     streams: Iterator["Stream"], at_once: int, watch: Callable[["Stream"], None] = lambda _: None
 ) -> Generator["Stream", None, None]:
-    """Run streams of one model, `at_once` in each call; yields each when it has ended.
+    """Run streams of one model, `at_once` in each call; yield each when it has ended.
 
-    A stream without a free slot waits until others have ended. Where all wait, the newest one ends
-    with `length`. `streams` is asked for the next one when there is room for it, so what it opens
-    lazily is open no sooner. `watch` sees a stream after each of its steps, and may close it.
+    A stream without a free slot waits until others have ended. If all wait, the newest one ends
+    with `length`. The next of `streams` is taken only when a place is free, so that lazy streams
+    open no sooner. `watch` is called with a stream after each of its steps, and may close it.
     """
     going: list[Stream] = []
     try:

@@ -168,12 +168,12 @@ class Model:
         return Conversation(self, messages)
 
     def exactness(
-        self, drafter: str, *, cached: bool = False, shared: bool = False
+        self, drafter: DrafterSpec, *, cached: bool = False, shared: bool = False
     ) -> Mapping[str, Compared] | None:
         """Return what was measured of the conditions under which an answer is computed.
 
         Args:
-            drafter: only `none` has no blocks of several rows.
+            drafter: without one, no block has several rows.
             cached: whether KV of an earlier prompt is used.
             shared: whether calls may have other sequences too, which also divides prompts.
 
@@ -182,7 +182,7 @@ class Model:
             few free slots to measure.
         """
         names = {
-            BLOCK_LENGTH: drafter != "none" or self.engine.min_rows < 2,
+            BLOCK_LENGTH: not drafter.none or self.engine.min_rows < 2,
             CHUNKED_PREFILL: cached or shared,
             PREFIX_CACHE: cached or shared,
             BATCH: shared,
@@ -344,7 +344,7 @@ class Model:
             stats,
             model=self.files.name,
             drafter=str(spec),
-            exactness=self.exactness(str(spec), cached=sequence.length > 0, shared=shared),
+            exactness=self.exactness(spec, cached=sequence.length > 0, shared=shared),
             started=started,
             probes=probes,
             on_end=(learn, end),
