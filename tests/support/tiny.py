@@ -101,7 +101,6 @@ def write_tiny(
 
 
 def _fields(architecture: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    tokens, types, merges = vocabulary()
     head = sizes["d"] // sizes["heads"]
     about = {
         "context_length": sizes["context"],
@@ -115,13 +114,21 @@ def _fields(architecture: str, sizes: Mapping[str, int]) -> dict[str, Any]:
         "attention.value_length": head,
         "rope.freq_base": 10000.0,
         "rope.dimension_count": head,
-        "vocab_size": len(tokens),
+        "vocab_size": len(vocabulary()[0]),
     }
     return {
         "general.name": "tiny",
         "general.license": "cc0-1.0",
         "general.file_type": 1,
         **{f"{architecture}.{key}": value for key, value in about.items()},
+        **tokenizer_fields(architecture),
+    }
+
+
+def tokenizer_fields(architecture: str) -> dict[str, Any]:
+    """The tokenizer of every tiny model."""
+    tokens, types, merges = vocabulary()
+    return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2" if architecture.startswith("qwen") else "smollm",
         "tokenizer.ggml.tokens": tokens,

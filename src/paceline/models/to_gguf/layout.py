@@ -1,0 +1,260 @@
+"""The tensors of a family's GGUF file, each with the tensors of the checkpoint it is made of.
+
+Invariant: every tensor of the checkpoint is used, or known to be of no use, and each has the shape
+that the configuration asks for. This is checked before anything is read.
+"""
+
+import re
+from collections.abc import Container, Iterator
+
+from paceline.errors import ModelError
+from paceline.models.to_gguf.config import Config
+from paceline.models.to_gguf.family import Experts, Family, Layer
+from paceline.models.to_gguf.outputs import (
+    Form,
+    Output,
+    Shape,
+    cut,
+    mxfp4,
+    pair_order,
+    stacked,
+    whole,
+)
+from paceline.models.to_gguf.shards import Shards
+from paceline.models.to_gguf.sizes import Sizes
+
+_SHOWN = 3
+"""Names of tensors in a message."""
+_UNUSED = re.compile(r"rotary_emb\.inv_freq$|rotary_pos_emb|^model\.layers\.\d+\.attention\.masked")
+_OTHER_MODALITIES = re.compile(r"vision|visual|audio|multi_modal|mm_|image|embedder")
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name without what a model of several modalities puts before its text model's."""
+    if name.startswith("model.language_model."):
+        return "model." + name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.")
+
+
+def outputs(config: Config, family: Family, sizes: Sizes, shards: Shards) -> list[Output]:
+    """The tensors of the file, in its order.
+
+    Raises ModelError for tensors that are missing, left over, or of another shape.
+    """
+    found = layout(config, family, sizes, shards.tensors)
+    needed = {name: shape for output in found for name, shape in output.sources.items()}
+    there = shards.tensors
+    _refuse(shards, "lacks", [name for name in needed if name not in there])
+    for name, shape in needed.items():
+        if there[name].shape != shape:
+            raise ModelError(
+                f"{there[name].path}: tensor {name} has the shape {list(there[name].shape)}; "
+                f"expected {list(shape)}, from {config.path.name}"
+            )
+    left = [name for name in there if name not in needed and not _is_unused(name, config, sizes)]
+    _refuse(shards, f"has tensors that are unknown for {config.model_type}:", left)
+    return found
+
+
+def layout(config: Config, family: Family, sizes: Sizes, there: Container[str]) -> list[Output]:
+    """The tensors of the file, for a checkpoint with the tensors `there`.
+
+    Checkpoints differ in whether they have a head, and in the form of their experts.
+    """
+    return list(_Layout(config, family, sizes, there).outputs())
+
+
+def _is_unused(name: str, config: Config, sizes: Sizes) -> bool:
+    """Whether a tensor has no part in the text model's answers."""
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    return (
+        _UNUSED.search(name) is not None
+        # The copy of tied embeddings, and layers that predict the tokens after the next.
+        or name == "lm_head.weight"
+        or (layer is not None and int(layer[1]) >= len(sizes.layers))
+        or (config.has_other_modalities and _OTHER_MODALITIES.search(name) is not None)
+    )
+
+
+def _refuse(shards: Shards, fault: str, names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise ModelError(f"{shards.folder} {fault} {', '.join(names[:_SHOWN])}{more}")
+
+
+class _Layout:
+    """Goes through a model's tensors, in the order of the file."""
+
+    def __init__(self, config: Config, family: Family, sizes: Sizes, there: Container[str]) -> None:
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+        arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == family.arch)
+        self._names = get_tensor_name_map(arch, len(sizes.layers))
+        self._config = config
+        self._family = family
+        self._sizes = sizes
+        self._there = there
+
+    def outputs(self) -> Iterator[Output]:
+        """Every tensor but the factors of positions."""
+        sizes = self._sizes
+        table = (sizes.vocab, sizes.hidden)
+        yield self._whole("model.embed_tokens.weight", table, Form.TABLE)
+        if not self._is_tied():
+            yield self._whole("lm_head.weight", table, Form.TABLE)
+        yield self._norm("model.norm.weight", sizes.hidden)
+        for index, layer in enumerate(sizes.layers):
+            prefix = f"model.layers.{index}."
+            for norm in self._family.norms:
+                yield self._norm(f"{prefix}{norm}.weight", sizes.hidden)
+            yield from self._attention(f"{prefix}self_attn.", layer)
+            if sizes.experts is not None and layer.has_experts:
+                yield from self._mixture(prefix, sizes.experts)
+            else:
+                yield from self._feed_forward(f"{prefix}mlp.", layer.ff)
+        if self._family.extra is not None:
+            yield from self._family.extra(self._config, self._whole)
+
+    def _is_tied(self) -> bool:
+        """Whether the head is the embeddings. Where config.json is silent, a head speaks."""
+        default = "lm_head.weight" not in self._there
+        return self._config.flag("tie_word_embeddings", default=default)
+
+    def _attention(self, prefix: str, layer: Layer) -> Iterator[Output]:
+        sizes, family = self._sizes, self._family
+        rows = {
+            "q": sizes.heads * layer.head_dim,
+            "k": layer.kv_heads * layer.head_dim,
+            "v": layer.kv_heads * layer.head_dim,
+        }
+        if family.fused:
+            yield self._whole(f"{prefix}qkv_proj.weight", (sum(rows.values()), sizes.hidden))
+        else:
+            for part, size in rows.items():
+                if f"{prefix}{part}_proj.weight" in self._there or self._is_own(part, layer):
+                    yield from self._projection(prefix, part, size, layer.head_dim)
+        output = f"{prefix}o_proj"
+        yield self._whole(f"{output}.weight", (sizes.hidden, rows["q"]))
+        if sizes.attention_bias and "o" in family.biases:
+            yield self._whole(f"{output}.bias", (sizes.hidden,), Form.PLAIN)
+        if sizes.qk_norm and family.qk_norms is not None:
+            widths = (rows["q"], rows["k"]) if family.qk_norm_whole else (layer.head_dim,) * 2
+            for part, norm, width in zip("qk", family.qk_norms, widths, strict=True):
+                if f"{prefix}{norm}.weight" in self._there or self._is_own(part, layer):
+                    yield self._norm(f"{prefix}{norm}.weight", width)
+        if layer.kv_of is not None and f"{prefix}k_proj.weight" not in self._there:
+            yield from self._stand_ins(prefix, layer.kv_of, layer)
+        if family.has_sinks:
+            yield self._whole(f"{prefix}sinks", (sizes.heads,), Form.PLAIN)
+
+    def _is_own(self, part: str, layer: Layer) -> bool:
+        """Whether the layer must have a projection of its own for q, k or v."""
+        return part == "q" or (layer.kv_of is None and not (part == "v" and layer.v_is_k))
+
+    def _stand_ins(self, prefix: str, index: int, layer: Layer) -> Iterator[Output]:
+        """The k of layer `index`, for one that has none: readers ask for it, and drop its result.
+
+        Published checkpoints have such a k for each layer. A v that is not there is k, to readers.
+        """
+        source, norms = f"model.layers.{index}.self_attn.", self._family.qk_norms
+        rows = (layer.kv_heads * layer.head_dim, self._sizes.hidden)
+        name = "k_proj.weight"
+        yield whole(self._target(prefix + name), source + name, rows, Form.MATRIX)
+        if norms is not None:
+            name = f"{norms[1]}.weight"
+            yield whole(self._target(prefix + name), source + name, (layer.head_dim,), Form.PLAIN)
+
+    def _projection(self, prefix: str, part: str, rows: int, head_dim: int) -> Iterator[Output]:
+        """q, k or v, with its bias."""
+        pairs = self._family.rope_pairs and part != "v"
+        order = pair_order(rows // head_dim, head_dim) if pairs else None
+        name = f"{prefix}{part}_proj"
+        shape = (rows, self._sizes.hidden)
+        yield whole(
+            self._target(f"{name}.weight"), f"{name}.weight", shape, Form.MATRIX, order=order
+        )
+        if self._sizes.attention_bias and part in self._family.biases:
+            bias = f"{name}.bias"
+            yield whole(self._target(bias), bias, (rows,), Form.PLAIN, order=order)
+
+    def _feed_forward(self, prefix: str, ff: int) -> Iterator[Output]:
+        hidden = self._sizes.hidden
+        if self._family.fused:
+            yield self._whole(f"{prefix}gate_up_proj.weight", (2 * ff, hidden))
+        else:
+            yield self._whole(f"{prefix}gate_proj.weight", (ff, hidden))
+            yield self._whole(f"{prefix}up_proj.weight", (ff, hidden))
+        yield self._whole(f"{prefix}down_proj.weight", (hidden, ff))
+
+    def _mixture(self, layer: str, experts: Experts) -> Iterator[Output]:
+        """The router and the experts, in any of the forms in which checkpoints have them."""
+        router = f"{layer}{experts.router}"
+        yield self._whole(f"{router}.weight", (experts.count, self._sizes.hidden), Form.PLAIN)
+        if experts.has_score_bias:
+            name = self._target(f"{router}.e_score_correction.bias")
+            source = f"{router}.e_score_correction_bias"
+            yield whole(name, source, (experts.count,), Form.PLAIN)
+        prefix = f"{layer}mlp.experts."
+        if experts.interleaved:
+            yield self._whole(f"{router}.bias", (experts.count,), Form.PLAIN)
+            yield from self._alternating(prefix, experts)
+        elif f"{prefix}gate_up_proj" in self._there:
+            yield from self._halves(prefix, experts)
+        else:
+            yield from self._single(prefix, experts)
+        if experts.shared_ff:
+            yield from self._feed_forward(f"{layer}mlp.shared_experts.", experts.shared_ff)
+
+    def _single(self, prefix: str, experts: Experts) -> Iterator[Output]:
+        """Experts as matrices of their own, as on the hub."""
+        for part, shape in self._expert_shapes(experts).items():
+            sources = [f"{prefix}{i}.{part}_proj.weight" for i in range(experts.count)]
+            yield stacked(self._target(f"{prefix}{part}_proj.weight"), sources, shape, Form.MATRIX)
+
+    def _halves(self, prefix: str, experts: Experts) -> Iterator[Output]:
+        """Experts as [experts, out, in], gate above up, as in the models of transformers 5."""
+        count, ff, hidden = experts.count, experts.ff, self._sizes.hidden
+        for part, rows in (("gate", slice(0, ff)), ("up", slice(ff, None))):
+            name, source = self._target(f"{prefix}{part}_proj.weight"), f"{prefix}gate_up_proj"
+            yield cut(name, source, (count, 2 * ff, hidden), (count, ff, hidden), rows)
+        name, shape = self._target(f"{prefix}down_proj.weight"), (count, hidden, ff)
+        yield cut(name, f"{prefix}down_proj", shape, shape, slice(None))
+
+    def _alternating(self, prefix: str, experts: Experts) -> Iterator[Output]:
+        """gpt-oss: gate and up are every other row of one tensor; in MXFP4, or [in, out]."""
+        count, ff, hidden = experts.count, experts.ff, self._sizes.hidden
+        is_mxfp4 = f"{prefix}down_proj_blocks" in self._there
+        parts = {
+            "gate": ("gate_up_proj", 2 * ff, slice(0, None, 2)),
+            "up": ("gate_up_proj", 2 * ff, slice(1, None, 2)),
+            "down": ("down_proj", hidden, slice(None)),
+        }
+        for part, (source, rows, chosen) in parts.items():
+            name = self._target(f"{prefix}{part}_proj.weight")
+            out, size = self._expert_shapes(experts)[part]
+            shape, stored = (count, out, size), (count, size, rows)
+            if is_mxfp4:
+                yield mxfp4(name, f"{prefix}{source}", rows, shape, chosen)
+            else:
+                yield cut(name, f"{prefix}{source}", stored, shape, chosen, transposed=True)
+            bias = name.removesuffix("weight") + "bias"
+            biases = f"{prefix}{source}_bias"
+            yield cut(bias, biases, (count, rows), (count, out), chosen, form=Form.PLAIN)
+
+    def _expert_shapes(self, experts: Experts) -> dict[str, Shape]:
+        into, out = (experts.ff, self._sizes.hidden), (self._sizes.hidden, experts.ff)
+        return {"gate": into, "up": into, "down": out}
+
+    def _norm(self, source: str, size: int) -> Output:
+        shift = self._family.norm_shift
+        return whole(self._target(source), source, (size,), Form.PLAIN, shift=shift)
+
+    def _whole(self, source: str, shape: Shape, form: Form = Form.MATRIX) -> Output:
+        return whole(self._target(source), source, shape, form)
+
+    def _target(self, source: str) -> str:
+        """Name in GGUF."""
+        name: str | None = self._names.get_name(source, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise ValueError(f"gguf knows no name for {source} of {self._family.arch}")
+        return name if name.endswith((".weight", ".bias")) else f"{name}.weight"

@@ -1,0 +1,119 @@
+"""Rotary positions: their keys in GGUF, and the tensors of factors that some scalings need."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.models.to_gguf.config import Config, Rope
+from paceline.models.to_gguf.family import Value
+from paceline.models.to_gguf.shards import Floats
+from paceline.models.to_gguf.sizes import Sizes
+
+_NEVER = 1e30
+"""Divides a frequency to nothing: this value of a head is not rotated."""
+
+
+class Factors(NamedTuple):
+    """Divisors of the frequencies, one per pair of values."""
+
+    name: str
+    values: Floats
+    """[rotary / 2]"""
+
+
+def rope_metadata(config: Config, sizes: Sizes) -> dict[str, Value]:
+    """Keys for the positions. Raises ModelError for a scaling that GGUF has no form for."""
+    rope, sliding = sizes.rope, sizes.rope_sliding
+    about: dict[str, Value] = {"rope.freq_base": rope.theta}
+    has_windows = any(layer.has_window for layer in sizes.layers)
+    if has_windows and sliding.theta != rope.theta:
+        about["rope.freq_base_swa"] = sliding.theta
+    if has_windows and sliding is not rope and sliding.kind != "default":
+        raise config.wrong("rope_type of sliding_attention", sliding.kind, "default")
+    match rope.kind:
+        case "default" | "llama3" | "proportional":  # the latter two are factors: see below
+            return about
+        case "linear":
+            scaling = {"type": "linear", "factor": rope.number("factor")}
+        case "yarn":
+            scaling = _yarn(rope)
+        case "longrope" | "su":
+            scaling = _longrope(rope, sizes)
+        case "dynamic" if rope.has("alpha"):  # hunyuan: a larger base, and no other scaling
+            head = sizes.layers[0].head_dim
+            about["rope.freq_base"] = rope.theta * rope.number("alpha") ** (head / (head - 2))
+            return about
+        case _:
+            raise config.wrong("rope_type", rope.kind, "default, linear, llama3, yarn or longrope")
+    about.update({f"rope.scaling.{key}": value for key, value in scaling.items()})
+    if rope.has("llama_4_scaling_beta"):
+        about["attention.temperature_scale"] = rope.number("llama_4_scaling_beta")
+    return about
+
+
+def rope_factors(config: Config, sizes: Sizes) -> list[Factors]:
+    """Tensors of factors: of llama3, of longrope, and of heads that are rotated in part."""
+    rope = sizes.rope
+    pairs = sizes.rotary // 2
+    match rope.kind:
+        case "llama3":
+            return [Factors("rope_freqs.weight", _llama3(rope, sizes.rotary))]
+        case "longrope" | "su":
+            kinds = ("long", "short")
+            return [
+                Factors(
+                    f"rope_factors_{kind}.weight",
+                    np.array(rope.numbers(f"{kind}_factor", pairs), np.float32),
+                )
+                for kind in kinds
+            ]
+        case "proportional":
+            head = max(layer.head_dim for layer in sizes.layers if not layer.has_window)
+            turned = int(rope.number("partial_rotary_factor", default=1.0) * head // 2)
+            factors = np.full(head // 2, _NEVER, np.float32)
+            factors[:turned] = rope.number("factor", default=1.0)
+            return [Factors("rope_freqs.weight", factors)]
+        case _:
+            return []
+
+
+def _llama3(rope: Rope, rotary: int) -> Floats:
+    """Divisors [rotary / 2]: 1 for short waves, `factor` for long ones, and between in between.
+
+    As transformers' _compute_llama3_parameters, of which this is the quotient.
+    """
+    frequencies = rope.theta ** -(np.arange(0, rotary, 2, dtype=np.float64) / rotary)
+    factor, low = rope.number("factor"), rope.number("low_freq_factor")
+    high = rope.number("high_freq_factor")
+    waves = rope.number("original_max_position_embeddings") * frequencies / (2 * math.pi)
+    smooth = np.clip((waves - low) / (high - low), 0, 1)
+    found: Floats = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    return found
+
+
+def _yarn(rope: Rope) -> dict[str, Value]:
+    """Keys under rope.scaling. Readers multiply by 0.1 ln(factor) + 1 unless told otherwise."""
+    keys = {
+        "attention_factor": "yarn_attn_factor",
+        "beta_fast": "yarn_beta_fast",
+        "beta_slow": "yarn_beta_slow",
+        "mscale_all_dim": "yarn_log_multiplier",
+    }
+    return {
+        "type": "yarn",
+        "factor": rope.number("factor"),
+        "original_context_length": int(rope.number("original_max_position_embeddings")),
+        **{key: rope.number(name) for name, key in keys.items() if rope.has(name)},
+    }
+
+
+def _longrope(rope: Rope, sizes: Sizes) -> dict[str, Value]:
+    original = rope.number("original_max_position_embeddings")
+    grown = rope.number("factor", default=sizes.context / original)
+    factor = math.sqrt(1 + math.log(grown) / math.log(original)) if grown > 1 else 1.0
+    return {
+        "type": "longrope",
+        "original_context_length": int(original),
+        "attn_factor": rope.number("attention_factor", default=factor),
+    }

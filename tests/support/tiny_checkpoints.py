@@ -1,0 +1,280 @@
+"""Random tiny Hugging Face checkpoints of each family, and the GGUF files made of them.
+
+No torch and no transformers: transformers can read what is written here, and tests marked
+`reference` compare with it. Every weight has an effect, and no two rows of logits are alike.
+"""
+
+import dataclasses
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.support.tiny import tokenizer_fields, vocabulary
+
+from paceline.models.to_gguf import plan, write
+from paceline.models.to_gguf.config import Config
+from paceline.models.to_gguf.families import family_of
+from paceline.models.to_gguf.layout import layout
+from paceline.models.to_gguf.sizes import read_sizes
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_GEMMA: dict[str, Any] = {
+    **_SIZES,
+    **{"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
+    **{"tie_word_embeddings": True, "query_pre_attn_scalar": 32, "sliding_window": 16},
+}
+_LLAMA3 = {
+    **{"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0},
+    **{"high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+}
+_YARN = {
+    **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0},
+    **{"beta_slow": 1.0, "original_max_position_embeddings": 128},
+}
+_LONGROPE = {
+    **{"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128},
+    "short_factor": [1.0 + i / 16 for i in range(16)],
+    "long_factor": [2.0 + i for i in range(16)],
+}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+_GPT_OSS: dict[str, Any] = {
+    **_SIZES,
+    **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+    **{"attention_bias": True, "rope_parameters": {**_YARN, "rope_theta": 150000.0}},
+}
+
+
+def _sliding(pattern: str) -> list[str]:
+    return [{"L": "sliding_attention", "G": "full_attention"}[letter] for letter in pattern]
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "llama": {**_SIZES, "model_type": "llama", "head_dim": 16},
+    "llama3": {**_SIZES, "model_type": "llama", "rope_parameters": _LLAMA3},
+    "llama-linear": {
+        **_SIZES,
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    },
+    "mistral": {**_SIZES, "model_type": "mistral", "sliding_window": 16},
+    "ministral3": {
+        **_SIZES,
+        "model_type": "ministral3",
+        "rope_parameters": {
+            **{**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "qwen2": {**_SIZES, "model_type": "qwen2", "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3": {**_SIZES, "model_type": "qwen3", "tie_word_embeddings": True},
+    "qwen3-yarn": {**_SIZES, "model_type": "qwen3", "rope_parameters": _YARN},
+    "qwen3_moe": {**_SIZES, **_MOE, "model_type": "qwen3_moe", "moe_intermediate_size": 64},
+    "gemma": {**_GEMMA, "model_type": "gemma", "num_key_value_heads": 1},
+    "gemma2": {
+        **_GEMMA,
+        **{"model_type": "gemma2", "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    },
+    "gemma3_text": {
+        **_GEMMA,
+        **{"model_type": "gemma3_text", "num_hidden_layers": 7},
+        "layer_types": _sliding("LLLLLGL"),
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "gemma4_text": {
+        **_GEMMA,
+        **{"model_type": "gemma4_text", "num_hidden_layers": 6, "global_head_dim": 64},
+        **{"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 320},
+        **{"num_kv_shared_layers": 2, "final_logit_softcapping": 3.0},
+        "layer_types": _sliding("LLGLLG"),
+        "rope_parameters": {
+            "full_attention": {
+                **{"rope_type": "proportional", "partial_rotary_factor": 0.25},
+                "rope_theta": 1000000.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "phi3": {
+        **{**_SIZES, "model_type": "phi3", "head_dim": None, "hidden_size": 128},
+        "sliding_window": None,
+    },
+    "phi3-longrope": {
+        **{**_SIZES, "model_type": "phi3", "head_dim": None, "hidden_size": 128},
+        **{"rope_parameters": _LONGROPE, "original_max_position_embeddings": 128},
+    },
+    "smollm3": {
+        **{**_SIZES, "model_type": "smollm3", "num_hidden_layers": 4, "head_dim": 16},
+        **{"no_rope_layers": [1, 1, 1, 0], "no_rope_layer_interval": 4},
+        **{"use_sliding_window": False, "tie_word_embeddings": True},
+    },
+    "hunyuan_v1_dense": {
+        **{**_SIZES, "model_type": "hunyuan_v1_dense"},
+        "rope_parameters": {
+            **{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 1000.0},
+        },
+    },
+    "olmoe": {
+        **{**_SIZES, **_MOE, "model_type": "olmoe", "norm_topk_prob": False, "clip_qkv": None},
+        **{"head_dim": 16, "intermediate_size": 64},
+    },
+    "gpt_oss": {**_GPT_OSS, "model_type": "gpt_oss"},
+    "gpt_oss-mxfp4": {
+        **{**_GPT_OSS, "model_type": "gpt_oss"},
+        "quantization_config": {"quant_method": "mxfp4"},
+    },
+    "glm4_moe": {
+        **{**_SIZES, "model_type": "glm4_moe", "num_hidden_layers": 3, "use_qk_norm": True},
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+        **{"moe_intermediate_size": 64, "first_k_dense_replace": 1, "norm_topk_prob": True},
+        **{"routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1, "attention_bias": True},
+        "rope_parameters": {
+            **{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        },
+    },
+    "exaone4": {**_SIZES, "model_type": "exaone4", "sliding_window": None, "layer_types": None},
+    "exaone4-window": {
+        **{**_SIZES, "model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 16},
+        **{"sliding_window_pattern": "LLLG", "layer_types": _sliding("LLLG")},
+        "rope_parameters": _LLAMA3,
+    },
+    "minicpm": {
+        **{**_SIZES, "model_type": "minicpm", "head_dim": 16, "rope_theta": 10000.0},
+        **{"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32},
+    },
+}
+"""Name -> config.json; a name is its model_type, and what is special after a dash."""
+
+
+def write_checkpoint(
+    form: str, folder: Path, seed: int = 0, *, dtype: str = "F32", **config: Any
+) -> Path:
+    """Write config.json, tokenizer.json and model.safetensors; return `folder`.
+
+    Args:
+        form: a key of `FORMS`.
+        folder: made if it is not there.
+        seed: of the weights.
+        dtype: F32, F16 or BF16.
+        config: replaces values of config.json; a value of None leaves it out.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {key: value for key, value in {**FORMS[form], **config}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(values, indent=1))
+    write_tokenizer(folder / "tokenizer.json")
+    read = Config(folder / "config.json")
+    family = family_of(read)
+    found = layout(read, family, read_sizes(read, family), _Names(form.endswith("-mxfp4")))
+    rng = np.random.default_rng(seed)
+    tensors = {
+        name: _values(rng, name, shape, family.norm_shift)
+        for output in found
+        for name, shape in output.sources.items()
+    }
+    write_safetensors(folder / "model.safetensors", tensors, dtype)
+    return folder
+
+
+def write_gguf_of(
+    form: str,
+    path: Path,
+    seed: int = 0,
+    *,
+    weights: str = "f32",
+    fields: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> Path:
+    """Write the GGUF file of a tiny checkpoint, with the tokenizer of tiny models; return `path`.
+
+    `fields` replaces metadata; `weights` is a key of `to_gguf.WEIGHTS`. The checkpoint stays beside
+    the file, as `<stem>-checkpoint`.
+    """
+    folder = write_checkpoint(form, path.with_name(f"{path.stem}-checkpoint"), seed, **config)
+    made = plan(folder, weights)
+    about = {**made.fields, **tokenizer_fields(made.arch), **(fields or {})}
+    write(dataclasses.replace(made, fields=about), path, lambda _done: None)
+    return path
+
+
+class _Names:
+    """Names that decide the form of a checkpoint: a head; MXFP4, or single experts."""
+
+    def __init__(self, mxfp4: bool) -> None:
+        self._mxfp4 = mxfp4
+
+    def __contains__(self, name: object) -> bool:
+        return name == "lm_head.weight" or (self._mxfp4 and str(name).endswith("_blocks"))
+
+
+def _values(
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], shift: float
+) -> np.ndarray:
+    if name.endswith("_blocks"):
+        return rng.integers(0, 256, shape, dtype=np.uint8)
+    if name.endswith("_scales"):  # exponents of two, about 1/8 to 1/16
+        return rng.integers(123, 125, shape, dtype=np.uint8)
+    if name.endswith("norm.weight") or "norm_" in name:
+        return rng.normal(1 - shift, 0.1, shape)
+    if name.endswith("layer_scalar"):
+        return rng.uniform(0.8, 1.2, shape)
+    if name.endswith(("bias", "sinks")):
+        return rng.normal(0, 0.2, shape)
+    return rng.normal(0, 1.5 * shape[-1] ** -0.5, shape)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], dtype: str = "F32") -> None:
+    """Write tensors as `dtype`; those of bytes stay U8."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = bytearray()
+    for name, values in tensors.items():
+        is_bytes = values.dtype == np.uint8
+        stored = values if is_bytes else _stored(values.astype(np.float32), dtype)
+        begin = len(data)
+        data += np.ascontiguousarray(stored).tobytes()
+        header[name] = {
+            "dtype": "U8" if is_bytes else dtype,
+            "shape": list(values.shape),
+            "data_offsets": [begin, len(data)],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "BF16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype({"F32": np.float32, "F16": np.float16}[dtype])
+
+
+def write_tokenizer(path: Path) -> None:
+    """Write the tokenizer of tiny models as a tokenizer.json."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    tokens, types, merges = vocabulary()
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    made = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(tokens[i]) for i, kind in enumerate(types) if kind == 3])
+    made.save(str(path))
