@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.support.tiny import tokenizer_fields, vocabulary
 
 from paceline.models.to_gguf import plan, write
 from paceline.models.to_gguf.config import Config
 from paceline.models.to_gguf.families import family_of
 from paceline.models.to_gguf.layout import layout
 from paceline.models.to_gguf.sizes import read_sizes
+from support.tiny import tokenizer_fields, vocabulary
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 320,
