@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models import ModelFiles
+from paceline.models import ModelFiles, elsewhere
 from paceline.models.manifest import MANIFEST
 
 CONFIG = {"max_position_embeddings": 512, "eos_token_id": 2, "bos_token_id": 1}
+
+
+@pytest.fixture(autouse=True)
+def nothing_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No models of other programs: what they have on this machine is none of a test's business."""
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "no-ollama"))
+    monkeypatch.setattr(elsewhere, "_LM_STUDIO_FOLDERS", ())
 
 
 @pytest.fixture

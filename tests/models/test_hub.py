@@ -11,6 +11,7 @@ from huggingface_hub import errors
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import QUIET, Progress, hub, pull, resolve
+from paceline.models.hub_names import is_hub_name
 
 
 class Response:
@@ -44,6 +45,7 @@ def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from huggingface_hub.utils import _cache_manager
 
     folder = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     for module in (constants, _cache_manager):
         monkeypatch.setattr(module, "HF_HUB_CACHE", str(folder), raising=False)
     return folder
@@ -55,7 +57,7 @@ def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (http(errors.GatedRepoError), ModelError, "hf auth login"),
         (http(errors.RepositoryNotFoundError), ModelNotFound, "the hub has no model some/model"),
         (http(errors.RemoteEntryNotFoundError), ModelError, "paceline convert some/model"),
-        (http(errors.RevisionNotFoundError), ModelError, "cannot be reached"),
+        (http(errors.RevisionNotFoundError), ModelNotFound, "no such revision"),
         (http(errors.HfHubHTTPError), ModelError, "cannot be reached"),
         (errors.LocalEntryNotFoundError("no connection"), ModelError, "cannot be reached"),
         (errors.OfflineModeIsEnabled("offline"), ModelError, "cannot be reached"),
@@ -98,7 +100,7 @@ def test_ctrl_c_during_a_download_stays_ctrl_c(fails: Any):
     ],
 )
 def test_a_hub_name_is_an_owner_and_a_name(name: str, is_one: bool):
-    assert hub.is_hub_name(name) == is_one
+    assert is_hub_name(name) == is_one
 
 
 def test_without_a_hub_cache_no_hub_model_is_here():
@@ -131,10 +133,12 @@ def test_a_model_with_an_openvino_graph_in_the_hubs_cache_is_here_and_others_are
 
 
 def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_it(
-    empty_hub_cache: Path, fails: Any, tmp_path: Path
+    empty_hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    from huggingface_hub import constants
+
     folder = snapshot(empty_hub_cache, "some/model", *hub.REQUIRED)
-    fails(errors.LocalEntryNotFoundError("no network"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelError, match=f"{folder} is not a complete OpenVINO model"):
         resolve("some/model", tmp_path)
     with pytest.raises(ModelError, match="cannot be reached"):
@@ -143,7 +147,7 @@ def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_
 
 def test_only_what_an_openvino_model_needs_is_fetched(monkeypatch: pytest.MonkeyPatch):
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: None)
 
     def fetch(name: str, **options: Any) -> str:
         asked.update(options, name=name)

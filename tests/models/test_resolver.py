@@ -1,10 +1,12 @@
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
+from paceline.cli.app import main
 from paceline.errors import CheckFailed, ModelError, ModelNotFound
 from paceline.models import (
     DEFAULT_MODEL,
@@ -19,18 +21,21 @@ from paceline.models import (
 )
 from paceline.models.cache import models_dir
 from paceline.models.hf_config import read_facts
+from paceline.models.hub_names import is_hub_name
+from paceline.models.known import known_models
 from paceline.models.manifest import GRAPH, MANIFEST, WEIGHTS, Facts
 
 
 @pytest.fixture(autouse=True)
-def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that cannot be reached, and a cache of it with nothing in it."""
 
-    def fetch(name: str, _: Progress) -> Path:
+    def fetch(name: str, *_: object) -> None:
         raise ModelError(f"the hub was asked for {name}")
 
-    monkeypatch.setattr(hub, "fetch_snapshot", fetch)
-    monkeypatch.setattr(hub, "cached_snapshot", lambda *_: None)
+    monkeypatch.setattr(hub, "repository", fetch)
+    monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "no-hub")
+    monkeypatch.setattr(hub, "cached_snapshot", lambda *_, **__: None)
     monkeypatch.setattr(hub, "cached_names", list)
 
 
@@ -103,7 +108,7 @@ def test_a_name_of_the_registry_wins_over_a_folder_of_that_name(
 def test_a_folder_wins_over_the_hub(exported: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(exported.parent.parent)
     name = f"{exported.parent.name}/{exported.name}"
-    assert hub.is_hub_name(name)
+    assert is_hub_name(name)
     assert resolve(name, exported.parent / "cache").folder == exported
 
 
@@ -162,9 +167,15 @@ def test_what_is_no_checkpoint_is_not_converted(tmp_path: Path):
 
 
 def test_with_an_empty_cache_the_list_is_what_can_be_had(tmp_path: Path):
-    (model,) = list_models(tmp_path)
-    assert (model.name, model.here, model.bytes) == (DEFAULT_MODEL, False, 0)
-    assert "to fetch" in model.about
+    found = list_models(tmp_path)
+    assert [model.name for model in found] == [DEFAULT_MODEL, *known_models()]
+    for model in found:
+        assert (model.here, model.bytes, model.folder, model.file) == (False, 0, None, None)
+        assert "to fetch" in model.about
+        assert model.fits is not None
+    assert [model.name for model in found if "not tried yet" in model.about] == [
+        name for name, known in known_models().items() if not known.tried
+    ]
 
 
 @pytest.mark.usefixtures("exporter")
@@ -173,8 +184,8 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
 ):
     files = resolve(str(tiny_gguf), tmp_path)
     convert(str(checkpoint), "int8", tmp_path)
-    found = {model.name: model for model in list_models(tmp_path)}
-    assert found.keys() == {DEFAULT_MODEL, str(tiny_gguf), f"{checkpoint.resolve()}@int8"}
+    found = {model.name: model for model in list_models(tmp_path) if model.here}
+    assert found.keys() == {str(tiny_gguf), f"{checkpoint.resolve()}@int8"}
     mine = found[str(tiny_gguf)]
     assert mine.here
     assert mine.folder == files.folder
@@ -206,7 +217,7 @@ def test_models_of_the_hubs_cache_are_listed(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(hub, "cached_names", lambda: ["owner/name"])
-    monkeypatch.setattr(hub, "cached_snapshot", lambda _: exported)
+    monkeypatch.setattr(hub, "cached_snapshot", lambda *_, **__: exported)
     found = {model.name: model for model in list_models(tmp_path)}
     assert found["owner/name"].here
     assert found["owner/name"].bytes > 0
@@ -236,3 +247,21 @@ def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Pat
     assert f"{GRAPH} has 10 bytes" in said
     assert "context_length: " in said
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.usefixtures("exporter")
+@pytest.mark.parametrize("options", [[], ["--weights", "f16"], ["--output", "my folder"]])
+def test_what_convert_says_at_its_end_can_be_typed(
+    options: list[str],
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    convert(str(checkpoint), "int4", tmp_path / "cache")
+    assert main(["convert", str(checkpoint), *options]) == 0
+    said = capsys.readouterr().out
+    (name,) = shlex.split(said.partition("use it with --model ")[2])
+    assert f"is ready in {resolve(name).folder.name}" in said or str(resolve(name).folder) in said

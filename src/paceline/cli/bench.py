@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from paceline.cli import declare, numbers
-from paceline.cli.console import check_writable, load_model, print_report, print_value, progress_of
+from paceline.cli.console import (
+    check_writable,
+    load_model,
+    obey_offline,
+    print_report,
+    print_value,
+    progress_of,
+)
 from paceline.cli.options import (
     MaxTokens,
     ModelOptions,
@@ -246,6 +253,7 @@ def simulate(
 
     if bool(texts) == measure:
         raise InvalidRequest("bench simulate needs either --texts, or --measure")
+    obey_offline(model.offline)
     progress = progress_of(output)
     settings = {"model": model.model, **asdict(variants), "progress": progress}
 
@@ -257,7 +265,7 @@ def simulate(
     else:
         found = bench_simulate(
             load,
-            lambda: resolve(model.model, progress=progress),
+            lambda: resolve(model.model, progress=progress, revision=model.revision),
             texts=texts,
             raw=raw,
             prompt_tokens=prompt_tokens,

@@ -36,10 +36,12 @@ def load_model(
     generation_config: str = "auto",
 ) -> "Model":
     """Load a model; `rows` takes precedence over --rows, and no drafters are `auto`."""
+    obey_offline(options.offline)
     from paceline.runtime.load import load
 
     return load(
         options.model,
+        revision=options.revision,
         engine=options.engine,
         rows=options.rows if rows is None else rows,
         cache_tokens=options.cache_tokens,
@@ -50,6 +52,14 @@ def load_model(
         generation_config=generation_config,
         progress=progress_of(output),
     )
+
+
+def obey_offline(offline: bool) -> None:
+    """With --offline, fetch nothing from now on; call it before anything is looked up."""
+    if offline:
+        from paceline.models.hub import go_offline
+
+        go_offline()
 
 
 def print_value(output: Output, value: Any, text: str) -> None:

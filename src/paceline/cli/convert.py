@@ -1,5 +1,6 @@
 """`paceline convert`."""
 
+import shlex
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -101,5 +102,6 @@ def convert(
 
     files = export(source, weights, output=folder, progress=progress_of(output))
     found = {"name": files.name, "folder": str(files.folder)}
-    print_value(output, found, f"{files.name} is ready in {files.folder}; use it by that name")
+    name = shlex.quote(str(folder) if folder is not None else f"{source}@{weights}")
+    print_value(output, found, f"{source} is ready in {files.folder}; use it with --model {name}")
     return 0

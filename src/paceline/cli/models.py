@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 app = group()
 
+_FITS = {True: "yes", False: "no", None: ""}
+
 
 @command(app)
 def models(
@@ -40,12 +42,13 @@ def models(
         [
             model.name,
             megabytes(model.bytes) if model.here else "not here",
+            _FITS[model.fits],
             exactness_text(measured),
             model.about,
         ]
         for model, measured in found
     ]
-    print_table(["model", "size", "exact here", "about"], rows)
+    print_table(["model", "size", "fits memory", "exact here", "about"], rows)
     return 0
 
 

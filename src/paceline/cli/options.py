@@ -149,6 +149,13 @@ ComputeUnits = Literal["all", "cpu-only", "cpu-and-gpu", "cpu-and-ne"]
 
 _model = partial(Option, rich_help_panel="Model")
 
+Revision = Annotated[
+    str | None, _model(metavar="REV", help="branch, tag or commit of a model on the hub")
+]
+Offline = Annotated[
+    bool, _model("--offline", help="fetch nothing; as with HF_HUB_OFFLINE=1 and PIP_NO_INDEX=1")
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
@@ -158,6 +165,8 @@ class ModelOptions:
         str,
         _model(default_factory=default_model, show_default=False, help="name, path or hub name"),
     ]
+    revision: Revision = None
+    offline: Offline = False
     engine: Annotated[
         str | None, _model(help="openvino, coreml or mlx; default: as the model needs")
     ] = None

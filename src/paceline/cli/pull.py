@@ -4,8 +4,8 @@ from typing import Annotated
 
 from typer import Argument
 
-from paceline.cli.console import print_value, progress_of
-from paceline.cli.options import Output, command, default_model, group
+from paceline.cli.console import obey_offline, print_value, progress_of
+from paceline.cli.options import Offline, Output, Revision, command, default_model, group
 
 app = group()
 
@@ -17,12 +17,15 @@ def pull(
         str,
         Argument(default_factory=default_model, show_default=False, help="name, path or hub name"),
     ],
+    revision: Revision = None,
+    offline: Offline = False,
     output: Output,
 ) -> int:
     """Fetch a model, or bring it up to date."""
+    obey_offline(offline)
     from paceline.models import pull as fetch
 
-    files = fetch(model, progress=progress_of(output))
+    files = fetch(model, progress=progress_of(output), revision=revision)
     found = {
         "name": files.name,
         "folder": str(files.folder),

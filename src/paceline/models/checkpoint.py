@@ -29,9 +29,9 @@ def is_checkpoint(folder: Path) -> bool:
     return weights and (folder / _CONFIG).is_file() and not (folder / GRAPH).exists()
 
 
-def cached(name: str) -> Path | None:
+def cached(name: str, revision: str | None = None) -> Path | None:
     """Folder of a hub checkpoint that is complete on this machine."""
-    folder = hub.cached_snapshot(name, hub.CHECKPOINT)
+    folder = hub.cached_snapshot(name, hub.CHECKPOINT, revision=revision)
     return folder if folder is not None and not any(_missing(folder)) else None
 
 

@@ -1,19 +1,24 @@
 """Downloads OpenVINO models, checkpoints and drafters from the Hugging Face hub.
 
-The files are in huggingface_hub's own cache: downloads resume, and other tools share them.
+The files are in huggingface_hub's own cache, which other tools share. `hub_gguf.py` has GGUF files.
+Invariant: every failure is a ModelError of one line that names the model.
 """
 
+import contextlib
 import logging
-import re
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.errors import ModelError, ModelNotFound
+from paceline.errors import ModelError, ModelNotFound, PacelineError
 from paceline.models.manifest import GRAPH, REQUIRED
 from paceline.models.progress import Progress
 
-_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
+_TIMEOUT = 10
+"""Seconds until a request for a listing fails, as long as huggingface_hub waits for a file."""
 
 
 class FileSet(NamedTuple):
@@ -25,6 +30,23 @@ class FileSet(NamedTuple):
     """All files to fetch."""
     missing: str
     """Message where the first required file is missing; {} is the name."""
+
+
+class HubFile(NamedTuple):
+    """A file of a repository."""
+
+    bytes: int
+    sha256: str | None
+    """None for a file that the hub keeps in git: small, and text."""
+
+
+class Repository(NamedTuple):
+    """The files of a model on the hub, at one commit."""
+
+    name: str
+    commit: str
+    files: Mapping[str, HubFile]
+    """By path."""
 
 
 OPENVINO = FileSet(
@@ -45,23 +67,20 @@ DRAFTER = FileSet(
 )
 
 
-def is_hub_name(name: str) -> bool:
-    """Whether `name` has the form owner/name."""
-    return _NAME.fullmatch(name) is not None
-
-
 def snapshot(name: str, progress: Progress, files: FileSet = OPENVINO) -> Path:
     """Folder of `name`, downloaded if it is not complete on this machine; see `fetch_snapshot`."""
     return cached_snapshot(name, files) or fetch_snapshot(name, progress, files)
 
 
-def cached_snapshot(name: str, files: FileSet = OPENVINO) -> Path | None:
+def cached_snapshot(
+    name: str, files: FileSet = OPENVINO, *, revision: str | None = None
+) -> Path | None:
     """Folder of `name` if it is complete on this machine."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = [try_to_load_from_cache(name, file) for file in files.required]
+        found = [try_to_load_from_cache(name, file, revision=revision) for file in files.required]
     except HFValidationError:
         return None
     complete = all(isinstance(each, str) for each in found)  # not an interrupted download
@@ -81,55 +100,135 @@ def cached_names() -> list[str]:
     return sorted(name for name in names if cached_snapshot(name) is not None)
 
 
-def fetch_snapshot(name: str, progress: Progress, files: FileSet = OPENVINO) -> Path:
+def fetch_snapshot(
+    name: str, progress: Progress, files: FileSet = OPENVINO, *, revision: str | None = None
+) -> Path:
     """Download `name`, or only the changed files; returns its folder.
 
     Raises:
-        ModelNotFound: the hub has no such model, or it is private.
+        ModelNotFound: the hub has no such model or revision, or it is private.
         ModelError: required files are missing, the hub is unreachable, or writing fails.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not progress.is_shown:
+        disable_progress_bars()
+    with errors_of(name, files.missing):
+        progress.say(f"fetching {name} from the Hugging Face hub")
+        hf_hub_download(name, files.required[0], revision=revision)
+        patterns = list(files.patterns)
+        return Path(snapshot_download(name, allow_patterns=patterns, revision=revision))
+
+
+def repository(name: str, revision: str | None = None) -> Repository:
+    """Files of `name` on the hub. Raises ModelError; see `errors_of`."""
+    from huggingface_hub import HfApi
+
+    with errors_of(name):
+        info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT)
+        files = {
+            each.rfilename: HubFile(
+                (each.lfs.size if each.lfs else each.size) or 0,
+                each.lfs.sha256 if each.lfs else None,
+            )
+            for each in info.siblings or ()
+        }
+        return Repository(name, str(info.sha), files)
+
+
+def paths_of(found: Repository, files: FileSet) -> list[str]:
+    """Paths of a repository's files that are in a set."""
+    return [path for path in found.files if any(fnmatch(path, each) for each in files.patterns)]
+
+
+def cache_folder() -> Path:
+    """Folder of huggingface_hub's cache: $HF_HUB_CACHE, or a folder in $HF_HOME."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def is_offline() -> bool:
+    """Whether nothing may be fetched from the hub: $HF_HUB_OFFLINE."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def go_offline() -> None:
+    """Fetch nothing in this process and its children, from hub and package index.
+
+    Only for the start of a process: huggingface_hub reads the variable when it is imported.
+    """
+    os.environ[OFFLINE_VARIABLE] = "1"
+    os.environ["PIP_NO_INDEX"] = "1"
+
+
+@contextlib.contextmanager
+def errors_of(name: str, missing: str = "{} has not all of its files on the hub") -> Iterator[None]:
+    """Turn every failure of huggingface_hub in the body into a ModelError about `name`.
+
+    `missing` is the message for a file that the repository lacks; {} is the name.
+    """
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
-        LocalEntryNotFoundError,
         RemoteEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
-    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     # Its warnings repeat our error message.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    if not progress.is_shown:
-        disable_progress_bars()
-    progress.say(f"fetching {name} from the Hugging Face hub")
     try:
-        hf_hub_download(name, files.required[0])
-        return Path(snapshot_download(name, allow_patterns=list(files.patterns)))
+        yield
+    except PacelineError:
+        raise
     except GatedRepoError as error:
         raise ModelError(
             f"{name} has terms to accept on the hub: accept them there, then log in with "
-            "`hf auth login`"
+            "`hf auth login` or set HF_TOKEN"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFound(
             f"the hub has no model {name} (or it is private: log in with `hf auth login`)"
         ) from error
+    except RevisionNotFoundError as error:
+        raise ModelNotFound(
+            f"{name} has no such revision on the hub; expected a branch, a tag or a commit"
+        ) from error
     except HFValidationError as error:
-        raise ModelNotFound(f"{name} is not a hub name: {error}") from error
+        raise ModelNotFound(f"{name} is not a hub name: {one_line(error)}") from error
     except RemoteEntryNotFoundError as error:
-        raise ModelError(files.missing.format(name)) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError) as error:
-        raise _unreachable(name) from error
-    except OSError as error:
-        raise ModelError(f"cannot store {name}: {error}") from error
-    except Exception as error:  # errors of the HTTP library, which may be any
-        raise _unreachable(name) from error
+        raise ModelError(missing.format(name)) from error
+    except Exception as error:  # also errors of the HTTP library, which may be any
+        if isinstance(error, OSError) and _is_of_the_disk(error):
+            raise ModelError(f"cannot store {name}: {one_line(error)}") from error
+        raise unreachable(name) from error
 
 
-def _unreachable(name: str) -> ModelError:
+def unreachable(name: str) -> ModelError:
+    """Error for a hub that does not answer, or may not be asked."""
+    if is_offline():
+        return ModelError(
+            f"cannot fetch {name}: it is not on this machine, and the Hugging Face hub cannot be "
+            f"reached with --offline or ${OFFLINE_VARIABLE}"
+        )
     return ModelError(
         f"cannot fetch {name}: the Hugging Face hub cannot be reached; check the network, or "
         "give the path of a model"
     )
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error of a library, which may have several lines."""
+    return " ".join(str(error).split())
+
+
+def _is_of_the_disk(error: OSError) -> bool:
+    """Whether the disk failed, not the network: both raise OSError."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    network = (HfHubHTTPError, LocalEntryNotFoundError, ConnectionError, TimeoutError)
+    return error.errno is not None and not isinstance(error, network)

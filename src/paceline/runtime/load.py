@@ -27,13 +27,14 @@ def load(
     compute_units: str | None = None,
     drafters: Sequence[str] = ("auto",),
     generation_config: str = "auto",
+    revision: str | None = None,
     progress: Progress = QUIET,
 ) -> Model:
     """Load a model; fetch or convert it first if it is not in the cache folder.
 
     Args:
-        name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, or
-            a hub name (owner/name).
+        name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, a
+            hub name (`owner/name`, `owner/name:Q4_K_M`), or a model of ollama or LM Studio.
         engine: `openvino`, `coreml` or `mlx`; None: the engine that the model's files are for.
         rows: the fewest rows of a sequence in a call. 2 is exact; 1 is not (see the guide).
         cache_tokens: KV slots of all sequences together; None: `contexts` full contexts, at most
@@ -46,6 +47,7 @@ def load(
             they need. For others it may have to be opened again, which takes as long as loading.
         generation_config: `auto`: options that a request leaves out come from the registry, else
             from the model's own files; `none`: from neither, which is greedy.
+        revision: branch, tag or commit of a model on the hub; None: the main branch.
         progress: gets the progress of long work.
 
     Raises:
@@ -66,7 +68,7 @@ def load(
     )
     if engine is not None:
         check_settings(engine, settings)  # before anything is fetched
-    files = _files_for(str(name_or_path), engine, progress)
+    files = _files_for(str(name_or_path), engine, revision, progress)
     if files.chat_template is not None:
         PROCESS.start()  # ready when the model is
 
@@ -84,11 +86,13 @@ def load(
     return model
 
 
-def _files_for(name: str, engine: str | None, progress: Progress) -> ModelFiles:
+def _files_for(
+    name: str, engine: str | None, revision: str | None, progress: Progress
+) -> ModelFiles:
     if engine is not None and engine not in ENGINES:
         raise InvalidRequest(f"no engine is called {engine!r}; expected {', '.join(ENGINES)}")
     if engine == "mlx":
         from paceline.engines.mlx.model import require_mlx_lm
 
         require_mlx_lm()
-    return resolve(name, progress=progress, engine=engine)
+    return resolve(name, progress=progress, engine=engine, revision=revision)

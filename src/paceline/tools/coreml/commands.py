@@ -4,6 +4,7 @@ torch and coremltools are imported only by the commands that need them.
 """
 
 import importlib.util
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def convert(
     new_name = str(final) if output else source.name + CORE_ML_SUFFIX
     return Report(
         {"name": new_name, "folder": str(final), **_contents(made)},
-        text=f"{new_name} is ready in {final}; use it by that name",
+        text=f"{name} is ready in {final}; use it with --model {shlex.quote(new_name)}",
         tables=[("packages", ("package", "holds", "size"), _packages(made))],
     )
 

@@ -1,0 +1,197 @@
+"""Downloads large files of a repository into the hub's cache, and resumes what was interrupted.
+
+huggingface_hub 2 deletes the part of a file that an interrupted download leaves. So the part is
+kept here, beside the hub's blobs and under the name that earlier versions used, and huggingface_hub
+makes the snapshot of the finished blob. Invariant: a blob appears whole, with its published
+checksum, or not at all; nothing is requested before the disk has room for everything.
+"""
+
+import errno
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelError
+from paceline.models import hub
+from paceline.models.cache import megabytes
+from paceline.models.hub import HubFile, Repository
+from paceline.models.progress import Progress, Update
+from paceline.storage.files import sha256_of
+
+_LARGEST = 50_000_000_000
+"""Bytes. The hub sends larger files only through huggingface_hub's own protocol (Xet)."""
+
+
+def download(
+    found: Repository, paths: Sequence[str], revision: str | None, progress: Progress
+) -> Path:
+    """Bring files of a repository into the hub's cache; returns the path of the first.
+
+    Args:
+        found: the repository.
+        paths: the files, each of which it has.
+        revision: what the user calls the repository's commit; None: the main branch.
+        progress: shows the bytes of all files together.
+
+    Raises:
+        ModelError: too little disk, terms not accepted, an interrupted connection, other bytes than
+            the published ones.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    with hub.errors_of(found.name):
+        check_disk(found.name, missing_bytes(found, paths))
+        absent = {path: found.files[path] for path in paths if not _is_here(found, path)}
+        total = sum(file.bytes for file in absent.values())
+        if not progress.is_shown:
+            disable_progress_bars()
+        label = f"fetching {found.name} ({megabytes(total)}) from the Hugging Face hub"
+        if absent:
+            with progress.task(label, total) as update:
+                done = 0
+                for path, file in absent.items():
+                    _fetch_blob(found, path, _from(done, update))
+                    done += file.bytes
+        here = [hf_hub_download(found.name, path, revision=revision) for path in paths]
+        return Path(here[0])
+
+
+def missing_bytes(found: Repository, paths: Sequence[str]) -> int:
+    """Bytes of the files that are not in the hub's cache yet."""
+    absent = [found.files[path] for path in paths if not _is_here(found, path)]
+    return sum(file.bytes - min(file.bytes, _part_bytes(_blob(found, file))) for file in absent)
+
+
+def check_disk(name: str, needed: int) -> None:
+    """Raise ModelError if the hub's cache has not `needed` bytes free."""
+    folder = hub.cache_folder()
+    free = shutil.disk_usage(_existing(folder)).free
+    if needed > free:
+        raise ModelError(
+            f"the disk is full: {name} needs {megabytes(needed)} ({needed} bytes) free in "
+            f"{folder}, which has {megabytes(free)}; free some space or choose another folder with "
+            "$HF_HOME"
+        )
+
+
+def _from(begin: int, update: Update) -> Update:
+    """Callback for a part of the work that begins at `begin`."""
+    return lambda done: update(begin + done)
+
+
+def _fetch_blob(found: Repository, path: str, update: Update) -> None:
+    """Download one file to its blob, from where the last attempt ended.
+
+    Raises ModelError, which says how much is here.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        WeakFileLock,
+        build_hf_headers,
+    )
+
+    file = found.files[path]
+    if file.sha256 is None or file.bytes > _LARGEST:
+        return  # left to huggingface_hub
+    blob = _blob(found, file)
+    part = _part(blob)
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    locks = hub.cache_folder() / ".locks" / blob.parent.parent.name
+    locks.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(locks / f"{file.sha256}.lock"):
+        if blob.exists():  # another process was first
+            return
+        begin = _part_bytes(blob)
+        if begin > file.bytes:
+            part.unlink()
+            begin = 0
+        update(begin)
+        with part.open("r+b" if begin else "wb") as sink:
+            sink.seek(begin)
+            try:
+                http_get(
+                    hf_hub_url(found.name, path, revision=found.commit),
+                    sink,
+                    resume_size=begin,
+                    # A compressed answer has no ranges.
+                    headers=build_hf_headers(headers={"Accept-Encoding": "identity"}),
+                    expected_size=file.bytes,
+                    displayed_filename=path,
+                    tqdm_class=_bar(begin, update),
+                )
+            except HfHubHTTPError:
+                raise
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                    raise
+                raise _interrupted(found.name, sink.tell(), file.bytes) from error
+        if (digest := sha256_of(part)) != file.sha256:
+            part.unlink()
+            raise ModelError(
+                f"{found.name}/{path} is not the file that was published: SHA-256 is {digest}, "
+                f"expected {file.sha256}; nothing was kept, try again"
+            )
+        part.rename(blob)
+
+
+def _bar(begin: int, update: Update) -> Any:
+    """A class for huggingface_hub to use in place of tqdm: reports bytes to `update`."""
+
+    class Bar:
+        def __init__(self, **_: object) -> None:
+            self._done = begin
+
+        def update(self, count: int = 1) -> None:
+            self._done += count
+            update(self._done)
+
+        def __enter__(self) -> "Bar":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    return Bar
+
+
+def _interrupted(name: str, done: int, total: int) -> ModelError:
+    kept = f"{megabytes(done)} of {megabytes(total)} are kept" if done else "nothing was fetched"
+    return ModelError(
+        f"cannot fetch {name}: the connection to the Hugging Face hub was lost; {kept}, and the "
+        "same command goes on from there"
+    )
+
+
+def _is_here(found: Repository, path: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(found.name, path, revision=found.commit), str):
+        return True
+    return _blob(found, found.files[path]).exists()
+
+
+def _blob(found: Repository, file: HubFile) -> Path:
+    """Where the hub's cache has the content of a file; the folder of blobs for one in git."""
+    repository = "--".join(("models", *found.name.split("/")))
+    folder = hub.cache_folder() / repository / "blobs"
+    return folder / file.sha256 if file.sha256 else folder / "in-git"
+
+
+def _part(blob: Path) -> Path:
+    return blob.with_name(f"{blob.name}.incomplete")
+
+
+def _part_bytes(blob: Path) -> int:
+    try:
+        return _part(blob).stat().st_size
+    except OSError:
+        return 0
+
+
+def _existing(folder: Path) -> Path:
+    """`folder`, or the nearest folder above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.is_dir())

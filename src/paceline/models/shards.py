@@ -1,0 +1,52 @@
+"""Checks that the shards of a split GGUF model on this disk are all there, and belong together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.errors import ModelError
+from paceline.models.gguf_choice import shard_of
+from paceline.models.gguf_file import GgufFile, read_gguf
+
+_NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
+
+
+def first_shard(path: Path) -> Path:
+    """The first shard of the model that the shard `path` is of; `path` itself if it is whole.
+
+    Raises ModelError if a shard is missing, damaged, or not of this model.
+    """
+    shard = shard_of(path.name)
+    if shard is None or shard.total == 1:
+        return path
+    paths = [path.parent / name for name in shard.paths()]
+    if missing := [each.name for each in paths if not each.is_file()]:
+        raise ModelError(
+            f"{path.name} is one of {shard.total} files of a model; {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing in {path.parent}"
+        )
+    _check(paths)
+    return paths[0]
+
+
+def _check(paths: Sequence[Path]) -> None:
+    """Raise ModelError unless each file says that it is this part of the same model."""
+    files = [read_gguf(path) for path in paths]
+    for number, (path, file) in enumerate(zip(paths, files, strict=True)):
+        expected = {_NUMBER: number, _COUNT: len(paths)}
+        for field, value in expected.items():
+            if _field(file, field) != value:
+                raise ModelError(
+                    f"{path} is not part {number + 1} of {len(paths)} of its model: its {field} is "
+                    f"{_field(file, field)}, expected {value}; fetch it again"
+                )
+    total, expected_total = sum(len(file.tensors) for file in files), _field(files[0], _TENSORS)
+    if expected_total is not None and total != expected_total:
+        raise ModelError(
+            f"{paths[0]} and its other parts have {total} tensors, expected {expected_total}: they "
+            "are not of the same model; fetch them again"
+        )
+
+
+def _field(file: GgufFile, name: str) -> int | None:
+    value = file.fields.get(name)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,77 @@
+"""Commands with names of the hub: a process of its own, a fake hub through HF_ENDPOINT."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fake_hub import TOKEN, FakeHub, FakeRepository, serving
+from support.process import Run
+
+NAME = "owner/tiny"
+F16 = "tiny-F16.gguf"
+
+
+@pytest.fixture
+def fake(environment: dict[str, str], tiny_gguf: Path, tmp_path: Path) -> Iterator[FakeHub]:
+    """A hub with the tiny model, which the commands use."""
+    with serving() as found:
+        environment.pop("HF_TOKEN", None)
+        environment.update(found.environment(tmp_path / "home"))
+        environment["PACELINE_CACHE"] = str(tmp_path / "cache")
+        environment["OLLAMA_MODELS"] = str(tmp_path / "no-ollama")
+        found.repositories[NAME] = FakeRepository({F16: tiny_gguf.read_bytes(), "README.md": b""})
+        yield found
+
+
+def test_a_model_of_the_hub_is_pulled_and_answers_without_a_network(
+    fake: FakeHub, run: Run, refused: Callable[..., str], tmp_path: Path
+):
+    found = run("pull", f"{NAME}:f16")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith(f"{NAME}:f16 is ready in {tmp_path / 'cache'}")
+    assert f"fetching {NAME}" in found.stderr
+    fake.asked.clear()
+    for name in (NAME, f"hf.co/{NAME}:F16"):
+        answer = run(
+            "generate", "hello", "--model", name, "--offline", "--max-tokens", 2, "--quiet"
+        )
+        assert answer.returncode == 0, answer.stderr
+    said = refused("pull", "owner/other", "--offline")
+    assert "not on this machine" in said
+    assert "--offline" in said
+    assert fake.asked == []
+    listed = {each["name"]: each for each in json.loads(run("models", "--json").stdout)}
+    mine = listed[f"{NAME}:F16"]
+    assert mine["here"]
+    assert mine["fits"]
+    assert mine["file"].endswith(F16)
+
+
+def test_what_the_hub_refuses_is_one_line_with_exit_code_2(
+    fake: FakeHub, run: Run, refused: Callable[..., str], environment: dict[str, str]
+):
+    assert "it has F16" in refused("pull", f"{NAME}:Q4_K_M")
+    assert "no such revision" in refused("pull", NAME, "--revision", "v9")
+    assert "the hub has no model" in refused("generate", "x", "--model", "owner/nothing")
+    assert "neither a GGUF file" in refused("pull", *_onnx(fake))
+    fake.repositories[NAME].gated = True
+    assert "hf auth login" in refused("pull", NAME)
+    environment["HF_TOKEN"] = TOKEN
+    assert run("pull", NAME).returncode == 0
+
+
+def _onnx(fake: FakeHub) -> list[Any]:
+    fake.add("owner/onnx", "model.onnx")
+    return ["owner/onnx"]
+
+
+def test_offline_the_default_model_is_not_fetched_either(fake: FakeHub, refused: Any):
+    assert "cannot fetch smollm2-135m" in refused("pull", "--offline")
+
+
+def test_a_revision_of_a_file_is_refused(fake: FakeHub, refused: Any, tiny_gguf: Path):
+    said = refused("generate", "x", "--model", tiny_gguf, "--revision", "v1")
+    assert "--revision is for models on the hub" in said

@@ -1,0 +1,211 @@
+"""Names of the hub, resolved to models that an engine can open; a fake hub."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import InvalidRequest, ModelError, ModelNotFound
+from paceline.models import QUIET, known, list_models, names, open_origin, prepare, pull, resolve
+from paceline.models.known import KnownModel
+from paceline.models.manifest import REQUIRED
+from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
+
+NAME = "owner/tiny"
+F16 = "tiny-F16.gguf"
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with serving() as found:
+        use_hub(found, tmp_path / "hub", monkeypatch)
+        yield found
+
+
+@pytest.fixture
+def tiny(fake: FakeHub, tiny_gguf: Path) -> FakeRepository:
+    """A repository with the tiny model in two quantizations (the name says so)."""
+    content = tiny_gguf.read_bytes()
+    other = content + bytes(32)  # which is after the last tensor
+    made = FakeRepository({F16: content, "tiny-Q8_0.gguf": other, "README.md": b"tiny"})
+    fake.repositories[NAME] = made
+    return made
+
+
+@pytest.fixture
+def no_network(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def short_name(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
+    """Make `tiny` a short name of the repository's file."""
+    made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0", tried=False, **more)
+    for module in (known, names):
+        monkeypatch.setattr(module, "known_models", lambda: {"tiny": made})
+
+
+def test_every_way_to_write_a_name_gives_the_same_model(
+    tiny: FakeRepository, fake: FakeHub, tmp_path: Path
+):
+    ways = [
+        f"{NAME}:F16",
+        f"{NAME}:f16",
+        f"{NAME}/{F16}",
+        f"hf.co/{NAME}:F16",
+        f"https://huggingface.co/{NAME}/resolve/main/{F16}",
+        f"https://huggingface.co/{NAME}/blob/main/{F16}?download=true",
+    ]
+    found = {name: resolve(name, tmp_path / "cache") for name in ways}
+    assert len({files.folder for files in found.values()}) == 1
+    assert len(fake.downloads()) == 1
+    for name, files in found.items():
+        assert files.name == name
+        assert files.context_length == 512
+
+
+def test_without_a_tag_what_is_here_is_used_and_pull_asks_for_the_usual_one(
+    tiny: FakeRepository, fake: FakeHub, tmp_path: Path
+):
+    first = resolve(f"{NAME}:F16", tmp_path / "cache")
+    fake.asked.clear()
+    assert resolve(NAME, tmp_path / "cache").folder == first.folder
+    assert fake.asked == [], "a model that is here needs no network"
+    assert pull(NAME, tmp_path / "cache").folder != first.folder
+    assert [each.path.rpartition("/")[2] for each in fake.downloads()] == ["tiny-Q8_0.gguf"]
+    assert resolve(NAME, tmp_path / "cache").folder != first.folder, "the usual one is here now"
+
+
+def test_an_openvino_form_is_taken_before_a_gguf_file_unless_a_tag_asks_for_it(
+    fake: FakeHub, exported: Path, tiny_gguf: Path, tmp_path: Path
+):
+    files = {path.name: path.read_bytes() for path in exported.iterdir() if path.is_file()}
+    assert files.keys() >= {*REQUIRED}
+    fake.repositories[NAME] = FakeRepository({**files, F16: tiny_gguf.read_bytes()})
+    found = resolve(NAME, tmp_path / "cache")
+    assert found.folder.is_relative_to(tmp_path / "hub")
+    assert not any(each.path.endswith(".gguf") for each in fake.downloads())
+    assert resolve(f"{NAME}:F16", tmp_path / "cache").folder.is_relative_to(tmp_path / "cache")
+
+
+def test_too_little_disk_for_an_openvino_form_is_said_before_the_first_byte(
+    fake: FakeHub, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import shutil
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    files = {path.name: path.read_bytes() for path in exported.iterdir() if path.is_file()}
+    fake.repositories[NAME] = FakeRepository(files)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 1000))
+    with pytest.raises(ModelError, match="disk is full: owner/tiny needs"):
+        resolve(NAME, tmp_path / "cache")
+    assert not fake.downloads()
+
+
+@pytest.mark.usefixtures("tiny", "no_network")
+def test_offline_a_model_that_is_not_here_is_one_line(fake: FakeHub, tmp_path: Path):
+    for name in (NAME, f"{NAME}:F16", f"https://huggingface.co/{NAME}"):
+        with pytest.raises(ModelError, match=r"not on this machine.*--offline") as caught:
+            resolve(name, tmp_path)
+        assert "\n" not in str(caught.value)
+        with pytest.raises(ModelError, match="not on this machine"):
+            pull(name, tmp_path)
+    assert fake.asked == []
+
+
+def test_offline_a_model_that_is_here_works_and_pull_takes_it_as_it_is(
+    tiny: FakeRepository, fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from huggingface_hub import constants
+
+    first = resolve(f"{NAME}:F16", tmp_path / "cache")
+    fake.asked.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert resolve(f"{NAME}:F16", tmp_path / "cache").folder == first.folder
+    assert pull(NAME, tmp_path / "cache").folder == first.folder
+    with pytest.raises(ModelError, match="on this machine is F16"):
+        resolve(f"{NAME}:Q8_0", tmp_path / "cache")
+    assert fake.asked == []
+
+
+def test_a_revision_selects_another_file_and_is_only_for_the_hub(
+    tiny: FakeRepository, tiny_gguf: Path, fake: FakeHub, tmp_path: Path
+):
+    tiny.older = {"tiny-Q4_0.gguf": tiny_gguf.read_bytes()}
+    newest = resolve(f"{NAME}:F16", tmp_path / "cache")
+    older = resolve(NAME, tmp_path / "cache", revision="v1")
+    assert older.folder != newest.folder
+    with pytest.raises(ModelNotFound, match="has no F16; it has Q4_0"):
+        resolve(f"{NAME}:F16", tmp_path / "cache", revision="v1")
+    with pytest.raises(ModelNotFound, match="no such revision"):
+        resolve(NAME, tmp_path / "cache", revision="v9")
+    for name in (str(tiny_gguf), "smollm2-135m", "ollama/qwen3"):
+        with pytest.raises(InvalidRequest, match="--revision is for models on the hub"):
+            resolve(name, tmp_path / "cache", revision="v1")
+    with pytest.raises(InvalidRequest, match="leave one of them away"):
+        resolve(f"https://hf.co/{NAME}/resolve/main/{F16}", tmp_path, revision="v1")
+
+
+def test_a_checkpoint_that_was_converted_is_of_the_main_branch_only(
+    tiny: FakeRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exported: Path
+):
+    monkeypatch.setattr(prepare, "converted_folder", lambda *_: exported)
+    assert resolve(NAME, tmp_path).folder == exported
+    tiny.older = dict(tiny.files)
+    assert resolve(NAME, tmp_path, revision="v1").folder != exported
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_short_name_is_fetched_used_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    short_name(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    files = resolve("tiny", tmp_path / "cache")
+    assert files.name == "tiny"
+    assert resolve(f"{NAME}:F16", tmp_path / "cache").folder == files.folder
+    assert resolve("tiny:Q8_0", tmp_path / "cache").folder != files.folder
+
+
+def test_a_short_name_uses_its_commit(
+    tiny: FakeRepository, fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    short_name(monkeypatch, revision="0a" * 20)
+    with pytest.raises(ModelNotFound, match="no such revision"):
+        resolve("tiny", tmp_path / "cache")
+    tiny.older = dict(tiny.files)
+    assert resolve("tiny", tmp_path / "cache").name == "tiny"
+    assert "/" + "0a" * 20 + "/" in fake.downloads()[0].path
+
+
+@pytest.mark.usefixtures("tiny")
+def test_every_listed_file_has_a_name_that_can_be_used_and_is_listed_once(
+    fake: FakeHub, tmp_path: Path
+):
+    cache = tmp_path / "cache"
+    resolve(f"{NAME}:F16", cache)
+    pull(f"{NAME}:Q8_0", cache)
+    fake.asked.clear()
+    listed = [model for model in list_models(cache) if model.here]
+    assert sorted(model.name for model in listed) == [f"{NAME}:F16", f"{NAME}:Q8_0"]
+    for model in listed:
+        assert model.file is not None
+        assert model.file.is_relative_to(tmp_path / "hub")
+        assert resolve(model.name, cache).context_length == 512
+    assert fake.asked == []
+
+
+def test_a_path_that_looks_like_a_file_of_the_hub_is_told_both(fake: FakeHub, tmp_path: Path):
+    with pytest.raises(ModelNotFound, match=r"no file some/where/m.gguf, and the hub has no model"):
+        resolve("some/where/m.gguf", tmp_path)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_gguf_file_of_the_hub_is_the_origin_of_other_forms(tmp_path: Path):
+    work = tmp_path / "work"
+    work.mkdir()
+    found = open_origin(f"{NAME}:F16", work, QUIET)
+    assert (found.name, found.kind) == (f"{NAME}:F16", "gguf")
+    assert found.weights.is_file()
+    assert found.facts.context_length == 512
