@@ -20,7 +20,7 @@ from paceline.runtime.options import GREEDY
 from support.server import running
 
 SOURCE = f"{Path(paceline.__file__).parent}/"
-TOKEN, GENERATE, CHAT = 13, 52, 46
+TOKEN, GENERATE, CHAT = 13, 53, 47
 PROMPT = "the quick brown fox jumps over the quick brown fox"
 
 

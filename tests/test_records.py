@@ -1,10 +1,8 @@
 """The recorded results in benchmarks/results are of the engine as it is today."""
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,8 +10,8 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines.base import KVSequence, StepResult
 from paceline.runtime.model import Model
+from support.scripts import BENCHMARKS, script
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
 
 MACHINE = {"device", "threads", "lanes", "taps"}
@@ -84,16 +82,6 @@ def test_a_record_of_an_engine_that_computes_otherwise_is_found(
     recorded |= change
     assert len(outdated({k: v for k, v in recorded.items() if v is not None}, today)) == 1
     assert outdated(None, today)
-
-
-def script(name: str) -> ModuleType:
-    """A script of benchmarks/."""
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_first_token_is_compared_with_reading_a_prompt(

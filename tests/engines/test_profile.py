@@ -135,8 +135,8 @@ def test_what_was_measured_once_is_read_the_next_time(folder: Path):
     engine = Reading(context_length=8192, cache_blocks=1024)
     first = load_profile(engine, "model", folder)
     steps = engine.steps
-    announced: list[None] = []
-    again = load_profile(engine, "model", folder, before=lambda: announced.append(None))
+    announced: list[str] = []
+    again = load_profile(engine, "model", folder, say=announced.append)
     assert again == first
     assert (engine.steps, announced) == (steps, [])
     assert isinstance(next(iter(again.seconds)), int)
@@ -144,7 +144,7 @@ def test_what_was_measured_once_is_read_the_next_time(folder: Path):
 
 def test_measuring_is_announced_before_it_begins(engine: ToyEngine, folder: Path):
     steps: list[int] = []
-    load_profile(engine, "model", folder, before=lambda: steps.append(engine.steps))
+    load_profile(engine, "model", folder, say=lambda _: steps.append(engine.steps))
     assert steps == [0]
 
 

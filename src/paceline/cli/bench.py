@@ -321,11 +321,32 @@ def peers(
     speculation: Annotated[
         str | None, Option(metavar="JSON", help="fields of a server's request with speculation")
     ] = None,
+    calls: Annotated[
+        bool,
+        Option(
+            "--calls",
+            help="instead of answers: calls of 1 to 16 rows, a prompt, start and memory, on the "
+            "model's GGUF file",
+        ),
+    ] = False,
     measurement: Measurement,
     model: ModelOptions,
     output: Output,
 ) -> int:
     """Compare with other runtimes, and with servers."""
+    if calls:
+        if measurement.suite or measurement.kinds or measurement.per_kind:
+            raise InvalidRequest("--calls has no prompts; leave out --suite, --kind and --per-kind")
+        from paceline.tools.bench.peers.calls.command import bench_calls
+
+        report = bench_calls(
+            model.model,
+            peers=peer,
+            threads=model.threads,
+            rounds=measurement.rounds,
+            progress=progress_of(output),
+        )
+        return print_report(report, output, measurement.output)
     from paceline.tools.bench.peers.command import bench_peers
     from paceline.tools.bench.peers.server import Access
 

@@ -153,6 +153,9 @@ class Engine(Protocol):
     """Layers whose hidden states every step returns, as `tap.N`."""
     min_rows: int
     """Least rows of a sequence in a call; the engine adds padding itself."""
+    warm_rows: tuple[int, ...]
+    """Numbers of rows of which one call each packs the weights for the processor, in every compiled
+    graph. Made while loading; empty if first calls take hardly longer than later ones."""
 
     @property
     def free_slots(self) -> int:

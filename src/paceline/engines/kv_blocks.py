@@ -206,6 +206,8 @@ Table = TypeVar("Table", bound=BlockTable)
 class PooledEngine(Generic[Table]):
     """The part of `Engine` that counts slots, for sequences that are block tables of one pool."""
 
+    warm_rows: tuple[int, ...] = ()
+
     _pool: BlockPool
     _table_type: type[Table]
 

@@ -3,6 +3,10 @@
 Measured once per model and machine, and stored in a file named by a hash of everything that it
 depends on. The `auto` policy uses the costs. `exact` in a result comes from this measurement: it
 says which conditions of `invariance.py` held.
+
+Invariants: no first call is timed, because large weights are packed in the first call of each
+compiled graph; a profile of too few rounds is not stored; and a stored one from which later calls
+differ (`profile_watch.py`) is marked, and measured again at the next load.
 """
 
 import contextlib
@@ -41,10 +45,22 @@ _DEEP_ENOUGH = 4
 """Least ratio of the long context to the short one."""
 _PREFILL_SECONDS = 5.0
 _CHUNK = 512
-_ROUNDS = (3, 9)
+
+_ROUNDS = (2, 3, 9)
+"""Rounds of any profile, of one that is stored, and at most."""
+
 _ROUNDS_SECONDS = 2.0
-_PATIENCE_SECONDS = 10.0
-_FORM = 4
+"""After this no round begins beyond those of a stored profile."""
+
+_THINNING_SECONDS = 3.0
+"""If the rounds of a stored profile would take longer, fewer values of T are timed."""
+
+_FEWEST_VALUES = 4
+_LIMIT_SECONDS = 60.0
+"""After this no round begins beyond those of any profile."""
+
+_FORM = 5
+_MARK = ".outdated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +81,8 @@ class CostProfile:
     compared: Mapping[str, Compared] = field(default_factory=dict)
     """Condition -> comparison; see `invariance.py`. If the cache had no room for a second sequence,
     the conditions that need one are missing."""
+    rounds: int = _ROUNDS[1]
+    """Times that each T was timed."""
 
     @property
     def cost(self) -> CostTable:
@@ -78,6 +96,21 @@ class CostProfile:
                 for rows, seconds in self.deep_seconds.items()
             },
         )
+
+
+def warm_up(
+    engine: Engine, rows: Sequence[int], update: Callable[[int], object] = lambda _: None
+) -> None:
+    """Make a call of each number of rows that fits; `update` gets the number of calls so far.
+
+    Large weights are packed for the processor in the first call of each compiled graph.
+    """
+    room = min(engine.context_length, engine.free_slots) - engine.min_rows
+    with contextlib.closing(engine.open()) as sequence:
+        for done, count in enumerate(rows, start=1):
+            if count <= room:
+                engine.step([(sequence, Block([0] * count, count))])
+            update(done)
 
 
 def measure_profile(engine: Engine, rows: Sequence[int] = ROWS) -> CostProfile:
@@ -106,22 +139,13 @@ def _timed(engine: Engine, rows: Sequence[int]) -> CostProfile:
     deep = min(_DEEP_CONTEXT, room - longest)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, engine.vocab_size, max(deep, context) + longest).tolist()
-    sequence = engine.open()
-    try:
-        started = perf_counter()
+    with contextlib.closing(engine.open()) as sequence:
         _prefill(engine, sequence, tokens[:context])
-        if (perf_counter() - started) * _DEEP_ENOUGH > _PREFILL_SECONDS:
-            deep = context
         near = _Times(engine, sequence, tokens[context : context + longest], rows)
-        started = perf_counter()
-        while sequence.length < deep and perf_counter() - started < _PREFILL_SECONDS:
-            _prefill(engine, sequence, tokens[sequence.length : deep][:_CHUNK])
-        deep = sequence.length
-        if deep < _DEEP_ENOUGH * context:
+        if not _prefill_deep(engine, sequence, tokens[:deep], _DEEP_ENOUGH * context):
             return _profile(near, context)
-        far = _Times(engine, sequence, tokens[deep : deep + longest], rows)
-    finally:
-        sequence.close()
+        deep = sequence.length
+        far = _Times(engine, sequence, tokens[deep : deep + longest], rows, like=near)
     return _profile(near, context, far, deep)
 
 
@@ -137,6 +161,7 @@ def _profile(
         far.seconds if far else {},
         deep if far else 0,
         {BLOCK_LENGTH: compared},
+        min(near.rounds, far.rounds) if far else near.rounds,
     )
 
 
@@ -145,27 +170,67 @@ def _prefill(engine: Engine, sequence: KVSequence, tokens: list[int]) -> None:
     sequence.commit(len(tokens))
 
 
+def _prefill_deep(engine: Engine, sequence: KVSequence, tokens: list[int], least: int) -> bool:
+    """Prefill what is missing of `tokens`, as far as time allows; False if less than `least`."""
+    begin, started = sequence.length, perf_counter()
+    while sequence.length < len(tokens) >= least:
+        _prefill(engine, sequence, tokens[sequence.length :][:_CHUNK])
+        taken = perf_counter() - started
+        left = _PREFILL_SECONDS - taken
+        expected = (sequence.length - begin) / taken * left
+        if left < 0 or sequence.length + expected < least:
+            break
+    return sequence.length >= least
+
+
 class _Times:
-    """Seconds of blocks of each T after the committed context, and whether their rows are equal."""
+    """Seconds of blocks of each T after the committed context, and whether their rows are equal.
+
+    Every T is compared, in a round that is not timed. If calls take long, fewer T are timed more
+    than once, and the others are left out; with `like`, the T of those times are timed.
+    """
 
     def __init__(
-        self, engine: Engine, sequence: KVSequence, block: list[int], rows: Sequence[int]
+        self,
+        engine: Engine,
+        sequence: KVSequence,
+        block: list[int],
+        rows: Sequence[int],
+        *,
+        like: "_Times | None" = None,
     ) -> None:
         reference = engine.step([(sequence, Block(block, len(block)))]).logits[0].copy()
         self.compared = Compared()
-        times: dict[int, list[float]] = {count: [] for count in rows}
+        self.seconds: dict[int, float]
+        """T -> least seconds of a call."""
+        for count in rows:  # not timed: a first call may pack weights
+            found = engine.step([(sequence, Block(block[:count], count))]).logits[0]
+            self.compared += compare(found, reference[:count])
+        times: dict[int, list[float]] = {count: [] for count in (like.seconds if like else rows)}
         started = perf_counter()
-        for done in range(_ROUNDS[1]):
-            for count in rows:
-                result = engine.step([(sequence, Block(block[:count], count))])
-                times[count].append(result.seconds)
-                if done == 0:
-                    self.compared += compare(result.logits[0], reference[:count])
+        least, stored, most = _ROUNDS
+        for self.rounds in range(1, most + 1):
+            for count, each in times.items():
+                each.append(engine.step([(sequence, Block(block[:count], count))]).seconds)
+            if self.rounds == 1 and like is None:
+                times = {count: times[count] for count in _few(times)}
             taken = perf_counter() - started
-            if taken > (_ROUNDS_SECONDS if done + 1 >= _ROUNDS[0] else _PATIENCE_SECONDS):
+            if self.rounds >= least and taken > _LIMIT_SECONDS:
+                break
+            if self.rounds >= stored and taken > _ROUNDS_SECONDS:
                 break
         # Other processes on the machine only add time.
-        self.seconds = {count: min(times[count]) for count in rows}
+        self.seconds = {count: min(each) for count, each in times.items()}
+
+
+def _few(times: Mapping[int, list[float]]) -> list[int]:
+    """Values of T to time: all, or fewer if calls take long; always the first and the last."""
+    rows = list(times)
+    while len(rows) > _FEWEST_VALUES and (
+        sum(min(times[count]) for count in rows) * _ROUNDS[1] > _THINNING_SECONDS
+    ):
+        rows = [*rows[:-1:2], rows[-1]]
+    return rows
 
 
 def load_profile(
@@ -174,7 +239,7 @@ def load_profile(
     folder: Path,
     *,
     again: bool = False,
-    before: Callable[[], object] = lambda: None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> CostProfile:
     """The profile stored in `folder` for this engine, model and machine; measured if missing.
 
@@ -183,19 +248,54 @@ def load_profile(
         fingerprint: identity of the model's weights.
         folder: folder of stored profiles; created when needed.
         again: measure even if a profile is stored.
-        before: called before a measurement, which takes seconds.
+        say: gets a line before a measurement, which takes seconds, and one if it is not stored.
     """
-    depends = {**engine.describe(), "model": fingerprint, "form": str(_FORM)}
-    name = sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
-    path = folder / f"{name}.json"
-    if not again:
+    depends = _depends(engine, fingerprint)
+    path = _path(depends, folder)
+    outdated = _mark(path)
+    reason = f"again: {outdated}" if outdated else "once for this model"
+    if not (again or outdated):
         stored = _stored(path)
         if stored and (len(stored.compared) == len(CONDITIONS) or not has_room(engine)):
             return stored
-    before()
+    say(f"measuring this machine, {reason}")
     profile = measure_profile(engine)
-    _write(path, profile, depends)
+    if profile.rounds < _ROUNDS[1]:
+        say(
+            f"this machine is too slow or too busy to measure (each call was timed "
+            f"{profile.rounds} times, {_ROUNDS[1]} are needed): the cost profile is not kept; "
+            "measure again with `paceline plan --again`"
+        )
+    else:
+        _write(path, profile, depends)
     return profile
+
+
+def mark_outdated(engine: Engine, fingerprint: str, folder: Path, reason: str) -> bool:
+    """Have `load_profile` measure again, and say `reason`; False if it will do so anyway."""
+    path = _path(_depends(engine, fingerprint), folder)
+    if _mark(path) or not path.is_file():
+        return False
+    with contextlib.suppress(OSError):  # then a later process notices it again
+        path.with_suffix(_MARK).write_text(reason, encoding="utf-8")
+    return True
+
+
+def _depends(engine: Engine, fingerprint: str) -> dict[str, str]:
+    return {**engine.describe(), "model": fingerprint, "form": str(_FORM)}
+
+
+def _path(depends: Mapping[str, str], folder: Path) -> Path:
+    name = sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:24]
+    return folder / f"{name}.json"
+
+
+def _mark(path: Path) -> str:
+    """Why a stored profile is outdated; empty if it is not."""
+    try:
+        return path.with_suffix(_MARK).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def stored_profiles(fingerprint: str, folder: Path) -> list[tuple[dict[str, str], CostProfile]]:
@@ -226,6 +326,7 @@ def _stored(path: Path) -> CostProfile | None:
             {int(rows): float(cost) for rows, cost in found["deep_seconds"].items()},
             int(found["deep_context"]),
             {name: Compared(**found["compared"][name]) for name in found["compared"]},
+            int(found["rounds"]),
         )
         _ = profile.cost
     except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError):
@@ -244,12 +345,14 @@ def _write(path: Path, profile: CostProfile, depends: dict[str, str]) -> None:
         "deep_seconds": profile.deep_seconds,
         "deep_context": profile.deep_context,
         "compared": {name: asdict(each) for name, each in profile.compared.items()},
+        "rounds": profile.rounds,
     }
     beside = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(json.dumps(content, indent=1))
         beside.replace(path)
+        path.with_suffix(_MARK).unlink(missing_ok=True)
     except OSError:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, QUIET, ModelFiles, Progress, resolve
 from paceline.models.template_process import PROCESS
 from paceline.runtime.defaults import Defaults
-from paceline.runtime.model import Model, drafter_resources
+from paceline.runtime.model import Model, drafter_resources, warmed_up
 from paceline.runtime.options import defaults_of
 
 
@@ -74,7 +74,8 @@ def load(
 
     def open_with(taps: tuple[int, ...]) -> Engine:
         wanted = replace(settings, taps=taps)
-        return open_engine(files.engine, files.path, files.context_length, wanted)
+        opened = open_engine(files.engine, files.path, files.context_length, wanted)
+        return warmed_up(opened, progress)
 
     resources = drafter_resources(files, progress)
     taps = {tap for spec in drafters for tap in drafting.taps(spec, resources)}

@@ -24,7 +24,8 @@ from paceline.drafters import (
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine, KVSequence
 from paceline.engines.invariance import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, Compared
-from paceline.engines.profile import CostProfile, load_profile
+from paceline.engines.profile import CostProfile, load_profile, mark_outdated, warm_up
+from paceline.engines.profile_watch import ProfileWatch
 from paceline.errors import CacheFull, InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
 from paceline.runtime.defaults import Defaults
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from paceline.runtime.conversation import Conversation
 
 
+_PROFILES = "measurements"
+"""Folder of cost profiles, in the cache folder."""
+
+
 def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources:
     """Return what the drafters of all requests to a model share."""
     return DrafterResources(
@@ -45,6 +50,14 @@ def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources
         find=lambda name: resolve_drafter(name, progress),
         graph=files.path,
     )
+
+
+def warmed_up(engine: Engine, progress: Progress) -> Engine:
+    """Return the engine, after the calls that pack its weights; otherwise the first token waits."""
+    if engine.warm_rows:
+        with progress.task("packing weights", len(engine.warm_rows), unit="calls") as update:
+            warm_up(engine, engine.warm_rows, update)
+    return engine
 
 
 class Model:
@@ -76,6 +89,7 @@ class Model:
         self._opened = 0  # sequences of requests and conversations
         self._slots = engine.free_slots
         self._progress = progress
+        self._watch: ProfileWatch | None = None  # of the profile, once it was used
         self._acceptance = Acceptance()
         self._shared = drafter_resources(files, progress)
         self._shared.vocab_size = engine.vocab_size
@@ -96,16 +110,25 @@ class Model:
     def measure_profile(self, *, again: bool = False) -> CostProfile:
         """Return the cost profile, measured now if there is none, or if `again`."""
         self.__dict__["profile"] = found = self._profile_of(self.engine, self.files, again=again)
+        self._watch = ProfileWatch(found)
         return found
 
     def _profile_of(self, engine: Engine, files: ModelFiles, *, again: bool = False) -> CostProfile:
         return load_profile(
             engine,
             files.fingerprint,
-            cache_dir() / "measurements",
+            cache_dir() / _PROFILES,
             again=again,
-            before=lambda: self._progress.say("measuring this machine, once for this model"),
+            say=self._progress.say,
         )
+
+    def _check_profile(self, stream: Stream) -> None:
+        """Compare an answer's calls with the profile; the next load renews one that is outdated."""
+        deviation = self._watch.add(stream.calls) if self._watch else None
+        if deviation and mark_outdated(
+            self.engine, self.files.fingerprint, cache_dir() / _PROFILES, deviation
+        ):
+            self._progress.say(f"{deviation}: it is measured again when the model is loaded next")
 
     def tokens(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Return the prompt as token ids.
@@ -233,6 +256,7 @@ class Model:
         self.engine = self._open_with(tuple(sorted(needed)))
         self._share_network()
         self.__dict__.pop("profile", None)
+        self._watch = None
 
     def _share_network(self) -> None:
         """Give drafters that run in MLX the engine's embeddings and head."""
@@ -253,7 +277,8 @@ class Model:
         # As many KV slots as the target: all requests of a batch draft at once.
         slots = max(files.context_length, self._slots)
         settings = EngineSettings(min_rows=1, cache_tokens=slots)
-        engine = open_engine(files.engine, files.path, files.context_length, settings)
+        opened = open_engine(files.engine, files.path, files.context_length, settings)
+        engine = warmed_up(opened, self._progress)
         cost = self._profile_of(engine, files).cost
         worth = min(cost(1) / self.profile.cost(1), 1.0)
         return DraftModel(engine, cost, worth, slots=engine.free_slots)
@@ -333,6 +358,7 @@ class Model:
 
         def learn(stream: Stream) -> None:
             self._acceptance = acceptance
+            self._check_profile(stream)
             if spec.uses_earlier_answers:
                 self._shared.history.add(stream.answer)
 

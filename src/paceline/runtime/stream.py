@@ -4,6 +4,7 @@ The clock is here; `decoding` has none. Each second of a step is counted as draf
 engine's call, or as sampling.
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
@@ -20,6 +21,8 @@ from paceline.engines.invariance import Compared
 from paceline.runtime.loop import blocks_that_fit, raised, run_step
 from paceline.runtime.options import Request
 from paceline.runtime.result import Result, Stats
+
+_KEPT_CALLS = 4096
 
 
 class Stream:
@@ -67,6 +70,9 @@ class Stream:
         self._model, self._drafter, self._exactness = model, drafter, exactness
         self._probes = probes
         self._on_end = on_end
+        self.calls = deque[tuple[int, int, float]](maxlen=_KEPT_CALLS)
+        """Latest calls in decode that this stream had alone: T, tokens before, seconds."""
+        self._block_length = 0
         self._text: list[TextPiece] = []
         self._stats = stats
         self._started = self._began = self._drafted = started
@@ -193,6 +199,7 @@ class Stream:
         self._began = perf_counter()
         block = self._generation.next_block(most)
         self._drafted = perf_counter()
+        self._block_length = len(block.tokens)
         return block
 
     def accept(self, rows: StepResult, place: int) -> Step:
@@ -207,6 +214,7 @@ class Stream:
             taps=rows.taps[place],
             seconds=taken,
         )
+        context = self.sequence.length
         self.sequence.commit(step.kept)
         ended = perf_counter()
         for part, seconds in rows.parts.items():
@@ -224,6 +232,8 @@ class Stream:
             stats.verify_seconds += rows.seconds
             stats.sample_seconds += ended - verified
             stats.decoded += len(step.tokens)
+            if len(rows.logits) == 1:
+                self.calls.append((self._block_length, context, rows.seconds))
         self._text += step.pieces
         if self._generation.finished:
             self._finish()

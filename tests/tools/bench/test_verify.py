@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import KVSequence, StepResult
 from paceline.engines.invariance import CONDITIONS, Compared
+from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.runtime.options import POLICIES, Options
 from paceline.tools.bench.verify.checks import (
@@ -206,3 +208,34 @@ def test_a_verdict_as_json_has_its_counts():
     assert value["rows_compared"] == 3
     assert value["conditions"]["batch"]["rows"] == 3
     assert json.loads(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize(("slots", "contexts"), [(2048, 4), (1536, 3), (192, 2), (64, 1), (48, 0)])
+def test_rows_are_compared_at_the_contexts_of_which_two_sequences_fit(slots: int, contexts: int):
+    engine = ToyEngine(context_length=2048, block_size=16, cache_blocks=slots // 16)
+    verdict = Verdict()
+    check_rows(engine, verdict)
+    compared = verdict.conditions.get("block_length", Compared())
+    assert compared.rows == contexts * (1 + sum(BLOCKS))
+    assert not compared.differing
+    assert engine.free_slots == slots
+
+
+def test_answers_are_compared_in_calls_of_as_many_as_fit(
+    model: Model, suite_file: Path, tmp_path: Path
+):
+    settings = EngineSettings(cache_tokens=160)
+    engine = open_engine("openvino", model.files.path, model.files.context_length, settings)
+    long = {"id": "long", "kind": "chat", "messages": [{"role": "user", "content": "x" * 400}]}
+    suite = tmp_path / "more.jsonl"
+    suite.write_text(json.dumps(long) + "\n" + suite_file.read_text())
+    cases = [VerifyCase("suffix", "fixed", block, GREEDY) for block in range(2, 8)]
+    verdict = Verdict()
+    small = Model(model.files, engine)
+    check_tokens(small, load_suite(suite), cases, verdict, max_tokens=30, together=[8])
+    assert verdict.answers_differing == []
+    assert len(cases) < verdict.answers_compared < 8 * len(cases)
+    assert verdict.prompts_left_out == ["long"]
+    with pytest.raises(InvalidRequest, match="no prompt of the suite fits into 160 tokens"):
+        suite.write_text(json.dumps(long))
+        check_tokens(small, load_suite(suite), cases, verdict, max_tokens=30)

@@ -52,7 +52,7 @@ class GenAi:
             "max_ngram_size": _NGRAM,
             "enable_prefix_caching": False,
         }
-        options: dict[str, object] = {**properties, "scheduler_config": _scheduler()}
+        options: dict[str, object] = {**properties, "scheduler_config": scheduler()}
         if target.threads is not None:
             options["INFERENCE_NUM_THREADS"] = target.threads
         folder = str(target.files.folder)
@@ -84,7 +84,7 @@ class GenAi:
         return self._target.answered(found.tokens[0], first, whole - first)
 
 
-def _scheduler() -> Any:
+def scheduler() -> Any:
     """GenAI's defaults for a single request, without the prefix cache."""
     import openvino_genai as genai
 

@@ -68,6 +68,8 @@ class Verdict:
     answers_differing: list[str] = field(default_factory=list)
     """One line per answer: prompt, case, and the first token that differs."""
     tokens_compared: int = 0
+    prompts_left_out: list[str] = field(default_factory=list)
+    """Ids of prompts that do not fit into the context or the KV cache."""
 
     @property
     def rows(self) -> Compared:
@@ -167,11 +169,15 @@ def verify_cases(*, whole: bool, drafters: Sequence[str] = DRAFTERS) -> list[Ver
 
 
 def check_rows(engine: Engine, verdict: Verdict) -> None:
-    """Compare rows of the same positions, computed under every condition, bit for bit."""
+    """Compare rows of the same positions, computed under every condition, bit for bit.
+
+    Contexts of which two sequences do not fit into the free slots are left out.
+    """
     rng = np.random.default_rng(0)
     longest = max(BLOCKS)
     for context in _CONTEXTS:
-        if context + longest > engine.context_length:
+        length = context + longest
+        if length > engine.context_length or 2 * _slots(engine, length) > engine.free_slots:
             continue
         tokens = rng.integers(0, engine.vocab_size, context + longest).tolist()
         block = tokens[context:]
@@ -234,11 +240,22 @@ def check_tokens(
 ) -> None:
     """Answer the suite's prompts with each case in turn, and compare with plain decoding.
 
-    `together` has sequences per call, for each case in turn (1: alone). Cases in `journal` are not
-    checked again.
+    `together` has sequences per call, for each case in turn (1: alone); if they do not fit into the
+    free slots, there are fewer. Prompts that do not fit are left out. Cases in `journal` are not
+    checked again. Raises InvalidRequest if no prompt fits.
     """
     journal = journal or VerifyJournal(lambda _: None)
+    engine = model.engine
     prompts = [model.tokens(prompt.messages) for prompt in suite.prompts]
+    context = min(engine.context_length, engine.free_slots)
+    fitting = [at for at, prompt in enumerate(prompts) if len(prompt) + engine.min_rows <= context]
+    left_out = [prompt.id for at, prompt in enumerate(suite.prompts) if at not in {*fitting}]
+    verdict.prompts_left_out += left_out
+    if not fitting:
+        raise InvalidRequest(
+            f"no prompt of the suite fits into {context} tokens; use another with --suite, or more "
+            "--cache-tokens"
+        )
 
     def expected(at: int, sampling: Options) -> list[int]:
         known = journal.plain(at, str(sampling))
@@ -264,11 +281,22 @@ def check_tokens(
                 )
         return CaseResult(len(group), tokens, differing)
 
+    def group_of(first: int, count: int) -> list[int]:
+        """Up to `count` prompts from a place on, as many as fit into the free slots together."""
+        found: list[int] = []
+        free = engine.free_slots
+        for at in range(first, first + count):
+            prompt = fitting[at % len(fitting)]
+            free -= _slots(engine, min(len(prompts[prompt]) + max_tokens, engine.context_length))
+            if found and free < 0:
+                break
+            found.append(prompt)
+        return found
+
     place = 0
     for number, case in enumerate(cases):
-        count = together[number % len(together)] if together else 1
-        group = [(place + i) % len(prompts) for i in range(count)]
-        place = (place + count) % len(prompts)
+        group = group_of(place, together[number % len(together)] if together else 1)
+        place = (place + len(group)) % len(fitting)
         found = journal.case(number) or journal.add_case(number, check(case, group))
         verdict.answers_compared += found.answers
         verdict.tokens_compared += found.tokens
@@ -279,6 +307,11 @@ def check_tokens(
 def _pairs(case: VerifyCase) -> set[tuple[str, str]]:
     values = [case.drafter, case.policy, str(case.block), str(case.sampling)]
     return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
+
+
+def _slots(engine: Engine, length: int) -> int:
+    """Slots of the KV blocks of a sequence of `length` tokens."""
+    return -(-length // engine.block_size) * engine.block_size
 
 
 def _chunks(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -89,11 +89,18 @@ def _text(model: Model, verdict: Verdict) -> str:
         f"answers: {verdict.answers_compared} compared ({verdict.tokens_compared} tokens), "
         f"{len(verdict.answers_differing)} differ",
         *verdict.answers_differing[:10],
+        *_left_out(verdict.prompts_left_out),
         f"verdict: {model.files.name} on the {model.engine.name} engine "
         f"{'is' if verdict.exact else 'is NOT'} exact here: rows {invariant} independent of how "
         "they are computed",
     ]
     return "\n".join(lines)
+
+
+def _left_out(prompts: Sequence[str]) -> list[str]:
+    if not prompts:
+        return []
+    return [f"prompts that do not fit into the context: {len(prompts)} ({', '.join(prompts)})"]
 
 
 def _condition_line(name: str, found: Compared) -> str:

@@ -1,0 +1,54 @@
+"""A worker process of `bench peers --calls`: opens a runtime, then answers tasks on standard input.
+
+A line of JSON per task: `{"rows": n}` or `{"prompt": n}`, with `calls`, the number of timed calls;
+their median is the answer, after a call that is not timed. Whatever a runtime prints goes to
+standard error.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+_FIRST_PROMPT = 16
+"""Tokens. A runtime is ready when it has the first token after so short a prompt."""
+
+
+def main() -> None:
+    """Serve; the argument is JSON with `runtime`, `gguf`, `threads` and `context`."""
+    wanted = json.loads(sys.argv[1])
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        _serve(wanted, answers)
+
+
+def _serve(wanted: dict[str, Any], answers: TextIO) -> None:
+    from paceline.tools.bench.peers.calls.runtimes import RUNTIMES, CallRuntime, prompt_of
+
+    runtime: CallRuntime = RUNTIMES[wanted["runtime"]](
+        Path(wanted["gguf"]), threads=wanted["threads"], context=wanted["context"]
+    )
+
+    def seconds(task: dict[str, int]) -> float | None:
+        if "prompt" in task:
+            return runtime.prompt(prompt_of(task["prompt"]))
+        return runtime.rows(task["rows"])
+
+    def answer(value: dict[str, Any]) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    seconds({"prompt": _FIRST_PROMPT})
+    answer({"packages": [*runtime.packages], "facts": dict(runtime.facts)})
+    for line in sys.stdin:
+        task = json.loads(line)
+        found: list[float] = []
+        if seconds(task) is not None:  # not timed
+            found = [each for _ in range(task["calls"]) if (each := seconds(task)) is not None]
+        answer({"seconds": median(found) if found else None})
+
+
+if __name__ == "__main__":
+    main()
