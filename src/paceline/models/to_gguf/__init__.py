@@ -1,8 +1,11 @@
 """Converts Hugging Face checkpoints to GGUF files, without torch.
 
-`plan` checks a checkpoint whole, `write` makes the file. `families.py` has a row for each family.
+`plan` checks a checkpoint whole; `write` makes the file, `write_folder` a model folder with it.
+`families.py` has a row for each family.
 """
 
-from paceline.models.to_gguf.write import WEIGHTS, Plan, plan, write
+from paceline.models.to_gguf.families import UnknownFamily
+from paceline.models.to_gguf.folder import GGUF_NAME, write_folder
+from paceline.models.to_gguf.writer import WEIGHTS, Plan, plan, write
 
-__all__ = ["WEIGHTS", "Plan", "plan", "write"]
+__all__ = ["GGUF_NAME", "WEIGHTS", "Plan", "UnknownFamily", "plan", "write", "write_folder"]

@@ -11,6 +11,8 @@ from paceline.errors import ModelError
 from paceline.storage.files import read_json
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_MOST = 2**31 - 1
+"""GGUF's integers have 32 bits."""
 
 
 class Config:
@@ -31,11 +33,13 @@ class Config:
         value = self.values.get(name)
         return default if value is None else value
 
-    def integer(self, *names: str, default: int | None = None) -> int:
-        """The first of `names` that is there, a positive integer."""
+    def integer(
+        self, *names: str, default: int | None = None, least: int = 1, most: int = _MOST
+    ) -> int:
+        """The first of `names` that is there, an integer from `least` to `most`."""
         name, value = self._first(names, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(name, value, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.wrong(name, value, f"an integer from {least} to {most}")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
@@ -62,7 +66,9 @@ class Config:
         found = self.get("layer_types")
         if found is None:
             return None
-        if not isinstance(found, list) or len(found) != layers or {*found} - {_SLIDING, _FULL}:
+        kinds = (_SLIDING, _FULL)
+        is_list = isinstance(found, list) and len(found) == layers
+        if not is_list or any(kind not in kinds for kind in found):
             raise self.wrong("layer_types", found, f"{layers} times {_FULL} or {_SLIDING}")
         return [kind == _SLIDING for kind in found]
 
@@ -121,6 +127,8 @@ def read_ropes(
     said = _mapping(config, "rope_parameters") or _mapping(config, "rope_scaling")
     if "full_attention" in said or "sliding_attention" in said:
         full, sliding = (said.get(f"{kind}_attention") or {} for kind in ("full", "sliding"))
+        if not isinstance(full, dict) or not isinstance(sliding, dict):
+            raise config.wrong("rope_parameters", said, "an object for each kind of attention")
         return Rope(config, {**top, **full}, theta), Rope(config, sliding, theta_sliding or theta)
     full = Rope(config, {**top, **said}, config.number("rope_theta", default=theta))
     local = config.get("rope_local_base_freq")

@@ -12,18 +12,24 @@ from paceline.models.to_gguf import gemma4
 from paceline.models.to_gguf.config import Config
 from paceline.models.to_gguf.family import FOUR_NORMS, POST_NORMS, QK_NORMS, Experts, Family, Value
 
+MOST_EXPERTS = 4096
+"""A bound for a number that cannot be checked before it is used."""
 GELU = ("gelu_pytorch_tanh", "gelu")
 """Gemma's old configurations say gelu and mean its approximation by tanh."""
+
+
+class UnknownFamily(ModelError):
+    """A family that is not in the table."""
 
 
 def family_of(config: Config) -> Family:
     """The row of `config`'s family, whose defaults are put into `config`.
 
-    Raises ModelError for another family, or for a form of it that readers of GGUF do not know.
+    Raises UnknownFamily, or ModelError for a form of the family that readers of GGUF do not know.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise ModelError(
+        raise UnknownFamily(
             f"{config.path}: the family {config.model_type} cannot be converted; expected one of "
             f"{', '.join(sorted(FAMILIES))}. A GGUF or OpenVINO form of the model may work"
         )
@@ -35,8 +41,9 @@ def family_of(config: Config) -> Family:
     activation = config.get("hidden_activation", config.get("hidden_act", family.activation[0]))
     if activation not in family.activation:
         raise config.wrong("hidden_act", activation, family.activation[0])
-    method = (config.get("quantization_config") or {}).get("quant_method")
-    if method is not None and not (method == "mxfp4" and config.model_type == "gpt_oss"):
+    quantized = config.get("quantization_config")
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+    if quantized is not None and not (method == "mxfp4" and config.model_type == "gpt_oss"):
         raise config.wrong(
             "quantization_config", method, "a checkpoint in bf16, f16 or f32, before quantization"
         )
@@ -65,7 +72,7 @@ def _all_layers(_config: Config, _layer: int) -> bool:
 
 def _qwen_window(config: Config, layer: int) -> bool:
     """Qwen's window begins at a layer, and is off unless the configuration turns it on."""
-    first = config.get("max_window_layers", 0)
+    first = config.integer("max_window_layers", default=0, least=0)
     return config.flag("use_sliding_window", default=False) and layer >= first
 
 
@@ -109,7 +116,7 @@ def _smollm3_metadata(config: Config) -> dict[str, Value]:
 
 def _qwen3_experts(config: Config) -> Experts:
     return Experts(
-        count=config.integer("num_experts", "num_local_experts"),
+        count=config.integer("num_experts", "num_local_experts", most=MOST_EXPERTS),
         used=config.integer("num_experts_per_tok"),
         ff=config.integer("moe_intermediate_size"),
     )
@@ -117,7 +124,7 @@ def _qwen3_experts(config: Config) -> Experts:
 
 def _olmoe_experts(config: Config) -> Experts:
     return Experts(
-        count=config.integer("num_experts", "num_local_experts"),
+        count=config.integer("num_experts", "num_local_experts", most=MOST_EXPERTS),
         used=config.integer("num_experts_per_tok"),
         ff=config.integer("intermediate_size"),
     )
@@ -125,7 +132,7 @@ def _olmoe_experts(config: Config) -> Experts:
 
 def _gpt_oss_experts(config: Config) -> Experts:
     return Experts(
-        count=config.integer("num_local_experts", "num_experts"),
+        count=config.integer("num_local_experts", "num_experts", most=MOST_EXPERTS),
         used=config.integer("num_experts_per_tok", "experts_per_token"),
         ff=config.integer("intermediate_size"),
         router="mlp.router",
@@ -136,10 +143,10 @@ def _gpt_oss_experts(config: Config) -> Experts:
 def _glm4_experts(config: Config) -> Experts:
     ff = config.integer("moe_intermediate_size")
     return Experts(
-        count=config.integer("n_routed_experts", "num_local_experts"),
+        count=config.integer("n_routed_experts", "num_local_experts", most=MOST_EXPERTS),
         used=config.integer("num_experts_per_tok"),
         ff=ff,
-        dense_layers=config.get("first_k_dense_replace", 1),
+        dense_layers=config.integer("first_k_dense_replace", default=1, least=0),
         shared_ff=ff * config.integer("n_shared_experts", default=1),
         has_score_bias=True,
     )
@@ -148,7 +155,7 @@ def _glm4_experts(config: Config) -> Experts:
 def _glm4_metadata(config: Config) -> dict[str, Value]:
     return {
         "expert_shared_count": config.integer("n_shared_experts", default=1),
-        "leading_dense_block_count": config.get("first_k_dense_replace", 1),
+        "leading_dense_block_count": config.integer("first_k_dense_replace", default=1, least=0),
         "expert_gating_func": 2,  # sigmoid
         "expert_weights_scale": config.number("routed_scaling_factor", default=1.0),
         "expert_weights_norm": config.flag("norm_topk_prob", default=True),

@@ -85,23 +85,17 @@ def _global_head_dim(config: Config) -> int:
     """Size of heads with full attention: by name, or as transformers writes it back."""
     per_layer = config.get("per_layer_config")
     if isinstance(per_layer, dict):
-        sizes = {each.get("head_dim") for each in per_layer.values() if isinstance(each, dict)}
-        if len(sizes - {None}) == 1:
-            return int(*(sizes - {None}))
+        sizes = {str(each.get("head_dim")) for each in per_layer.values() if isinstance(each, dict)}
+        if len(sizes) == 1 and (size := sizes.pop()).isdecimal():
+            return int(size)
     return config.integer("global_head_dim", default=512)
 
 
 def _shared(config: Config) -> int:
     """Layers at the end without keys and values of their own."""
-    value = config.get("num_kv_shared_layers", 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise config.wrong("num_kv_shared_layers", value, "a number of layers")
-    return value
+    return config.integer("num_kv_shared_layers", default=0, least=0)
 
 
 def _per_layer(config: Config) -> int:
     """Size of the input per layer; 0: there is none."""
-    value = config.get("hidden_size_per_layer_input", 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise config.wrong("hidden_size_per_layer_input", value, "a size")
-    return value
+    return config.integer("hidden_size_per_layer_input", default=0, least=0)

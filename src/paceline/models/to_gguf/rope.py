@@ -31,6 +31,7 @@ def rope_metadata(config: Config, sizes: Sizes) -> dict[str, Value]:
         about["rope.freq_base_swa"] = sliding.theta
     if has_windows and sliding is not rope and sliding.kind != "default":
         raise config.wrong("rope_type of sliding_attention", sliding.kind, "default")
+    scaling: dict[str, Value]
     match rope.kind:
         case "default" | "llama3" | "proportional":  # the latter two are factors: see below
             return about

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from paceline.models.to_gguf.config import Config, Rope, read_ropes
 from paceline.models.to_gguf.family import Experts, Family, Layer
 
+_MOST_LAYERS = 4096
+"""A bound for a number that cannot be checked before it is used."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -38,7 +41,7 @@ def read_sizes(config: Config, family: Family) -> Sizes:
         raise config.wrong("num_key_value_heads", kv_heads, f"a divisor of {heads} heads")
     rope, rope_sliding = read_ropes(config, family.rope_theta, family.rope_theta_sliding)
     context = config.integer("max_position_embeddings")
-    count = config.integer("num_hidden_layers")
+    count = config.integer("num_hidden_layers", most=_MOST_LAYERS)
     windows = _windows(config, family, count, context)
     experts = family.experts(config)
     ff = config.integer("intermediate_size")

@@ -165,7 +165,7 @@ def _byte_count(shape: tuple[int, ...], kind: "GGMLQuantizationType") -> int:
     from gguf import GGML_QUANT_SIZES
 
     block, size = GGML_QUANT_SIZES[kind]
-    return math.prod(shape) // block * size
+    return math.prod(shape) // int(block) * int(size)
 
 
 def _file_type(weights: str) -> int:
