@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 import paceline.server
-from paceline.decoding.types import ComputedBlock, Drafter, Proposal
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal, Step
 from paceline.engines.profile import CostProfile
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
 from paceline.runtime.options import check
+from paceline.runtime.result import Result
 from paceline.server import admission
-from paceline.server.request import Done, Event, Failed, ServerRequest
+from paceline.server.request import Event, ServerRequest
 from paceline.server.scheduler import Scheduler
 from support.toy import ToyEngine
 
@@ -124,7 +125,7 @@ def scenario(files: ModelFiles, injector: Injector) -> tuple[Scheduler, list[Eve
 
     def listener(number: int) -> Callable[[Event], None]:
         def listen(event: Event) -> None:
-            if isinstance(event, Done | Failed):
+            if not isinstance(event, Step):
                 assert number not in ends, "a request ended twice"
                 ends[number] = event
                 ended.release()
@@ -155,8 +156,8 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tokens(event: Event) -> list[int]:
-    assert isinstance(event, Done), event
-    return event.result.token_ids
+    assert isinstance(event, Result), event
+    return event.token_ids
 
 
 @pytest.mark.usefixtures("little_room")
@@ -202,12 +203,12 @@ def test_an_error_at_any_call_ends_one_request_at_most(
     for number in numbers:
         injector = Injector(number)
         _, ends = scenario(tiny_files, injector)
-        failed = [each for each in ends if isinstance(each, Failed)]
+        failed = [each for each in ends if isinstance(each, Exception)]
         assert len(failed) <= 1, f"{len(failed)} requests failed; raised at {injector.raised}"
-        assert all(isinstance(each.error, Injected) for each in failed)
+        assert all(isinstance(each, Injected) for each in failed)
         for each, right in zip(ends, [*expected, expected[2]], strict=True):
-            if isinstance(each, Done):
-                assert each.result.token_ids == right, f"raised at {injector.raised}"
+            if isinstance(each, Result):
+                assert each.token_ids == right, f"raised at {injector.raised}"
 
 
 # -- drafters --------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ def test_a_drafter_that_raises_is_silenced_and_the_answer_continues(
     ended = threading.Semaphore(0)
 
     def listen(event: Event) -> None:
-        if isinstance(event, Done | Failed):
+        if not isinstance(event, Step):
             events.append(event)
             ended.release()
 

@@ -11,7 +11,6 @@ from paceline.decoding.reasoning import ReasoningMarks, answer_text
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import FinishReason, Proposal, Step
 from paceline.runtime.result import Result, Stats
-from paceline.server.request import Progress
 from paceline.server.stream_text import Answer, prompt_pieces
 
 END = 0
@@ -57,7 +56,7 @@ def streamed_answer(
         step = Step(len(block), block, new, tried, len(block) - 1, count)
         text += step.text
         reasoning += step.reasoning
-        made.progress(Progress(step))
+        made.progress(step)
         if over:
             break
     ended = stream.stopped_by is not None or kept[-1] == END
@@ -153,9 +152,9 @@ def test_a_token_that_a_stop_string_cuts_is_sent_with_its_part():
 def test_tokens_are_not_sent_before_their_text():
     made = Answer([END])
     # "b" is held back: it may begin a stop string.
-    assert made.progress(Progress(Step(1, [1], [TextPiece("a", "a")]))).pieces[0].token == 1
-    assert made.progress(Progress(Step(1, [2], [TextPiece("b", "")]))).pieces == []
-    part = made.progress(Progress(Step(1, [1], [TextPiece("a", "ba")])))
+    assert made.progress(Step(1, [1], [TextPiece("a", "a")])).pieces[0].token == 1
+    assert made.progress(Step(1, [2], [TextPiece("b", "")])).pieces == []
+    part = made.progress(Step(1, [1], [TextPiece("a", "ba")]))
     assert (part.text, [piece.token for piece in part.pieces]) == ("ba", [2, 1])
 
 

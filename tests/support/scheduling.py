@@ -3,9 +3,10 @@
 import queue
 from typing import Any
 
+from paceline.decoding.types import Step
 from paceline.runtime.options import check
 from paceline.runtime.result import Result
-from paceline.server.request import Done, Event, Failed, Progress, QueuedRequest, ServerRequest
+from paceline.server.request import Event, QueuedRequest, ServerRequest
 from paceline.server.scheduler import Scheduler
 from support.waiting import PATIENCE
 
@@ -30,10 +31,10 @@ class Submitted:
         while True:
             event = self._events.get(timeout=PATIENCE)
             match event:
-                case Progress():
-                    self.text += event.step.text
-                    self.streamed += event.step.tokens
-                case Done():
-                    return event.result
-                case Failed():
-                    raise event.error
+                case Step():
+                    self.text += event.text
+                    self.streamed += event.tokens
+                case Result():
+                    return event
+                case Exception():
+                    raise event

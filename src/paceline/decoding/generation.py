@@ -15,7 +15,7 @@ those of decoding one row at a time, whatever was drafted.
 
 from collections.abc import Sequence
 
-from paceline.decoding.logprobs import TokenLogprob, token_logprob
+from paceline.decoding.logprobs import token_logprob
 from paceline.decoding.repetition import RepetitionDetector
 from paceline.decoding.sampling import Sampler, Sampling
 from paceline.decoding.stopping import Stopping
@@ -37,6 +37,7 @@ from paceline.decoding.types import (
     Proposal,
     Step,
     Taps,
+    TokenLogprob,
     common_prefix_length,
 )
 
@@ -252,7 +253,15 @@ class Generation:
         self._length += kept
         self._block = None
         matched = common_prefix_length(tokens, self._proposal.tokens)
-        step = Step(kept, tokens, pieces, self._proposal, matched, self._text.reasoning_tokens)
+        step = Step(
+            kept,
+            tokens,
+            pieces,
+            self._proposal,
+            matched,
+            self._text.reasoning_tokens,
+            self.logprobs[first - self.prompt_length :],
+        )
         computed = ComputedBlock(block.tokens, start, kept, logits, taps or {})
         for drafter in self._drafters:
             drafter.observe(computed)

@@ -1,21 +1,8 @@
 """Log probabilities in the model's own distribution: before penalties, bias, temperature."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 
-from paceline.decoding.types import Logits
-
-
-class TokenLogprob(NamedTuple):
-    """Log probability of a token, and of the most likely tokens at its position."""
-
-    token: int
-    logprob: float
-    """Natural logarithm of its probability."""
-    top: Sequence[tuple[int, float]] = ()
-    """(token, logprob) of the most likely tokens, best first; of equals the lower id first."""
+from paceline.decoding.types import Logits, TokenLogprob
 
 
 def token_logprob(row: Logits, token: int, top: int) -> TokenLogprob:

@@ -249,6 +249,16 @@ FORCED = "forced"
 """Source of a proposal whose tokens are the only ones that a constraint allows: not a draft."""
 
 
+class TokenLogprob(NamedTuple):
+    """Log probability of a token, and of the most likely tokens at its position."""
+
+    token: int
+    logprob: float
+    """Natural logarithm of its probability."""
+    top: Sequence[tuple[int, float]] = ()
+    """(token, logprob) of the most likely tokens, best first; of equals the lower id first."""
+
+
 class Step(NamedTuple):
     """Result of one engine call for a request."""
 
@@ -265,6 +275,8 @@ class Step(NamedTuple):
     """Leading tokens of the proposal that the target picked too."""
     reasoning_tokens: int = 0
     """Tokens of reasoning in the whole answer so far."""
+    logprobs: Sequence[TokenLogprob] = ()
+    """Of each new token, if the request records them."""
 
     @property
     def text(self) -> str:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.decoding.logprobs import TokenLogprob
-from paceline.decoding.types import Counters, FinishReason
+from paceline.decoding.types import Counters, FinishReason, TokenLogprob
 from paceline.engines.invariance import Compared
 from paceline.runtime.defaults import Setting
 

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Self
 
 from paceline.decoding.generation import Generation
-from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Block, FinishReason, Policy, Step
@@ -129,11 +128,6 @@ class Stream:
     def stats(self) -> Stats:
         """Counters and times so far."""
         return self._stats
-
-    @property
-    def logprobs(self) -> list[TokenLogprob]:
-        """Logprobs of the answer's tokens so far, if they were requested."""
-        return self._generation.logprobs
 
     @property
     def result(self) -> Result:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 
-from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.types import Step
 from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
@@ -27,30 +26,8 @@ class TimedOut(PacelineError):
     """A request exceeded its time limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """New tokens of an answer."""
-
-    step: Step
-    logprobs: Sequence[TokenLogprob] = ()
-    """Of the new tokens, if the request asked for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The answer has ended, perhaps because it was cancelled."""
-
-    result: Result
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The request failed; no more tokens follow."""
-
-    error: Exception
-
-
-Event = Progress | Done | Failed
+Event = Step | Result | Exception
+"""The steps of an answer, then its result (a cancelled one has one too) or its error."""
 Listener = Callable[[Event], None]
 
 
@@ -77,8 +54,7 @@ class ServerRequest:
 class QueuedRequest:
     """A submitted request and the scheduler's state of it.
 
-    The listener gets `Progress` events, then one `Done` or `Failed`. A request that is cancelled in
-    the queue ends without an event.
+    The listener gets its events. A request that is cancelled in the queue ends without one.
     """
 
     request: ServerRequest
@@ -97,8 +73,6 @@ class QueuedRequest:
     drafter_failed: bool = False
     """Whether a drafter failed: the drafters' state of its tokens may be wrong."""
     ended: bool = False
-    sent_logprobs: int = 0
-    """Logprobs that the listener got so far."""
 
     @property
     def count(self) -> int:

@@ -31,13 +31,10 @@ from paceline.server.admission import Admission
 from paceline.server.batch import Batcher, Work
 from paceline.server.prefix_cache import CachedPrefix, PrefixCache, close_sequence
 from paceline.server.request import (
-    Done,
     Draining,
     Event,
-    Failed,
     Listener,
     Load,
-    Progress,
     QueuedRequest,
     QueueFull,
     ServerRequest,
@@ -296,9 +293,7 @@ class Scheduler:
         assert stream is not None
         try:
             if step.tokens or step.text:
-                new = stream.logprobs[queued.sent_logprobs :]
-                queued.sent_logprobs += len(new)
-                self._send(queued, Progress(step, new))
+                self._send(queued, step)
             if stream.finished:
                 self._end(queued, None)
         except Exception as error:
@@ -366,9 +361,9 @@ class Scheduler:
             self._release(queued, prefix, None if error else tokens)
         if error is not None:
             self.load.failed += 1
-            self._send(queued, Failed(error))
+            self._send(queued, error)
         elif result is not None:
-            self._send(queued, Done(result))
+            self._send(queued, result)
 
     def _release(
         self, queued: QueuedRequest, prefix: CachedPrefix, tokens: Sequence[int] | None

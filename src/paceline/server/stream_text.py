@@ -19,12 +19,11 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from paceline.decoding.logprobs import TokenLogprob
 from paceline.decoding.text import Decode, TextStream
-from paceline.decoding.types import FinishReason
+from paceline.decoding.types import FinishReason, Step, TokenLogprob
 from paceline.runtime.result import Result
 from paceline.server.api.errors import ApiError
-from paceline.server.request import Done, Event, Failed, Progress, QueuedRequest, ServerRequest
+from paceline.server.request import Event, QueuedRequest, ServerRequest
 
 if TYPE_CHECKING:
     from paceline.server.service import Service
@@ -121,16 +120,15 @@ class Answer:
         """Why an answer has ended."""
         return FinishReason.LENGTH if self.prefill_only else self.done.finish_reason
 
-    def progress(self, event: Progress) -> Delta:
+    def progress(self, step: Step) -> Delta:
         """Add a step."""
-        step = event.step
         if self._started:
             self.steps.append(StepCount(step.drafted, step.accepted))
         self._started = True
         if self.prefill_only:
             return Delta(self.index, "", [])
         self._reasoning_tokens = step.reasoning_tokens
-        found = enumerate(zip_longest(step.tokens, step.pieces, event.logprobs))
+        found = enumerate(zip_longest(step.tokens, step.pieces, step.logprobs))
         for place, (token, piece, logprobs) in found:
             if token in self.stop_token_ids:
                 self._stopped = True
@@ -254,16 +252,16 @@ class Answers:
 
     def _delta(self, index: int, event: Event) -> Delta:
         match event:
-            case Progress():
+            case Step():
                 return self.all[index].progress(event)
-            case Done():
-                delta = self.all[index].finish(event.result)
+            case Result():
+                delta = self.all[index].finish(event)
                 self.unfinished -= 1
                 self._service.observer.on_answer(self._requests[index], self.all[index])
                 return delta
-            case Failed():
+            case Exception():
                 self.unfinished -= 1
-                raise event.error
+                raise event
 
     def _deliver(self, index: int, event: Event) -> None:
         """Pass an event from the engine's thread to the event loop."""

@@ -6,7 +6,7 @@ Invariant: the texts of the listed tokens, joined, are the answer's text.
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.decoding.logprobs import TokenLogprob
+from paceline.decoding.types import TokenLogprob
 from paceline.models.tokenizer import TokenBytes
 from paceline.server.stream_text import Piece
 
