@@ -99,18 +99,18 @@ def put(*keys: Any, value: Any) -> Change:
     [
         (put("kind", value="paceline thing"), "expected a coreml-model of version 1"),
         (put("version", value=2), "expected a coreml-model of version 1"),
-        (put("layers", value=None), "layers is None, expected a number of 1 or more"),
-        (put("rows", value=0), "rows is 0, expected a number of 1 or more"),
-        (put("slots", value=True), "slots is True, expected a number"),
-        (put("functions", value="t4"), "functions is 't4', expected a list"),
-        (put("task", value="painting"), "task is 'painting'"),
-        (put("name", value=3), "name is 3, expected a string"),
+        (put("layers", value=None), "layers: Input should be a valid integer, not None"),
+        (put("rows", value=0), "rows: Input should be greater than or equal to 1, not 0"),
+        (put("slots", value=True), "slots: Input should be a valid integer, not True"),
+        (put("functions", value="t4"), "functions: "),
+        (put("task", value="painting"), "task: "),
+        (put("name", value=3), "name: Input should be a valid string, not 3"),
         (
             lambda value: value["layer_shards"].pop(0),
             "layers 0 to 1 are in no shard: layers-002-003.mlpackage begins at 2",
         ),
         (lambda value: value["layer_shards"].pop(), "the last shard ends at layer 2, expected 3"),
-        (put("layer_shards", value=[]), "there are no shards that hold layers"),
+        (put("layer_shards", value=[]), "layer_shards: "),
         (
             put("layer_shards", 1, "start", value=1),
             "layers-002-003.mlpackage begins at layer 1, which the shard before it holds too",
@@ -121,17 +121,20 @@ def put(*keys: Any, value: Any) -> Change:
         ),
         (put("head_shards", 0, "start", value=1), "tokens 0 to 0 are in no shard"),
         (put("head_shards", 1, "end", value=170), "ends at token 170, expected 160"),
-        (put("head_shards", 1, "end", value=100), "is no shard"),
+        (
+            put("head_shards", 1, "end", value=100),
+            "holds no token: it begins at 100",
+        ),
         (put("layer_shards", 0, "taps", value=[2]), "has taps [2], not all of them layers"),
-        (put("files", value={}), "it lists no files"),
+        (put("files", value={}), "the files of layers-000-002.mlpackage are not listed"),
         (put("files", "embeddings.npy", "bytes", value=1), "embeddings.npy has"),
         (
             put("files", "rotary.npy", "sha256", value="0" * 64),
             "rotary.npy is not what was made: SHA-256 is",
         ),
         (
-            lambda value: value["files"].update({"../x": {"bytes": 1, "sha256": ""}}),
-            "'../x', a path in this folder",
+            lambda value: value["files"].update({"../x": {"bytes": 1, "sha256": "0" * 64}}),
+            "'../x', expected a file in this folder",
         ),
     ],
 )
@@ -139,14 +142,24 @@ def test_a_fault_is_named(folder: Path, change: Change, said: str):
     assert said in changed(folder, change)
 
 
-def test_every_fault_is_named_at_once(folder: Path):
+def test_every_wrong_value_is_named_at_once(folder: Path):
     def change(value: dict[str, Any]) -> None:
         value["rows"] = 0
+        value["head_shards"][1]["start"] = "x"
+        del value["lags"]
+
+    message = changed(folder, change)
+    for part in ("rows: ", "head_shards.1.start: ", "lags: "):
+        assert part in message
+
+
+def test_every_contradiction_is_named_at_once(folder: Path):
+    def change(value: dict[str, Any]) -> None:
         value["layer_shards"].pop()
         value["head_shards"][1]["start"] = 90
 
     message = changed(folder, change)
-    for part in ("rows is 0", "ends at layer 2", "begins at token 90"):
+    for part in ("ends at layer 2", "begins at token 90"):
         assert part in message
 
 

@@ -243,12 +243,15 @@ def test_the_classifier_refuses_a_model_that_writes(folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "chat"}, "task is 'chat', expected causal-lm or token-classification"),
-        ({"task": None}, "task is None"),
+        ({"task": "chat"}, "task: .*'causal-lm' or 'token-classification', not 'chat'"),
+        ({"task": None}, "task: .*, not None"),
         ({"task": "causal-lm"}, "it has 33 labels, expected none"),
-        ({"labels": []}, r"it has the labels \[\].*the last shard ends at label 33, expected 0"),
+        (
+            {"labels": []},
+            r"(?s)the labels \[\].*the last shard ends at label 33, expected 0",
+        ),
         ({"labels": ["O", "O"]}, "expected at least one, and each once"),
-        ({"labels": ["O", 1]}, "expected a list of strings"),
+        ({"labels": ["O", 1]}, "labels.1: "),
         ({"labels": ["O", "B"]}, "the last shard ends at label 33, expected 2"),
         ({"reach": 0}, "reach is 0, expected a number of 1 or more"),
         ({"functions": [1]}, rf"functions is \[1\], expected one for {ROWS} rows"),
