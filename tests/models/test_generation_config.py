@@ -89,6 +89,7 @@ def test_null_and_the_other_ways_to_say_off_are_understood(tmp_path: Path):
         {"max_new_tokens": "many"},
         {"top_p": {}},
         {"temperature": 1e300},
+        {"temperature": float("nan")},
     ],
     ids=str,
 )
@@ -100,6 +101,14 @@ def test_a_sampling_setting_that_is_no_number_is_named_with_its_file(
     assert min(config) in str(caught.value)
     assert str(tmp_path / GENERATION) in str(caught.value)
     assert "--generation-config none" in str(caught.value)
+
+
+def test_every_wrong_value_of_a_generation_config_is_named_at_once(tmp_path: Path):
+    with pytest.raises(ModelError) as caught:
+        said(tmp_path, temperature="hot", top_k=2.5, top_p=0.9)
+    assert "temperature: " in str(caught.value)
+    assert "top_k: " in str(caught.value)
+    assert "top_p: " not in str(caught.value)
 
 
 @pytest.mark.parametrize(

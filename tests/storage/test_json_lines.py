@@ -28,7 +28,7 @@ def write(path: Path, *entries: dict[str, Any]) -> None:
 
 def test_entries_come_back_in_order(path: Path):
     write(path, *ENTRIES)
-    assert read_journal(path, {}) == ENTRIES
+    assert read_journal(path) == ENTRIES
     assert path.read_bytes().count(b"\n") == len(ENTRIES), "one line each"
 
 
@@ -39,20 +39,20 @@ def test_more_entries_come_after_those_that_are_there(path: Path):
     assert path.read_bytes() == before
     write(path, *ENTRIES[2:])
     assert path.read_bytes().startswith(before)
-    assert read_journal(path, {}) == ENTRIES
+    assert read_journal(path) == ENTRIES
 
 
 def test_where_there_is_no_file_there_are_no_entries(path: Path):
-    assert read_journal(path, {}) == []
+    assert read_journal(path) == []
     write(path)
-    assert read_journal(path, {}) == []
+    assert read_journal(path) == []
 
 
 def test_an_entry_is_there_when_the_call_returns(path: Path):
     with appending(path) as append:
         for count, entry in enumerate(ENTRIES, start=1):
             append(entry)
-            assert read_journal(path, {}) == ENTRIES[:count]
+            assert read_journal(path) == ENTRIES[:count]
 
 
 def test_what_was_written_stays_when_the_work_is_stopped(path: Path):
@@ -63,7 +63,7 @@ def test_what_was_written_stays_when_the_work_is_stopped(path: Path):
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert read_journal(path, {}) == ENTRIES[:1]
+    assert read_journal(path) == ENTRIES[:1]
 
 
 @pytest.mark.parametrize("kept", range(1, 12))
@@ -72,23 +72,23 @@ def test_a_torn_last_line_does_not_count_and_the_next_entry_takes_its_place(kept
     whole = path.read_bytes()
     line = json.dumps(ENTRIES[3]).encode()
     path.write_bytes(whole + line[:kept])
-    assert read_journal(path, {}) == ENTRIES[:2]
+    assert read_journal(path) == ENTRIES[:2]
     write(path, ENTRIES[2])
     assert path.read_bytes() == whole + b"{}\n"
 
 
 def test_a_last_line_that_lacks_no_more_than_its_end_does_not_count(path: Path):
     path.write_bytes(b'{"a": 1}\n{"a": 2}')
-    assert read_journal(path, {}) == [{"a": 1}]
+    assert read_journal(path) == [{"a": 1}]
     write(path)
     assert path.read_bytes() == b'{"a": 1}\n'
 
 
 def test_a_file_that_is_all_one_torn_line_begins_anew(path: Path):
     path.write_bytes(b'{"a": ')
-    assert read_journal(path, {}) == []
+    assert read_journal(path) == []
     write(path, {"a": 1})
-    assert read_journal(path, {}) == [{"a": 1}]
+    assert read_journal(path) == [{"a": 1}]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_file_that_is_all_one_torn_line_begins_anew(path: Path):
 def test_a_line_that_is_no_object_is_named_by_its_number(line: bytes, reason: str, path: Path):
     path.write_bytes(b"{}\n" + line + b"\n{}\n")
     with pytest.raises(InvalidRequest, match=reason.format(path)) as caught:
-        read_journal(path, {})
+        read_journal(path)
     assert "\n" not in str(caught.value)
 
 
@@ -115,7 +115,7 @@ def test_a_path_that_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("{}\n")
     for path in (tmp_path, tmp_path / "file" / "journal.jsonl"):
         with pytest.raises(InvalidRequest, match=f"cannot read {path}: "):
-            read_journal(path, {})
+            read_journal(path)
 
 
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path):

@@ -5,11 +5,13 @@ Ranges are checked where the settings are used. Invariant: missing settings have
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from paceline.errors import ModelError
 from paceline.storage.files import read_json, write_json
+from paceline.storage.validation import Limit, validated
 
 GENERATION = "generation_config.json"
 
@@ -26,7 +28,22 @@ _NAMES = {
 }
 """Key of generation_config.json -> option. vLLM reads the same keys."""
 
-_INTEGER = ("top_k", "max_tokens")
+_Number = Annotated[float, Limit(gt=-(10**9), lt=10**9)]
+_Integer = Annotated[float, Limit(gt=-(10**9), lt=10**9, multiple_of=1)]
+"""20.0 is one too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """The keys of `_NAMES`."""
+
+    temperature: _Number | None = None
+    top_p: _Number | None = None
+    top_k: _Integer | None = None
+    min_p: _Number | None = None
+    repetition_penalty: _Number | None = None
+    max_new_tokens: _Integer | None = None
+
 
 _GGUF = {
     "temp": "temperature",
@@ -47,15 +64,22 @@ def read_generation_config(folder: Path) -> Settings:
     path = folder / GENERATION
     if not path.exists():
         return {}
-    config = read_json(path)
-    found = {
-        option: _number(path, key, config[key])
+    value = read_json(path)
+    try:
+        config = validated(_Config, value, str(path), error=ModelError)
+    except ModelError as error:
+        hint = "correct it, or ignore the file with --generation-config none"
+        raise ModelError(f"{error}; {hint}") from error
+    found: dict[str, float | int] = {
+        option: number
         for key, option in _NAMES.items()
-        if config.get(key) is not None
+        if (number := getattr(config, key)) is not None
     }
+    for option in found.keys() & {"top_k", "max_tokens"}:
+        found[option] = int(found[option])
     if found.get("top_k", 0) < 0:
         found["top_k"] = 0  # -1 also means off
-    sample = config.get("do_sample")
+    sample = value.get("do_sample")
     if sample is False:
         found["temperature"] = 0.0
     elif sample is True:
@@ -82,16 +106,6 @@ def from_gguf(fields: Mapping[str, Any]) -> dict[str, Any]:
         found.pop("repetition_penalty", None)  # applies to no tokens
     # The file has f32: 0.9 is 0.8999999761581421.
     return {name: round(v, 6) if isinstance(v, float) else v for name, v in found.items()}
-
-
-def _number(path: Path, name: str, value: Any) -> float | int:
-    integer = _NAMES[name] in _INTEGER
-    if not _is_number(value) or (integer and value != int(value)):
-        raise ModelError(
-            f"{path} has {name} {value!r}; expected {'an integer' if integer else 'a number'}. "
-            "Correct it, or ignore the file with --generation-config none"
-        )
-    return int(value) if integer else float(value)
 
 
 def _is_number(value: object) -> bool:

@@ -2,27 +2,34 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.errors import InvalidRequest
 from paceline.storage.files import writing
+from paceline.storage.validation import validated
 
 Append = Callable[[dict[str, Any]], None]
 
+_T = TypeVar("_T")
 
-def read_journal(path: Path, fields: Mapping[str, type]) -> list[dict[str, Any]]:
+
+def read_entries(path: Path, kind: type[_T]) -> list[_T]:
+    """`read_journal`, with each entry as a `kind`.
+
+    Raises InvalidRequest if the file cannot be read; or for the first line that is no such entry,
+    with all its faults.
+    """
+    numbered = enumerate(read_journal(path), start=1)
+    return [validated(kind, entry, f"line {number} of {path}") for number, entry in numbered]
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
     """Entries of the file, in order; empty when there is no file.
 
-    A last line without a newline is ignored: an interrupted run was writing it.
-
-    Args:
-        path: the file.
-        fields: required fields of an entry and their types; a list has integers.
-
-    Raises:
-        InvalidRequest: it cannot be read, or a line is not such an entry.
+    A last line without a newline is ignored: an interrupted run was writing it. Raises
+    InvalidRequest if the file cannot be read, or a line is no JSON object.
     """
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
@@ -38,17 +45,8 @@ def read_journal(path: Path, fields: Mapping[str, type]) -> list[dict[str, Any]]
             raise InvalidRequest(f"line {number} of {path} is not JSON: {error}") from error
         if not isinstance(entry, dict):
             raise InvalidRequest(f"line {number} of {path} is not a JSON object")
-        if not all(_is_a(entry.get(name), kind) for name, kind in fields.items()):
-            expected = ", ".join(f"{name} ({kind.__name__})" for name, kind in fields.items())
-            raise InvalidRequest(f"line {number} of {path} is not valid; expected {expected}")
         found.append(entry)
     return found
-
-
-def _is_a(value: object, kind: type) -> bool:
-    if kind is list:
-        return isinstance(value, list) and all(_is_a(each, int) for each in value)
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ def resuming(
     if path is None:
         yield [], lambda _: None
         return
-    entries = read_journal(path, {})
+    entries = read_journal(path)
     with appending(path) as append:
         if entries:
             _check_same_run(path, entries[0].get("about"), about)

@@ -19,7 +19,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options, check
 from paceline.runtime.stream import Stream
 from paceline.storage.files import read_json, sha256_of, write_json, writing
-from paceline.storage.json_lines import appending, read_journal
+from paceline.storage.json_lines import appending, read_entries
 from paceline.storage.manifest import MANIFEST, begin_artifact
 from paceline.tools.suite import Suite, load_suite
 
@@ -27,8 +27,6 @@ ANSWERS = "answers.jsonl"
 KIND = "paceline answers"
 
 _T = TypeVar("_T")
-
-_FIELDS = {"number": int, "prompt": list, "answer": list}
 
 _HELD_OUT = 20
 
@@ -50,11 +48,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Token ids of a prompt and its answer."""
+    """A line of `answers.jsonl`: token ids of a prompt and its answer."""
 
     number: int
-    prompt: Sequence[int]
-    answer: Sequence[int]
+    prompt: list[int]
+    answer: list[int]
+    finish: str = ""
+    """Why it ended: a `FinishReason`, or `loop`."""
 
     @property
     def tokens(self) -> list[int]:
@@ -100,7 +100,7 @@ def make_answers(
     todo = _prompt_tokens(model, suites, settings.longest_prompt)
     with writing(folder):
         write_json(folder / MANIFEST, {**manifest, "complete": False})
-    done = {entry["number"] for entry in read_journal(folder / ANSWERS, _FIELDS)}
+    done = {answer.number for answer in read_entries(folder / ANSWERS, Answer)}
 
     def streams() -> Iterator[Stream]:
         for number, tokens in todo.items():
@@ -128,21 +128,14 @@ def make_answers(
             result = stream.result
             looped = result.finish_reason == FinishReason.CANCELLED
             finish = "loop" if looped else str(result.finish_reason)
-            append(
-                {
-                    "number": number,
-                    "prompt": todo[number],
-                    "answer": result.token_ids,
-                    "finish": finish,
-                }
-            )
+            append(asdict(Answer(number, todo[number], result.token_ids, finish)))
             update(len(done))
-    answers = read_journal(folder / ANSWERS, _FIELDS)
+    answers = read_entries(folder / ANSWERS, Answer)
     manifest |= {
         "complete": True,
         "answers": len(answers),
-        "prompt_tokens": sum(len(entry["prompt"]) for entry in answers),
-        "answer_tokens": sum(len(entry["answer"]) for entry in answers),
+        "prompt_tokens": sum(len(each.prompt) for each in answers),
+        "answer_tokens": sum(len(each.answer) for each in answers),
         "sha256": sha256_of(folder / ANSWERS),
     }
     with writing(folder):
@@ -156,8 +149,8 @@ def read_answers(folder: Path, fingerprint: str) -> list[Answer]:
     Raises InvalidRequest if there are none, or they are of another model.
     """
     manifest = _read_manifest(folder)
-    entries = read_journal(folder / ANSWERS, _FIELDS)
-    if manifest is None or not entries:
+    answers = read_entries(folder / ANSWERS, Answer)
+    if manifest is None or not answers:
         raise InvalidRequest(
             f"{folder} has no answers to train on; make them with `paceline train answers`"
         )
@@ -166,8 +159,7 @@ def read_answers(folder: Path, fingerprint: str) -> list[Answer]:
             f"the answers in {folder} are those of {manifest.get('target')}, with other weights "
             f"than this target's, says {MANIFEST}; make them again with `paceline train answers`"
         )
-    found = [Answer(entry["number"], entry["prompt"], entry["answer"]) for entry in entries]
-    return sorted(found, key=lambda answer: answer.number)
+    return sorted(answers, key=lambda answer: answer.number)
 
 
 def provenance(folder: Path) -> dict[str, Any]:

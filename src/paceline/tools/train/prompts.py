@@ -7,6 +7,7 @@ user message (Magpie, arXiv 2406.08464). No other data set is needed.
 import itertools
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.decoding.types import FinishReason
@@ -17,7 +18,7 @@ from paceline.runtime.loop import as_they_end
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import Stream
-from paceline.storage.json_lines import appending, read_journal
+from paceline.storage.json_lines import appending, read_entries
 
 LONGEST_PROMPT = 256
 """Tokens of a generated prompt at most; longer ones are usually incoherent."""
@@ -30,6 +31,12 @@ _MAX_UNUSED = 200
 
 _SEEDS = 1_000_000_000
 """Generation seeds per `seed` of the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    prompt: str
+    seed: int
 
 
 def write_prompts(
@@ -55,11 +62,11 @@ def write_prompts(
         ModelError: there is no chat template, or it omits the user message.
     """
     opening = user_opening(model.files)
-    here = read_journal(out, {"prompt": str, "seed": int})
-    seen = {entry["prompt"] for entry in here}
+    here = read_entries(out, _Entry)
+    seen = {entry.prompt for entry in here}
 
     def streams() -> Iterator[Stream]:
-        first = max((entry["seed"] for entry in here), default=seed * _SEEDS - 1) + 1
+        first = max((entry.seed for entry in here), default=seed * _SEEDS - 1) + 1
         for number in itertools.count(first):
             options: Options = {
                 **GREEDY,

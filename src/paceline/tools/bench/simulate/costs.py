@@ -1,13 +1,14 @@
 """Cost tables for a simulation: measured here, recorded elsewhere, an experiment's, or given."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from paceline.decoding.costs import CostTable
 from paceline.errors import InvalidRequest
+from paceline.storage.validation import Count, Limit, Positive, validated
 from paceline.tools.bench.plan.table import ZAYA
 
 HERE = "here"
@@ -26,6 +27,35 @@ class Costs:
 
     name: str
     table: CostTable
+
+
+_Milliseconds = Annotated[float, Limit(gt=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    rows: Positive
+    milliseconds: _Milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    plain_milliseconds: _Milliseconds
+    rows: list[_Row]
+    context: Count = 0
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        """Rows -> seconds of a call."""
+        found = {row.rows: row.milliseconds / 1e3 for row in self.rows}
+        return {1: self.plain_milliseconds / 1e3, **found}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan(_Calls):
+    """What is read of a recorded `paceline plan`."""
+
+    deep: _Calls | None = None
 
 
 def parse_costs(spec: str, here: Callable[[], CostTable]) -> Costs:
@@ -65,20 +95,12 @@ def _recorded(path: Path) -> CostTable:
         ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path} is not JSON: {error}") from error
-    try:
-        near, context = _seconds(value), value.get("context", 0)
-        deep = value.get("deep")
-        if deep is None:
-            return CostTable(near, context)
-        far, further = _seconds(deep), deep["context"] - context
-        grows = {rows: max(far[rows] - near[rows], 0.0) / further for rows in near}
-        return CostTable(near, context, grows)
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
-        raise InvalidRequest(
-            f"{path} is no recorded plan; make one with `paceline plan --output FILE`"
-        ) from None
-
-
-def _seconds(plan: Mapping[str, Any]) -> dict[int, float]:
-    found = {row["rows"]: row["milliseconds"] / 1e3 for row in plan["rows"]}
-    return {1: plan["plain_milliseconds"] / 1e3, **found}
+    plan = validated(_Plan, value, f"{path}, read as a recorded `paceline plan`")
+    near, deep = plan.seconds, plan.deep
+    if deep is None:
+        return CostTable(near, plan.context)
+    far, further = deep.seconds, deep.context - plan.context
+    if further < 1 or far.keys() != near.keys():
+        raise InvalidRequest(f"{path}: deep: expected the same rows at a longer context")
+    grows = {rows: max(far[rows] - near[rows], 0.0) / further for rows in near}
+    return CostTable(near, plan.context, grows)

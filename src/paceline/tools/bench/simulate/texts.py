@@ -15,7 +15,7 @@ from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.runtime.trace import FORM as TRACE
 from paceline.storage.files import read_json
-from paceline.storage.json_lines import read_journal
+from paceline.storage.json_lines import read_entries
 from paceline.storage.manifest import MANIFEST
 from paceline.tools.bench.record import FORM as RECORD
 from paceline.tools.bench.record import parse_record
@@ -143,22 +143,17 @@ class Texts:
 
 def _answers(folder: Path) -> Iterator[Recording]:
     """Recordings in a folder of `train answers`."""
-    from paceline.tools.train.answers import ANSWERS, KIND
+    from paceline.tools.train.answers import ANSWERS, KIND, Answer
 
     manifest = read_json(folder / MANIFEST)
     if manifest.get("kind") != KIND:
         raise InvalidRequest(f"{folder} has no answers: its {MANIFEST} is of another kind")
     limit = manifest.get("max_tokens")
-    fields = {"number": int, "prompt": list, "answer": list}
-    for entry in read_journal(folder / ANSWERS, fields):
-        ended = entry.get("finish") == "stop" and isinstance(limit, int)
-        if entry["prompt"] and entry["answer"]:
+    for each in read_entries(folder / ANSWERS, Answer):
+        ended = each.finish == "stop" and isinstance(limit, int)
+        if each.prompt and each.answer:
             yield Recording(
-                str(entry["number"]),
-                "any",
-                entry["prompt"],
-                entry["answer"],
-                limit if ended else None,
+                str(each.number), "any", each.prompt, each.answer, limit if ended else None
             )
 
 
