@@ -122,6 +122,21 @@ def test_a_value_that_cannot_be_served_is_refused_by_name(name: str, value: Any)
     assert len(said) < 200
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"temprature": 1, "top_k": "4", "raw": 1}, ["temprature", "top_k", "raw"]),
+        ({"temperature": -1, "top_p": 2, "seed": -1}, ["temperature", "top_p", "seed"]),
+    ],
+)
+def test_every_wrong_option_is_named_at_once_in_a_line_each(options: Any, names: list[str]):
+    with pytest.raises(InvalidRequest) as caught:
+        check(options)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(names)
+    assert all(any(name in line for line in lines) for name in names)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_policies_that_do_not_weigh_costs_get_a_shorter_block(policy: Any):
     assert check({"policy": policy}).max_block == (MAX_ROWS if policy == "auto" else 8)

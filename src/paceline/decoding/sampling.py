@@ -28,7 +28,7 @@ class Sampling:
 
     The steps are applied in this order: repetition penalty, presence and frequency penalties, logit
     bias, temperature, top-k, top-p, min-p (as transformers and vLLM order them). Raises ValueError
-    if a value is out of its range; the message names it.
+    if values are out of their ranges; the message has a line for each.
     """
 
     temperature: float = 0.0
@@ -52,22 +52,28 @@ class Sampling:
     """Any integer from 0 to 2**64 - 1; the same seed gives the same tokens."""
 
     def __post_init__(self) -> None:
-        _require(0 <= self.temperature <= 100, "temperature", self.temperature, "0 to 100")
-        _require(_is_int(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, up to 1")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 to 1")
-        _require(
-            0 < self.repetition_penalty <= 100,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "above 0, up to 100",
+        checks = (
+            ("temperature", 0 <= self.temperature <= 100, "0 to 100"),
+            ("top_k", _is_int(self.top_k) and self.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0, up to 1"),
+            ("min_p", 0 <= self.min_p <= 1, "0 to 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty <= 100, "above 0, up to 100"),
+            ("presence_penalty", -100 <= self.presence_penalty <= 100, "-100 to 100"),
+            ("frequency_penalty", -100 <= self.frequency_penalty <= 100, "-100 to 100"),
+            ("seed", _is_int(self.seed) and 0 <= self.seed < 2**64, "0 to 2**64 - 1"),
         )
-        for name in ("presence_penalty", "frequency_penalty"):
-            _require(-100 <= getattr(self, name) <= 100, name, getattr(self, name), "-100 to 100")
+        faults = [
+            f"{name} is {getattr(self, name)!r}; expected {expected}"
+            for name, fits, expected in checks
+            if not fits
+        ]
         for token, bias in self.logit_bias.items():
-            ok = _is_int(token) and token >= 0 and -1e6 <= bias <= 1e6
-            _require(ok, "logit_bias", {token: bias}, "token id -> number from -1e6 to 1e6")
-        _require(_is_int(self.seed) and 0 <= self.seed < 2**64, "seed", self.seed, "0 to 2**64 - 1")
+            if not (_is_int(token) and token >= 0 and -1e6 <= bias <= 1e6):
+                wrong, expected = {token: bias}, "token id -> number from -1e6 to 1e6"
+                faults.append(f"logit_bias is {wrong}; expected {expected}")
+                break
+        if faults:
+            raise ValueError("\n".join(faults))
 
     @property
     def greedy(self) -> bool:
@@ -211,8 +217,3 @@ def _nucleus_floor(scaled: npt.NDArray[np.float32], floor: float, top_p: float) 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _require(ok: bool, name: str, value: object, expected: str) -> None:
-    if not ok:
-        raise ValueError(f"{name} is {value!r}; expected {expected}")

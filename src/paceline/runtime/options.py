@@ -237,16 +237,21 @@ _KINDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 def check(options: Options, defaults: Defaults | None = None) -> Request:
     """Validate `options`; `defaults` has those left out. None: greedy, without a limit.
 
-    Raises InvalidRequest for an unknown option or a value out of its range; the message names it.
+    Raises InvalidRequest for unknown options and wrong types, a line for each; else for sampling
+    settings out of their ranges, a line for each; else for the first other fault.
     """
     values: dict[str, Any] = dict(options)
-    for name in values.keys() - Options.__annotations__.keys():
-        near = difflib.get_close_matches(name, Options.__annotations__, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InvalidRequest(f"there is no option {name!r}{hint}")
+    faults = []
+    for name in values:
+        if name not in Options.__annotations__:
+            near = difflib.get_close_matches(name, Options.__annotations__, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            faults.append(f"there is no option {name!r}{hint}")
     for name, (expected, fits) in _KINDS.items():
         if name in values and not fits(values[name]):
-            raise InvalidRequest(f"{name} is {values[name]!r}; expected {expected}")
+            faults.append(f"{name} is {values[name]!r}; expected {expected}")
+    if faults:
+        raise InvalidRequest("\n".join(faults))
     stop = values.get("stop", ())
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     seed = values.get("seed")
