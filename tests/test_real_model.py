@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.runtime.loop import run_together
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
+from paceline.runtime.stream import run_together
 from paceline.tools.bench.verify import checks
 from paceline.tools.bench.verify.checks import Verdict, check_rows
 from paceline.tools.suite import load_suite

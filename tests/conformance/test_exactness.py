@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Fixed
-from paceline.decoding.repetition import Repetition, RepetitionDetector
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.stopping import Stopping
+from paceline.decoding.stopping import Repetition, RepetitionDetector, Stopping
 from paceline.decoding.types import Block, FinishReason
 from paceline.drafters import AnswerHistory, DrafterResources, DraftModel, create
 from paceline.drafters.ahead import AheadDrafter

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.repetition import DEFAULT, MAX_PATTERN_SIZE, Repetition, RepetitionDetector
+from paceline.decoding.stopping import DEFAULT, MAX_PATTERN_SIZE, Repetition, RepetitionDetector
 
 
 def first_stop(rule: Repetition, tokens: Sequence[int]) -> int | None:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paceline.drafters.automaton import START, Match, SuffixAutomaton
+from paceline.drafters.suffix import START, Match, SuffixAutomaton
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 

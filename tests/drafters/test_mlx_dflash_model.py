@@ -7,9 +7,9 @@ import pytest
 
 import paceline
 from paceline.errors import InvalidRequest, ModelError
-from paceline.runtime.loop import run_together
 from paceline.runtime.model import Model
 from paceline.runtime.options import check
+from paceline.runtime.stream import run_together
 from support import mlx
 from support.dflash import (
     config_for,

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from paceline.decoding.repetition import DEFAULT, Repetition
+from paceline.decoding.stopping import DEFAULT, Repetition
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import POLICIES, Options, check

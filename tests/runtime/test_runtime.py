@@ -13,11 +13,10 @@ from paceline.errors import CacheFull, InvalidRequest, ModelError, ModelNotFound
 from paceline.models import ModelFiles, Progress
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.load import load
-from paceline.runtime.loop import as_they_end, run_together
 from paceline.runtime.model import Model
 from paceline.runtime.options import POLICIES, Options
 from paceline.runtime.result import Result
-from paceline.runtime.stream import Stream
+from paceline.runtime.stream import Stream, as_they_end, run_together
 from support.dflash import tiny_config, write_checkpoint
 from support.tiny import write_tiny
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -31,8 +31,8 @@ from support.toy import ToyEngine
 SERVING = Path(paceline.server.__file__).parent
 SCHEDULER = {
     str(SERVING / f"{name}.py") for name in ("scheduler", "admission", "batch", "prefix_cache")
-} | {str(SERVING.parent / "runtime" / "loop.py")}
-"""The files that are the scheduler: a call from one of them to another is also one."""
+}
+"""The files that are the scheduler, with `run_step`: a call from one to another is also one."""
 
 OURS = (str(SERVING.parent), str(Path(__file__).parent.parent))
 
@@ -47,6 +47,11 @@ Site = tuple[str, int, str]
 """A call: the caller's file and line, and what is called."""
 
 
+def is_scheduler(code: CodeType) -> bool:
+    """Whether a function is one of the scheduler's."""
+    return code.co_filename in SCHEDULER or code.co_name == "run_step"
+
+
 class Injector:
     """Raises at one call of the scheduler's."""
 
@@ -57,11 +62,12 @@ class Injector:
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         caller = frame.f_back
-        if event != "call" or caller is None or caller.f_code.co_filename not in SCHEDULER:
+        if event != "call" or caller is None or not is_scheduler(caller.f_code):
             return
         called = frame.f_code
+        inside = called.co_filename == caller.f_code.co_filename and is_scheduler(called)
         # The last call of all empties the prefix cache; the sequences that it closes are counted.
-        inside = called.co_filename == caller.f_code.co_filename or called.co_name == "clear"
+        inside |= called.co_name == "clear"
         inside &= not called.co_qualname.startswith("BatchCost.")
         if inside or not called.co_filename.startswith(OURS) or called.co_name == "<genexpr>":
             return

@@ -16,9 +16,8 @@ those of decoding one row at a time, whatever was drafted.
 from collections.abc import Sequence
 
 from paceline.decoding.logprobs import token_logprob
-from paceline.decoding.repetition import RepetitionDetector
 from paceline.decoding.sampling import Sampler, Sampling
-from paceline.decoding.stopping import Stopping
+from paceline.decoding.stopping import RepetitionDetector, Stopping
 from paceline.decoding.text import Decode, TextPiece, TextStream
 from paceline.decoding.types import (
     FORCED,

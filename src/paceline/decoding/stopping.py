@@ -1,8 +1,76 @@
-"""Conditions that end an answer."""
+"""Conditions that end an answer: limits, stop tokens, stop strings, and repetition.
+
+An answer repeats itself when its last tokens are one pattern several times. The patterns are those
+of vLLM's `repetition_detection`: the same size, count and order of checks. The detector is a state
+machine over the answer's tokens alone, so where an answer ends does not depend on drafts, blocks or
+policies. A token costs one comparison per pattern size, however long the answer is.
+"""
 
 from dataclasses import dataclass
 
-from paceline.decoding.repetition import Repetition
+import numpy as np
+
+MAX_PATTERN_SIZE = 1024
+"""Upper bound of `max_pattern_size`, in tokens."""
+
+MAX_COUNT = 1_000_000
+"""Upper bound of `min_count` and `min_tokens`."""
+
+
+def _require(name: str, value: object, least: int, most: int) -> None:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or not least <= value <= most:  # type: ignore[operator]
+        raise ValueError(f"{name} is {value!r}; expected {least} to {most}")
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """The smallest repetition that counts as a loop.
+
+    Raises ValueError if a value is out of its range; the message names it.
+    """
+
+    max_pattern_size: int
+    """Tokens of the longest pattern."""
+    min_pattern_size: int = 1
+    """Tokens of the shortest pattern; 0 is equal to 1."""
+    min_count: int = 2
+    """Occurrences of the pattern, the first one included."""
+    min_tokens: int = 0
+    """Tokens of all occurrences together: a rule of 40 dashes is no loop."""
+
+    def __post_init__(self) -> None:
+        _require("max_pattern_size", self.max_pattern_size, 1, MAX_PATTERN_SIZE)
+        _require("min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
+        _require("min_count", self.min_count, 2, MAX_COUNT)
+        _require("min_tokens", self.min_tokens, 0, MAX_COUNT)
+
+
+DEFAULT = Repetition(max_pattern_size=128, min_count=4, min_tokens=256)
+"""For interactive answers; chosen in docs/decisions/first-answer.md."""
+
+
+class RepetitionDetector:
+    """Checks the tokens of one answer, one by one."""
+
+    def __init__(self, rule: Repetition) -> None:
+        """Prepare for one answer."""
+        first = max(rule.min_pattern_size, 1)
+        sizes = np.arange(first, rule.max_pattern_size + 1)
+        count = np.maximum(rule.min_count, -(-rule.min_tokens // sizes))
+        self._first = first - 1
+        # [sizes]: consecutive tokens equal to the one a pattern earlier that make a loop.
+        self._needed = sizes * (count - 1)
+        self._equal = np.zeros_like(sizes)
+        self._last = np.full(rule.max_pattern_size, -1, np.int64)  # newest first
+
+    def push(self, token: int) -> bool:
+        """Append the answer's next token; True if the last tokens are a loop now."""
+        self._equal += 1
+        self._equal *= self._last[self._first :] == token
+        self._last[1:] = self._last[:-1]
+        self._last[0] = token
+        return bool((self._equal >= self._needed).any())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.reasoning import ReasoningMarks
-from paceline.decoding.repetition import DEFAULT, Repetition
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.stopping import Stopping
+from paceline.decoding.stopping import DEFAULT, Repetition, Stopping
 from paceline.decoding.types import Constraint, Policy
 from paceline.drafters import DrafterSpec
 from paceline.engines.profile import MAX_ROWS

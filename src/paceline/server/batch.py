@@ -11,8 +11,7 @@ from paceline.decoding.auto import Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block, Step
 from paceline.engines.base import Engine, StepResult
-from paceline.runtime.loop import run_step
-from paceline.runtime.stream import Stream
+from paceline.runtime.stream import Stream, run_step
 from paceline.server.request import Load, QueuedRequest
 
 Work = tuple[Stream, Block]

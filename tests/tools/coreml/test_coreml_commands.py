@@ -124,7 +124,7 @@ def test_a_chat_reuses_its_kv_cache(converted: str, cache: Path):
 
 
 def test_several_streams_in_one_call(converted: str, cache: Path):
-    from paceline.runtime.loop import run_together
+    from paceline.runtime.stream import run_together
 
     model = paceline.load(converted)
     prompts = ["one", "two and two", "the three of the three"]

@@ -27,10 +27,10 @@ from paceline.engines.invariance import (
     compare,
 )
 from paceline.errors import InvalidRequest
-from paceline.runtime.loop import run_together
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY as NEUTRAL
 from paceline.runtime.options import POLICIES, Options
+from paceline.runtime.stream import run_together
 from paceline.storage.validation import validated
 from paceline.tools.bench.verify.journal import CaseResult, VerifyJournal
 from paceline.tools.suite import Suite
