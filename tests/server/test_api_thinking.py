@@ -8,12 +8,16 @@ import pytest
 from openai import BadRequestError
 
 from paceline.engines import EngineSettings, open_engine
+from paceline.errors import InvalidRequest
 from paceline.models import resolve
 from paceline.runtime.model import Model
+from paceline.server.run import Server
+from paceline.server.settings import Settings
 from support.server import Running, running
 from support.thinking import CLOSE, OPEN, Scripted
 
 THOUGHT, ANSWER = "let me see\nit is", "It is 4."
+EMPTY = "<think>\n\n</think>\n\n"
 CHAT: list[Any] = [{"role": "user", "content": "2 + 2?"}]
 
 
@@ -153,14 +157,31 @@ def prompt_of(server: Running, **fields: Any) -> str:
 
 
 def test_an_effort_of_none_turns_thinking_off_through_the_template(server: Running):
-    empty = "<think>\n\n</think>\n\n"
-    assert prompt_of(server, reasoning_effort="none").endswith(empty)
+    assert prompt_of(server, reasoning_effort="none").endswith(EMPTY)
     off = {"enable_thinking": False}
-    assert prompt_of(server, chat_template_kwargs=off).endswith(empty)
-    assert not prompt_of(server, reasoning_effort="high").endswith(empty)
+    assert prompt_of(server, chat_template_kwargs=off).endswith(EMPTY)
+    assert not prompt_of(server, reasoning_effort="high").endswith(EMPTY)
     on = {"enable_thinking": True}
     both = prompt_of(server, reasoning_effort="none", chat_template_kwargs=on)
-    assert not both.endswith(empty), "what the template is given by name wins"
+    assert not both.endswith(EMPTY), "what the template is given by name wins"
+
+
+def test_a_server_without_thinking_thinks_for_a_request_with_an_effort(server: Running):
+    with running(server.model, Settings(think=False)) as quiet:
+        assert prompt_of(quiet).endswith(EMPTY)
+        counted = quiet.post("/tokenize", {"messages": CHAT}).json()["tokens"]
+        body = {"tokens": counted}
+        assert quiet.post("/detokenize", body).json()["prompt"].endswith(EMPTY)
+        assert not prompt_of(quiet, reasoning_effort="high").endswith(EMPTY)
+        on = {"enable_thinking": True}
+        assert not prompt_of(quiet, chat_template_kwargs=on).endswith(EMPTY)
+        with pytest.raises(BadRequestError, match="reasoning_effort"):
+            chat(quiet, reasoning_effort="enormous")
+
+
+def test_a_server_whose_model_cannot_think_does_not_start_with_thinking(model: Model):
+    with pytest.raises(InvalidRequest, match="has no thoughts in a known form"):
+        Server(model, settings=Settings(think=True))
 
 
 def test_an_effort_that_is_none_of_openais_is_refused(server: Running):

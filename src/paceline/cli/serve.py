@@ -64,6 +64,13 @@ def serve(
     max_block: Annotated[
         int | None, _default(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32")
     ] = None,
+    think: Annotated[
+        bool | None,
+        _default(
+            "--think/--no-think",
+            help="turn thinking on or off; default: as the chat template has it",
+        ),
+    ] = None,
     generation_config: GenerationConfig = "auto",
     model: ModelOptions,
     output: Output,
@@ -85,6 +92,7 @@ def serve(
         api_keys=api_keys(api_key or (), api_key_file, os.environ),
         hosts=None if allow_host is None else tuple(allow_host),
         anyone=anyone,
+        think=think,
         origins=tuple(origin or ()),
         max_waiting=queue,
         max_running=at_once,

@@ -65,7 +65,8 @@ def serve(
         say: gets the line with the URL once the server listens; None: standard error.
 
     Raises:
-        InvalidRequest: the address requires an API key.
+        InvalidRequest: the address requires an API key, or the model's chat template cannot turn
+            thinking on or off as the settings say.
         PacelineError: the server cannot listen at the address.
     """
     allow_open_files()
@@ -93,14 +94,14 @@ class Server:
         if local and settings.hosts is None:
             settings = replace(settings, hosts=(*_LOCAL_NAMES, host))
         self.settings = settings
-        self._socket = _bound(host, port)
-        self.port: int = self._socket.getsockname()[1]
-        name = f"[{host}]" if ":" in host else host
-        self.url = f"http://{name}:{self.port}"
         self.scheduler = Scheduler(
             model, max_waiting=settings.max_waiting, max_running=settings.max_running
         )
         self.service = Service(self.scheduler, settings)
+        self._socket = _bound(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        name = f"[{host}]" if ":" in host else host
+        self.url = f"http://{name}:{self.port}"
         metrics = Metrics(self.service)
         self.service.observer = metrics
         self._app = make_app(self.service, metrics.routes(), page.routes())

@@ -39,6 +39,9 @@ _SAMPLED_CHARACTERS = 16
 """Characters of a long text, for each token of the context, that are tokenized to see whether it
 may fit."""
 
+_EFFORT = "reasoning_effort"
+"""Template variable of a request's reasoning effort."""
+
 _T = TypeVar("_T")
 
 _SAFE_DRAFTERS = ("suffix", "recycle", "table", "prediction")
@@ -78,7 +81,10 @@ class Service:
     """One model for many clients. Its methods are thread-safe."""
 
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
-        """Serve the scheduler's model."""
+        """Serve the scheduler's model.
+
+        Raises InvalidRequest if its chat template cannot do what the setting `think` says.
+        """
         files = scheduler.model.files
         self.scheduler = scheduler
         self.settings = settings
@@ -89,6 +95,8 @@ class Service:
         # Short chats do not wait for long bodies.
         self._short_reader = ThreadPoolExecutor(1, "paceline-short-reader")
         self.files = files
+        think = settings.think
+        self._thinking = {} if think is None else files.thinking().switch(think)
         self.defaults = replace(scheduler.model.defaults, fallback=_FALLBACK)
         self.tokenizer = files.tokenizer()
         self.token_bytes = TokenBytes(self.tokenizer)
@@ -160,13 +168,16 @@ class Service:
     ) -> RenderedChat:
         """The text of a chat, and the form of the answer's thoughts.
 
-        With `generate` the text ends with the prompt for an answer.
+        With `generate` the text ends with the prompt for an answer. Without a reasoning effort
+        among the variables, those of the setting `think` are added.
 
         Raises:
             InvalidRequest: the template rejects the messages.
             ApiError: the model has no template, or the template fails.
         """
         variables = dict(variables or {})
+        if _EFFORT not in variables:
+            variables = {**self._thinking, **variables}
         try:
             if generate:
                 return render_chat(self.files, messages, variables, tools)

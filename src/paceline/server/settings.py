@@ -33,6 +33,8 @@ class Settings:
     """Drafter of a request that names none."""
     policy: str = "auto"
     max_block: int | None = None
+    think: bool | None = None
+    """Whether a model thinks in a chat that does not say; None: as its chat template has it."""
     max_waiting: int = 256
     """Requests in the queue."""
     max_running: int = 64
