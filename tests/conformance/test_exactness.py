@@ -1,7 +1,6 @@
 """The promise: whatever drafts, the tokens are those of plain decoding."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -18,40 +17,12 @@ from paceline.decoding.stopping import Repetition, RepetitionDetector, Stopping
 from paceline.decoding.types import Block, FinishReason
 from paceline.drafters import AnswerHistory, DrafterResources, DraftModel, create
 from paceline.drafters.ahead import AheadDrafter
-from paceline.drafters.dflash import DFlashDrafter
-from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
-from paceline.models import ModelFiles
-from support.dflash import Rehearsed, tiny_config, write_checkpoint
 from support.drafters import SPECS, Oracle, write_toy_table
 from support.driver import POLICIES, Answer, answer, decode, generation, run, total
+from support.exactness import SAMPLINGS, TOKENS, Plainly, plain_answers, prompt_of
 
 DRAFTERS = ["none", *SPECS, "model:itself", "suffix+model:itself"]
-
-SAMPLINGS = [
-    Sampling(),
-    Sampling(temperature=0.4, seed=1),
-    Sampling(temperature=1.0, seed=2),
-    Sampling(temperature=1.6, seed=3),
-    Sampling(temperature=0.9, top_k=5, seed=4),
-    Sampling(temperature=1.0, top_p=0.7, seed=5),
-    Sampling(temperature=1.2, min_p=0.05, seed=6),
-    Sampling(repetition_penalty=1.2),
-    Sampling(temperature=0.8, presence_penalty=0.6, frequency_penalty=1.5, seed=7),
-    Sampling(
-        temperature=0.7,
-        top_k=20,
-        top_p=0.9,
-        min_p=0.02,
-        repetition_penalty=1.1,
-        frequency_penalty=0.8,
-        logit_bias={3: 2.0, 4: -5.0},
-        seed=8,
-    ),
-    Sampling(temperature=1.0, seed=2**64 - 1),
-]
-
-TOKENS = 24
 
 
 def slow(engine: Engine) -> bool:
@@ -67,34 +38,6 @@ def many(engine: Engine) -> bool:
 def some(engine: Engine, cases: Sequence[Any]) -> Sequence[Any]:
     """The cases, or a fifth of them."""
     return cases[::5] if many(engine) else cases
-
-
-Plainly = Callable[..., Answer]
-
-
-def prompt_of(engine: Engine, which: int) -> list[int]:
-    """Prompts that repeat themselves a little, of different lengths."""
-    rng = np.random.default_rng(100 + which)
-    part = rng.integers(0, engine.vocab_size, 3 + which).tolist()
-    return [*part, *rng.integers(0, engine.vocab_size, 2 + which % 5).tolist(), *part]
-
-
-def plain_answers(engine: Engine) -> Plainly:
-    """Plain decoding's answer, alone on the engine, one row at a time."""
-    known: dict[tuple[int, int], Answer] = {}
-
-    def plain(prompt: int, sampling: int) -> Answer:
-        key = prompt, sampling
-        if key not in known:
-            known[key] = answer(
-                engine,
-                prompt_of(engine, prompt),
-                sampling=SAMPLINGS[sampling],
-                stopping=Stopping(max_tokens=TOKENS),
-            )
-        return known[key]
-
-    return plain
 
 
 @pytest.fixture(scope="module")
@@ -419,104 +362,3 @@ def test_a_prompt_that_is_partly_cached_gives_the_same_answer(engine: Engine, kn
                 best = result.best[0] if result.best else None
                 sequence.commit(one.accept(result.logits[0], best=best).kept)
             assert one.answer == expected.tokens
-
-
-# -- drafters that see hidden states ---------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tapped(tiny_files: ModelFiles) -> Engine:
-    settings = EngineSettings(cache_tokens=9 * 64, taps=(0, 1))
-    return open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
-
-
-@pytest.fixture(scope="module")
-def plainly_tapped(tapped: Engine) -> Plainly:
-    return plain_answers(tapped)
-
-
-@pytest.fixture(scope="module")
-def dflash(
-    tapped: Engine,
-    plainly_tapped: Plainly,
-    tiny_files: ModelFiles,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> DrafterResources:
-    """A drafter that fits the target and knows nothing, but of few tokens: some drafts stand."""
-    often = Counter(token for prompt in range(8) for token in plainly_tapped(prompt, 0).tokens)
-    folder = tmp_path_factory.mktemp("dflash")
-    drafted = sorted(token for token, _ in often.most_common(6))
-    write_checkpoint(folder, tiny_config(tiny_files, block_size=16), draft_vocab=drafted)
-    return DrafterResources(
-        vocab_size=tapped.vocab_size, graph=tiny_files.path, shipped={"dflash": folder}
-    )
-
-
-@pytest.mark.parametrize("policy", ["fixed", "auto"])
-@pytest.mark.parametrize("spec", ["dflash", "suffix+dflash:window=8", "dflash:int8=0+suffix"])
-def test_a_drafter_that_sees_hidden_states_changes_no_token(
-    tapped: Engine, plainly_tapped: Plainly, dflash: DrafterResources, spec: str, policy: str
-):
-    ran = []
-    for block in range(2, 17):
-        asks = [(i % 8, (block + i) % len(SAMPLINGS)) for i in range(1 + block % 5)]
-        going = [
-            generation(
-                tapped,
-                prompt_of(tapped, prompt),
-                sampling=SAMPLINGS[sampling],
-                stopping=Stopping(max_tokens=TOKENS),
-                drafters=create(spec, dflash),
-                policy=POLICIES[policy](block),
-                prefill_chunk=block,
-            )
-            for prompt, sampling in asks
-        ]
-        ran += going
-        for (prompt, sampling), told in zip(asks, run(tapped, going), strict=True):
-            assert told == plainly_tapped(prompt, sampling), f"{block=} {SAMPLINGS[sampling]}"
-    assert 0 < total(ran).accepted < total(ran).drafted
-    assert sum(one.counters.drafted_by["dflash"] for one in ran) > 0
-
-
-@pytest.mark.parametrize("block", range(2, 17))
-@pytest.mark.parametrize("every", [1, 2, 5, TOKENS])
-def test_drafts_from_hidden_states_that_stand_or_fall_at_any_place_change_nothing(
-    tapped: Engine, plainly_tapped: Plainly, tiny_files: ModelFiles, block: int, every: int
-):
-    config = tiny_config(tiny_files, block_size=16)
-    expected, going = [], []
-    for place in range(4):
-        prompt, sampling = prompt_of(tapped, place), (block + 3 * place) % len(SAMPLINGS)
-        expected.append(plainly_tapped(place, sampling))
-        text = prompt + expected[-1].tokens
-        wrong_at = range(len(prompt) + every, len(text), every)
-        network: Any = Rehearsed(config, text, features_of(tapped, prompt, text), wrong_at)
-        going.append(
-            generation(
-                tapped,
-                prompt,
-                sampling=SAMPLINGS[sampling],
-                stopping=Stopping(max_tokens=TOKENS),
-                drafters=[DFlashDrafter(network, network.new_cache())],
-                policy=Fixed(block),
-                prefill_chunk=1 + place * 5,
-            )
-        )
-    assert run(tapped, going) == expected
-    for one in going:
-        if every == TOKENS:
-            assert one.counters.steps == -(-(TOKENS - 1) // block)
-        if every == 1:
-            assert one.counters.accepted == 0
-
-
-def features_of(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray:
-    """What the taps show of a prompt and of the rest of a text, an answer to it."""
-    seen = []
-    with closing(engine.open()) as sequence:
-        for block in (Block(prompt, 0, prefill=True), Block(text[len(prompt) :], 0)):
-            taps = engine.step([(sequence, block)]).taps[0]
-            seen.append(np.concatenate([*taps.values()], axis=1))
-            sequence.commit(len(block.tokens))
-    return np.concatenate(seen)

@@ -1,6 +1,6 @@
 """Conversations that fill their context, or whose turns fail: what they raise, and what they keep.
 
-What a conversation answers while there is room is in `test_runtime.py`.
+What a conversation answers while there is room is in `test_conversation_tokens.py`.
 """
 
 from collections.abc import Iterator
@@ -14,19 +14,12 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ContextFull, InvalidRequest, ModelError
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
-from paceline.runtime.result import Result
+from support.plain import said
 from support.tiny import TEMPLATE
 
 SYSTEM = {"role": "system", "content": "one"}
 CACHE = 160
 """Slots of the small cache; the context of the model is longer."""
-
-
-def said(stream: Any) -> Result:
-    for _ in stream:
-        pass
-    result: Result = stream.result
-    return result
 
 
 def small(files: ModelFiles) -> Model:

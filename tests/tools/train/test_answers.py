@@ -1,3 +1,5 @@
+"""`train answers`: what an answer is, its folder, and a run that was stopped and continues."""
+
 import json
 from dataclasses import replace
 from hashlib import sha256
@@ -7,42 +9,15 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.errors import InvalidRequest, ModelError, PacelineError
-from paceline.models import QUIET
+from paceline.errors import InvalidRequest, PacelineError
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline.runtime.result import Result
-from paceline.runtime.stream import Stream
 from paceline.storage.manifest import MANIFEST, write_manifest
 from paceline.tools.train.answers import (
     ANSWERS,
-    Answer,
     Settings,
-    held_out,
-    make_answers,
-    read_answers,
 )
-
-WORDS = ["Hello", "this is one and the user", "2 + 2 = 12, and the", "a", "the"]
-SHORT = Settings(max_tokens=12)
-LOOPS = {"zebra": 64, "one two three": 128}
-"""Prompts whose greedy answers go round in circles, and how many tokens it takes to notice."""
-
-
-class Asked(Model):
-    """Knows which prompts it was asked, and may be told to stop at one."""
-
-    def __init__(self, model: Model, stop_at: int | None = None, **always: Any) -> None:
-        super().__init__(model.files, model.engine)
-        self.prompts: list[list[int]] = []
-        self._stop_at = stop_at
-        self._always = always
-
-    def stream(self, prompt: Any, **options: Any) -> Stream:
-        if len(self.prompts) == self._stop_at:
-            raise KeyboardInterrupt
-        self.prompts.append(prompt)
-        return super().stream(prompt, **options, **self._always)
+from support.training import LOOPS, SHORT, WORDS, Asked, alone, entries, make, other_weights
 
 
 @pytest.fixture
@@ -54,25 +29,6 @@ def prompts(write_prompts_file: Any) -> Path:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "answers"
-
-
-def make(
-    model: Model, prompts: Path | list[Path], out: Path, settings: Settings = SHORT, **options: Any
-) -> dict[str, Any]:
-    paths = [prompts] if isinstance(prompts, Path) else prompts
-    return make_answers(model, paths, out, settings, **{"at_once": 3, "progress": QUIET, **options})
-
-
-def entries(folder: Path) -> dict[int, dict[str, Any]]:
-    """Number -> what stands in the file."""
-    lines = [json.loads(line) for line in (folder / ANSWERS).read_bytes().splitlines()]
-    found = {entry["number"]: entry for entry in lines}
-    assert len(found) == len(lines), "no answer is there twice"
-    return found
-
-
-def alone(model: Model, prompt: Any, **options: Any) -> Result:
-    return model.generate(prompt, **{"drafter": "none", "max_tokens": 12, **options})
 
 
 # -- what an answer is -----------------------------------------------------------------------------
@@ -365,10 +321,6 @@ def test_other_prompts_than_it_was_begun_with_are_refused(
         make(model, prompts, out)
 
 
-def other_weights(model: Model) -> Model:
-    return Model(replace(model.files, fingerprint="f" * 64), model.engine)
-
-
 def test_another_target_than_it_was_begun_with_is_refused(model: Model, prompts: Path, out: Path):
     make(model, prompts, out)
     with pytest.raises(InvalidRequest, match="answers with another fingerprint "):
@@ -404,107 +356,3 @@ def test_settings_that_cannot_be_served_leave_no_folder_begun(
     with pytest.raises(InvalidRequest):
         make(model, prompts, out, replace(SHORT, **change))
     assert make(model, prompts, out)["answers"] == len(WORDS)
-
-
-# -- read again ------------------------------------------------------------------------------------
-
-
-def test_answers_are_read_in_the_order_of_their_prompts(
-    model: Model, write_prompts_file: Any, out: Path
-):
-    words = ["Hello", "zebra", "a"]
-    # The one in the middle ends first.
-    make(Asked(model), write_prompts_file(*words), out, Settings(max_tokens=80))
-    assert [*entries(out)] == [1, 0, 2]
-    found = read_answers(out, model.files.fingerprint)
-    assert [answer.number for answer in found] == [0, 1, 2]
-    for answer, word in zip(found, words, strict=True):
-        assert answer.prompt == model.tokens(word)
-        assert answer.answer == alone(model, word, max_tokens=80).token_ids[: len(answer.answer)]
-        assert answer.tokens == [*answer.prompt, *answer.answer]
-
-
-def test_the_answers_of_a_stopped_run_can_be_read(
-    model: Model, prompts: Path, out: Path, telling: Any
-):
-    def stop(done: int) -> None:
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make(model, prompts, out, progress=telling(stop))
-    assert len(read_answers(out, model.files.fingerprint)) == 2
-
-
-def test_a_folder_without_answers_is_refused_with_the_way_out(tmp_path: Path):
-    for folder in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(InvalidRequest, match=f"{folder} has no answers to train on.*train"):
-            read_answers(folder, "f" * 64)
-
-
-def test_a_folder_in_which_nothing_was_answered_yet_is_refused(
-    model: Model, prompts: Path, out: Path
-):
-    with pytest.raises(KeyboardInterrupt):
-        make(Asked(model, stop_at=0), prompts, out)
-    with pytest.raises(InvalidRequest, match="no answers to train on"):
-        read_answers(out, model.files.fingerprint)
-
-
-def test_answers_of_other_weights_are_refused(model: Model, prompts: Path, out: Path):
-    make(model, prompts, out)
-    with pytest.raises(InvalidRequest, match="with other weights than this target's") as caught:
-        read_answers(out, "f" * 64)
-    assert model.files.name in str(caught.value)
-
-
-def test_a_folder_that_holds_something_else_is_no_answers(tmp_path: Path):
-    write_manifest(tmp_path, "paceline table", {}, [])
-    with pytest.raises(InvalidRequest, match=f"{tmp_path} has no answers"):
-        read_answers(tmp_path, "f" * 64)
-    (tmp_path / MANIFEST).write_text("{")
-    with pytest.raises(ModelError, match="not valid JSON"):
-        read_answers(tmp_path, "f" * 64)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        (MANIFEST, b'{"kind": "paceline answers"}'),
-        (ANSWERS, b'{"prompt": [1], "answer": [2]}\n'),
-        (ANSWERS, b'{"number": "0", "prompt": 1, "answer": 2}\n{"number": 1}\n'),
-    ],
-)
-def test_a_folder_that_was_tampered_with_is_refused(
-    name: str, content: bytes, model: Model, prompts: Path, out: Path
-):
-    make(model, prompts, out)
-    (out / name).write_bytes(content)
-    with pytest.raises(PacelineError, match=name):
-        read_answers(out, model.files.fingerprint)
-
-
-def test_one_answer_in_twenty_is_held_out():
-    answers = [Answer(number, [1], [2]) for number in range(0, 123, 3)]
-    learnt, kept_back = held_out(answers)
-    assert [answer.number for answer in kept_back] == [0, 60, 120]
-    assert sorted([*learnt, *kept_back], key=lambda answer: answer.number) == answers
-    assert len(learnt) == 38
-    assert held_out([]) == ([], [])
-
-
-def test_answers_are_greedy_explicitly_unless_a_temperature_is_set(
-    model: Model, prompts: Path, tmp_path: Path
-):
-    asked: list[dict[str, Any]] = []
-
-    class Watched(Model):
-        def stream(self, prompt: Any, **options: Any) -> Stream:
-            asked.append(options)
-            return super().stream(prompt, **options)
-
-    watched = Watched(model.files, model.engine)
-    make(watched, prompts, tmp_path / "out", replace(SHORT, temperatures=(0.0, 0.7)))
-    assert {options["temperature"] for options in asked} == {0.0, 0.7}
-    for options in asked:
-        assert options["generation_config"] == "none"

@@ -1,0 +1,119 @@
+"""The promise again, for drafters that read the target's hidden states."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.decoding.policy import Fixed
+from paceline.decoding.stopping import Stopping
+from paceline.decoding.types import Block
+from paceline.drafters import DrafterResources, create
+from paceline.drafters.dflash import DFlashDrafter
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import Engine
+from paceline.models import ModelFiles
+from support.dflash import Rehearsed, tiny_config, write_checkpoint
+from support.driver import POLICIES, generation, run, total
+from support.exactness import SAMPLINGS, TOKENS, Plainly, plain_answers, prompt_of
+
+
+@pytest.fixture(scope="module")
+def tapped(tiny_files: ModelFiles) -> Engine:
+    settings = EngineSettings(cache_tokens=9 * 64, taps=(0, 1))
+    return open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
+
+
+@pytest.fixture(scope="module")
+def plainly_tapped(tapped: Engine) -> Plainly:
+    return plain_answers(tapped)
+
+
+@pytest.fixture(scope="module")
+def dflash(
+    tapped: Engine,
+    plainly_tapped: Plainly,
+    tiny_files: ModelFiles,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> DrafterResources:
+    """A drafter that fits the target and knows nothing, but of few tokens: some drafts stand."""
+    often = Counter(token for prompt in range(8) for token in plainly_tapped(prompt, 0).tokens)
+    folder = tmp_path_factory.mktemp("dflash")
+    drafted = sorted(token for token, _ in often.most_common(6))
+    write_checkpoint(folder, tiny_config(tiny_files, block_size=16), draft_vocab=drafted)
+    return DrafterResources(
+        vocab_size=tapped.vocab_size, graph=tiny_files.path, shipped={"dflash": folder}
+    )
+
+
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+@pytest.mark.parametrize("spec", ["dflash", "suffix+dflash:window=8", "dflash:int8=0+suffix"])
+def test_a_drafter_that_sees_hidden_states_changes_no_token(
+    tapped: Engine, plainly_tapped: Plainly, dflash: DrafterResources, spec: str, policy: str
+):
+    ran = []
+    for block in range(2, 17):
+        asks = [(i % 8, (block + i) % len(SAMPLINGS)) for i in range(1 + block % 5)]
+        going = [
+            generation(
+                tapped,
+                prompt_of(tapped, prompt),
+                sampling=SAMPLINGS[sampling],
+                stopping=Stopping(max_tokens=TOKENS),
+                drafters=create(spec, dflash),
+                policy=POLICIES[policy](block),
+                prefill_chunk=block,
+            )
+            for prompt, sampling in asks
+        ]
+        ran += going
+        for (prompt, sampling), told in zip(asks, run(tapped, going), strict=True):
+            assert told == plainly_tapped(prompt, sampling), f"{block=} {SAMPLINGS[sampling]}"
+    assert 0 < total(ran).accepted < total(ran).drafted
+    assert sum(one.counters.drafted_by["dflash"] for one in ran) > 0
+
+
+@pytest.mark.parametrize("block", range(2, 17))
+@pytest.mark.parametrize("every", [1, 2, 5, TOKENS])
+def test_drafts_from_hidden_states_that_stand_or_fall_at_any_place_change_nothing(
+    tapped: Engine, plainly_tapped: Plainly, tiny_files: ModelFiles, block: int, every: int
+):
+    config = tiny_config(tiny_files, block_size=16)
+    expected, going = [], []
+    for place in range(4):
+        prompt, sampling = prompt_of(tapped, place), (block + 3 * place) % len(SAMPLINGS)
+        expected.append(plainly_tapped(place, sampling))
+        text = prompt + expected[-1].tokens
+        wrong_at = range(len(prompt) + every, len(text), every)
+        network: Any = Rehearsed(config, text, features_of(tapped, prompt, text), wrong_at)
+        going.append(
+            generation(
+                tapped,
+                prompt,
+                sampling=SAMPLINGS[sampling],
+                stopping=Stopping(max_tokens=TOKENS),
+                drafters=[DFlashDrafter(network, network.new_cache())],
+                policy=Fixed(block),
+                prefill_chunk=1 + place * 5,
+            )
+        )
+    assert run(tapped, going) == expected
+    for one in going:
+        if every == TOKENS:
+            assert one.counters.steps == -(-(TOKENS - 1) // block)
+        if every == 1:
+            assert one.counters.accepted == 0
+
+
+def features_of(engine: Engine, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray:
+    """What the taps show of a prompt and of the rest of a text, an answer to it."""
+    seen = []
+    with closing(engine.open()) as sequence:
+        for block in (Block(prompt, 0, prefill=True), Block(text[len(prompt) :], 0)):
+            taps = engine.step([(sequence, block)]).taps[0]
+            seen.append(np.concatenate([*taps.values()], axis=1))
+            sequence.commit(len(block.tokens))
+    return np.concatenate(seen)

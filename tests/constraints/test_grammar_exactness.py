@@ -1,0 +1,178 @@
+"""Answers under a constraint: valid, and the same tokens whatever drafts them."""
+
+import json
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.constraints.grammar import Grammars
+from paceline.decoding.generation import Generation
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
+from paceline.decoding.types import Constraint, FinishReason
+from paceline.engines.base import Engine
+from paceline.models import Tokenizer
+from paceline.runtime.model import Model
+from support.drafters import Oracle
+from support.driver import answer, generation, run
+from support.grammars import (
+    FUNCTIONS,
+    SCHEMAS,
+    STOPS,
+    Unforced,
+    settings_for,
+)
+
+pytest.importorskip("llguidance")
+jsonschema = pytest.importorskip("jsonschema")
+
+SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature=1.5, seed=2)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "warm", "hot"])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_an_answer_is_valid_and_the_same_whatever_drafts(
+    name: str, sampling: Sampling, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
+):
+    prompt = tokenizer.encode("the user and the assistant, the user and the other")
+    schema = SCHEMAS[name]
+    plain = answer(engine, prompt, **settings_for(Unforced(grammars.json_schema(schema)), sampling))
+    assert plain.finish_reason is FinishReason.STOP
+    assert plain.tokens[-1] in STOPS
+    jsonschema.validate(json.loads(tokenizer.decode(plain.tokens)), schema)
+    for drafter, block in product(("none", "ngram", "suffix"), (2, 5, 16)):
+        made = settings_for(grammars.json_schema(schema), sampling, drafter, block)
+        assert answer(engine, prompt, **made) == plain, (drafter, block)
+
+
+SMALL = st.recursive(
+    st.one_of(
+        st.just({"type": "boolean"}),
+        st.just({"type": "null"}),
+        st.integers(0, 50).map(lambda n: {"type": "integer", "minimum": n - 9, "maximum": n + 9}),
+        st.integers(0, 5).map(lambda n: {"type": "string", "maxLength": n}),
+        st.lists(st.text('the rs"\\é', max_size=5), min_size=1, max_size=3).map(
+            lambda words: {"enum": words}
+        ),
+    ),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.integers(0, 2), st.integers(0, 2)).map(
+            lambda it: {
+                "type": "array",
+                "items": it[0],
+                "minItems": it[1],
+                "maxItems": it[1] + it[2],
+            }
+        ),
+        st.dictionaries(st.text("the ab", max_size=4), inner, max_size=3).map(
+            lambda them: {
+                "type": "object",
+                "properties": them,
+                "required": list(them)[::2],
+                "additionalProperties": False,
+            }
+        ),
+        st.lists(inner, min_size=1, max_size=2).map(lambda them: {"anyOf": them}),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=30)
+@given(schema=SMALL, seed=st.integers(0, 99), drafter=st.sampled_from(["none", "suffix"]))
+def test_any_small_schema_is_met(
+    schema: dict[str, Any],
+    seed: int,
+    drafter: str,
+    grammars: Grammars,
+    engine: Engine,
+    tokenizer: Tokenizer,
+):
+    sampling = Sampling(temperature=1.0, seed=seed)
+    made = settings_for(grammars.json_schema(schema), sampling, drafter, 6)
+    found = answer(engine, [3, 4, 5], **made)
+    jsonschema.validate(json.loads(tokenizer.decode(found.tokens)), schema)
+    unforced = Unforced(grammars.json_schema(schema))
+    assert answer(engine, [3, 4, 5], **settings_for(unforced, sampling)) == found
+
+
+def test_answers_made_together_are_those_made_alone(
+    grammars: Grammars, engine: Engine, tokenizer: Tokenizer
+):
+    def made() -> Iterator[Generation]:
+        for seed, (schema, choice) in enumerate(
+            product(("person", "pattern"), ("now", "required"))
+        ):
+            sampling = Sampling(temperature=1.0, seed=seed)
+            one = grammars.json_schema(SCHEMAS[schema])
+            two = grammars.tools(FUNCTIONS, choice, parallel=False)
+            for constraint in (one, two):
+                settings = settings_for(constraint, sampling, "suffix")
+                yield generation(engine, tokenizer.encode("the one"), **settings)
+
+    assert run(engine, list(made())) == [run(engine, [alone])[0] for alone in made()]
+
+
+def test_what_is_forced_always_stands_and_takes_one_step(
+    grammars: Grammars, engine: Engine, tokenizer: Tokenizer
+):
+    schema = SCHEMAS["const"]
+    made = generation(
+        engine, [5], **settings_for(grammars.json_schema(schema), Sampling(temperature=1.0))
+    )
+    (found,) = run(engine, [made])
+    assert json.loads(tokenizer.decode(found.tokens)) == schema["const"]
+    assert made.counters.forced > 20
+    # The prompt brings the first token, one step all the others, and the end may take another.
+    assert made.counters.steps <= 2
+
+
+def test_a_guess_that_may_not_come_is_not_tried(
+    grammars: Grammars, engine: Engine, tokenizer: Tokenizer
+):
+    plain = answer(engine, [5], **settings_for(grammars.regex("[a-z ]{30}"), Sampling()))
+    text = [5, *plain.tokens]
+    forbidden = tokenizer.encode("!")[-1]
+    for place in (2, 3, 5):
+        drafters = [Oracle([*text[: place + 1], *[forbidden] * 20])]
+        made = settings_for(grammars.regex("[a-z ]{30}"), Sampling(), block=12)
+        generated = generation(engine, [5], **{**made, "drafters": drafters})
+        assert run(engine, [generated]) == [plain]
+        # All that is guessed before the place stands, and nothing is guessed behind it.
+        assert generated.counters.drafted == generated.counters.accepted > 0
+
+
+@pytest.mark.parametrize("extra", [[], [0], [2], [5, 6, 7], [2, 2, 2, 5]])
+def test_a_draft_that_goes_on_past_the_end_changes_nothing(
+    extra: list[int], grammars: Grammars, engine: Engine, tokenizer: Tokenizer
+):
+    plain = answer(engine, [5], **settings_for(grammars.regex("(the|and){2}"), Sampling()))
+    text = [5, *plain.tokens[:-1], *extra, *[9] * 8]
+    made = settings_for(grammars.regex("(the|and){2}"), Sampling(), block=12)
+    assert answer(engine, [5], **{**made, "drafters": [Oracle(text)]}) == plain
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "warm"])
+def test_the_default_model_keeps_to_a_schema_whatever_drafts(sampling: Sampling, real_model: Model):
+    files, schema = real_model.files, SCHEMAS["person"]
+    grammars = Grammars(
+        files.folder / "tokenizer.json",
+        vocab_size=real_model.engine.vocab_size,
+        stop_token_ids=files.stop_token_ids,
+    )
+    prompt = real_model.tokens("Describe a rider as JSON with name, kind, age and tags.")
+
+    def made(constraint: Constraint, drafter: str) -> Any:
+        settings = settings_for(constraint, sampling, drafter)
+        settings["stopping"] = Stopping(200, frozenset(files.stop_token_ids))
+        return answer(real_model.engine, prompt, **settings)
+
+    plain = made(Unforced(grammars.json_schema(schema)), "none")
+    jsonschema.validate(json.loads(files.tokenizer().decode(plain.tokens)), schema)
+    for drafter in ("none", "ngram+suffix"):
+        assert made(grammars.json_schema(schema), drafter) == plain

@@ -1,0 +1,153 @@
+"""The protocol of a constraint: masks, forced tokens, stop tokens."""
+
+import numpy as np
+import pytest
+
+from paceline.constraints.grammar import Grammars
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
+from paceline.decoding.types import Logits
+from paceline.engines.base import Engine
+from paceline.errors import InvalidRequest
+from paceline.models import ModelFiles, Tokenizer
+from support.driver import answer
+from support.grammars import COLUMNS, FUNCTIONS, PERSON, STOPS, Make, allowed, settings_for
+
+pytest.importorskip("llguidance")
+
+
+@pytest.fixture(
+    params=[
+        lambda g: g.json_object(),
+        lambda g: g.json_schema(PERSON),
+        lambda g: g.regex("(the|and)+[0-9]?"),
+        lambda g: g.lark('start: "a" start "b" | "c"'),
+        lambda g: g.tools(FUNCTIONS),
+        lambda g: g.tools(FUNCTIONS, "required"),
+    ],
+    ids=["object", "schema", "regex", "lark", "auto", "required"],
+)
+def make(request: pytest.FixtureRequest, grammars: Grammars) -> Make:
+    return lambda: request.param(grammars)
+
+
+def test_a_mask_leaves_the_row_alone_and_something_to_pick(make: Make):
+    constraint = make()
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        row: Logits = rng.normal(size=COLUMNS).astype(np.float32)
+        before = row.copy()
+        found = constraint.masked(row)
+        assert (row == before).all()
+        assert found.dtype == np.float32
+        finite = np.isfinite(found)
+        assert finite.any()
+        assert (found[finite] == row[finite]).all()
+        assert (found[~finite] == -np.inf).all()
+        constraint.push(int(found.argmax()))
+
+
+def test_masks_depend_on_the_tokens_and_not_on_what_was_asked(make: Make):
+    asked, unasked = make(), make()
+    rng = np.random.default_rng(4)
+    for place in range(60):
+        if place % 3:
+            asked.forced(place)
+        row = rng.normal(size=COLUMNS).astype(np.float32)
+        found = unasked.masked(row)
+        assert (asked.masked(row) == found).all()
+        assert (asked.masked(row) == found).all()
+        token = int(found.argmax())
+        asked.push(token)
+        unasked.push(token)
+
+
+def test_forced_tokens_are_at_most_so_many_and_all_there_is(grammars: Grammars):
+    constraint = grammars.regex("the user and [ab]")
+    row = np.zeros(COLUMNS, np.float32)
+    whole = list(constraint.forced(99))
+    assert len(whole) > 2
+    for place, token in enumerate(whole):
+        assert list(constraint.forced(1)) == whole[place : place + 1]
+        assert list(constraint.forced(2)) == whole[place : place + 2]
+        assert np.flatnonzero(np.isfinite(constraint.masked(row))).tolist() == [token]
+        constraint.push(token)
+    assert list(constraint.forced(5)) == []
+    assert len(allowed(constraint)) > 1
+
+
+def test_what_a_choice_leaves_no_choice_of_is_forced_at_once(
+    grammars: Grammars, tokenizer: Tokenizer
+):
+    constraint = grammars.regex("[ab] is it[cd] is the user!")
+    found = []
+    for choice in "ac":
+        assert list(constraint.forced(99)) == []
+        constraint.push(*tokenizer.encode(choice))
+        found.append(tokenizer.decode(constraint.forced(99)))
+        for token in list(constraint.forced(99)):
+            constraint.push(token)
+    assert found == [" is it", " is the user!"]
+
+
+def test_after_the_end_only_stop_tokens_come(grammars: Grammars, tokenizer: Tokenizer):
+    constraint = grammars.json_schema({"const": 7})
+    for token in tokenizer.encode("7"):
+        assert not allowed(constraint) & set(STOPS)
+        constraint.push(token)
+    for token in (2, 0, 2, 5):
+        assert allowed(constraint) == set(STOPS)
+        assert list(constraint.forced(8)) == []
+        constraint.push(token)
+
+
+def test_stop_tokens_may_come_wherever_it_may_end(grammars: Grammars, tokenizer: Tokenizer):
+    constraint = grammars.regex("(ab)*")
+    assert set(STOPS) < allowed(constraint)
+    a, b = tokenizer.encode("a") + tokenizer.encode("b")
+    constraint.push(a)
+    assert not set(STOPS) & allowed(constraint)
+    constraint.push(b)
+    assert set(STOPS) < allowed(constraint)
+    constraint.push(2)
+    assert allowed(constraint) == set(STOPS)
+
+
+def test_an_answer_that_may_not_stop_goes_on_with_nothing_but_stop_tokens(
+    grammars: Grammars, engine: Engine, tokenizer: Tokenizer
+):
+    made = settings_for(grammars.json_schema({"const": "ab"}), Sampling())
+    found = answer(engine, [5], **{**made, "stopping": Stopping(12)})
+    assert len(found.tokens) == 12
+    assert tokenizer.decode(found.tokens) == '"ab"'
+
+
+def test_a_token_that_may_not_come_is_an_error_that_names_the_form(grammars: Grammars):
+    constraint = grammars.json_schema({"const": 7})
+    with pytest.raises(InvalidRequest, match="the JSON schema cannot be followed any further"):
+        constraint.push(9)
+
+
+def test_a_grammar_that_leads_nowhere_is_an_error_when_it_is_met(
+    grammars: Grammars, tokenizer: Tokenizer
+):
+    constraint = grammars.lark('start: "a" | "b" more\nmore: more')
+    assert allowed(constraint) == {*tokenizer.encode("a"), *tokenizer.encode("b")}
+    constraint.push(*tokenizer.encode("b"))
+    with pytest.raises(InvalidRequest, match="any further: no token is allowed"):
+        constraint.masked(np.zeros(COLUMNS, np.float32))
+
+
+def test_columns_beyond_the_tokenizer_never_come(grammars: Grammars, tokenizer: Tokenizer):
+    constraint = grammars.regex("(.|\n)*")
+    assert max(allowed(constraint)) < tokenizer.vocab_size < COLUMNS
+
+
+def test_rows_may_be_shorter_than_the_vocabulary(tiny_files: ModelFiles, tokenizer: Tokenizer):
+    path = tiny_files.folder / "tokenizer.json"
+    columns = tokenizer.vocab_size - 9
+    constraint = Grammars(path, vocab_size=columns, stop_token_ids=STOPS).regex("[a-z ]*")
+    assert set(STOPS) < allowed(constraint, columns)
+    few = Grammars(path, vocab_size=5, stop_token_ids=STOPS).regex("[yz]+")
+    with pytest.raises(InvalidRequest, match="no token is allowed"):
+        few.masked(np.zeros(5, np.float32))

@@ -1,0 +1,141 @@
+"""Grammars over tokens of a model's own, such as marks of tool calls."""
+
+import json
+from pathlib import Path
+
+import pytest
+from gguf import TokenType
+
+from paceline.constraints.grammar import Grammars
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.types import FinishReason
+from paceline.engines.base import Engine
+from paceline.models import Tokenizer
+from paceline.models.gguf_tokenizer import build_tokenizer
+from support.driver import answer
+from support.grammars import (
+    COLUMNS,
+    FUNCTIONS,
+    STOPS,
+    WEATHER,
+    Unforced,
+    allowed,
+    follows,
+    settings_for,
+)
+from support.tiny import END, START, vocabulary
+
+pytest.importorskip("llguidance")
+
+
+@pytest.fixture(scope="module")
+def marked_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny vocabulary, with tokens for the marks and for thoughts, as Qwen's models have."""
+    tokens, types, merges = vocabulary()
+    tokens[-4:] = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+    types[-4:] = [TokenType.USER_DEFINED] * 4
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": merges,
+    }
+    path = tmp_path_factory.mktemp("marked") / "tokenizer.json"
+    path.write_text(build_tokenizer(path, fields), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "weather"])
+def test_a_model_with_tokens_for_the_marks_says_them_so(choice: str, marked_path: Path):
+    tokenizer = Tokenizer(marked_path)
+    grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
+    tokens = tokenizer.encode(f"{WEATHER}\n{WEATHER}", special=True)
+    mark = tokenizer.token_id("<tool_call>")
+    assert tokens.count(mark) == 2
+    assert follows(grammars.tools(FUNCTIONS, choice), tokens) == len(tokens) + 1
+    assert follows(grammars.tools(FUNCTIONS, choice, parallel=False), tokens) < len(tokens)
+    assert (tokenizer.encode("\n")[0] in allowed(grammars.tools(FUNCTIONS, choice))) is (
+        choice == "auto"
+    )
+
+
+def test_free_text_may_hold_any_token_but_those_that_begin_a_call(marked_path: Path):
+    tokenizer = Tokenizer(marked_path)
+    grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
+    text = f"<think>the user</think>and {START}then {WEATHER} <think> or </think>"
+    tokens = tokenizer.encode(text, special=True)
+    assert follows(grammars.tools(FUNCTIONS), tokens) == len(tokens) + 1
+    after = grammars.tools(FUNCTIONS)
+    mark = tokenizer.token_id("<tool_call>")
+    assert mark is not None
+    after.push(mark)
+    assert allowed(after) == set(tokenizer.encode("\n"))
+    strings = allowed(grammars.regex("(.|\n)*"))
+    assert not strings & set(tokenizer.encode(f"<think>{START}", special=True))
+
+
+def test_marks_that_are_control_tokens_are_written_as_text(marked_path: Path, tmp_path: Path):
+    parsed = json.loads(marked_path.read_text(encoding="utf-8"))
+    for token in parsed["added_tokens"]:
+        token["special"] = True
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(parsed), encoding="utf-8")
+    grammars = Grammars(path, vocab_size=COLUMNS, stop_token_ids=STOPS)
+    tokenizer = Tokenizer(path)
+    tokens = tokenizer.encode(WEATHER)
+    assert tokenizer.decode(tokens) == WEATHER
+    for choice in ("auto", "required"):
+        assert follows(grammars.tools(FUNCTIONS, choice), tokens) == len(tokens) + 1
+        mark = tokenizer.token_id("<tool_call>")
+        assert mark not in allowed(grammars.tools(FUNCTIONS, choice))
+
+
+def test_free_text_bars_nothing_else(marked_path: Path):
+    tokenizer = Tokenizer(marked_path)
+    grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
+    barred = set(range(COLUMNS)) - allowed(grammars.tools(FUNCTIONS))
+    # Bytes that begin no character, and the mark that ends a call.
+    assert {tokenizer.decode([token]) for token in barred} == {"\ufffd", "</tool_call>"}
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>", f"a{END}b", f"<{START}>", "e\u0301 <think", "</think>\n"]
+)
+def test_text_that_looks_like_a_token_is_text(text: str, marked_path: Path, engine: Engine):
+    tokenizer = Tokenizer(marked_path)
+    grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
+    schema = {"const": {"the user": text}}
+    found = answer(engine, [5], **settings_for(grammars.json_schema(schema), Sampling()))
+    assert found.finish_reason is FinishReason.STOP
+    assert json.loads(tokenizer.decode(found.tokens)) == schema["const"]
+    unforced = Unforced(grammars.json_schema(schema))
+    assert answer(engine, [5], **settings_for(unforced, Sampling())) == found
+
+
+def test_tokenizers_with_bytes_to_fall_back_on_work_too(tmp_path: Path, engine: Engine):
+    from tokenizers import AddedToken, decoders, models, normalizers
+    from tokenizers import Tokenizer as Backend
+
+    pieces = ["<s>", "<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += [*'▁{}":,etho', "th", "the", "▁the"]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the")]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    added = [AddedToken(piece, special=True, normalized=False) for piece in pieces[:3]]
+    backend.add_special_tokens(added)
+    backend.save(str(tmp_path / "tokenizer.json"))
+
+    grammars = Grammars(tmp_path / "tokenizer.json", vocab_size=COLUMNS, stop_token_ids=STOPS)
+    schema = {"const": {"the": "é of the </s>"}}
+    found = answer(engine, [5], **settings_for(grammars.json_schema(schema), Sampling()))
+    assert (
+        json.loads(Tokenizer(tmp_path / "tokenizer.json").decode(found.tokens)) == schema["const"]
+    )
+    assert vocab["▁the"] in found.tokens

@@ -1,0 +1,206 @@
+"""What a generation reads of its rows: the argmax, logprobs, banned tokens, constraints."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.decoding.generation import Generation
+from paceline.decoding.logprobs import token_logprob
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
+from paceline.decoding.types import (
+    FORCED,
+    NO_PROPOSAL,
+    Best,
+    Block,
+    Drafter,
+    Proposal,
+)
+from paceline.drafters import Probe, create
+from support.drafters import Oracle
+from support.generation import (
+    ANSWER,
+    PROMPT,
+    TEXT,
+    VOCABULARY,
+    Recording,
+    finished,
+    made,
+    rows,
+    step,
+)
+
+# -- argmax in place of logits ---------------------------------------------------------------------
+
+
+class Reader(Drafter):
+    """Learns from logits."""
+
+    name = "reader"
+    reads_logits = True
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        return NO_PROPOSAL
+
+
+@pytest.mark.parametrize(
+    ("settings", "best"),
+    [
+        ({}, True),
+        ({"sampling": Sampling(temperature=0.7)}, False),
+        ({"sampling": Sampling(repetition_penalty=1.1)}, False),
+        ({"sampling": Sampling(presence_penalty=0.1)}, False),
+        ({"sampling": Sampling(frequency_penalty=-0.1)}, False),
+        ({"sampling": Sampling(logit_bias={3: 1.0})}, False),
+        ({"drafters": [Reader()]}, False),
+        ({"drafters": [Probe(Reader(), 3)]}, False),
+        ({"drafters": create("suffix+ngram")}, True),
+        ({"drafters": create("recycle")}, False),
+    ],
+)
+def test_a_block_asks_for_the_argmax_if_nothing_reads_logits(settings: Any, best: bool):
+    generation = made(**settings)
+    assert generation.next_block().best is best
+    while not generation.finished:
+        assert generation.next_block().best is best
+        step(generation)
+
+
+def test_argmax_gives_the_same_steps_as_logits():
+    expected = made(drafters=create("ngram"))
+    finished(expected)
+    generation = made(drafters=create("ngram"))
+    nothing = np.empty((0, VOCABULARY), np.float32)
+    while not generation.finished:
+        whole = rows(generation.next_block(), generation.length)
+        generation.accept(nothing, best=Best(whole.argmax(axis=1), whole.max(axis=1)))
+    assert generation.answer == expected.answer
+    assert generation.counters == expected.counters
+
+
+def test_accept_rejects_too_few_argmax_rows():
+    generation = made()
+    generation.next_block()
+    few = Best(np.zeros(3, np.int64), np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match=r"got 3 rows of logits; the block asked for 1"):
+        generation.accept(np.empty((0, VOCABULARY), np.float32), best=few)
+
+
+# -- logprobs --------------------------------------------------------------------------------------
+
+
+def graded(block: Block, start: int) -> np.ndarray:
+    """Rows of the text whose logits all differ."""
+    found = rows(block, start)
+    for row in range(block.rows):
+        rng = np.random.default_rng(start + len(block.tokens) - block.rows + row)
+        found[row] = found[row] * 9 + rng.random(VOCABULARY, np.float32)
+    return found
+
+
+def run_graded(generation: Generation, most: int | None = None) -> None:
+    while not generation.finished:
+        block = generation.next_block(most)
+        generation.accept(graded(block, generation.length))
+
+
+@pytest.mark.parametrize("drafters", ["none", "ngram"])
+def test_every_token_of_the_answer_has_its_logprob(drafters: str):
+    generation = made(logprobs=3, drafters=create(drafters), prefill_chunk=2)
+    run_graded(generation)
+    assert generation.answer == ANSWER
+    assert len(generation.logprobs) == len(ANSWER)
+    for at, found in enumerate(generation.logprobs):
+        row = graded(Block(TEXT[: len(PROMPT) + at], 1), 0)[0]
+        assert found == token_logprob(row, ANSWER[at], 3)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 99])
+def test_every_token_of_the_prompt_has_its_logprob(chunk: int):
+    generation = made(logprobs=2, prompt_logprobs=True, prefill_chunk=chunk)
+    run_graded(generation)
+    assert generation.answer == ANSWER
+    first, *rest = generation.prompt_logprobs
+    assert first is None
+    assert len(rest) == len(PROMPT) - 1
+    for at, found in enumerate(rest, start=1):
+        assert found == token_logprob(graded(Block(PROMPT[:at], 1), 0)[0], PROMPT[at], 2)
+    assert len(generation.logprobs) == len(ANSWER)
+
+
+def test_logprobs_are_those_of_the_model_before_sampling():
+    sampling = Sampling(logit_bias={ANSWER[0]: -100.0})
+    generation = made(logprobs=1, sampling=sampling, stopping=Stopping(max_tokens=1))
+    run_graded(generation)
+    (found,) = generation.logprobs
+    assert found.token == generation.answer[0] != ANSWER[0]
+    assert found.top[0][0] == ANSWER[0]
+    assert found.logprob < found.top[0][1]
+
+
+# -- banned tokens and constraints -----------------------------------------------------------------
+
+
+def test_stop_tokens_are_banned_before_min_tokens():
+    stops = frozenset({ANSWER[3], ANSWER[6]})
+    generation = made(stopping=Stopping(max_tokens=20, stop_token_ids=stops, min_tokens=5))
+    finished(generation)
+    assert generation.answer[3] != ANSWER[3]
+    early = made(stopping=Stopping(max_tokens=20, stop_token_ids=stops))
+    finished(early)
+    assert early.answer == ANSWER[:4]
+
+
+def test_a_negative_min_tokens_is_rejected():
+    with pytest.raises(ValueError, match="min_tokens is -1"):
+        Stopping(min_tokens=-1)
+
+
+class Only:
+    """Allows one text, and then its end token."""
+
+    def __init__(self, text: Sequence[int], *, forces: bool) -> None:
+        self.text, self.forces, self.at = list(text), forces, 0
+
+    def masked(self, logits: np.ndarray) -> np.ndarray:
+        found = np.full_like(logits, -np.inf)
+        found[self.text[self.at]] = logits[self.text[self.at]]
+        return found
+
+    def push(self, token: int) -> None:
+        assert token == self.text[self.at]
+        self.at += 1
+
+    def forced(self, limit: int) -> Sequence[int]:
+        return self.text[self.at : self.at + limit] if self.forces else ()
+
+    def allowed_length(self, tokens: Sequence[int]) -> int:
+        same = [a == b for a, b in zip(tokens, self.text[self.at :], strict=False)]
+        return same.index(False) if False in same else len(same)
+
+
+@pytest.mark.parametrize("forces", [True, False])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3)])
+def test_a_constraint_restricts_and_forces_tokens(forces: bool, sampling: Sampling):
+    wanted = list(b'{"a": 1}')
+    policy = Recording(4)
+    generation = made(
+        constraint=Only(wanted, forces=forces),
+        sampling=sampling,
+        stopping=Stopping(max_tokens=len(wanted)),
+        drafters=[Oracle(TEXT)],
+        policy=policy,
+    )
+    steps = finished(generation)
+    assert generation.answer == wanted
+    if forces:
+        # One step for the prompt, then all forced tokens in one block.
+        assert [each.forced for each in steps] == [0, len(wanted) - 2]
+        assert steps[1].source == FORCED
+        # Forced tokens are not drafted.
+        assert [each.drafted for each in steps] == [0, 0]
+        assert generation.counters.accepted_by == {}
+        assert generation.counters.forced == len(wanted) - 2
+        assert policy.outcomes == []

@@ -1,0 +1,78 @@
+"""Answers of a conversation equal those of fresh requests with the same messages."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from paceline.runtime.options import Options
+from support.plain import PROMPT, PROMPTS, SAMPLED, plain, said
+
+
+@pytest.fixture
+def chat(model: Model) -> Iterator[Any]:
+    conversation = model.conversation([{"role": "system", "content": "one"}])
+    yield conversation
+    conversation.close()
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_a_conversations_answers_are_those_of_fresh_requests(
+    sampling: Options, chat: Any, model: Model
+):
+    for turn, text in enumerate(PROMPTS):
+        messages = [*chat.messages, {"role": "user", "content": text}]
+        found = said(chat.say(text, max_tokens=20, drafter="suffix", **sampling))
+        expected = plain(model, messages, max_tokens=20, **sampling)
+        assert found.token_ids == expected.token_ids
+        assert expected.stats.cached_tokens == 0
+        if turn:
+            assert found.stats.cached_tokens > 0, "the earlier turns are not computed again"
+    assert [message["role"] for message in chat.messages] == ["system"] + ["user", "assistant"] * 4
+
+
+def test_a_conversation_whose_turns_were_edited_answers_what_is_there_now(chat: Any, model: Model):
+    said(chat.say(PROMPTS[0], max_tokens=20))
+    said(chat.say(PROMPTS[1], max_tokens=20))
+    chat.messages[1] = {"role": "user", "content": "other"}
+    del chat.messages[3:]
+    messages = [*chat.messages, {"role": "user", "content": "and"}]
+    found = said(chat.say("and", max_tokens=20))
+    assert found.token_ids == plain(model, messages, max_tokens=20).token_ids
+    assert 0 < found.stats.cached_tokens < len(model.tokens(messages[:2]))
+
+
+def test_an_answer_that_was_left_early_is_a_turn_like_any_other(chat: Any, model: Model):
+    with chat.say(PROMPT, max_tokens=40) as stream:
+        for _ in range(3):
+            next(stream)
+    assert chat.messages[-1] == {"role": "assistant", "content": stream.result.text}
+    messages = [*chat.messages, {"role": "user", "content": "and"}]
+    found = said(chat.say("and", max_tokens=20))
+    assert found.token_ids == plain(model, messages, max_tokens=20).token_ids
+
+
+def test_a_message_that_cannot_be_served_leaves_the_chat_as_it_was(chat: Any, model: Model):
+    said(chat.say("Hello", max_tokens=5))
+    before = [*chat.messages]
+    for text, options in (("", {}), ("x", {"top_p": 7.0}), ("x " * 2000, {})):
+        with pytest.raises(InvalidRequest):
+            chat.say(text, **options)
+        assert chat.messages == before
+    messages = [*before, {"role": "user", "content": "and"}]
+    found = said(chat.say("and", max_tokens=20))
+    assert found.token_ids == plain(model, messages, max_tokens=20).token_ids
+
+
+def test_the_same_message_twice_computes_one_token_again_at_least(model: Model):
+    # The whole prompt is held, yet its last row is needed.
+    chat = model.conversation()
+    first = said(chat.say(PROMPT, max_tokens=5))
+    chat.messages = []
+    again = said(chat.say(PROMPT, max_tokens=5))
+    assert again.token_ids == first.token_ids
+    assert again.stats.cached_tokens == again.prompt_tokens - 1
+    chat.close()
+    chat.close()

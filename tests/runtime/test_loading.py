@@ -1,0 +1,130 @@
+"""`paceline.load`: its settings, and the sampling settings that come with a model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline.decoding.types import FinishReason
+from paceline.errors import InvalidRequest, ModelError, ModelNotFound
+from paceline.models import Progress
+from paceline.runtime.defaults import Defaults
+from paceline.runtime.load import load
+from paceline.runtime.model import Model
+from paceline.runtime.options import Options
+from support.plain import DRAFTERS, PROMPT, plain, said
+from support.tiny import write_tiny
+
+
+def test_a_model_is_loaded_by_path_and_says_how_long_it_took(tiny_gguf: Path, cache: Path):
+    model = paceline.load(tiny_gguf)
+    assert isinstance(model, paceline.Model)
+    assert model.generate(PROMPT, max_tokens=3).stats.load_seconds == model.load_seconds > 0
+
+
+def test_with_one_row_a_call_nothing_is_promised(tiny_gguf: Path, cache: Path):
+    model = load(tiny_gguf, rows=1)
+    assert not model.generate(PROMPT, max_tokens=3, drafter="none").exact
+    assert not model.generate(PROMPT, max_tokens=3, drafter="suffix").exact
+
+
+def test_without_a_drafter_nothing_needs_measuring(tiny_gguf: Path, cache: Path):
+    class Told(Progress):
+        def say(self, text: str) -> None:
+            raise AssertionError(text)
+
+    model = load(tiny_gguf, progress=Told())
+    assert model.generate(PROMPT, max_tokens=3, drafter="none").exact
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"rows": 0}, "rows is 0"),
+        ({"rows": 3}, "rows is 3"),
+        ({"cache_tokens": 0}, "cache_tokens is 0"),
+        ({"threads": 0}, "threads is 0"),
+        ({"engine": "magic"}, "no engine is called 'magic'; expected openvino"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(
+    settings: Any, reason: str, tiny_gguf: Path, cache: Path
+):
+    with pytest.raises(InvalidRequest, match=reason):
+        load(tiny_gguf, **settings)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, cache: Path):
+    with pytest.raises(ModelNotFound):
+        load(tmp_path / "nothing.gguf")
+    (tmp_path / "bad.gguf").write_text("bad")
+    with pytest.raises(ModelError, match="not a GGUF file"):
+        load(tmp_path / "bad.gguf")
+
+
+def test_the_librarys_names_are_found_and_others_are_not():
+    for name in paceline.__all__:
+        assert getattr(paceline, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = paceline.nothing
+
+
+# -- sampling settings that come with a model -----------------------------------------------------
+
+
+OWN = Defaults(
+    registry={"temperature": 0.9, "top_p": 0.9}, model={"repetition_penalty": 1.2, "max_tokens": 9}
+)
+
+
+def test_what_a_request_does_not_name_comes_from_registry_and_model(model: Model):
+    own = Model(model.files, model.engine, defaults=OWN)
+    found = own.generate("Hello", seed=5, drafter="suffix")
+    asked: Options = {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "max_tokens": 9}
+    expected = model.generate("Hello", seed=5, drafter="none", **asked)
+    assert found.token_ids == expected.token_ids != plain(model, "Hello").token_ids[:9]
+    assert found.settings["temperature"] == (0.9, "registry")
+    assert found.settings["max_tokens"] == (9, "model")
+    assert expected.settings["temperature"] == (0.9, "request")
+    assert own.fresh().generate("Hello", seed=5).token_ids == found.token_ids
+    chat = own.conversation()
+    assert said(chat.say("Hello", seed=5)).token_ids == found.token_ids
+    chat.close()
+
+
+def test_generation_config_none_is_greedy_in_a_request_and_when_loading(
+    model: Model, tmp_path: Path
+):
+    expected = plain(model, "Hello", max_tokens=12).token_ids
+    own = Model(model.files, model.engine, defaults=OWN)
+    assert plain(own, "Hello", max_tokens=12, generation_config="none").token_ids == expected
+    path = write_tiny(tmp_path / "m.gguf", fields={"general.sampling.temp": 0.9})
+    loaded = paceline.load(path, drafters=["none"])
+    assert loaded.generate("Hello", max_tokens=3).settings["temperature"] == (
+        pytest.approx(0.9),
+        "model",
+    )
+    off = paceline.load(path, drafters=["none"], generation_config="none")
+    assert off.generate("Hello", max_tokens=12, drafter="none").token_ids == expected
+    with pytest.raises(InvalidRequest, match="generation_config is 'vllm'"):
+        paceline.load(path, generation_config="vllm")
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_repetition_detection_stops_at_the_same_token_and_gives_its_slots_back(
+    drafter: str, model: Model
+):
+    loop: Options = {"logit_bias": {40: 100.0}, "max_tokens": 400, "repetition_detection": True}
+    found = model.generate("Hello", drafter=drafter, **loop)
+    assert (found.finish_reason, found.token_ids) == (FinishReason.REPETITION, [40] * 256)
+    rule = {"max_pattern_size": 2, "min_count": 5}
+    found = model.generate("Hello", drafter=drafter, **{**loop, "repetition_detection": rule})
+    assert found.token_ids == [40] * 5
+    off = model.generate("Hello", drafter=drafter, **{**loop, "repetition_detection": None})
+    assert (off.finish_reason, off.completion_tokens) == (FinishReason.LENGTH, 400)
+
+
+def test_repetition_before_min_tokens_does_not_end_an_answer(model: Model):
+    loop: Options = {"logit_bias": {40: 100.0}, "max_tokens": 400, "repetition_detection": True}
+    assert model.generate("Hello", min_tokens=300, **loop).completion_tokens == 300

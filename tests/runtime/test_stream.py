@@ -1,0 +1,269 @@
+"""One stream: its tokens whatever drafts them, its end, its sampling, its prompt, its probes."""
+
+from typing import Any
+
+import pytest
+
+from paceline.decoding.types import FinishReason
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from paceline.runtime.options import POLICIES, Options
+from support.plain import DRAFTERS, END, PROMPT, PROMPTS, SAMPLED, plain
+
+# -- one answer ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_whatever_drafts_the_tokens_are_plain_decodings(
+    drafter: str, sampling: Options, model: Model
+):
+    for prompt in PROMPTS:
+        expected = plain(model, prompt, **sampling)
+        found = plain(model, prompt, **sampling, drafter=drafter)
+        assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
+        assert found.finish_reason == expected.finish_reason
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("block", [2, 5, 32])
+def test_whatever_the_policy_and_block_the_tokens_are_plain_decodings(
+    policy: str, block: int, model: Model
+):
+    expected = plain(model).token_ids
+    found = plain(model, drafter="auto", policy=policy, max_block=block)
+    assert found.token_ids == expected
+    assert found.policy == policy
+
+
+def test_a_drafter_that_guesses_right_saves_calls(model: Model):
+    # This text soon repeats itself, so looking back must pay.
+    alone, drafted = plain(model), plain(model, drafter="suffix", policy="fixed")
+    assert alone.stats.steps == 59
+    assert alone.stats.drafted == 0
+    assert drafted.stats.steps < 40
+    assert drafted.stats.accepted >= 20
+    assert drafted.stats.drafted_by == {"suffix": drafted.stats.drafted}
+    assert drafted.stats.accepted_by == {"suffix": drafted.stats.accepted}
+    assert drafted.stats.tokens_per_step == 59 / drafted.stats.steps
+
+
+def test_a_result_says_what_was_asked_and_what_came(model: Model):
+    found = plain(model, max_tokens=5, drafter="auto", seed=9)
+    assert found.prompt_tokens == len(model.tokens(PROMPT))
+    assert found.completion_tokens == len(found.token_ids) == 5
+    assert found.finish_reason == FinishReason.LENGTH
+    assert found.engine == "openvino"
+    assert found.drafter == "suffix", "what auto stands for"
+    assert found.model == model.files.name
+    assert found.seed == 9
+    assert found.exact
+    stats = found.stats
+    assert stats.decode_seconds >= stats.verify_seconds > 0
+    assert stats.first_token_seconds >= stats.prefill_seconds > 0
+    assert stats.host_seconds >= stats.draft_seconds > 0
+
+
+def test_a_stream_tells_what_generate_returns(model: Model):
+    expected = plain(model, drafter="suffix")
+    stream = model.stream(PROMPT, max_tokens=60, drafter="suffix")
+    steps = [*stream]
+    assert [token for step in steps for token in step.tokens] == expected.token_ids
+    assert stream.result.token_ids == expected.token_ids
+    assert stream.result.text == expected.text
+    # What was held back comes with the result.
+    assert expected.text.startswith("".join(step.text for step in steps))
+    assert stream.tokens == model.tokens(PROMPT) + expected.token_ids
+    stream.close()
+    assert stream.result.finish_reason == FinishReason.LENGTH, "closing what has ended does nothing"
+    assert [*stream] == []
+
+
+def test_a_result_before_the_end_is_a_fault_of_the_caller(model: Model):
+    with model.stream(PROMPT, max_tokens=5) as stream:
+        with pytest.raises(RuntimeError, match="iterate to its end, or close"):
+            _ = stream.result
+        next(stream)
+        with pytest.raises(RuntimeError):
+            _ = stream.result
+
+
+def test_leaving_early_frees_the_slots_and_keeps_the_answer_so_far(model: Model):
+    expected, free = plain(model), model.engine.free_slots
+    with model.stream(PROMPT, drafter="none") as stream:
+        for _ in range(10):
+            next(stream)
+        assert model.engine.free_slots < free
+    assert model.engine.free_slots == free
+    assert stream.result.finish_reason == FinishReason.CANCELLED
+    assert stream.result.token_ids == expected.token_ids[:10]
+    assert expected.text.startswith(stream.result.text)
+
+
+def test_a_stream_that_was_never_begun_can_be_closed(model: Model):
+    stream = model.stream(PROMPT)
+    stream.close()
+    assert stream.result.token_ids == []
+    assert stream.result.finish_reason == FinishReason.CANCELLED
+
+
+def test_an_error_in_the_loop_that_reads_a_stream_frees_its_slots(model: Model):
+    free = model.engine.free_slots
+    with pytest.raises(KeyboardInterrupt), model.stream(PROMPT) as stream:
+        next(stream)
+        raise KeyboardInterrupt
+    assert model.engine.free_slots == free
+
+
+# -- when it ends ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17])
+@pytest.mark.parametrize("drafter", ["none", "suffix"])
+def test_max_tokens_is_never_passed(count: int, drafter: str, model: Model):
+    found = plain(model, max_tokens=count, drafter=drafter, policy="fixed")
+    assert found.completion_tokens == count
+    assert found.finish_reason == FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("drafter", ["none", "auto"])
+def test_without_max_tokens_an_answer_goes_on_to_the_context_limit(drafter: str, model: Model):
+    found = model.generate(PROMPT, drafter=drafter, ignore_eos=True)
+    assert found.prompt_tokens + found.completion_tokens == model.engine.context_length
+    assert found.finish_reason == FinishReason.LENGTH
+
+
+def test_an_end_token_ends_the_answer_and_is_not_in_its_text(model: Model):
+    found = plain(model, logit_bias={END: 1000.0})
+    assert (found.token_ids, found.text) == ([END], "")
+    assert found.finish_reason == FinishReason.STOP
+    ignored = plain(model, logit_bias={END: 1000.0}, ignore_eos=True)
+    assert ignored.token_ids == [END] * 60
+
+
+@pytest.mark.parametrize("drafter", ["none", "suffix"])
+def test_a_stop_string_ends_the_answer_and_is_not_in_its_text(drafter: str, model: Model):
+    whole = plain(model).text
+    at = 30
+    stop = whole[at : at + 3]
+    found = plain(model, stop=stop, drafter=drafter, policy="fixed")
+    assert found.text == whole[: whole.index(stop)]
+    assert found.finish_reason == FinishReason.STOP
+    assert plain(model, stop=[stop, "never in there"]).text == found.text
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_tokens_again_and_another_seed_gives_others(model: Model):
+    first = plain(model, temperature=1.0)
+    again = plain(model, temperature=1.0, seed=first.seed, drafter="recycle")
+    other = plain(model, temperature=1.0, seed=first.seed + 1)
+    assert again.token_ids == first.token_ids
+    assert other.token_ids != first.token_ids
+
+
+def test_penalties_and_bias_reach_the_sampler(model: Model):
+    first = plain(model).token_ids[0]
+    assert plain(model, logit_bias={first: -100.0}).token_ids[0] != first
+    assert len({*plain(model, presence_penalty=100.0).token_ids}) == 60
+    with pytest.raises(InvalidRequest, match="logit_bias names token 320"):
+        plain(model, logit_bias={320: 1.0})
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+
+def test_a_prompt_may_be_text_messages_or_tokens(model: Model):
+    tokens = model.tokens(PROMPT)
+    messages = [{"role": "user", "content": PROMPT}]
+    assert model.tokens(messages) == tokens
+    assert model.files.tokenizer().decode(tokens) == f"user\n{PROMPT}\nassistant\n"
+    expected = plain(model).token_ids
+    assert plain(model, messages).token_ids == expected
+    assert plain(model, tokens).token_ids == expected
+    assert plain(model, tuple(tokens)).token_ids == expected
+
+
+def test_a_raw_prompt_is_taken_as_it_is(model: Model):
+    raw = model.tokens("<|im_start|>x", raw=True)
+    assert raw == model.files.tokenizer().encode("<|im_start|>x", special=True)
+    assert plain(model, "<|im_start|>x", raw=True).prompt_tokens == len(raw)
+
+
+@pytest.mark.parametrize("prompt", ["", [], ()])
+def test_an_empty_prompt_is_refused(prompt: Any, model: Model):
+    with pytest.raises(InvalidRequest, match="prompt is empty"):
+        model.generate(prompt)
+
+
+def test_a_prompt_without_room_for_an_answer_is_refused_with_both_lengths(model: Model):
+    with pytest.raises(InvalidRequest, match="prompt has 512 tokens and the context holds 512"):
+        model.generate([5] * 512)
+    with pytest.raises(InvalidRequest, match="shorten the prompt"):
+        model.generate("x " * 5000)
+    assert model.generate([5] * 511).completion_tokens == 1
+
+
+@pytest.mark.parametrize("prompt", [[-1], [320], [1, 10**12]])
+def test_tokens_that_the_model_has_not_are_refused(prompt: list[int], model: Model):
+    with pytest.raises(InvalidRequest, match="outside 0 to 319"):
+        model.generate(prompt)
+
+
+@pytest.mark.parametrize(
+    "prompt", [[{"role": "tool", "content": "x"}], [{"role": "user"}], ["x"], [1, "x"]]
+)
+def test_messages_that_the_template_refuses_are_the_callers_fault(prompt: Any, model: Model):
+    with pytest.raises(InvalidRequest):
+        model.generate(prompt)
+
+
+def test_options_are_checked_before_anything_runs(model: Model):
+    options: Any = {"max_token": 3}
+    with pytest.raises(InvalidRequest, match="did you mean max_tokens"):
+        model.stream(PROMPT, **options)
+    with pytest.raises(InvalidRequest, match="no drafter is called 'magic'"):
+        model.stream(PROMPT, drafter="magic")
+
+
+# -- what is remembered ----------------------------------------------------------------------------
+
+
+def test_a_drafter_that_looks_in_earlier_answers_finds_them(model: Model):
+    options: Any = {"drafter": "suffix:earlier", "policy": "fixed", **SAMPLED}
+    first, second = plain(model, **options), plain(model, **options)
+    assert second.token_ids == first.token_ids
+    assert second.stats.accepted > first.stats.accepted
+    assert second.stats.steps < first.stats.steps / 2
+    other = plain(Model(model.files, model.engine), **options)
+    assert other.stats.accepted == first.stats.accepted, "what one model heard another has not"
+
+
+def test_a_probe_counts_and_changes_nothing(model: Model):
+    without = plain(model, drafter="recycle", policy="fixed")
+    found = plain(model, drafter="recycle", policy="fixed", probe="ngram+suffix")
+    assert found.token_ids == without.token_ids
+    assert found.stats.steps == without.stats.steps
+    assert found.stats.drafted == without.stats.drafted
+    assert without.stats.probe is None
+    assert found.stats.probe is not None
+    assert found.stats.probe.keys() == {"ngram", "suffix"}
+    for seen in found.stats.probe.values():
+        assert 0 < seen["accepted"] < seen["drafted"]
+        assert 0 < seen["steps"] < 60
+
+
+def test_a_probe_works_without_a_drafter(model: Model):
+    found = plain(model, probe="suffix")
+    assert found.stats.drafted == 0
+    assert found.stats.probe is not None
+    assert found.stats.probe["suffix"]["accepted"] > 0
+
+
+def test_the_machine_is_measured_once_for_a_model(model: Model, monkeypatch: pytest.MonkeyPatch):
+    first = model.measure_profile(again=True)
+    assert first.row_invariant
+    other = Model(model.files, model.engine)
+    monkeypatch.setattr(type(model.engine), "step", lambda *_: pytest.fail("measured again"))
+    assert other.profile == first
