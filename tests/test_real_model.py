@@ -48,7 +48,7 @@ def plain(real_model: Model) -> Any:
 
 @pytest.mark.parametrize("drafter", ["auto", "suffix", "ngram"])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, OWN], ids=["greedy", "sampled", "own"])
-def test_whatever_drafts_the_tokens_are_plain_decodings(
+def test_tokens_equal_plain_decoding_with_every_drafter(
     drafter: str, sampling: Options, plain: Any, real_model: Model
 ):
     accepted = 0

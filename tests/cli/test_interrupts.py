@@ -65,7 +65,7 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_and_the_chat_goes_on(
 
 
 @pytest.mark.parametrize("whole_group", [True, False], ids=["at a terminal", "by kill"])
-def test_ctrl_c_while_a_model_is_fetched_leaves_nothing_and_nobody(
+def test_ctrl_c_while_a_model_is_fetched_leaves_no_file_and_no_process(
     whole_group: bool, environment: dict[str, str], tmp_path: Path
 ):
     # An index that takes the question and never answers.

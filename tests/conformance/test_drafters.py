@@ -150,7 +150,7 @@ def test_a_fresh_drafter_knows_nothing_of_another_request(spec: str):
 
 
 @pytest.mark.parametrize("spec", MATCHERS)
-def test_a_text_that_repeats_is_guessed_right(spec: str):
+def test_drafts_of_a_repeating_text_are_right(spec: str):
     text = [1, 2, 3, 4, 5, 0] * 4
     for drafter in create(spec):
         proposal = drafter.propose(text[:14], 3)

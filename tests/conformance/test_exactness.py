@@ -109,7 +109,7 @@ def test_no_drafter_and_no_policy_changes_a_token(
 
 
 @pytest.mark.parametrize("block", range(2, 17))
-def test_drafts_that_stand_or_fall_at_any_place_change_nothing(
+def test_drafts_rejected_at_any_position_change_no_token(
     engine: Engine, plainly: Plainly, block: int
 ):
     prompt = prompt_of(engine, 0)
@@ -135,9 +135,7 @@ def test_drafts_that_stand_or_fall_at_any_place_change_nothing(
 
 
 @pytest.mark.parametrize("block", [2, 5, 16])
-def test_what_is_drafted_while_the_target_verifies_changes_nothing(
-    engine: Engine, plainly: Plainly, block: int
-):
+def test_drafting_ahead_changes_no_token(engine: Engine, plainly: Plainly, block: int):
     used = 0
     with ThreadPoolExecutor(1) as worker:
         for sampling in some(engine, range(len(SAMPLINGS))):
@@ -189,7 +187,7 @@ asked = st.lists(
 )
 
 
-def test_requests_that_come_and_go_in_any_order_change_nothing(
+def test_requests_that_begin_and_end_in_any_order_change_no_token(
     engine: Engine, shared: DrafterResources
 ):
     @settings(max_examples=8 if slow(engine) or many(engine) else 40)
@@ -220,7 +218,7 @@ def come_and_go(engine: Engine, shared: DrafterResources, asks: list[tuple[Any, 
 
 
 @pytest.mark.parametrize("sampling", [0, 2, 9])
-def test_max_tokens_inside_an_accepted_block_gives_exactly_so_many(
+def test_max_tokens_inside_an_accepted_block_is_met_exactly(
     engine: Engine, plainly: Plainly, sampling: int
 ):
     whole = plainly(0, sampling).tokens
@@ -266,7 +264,7 @@ FEW = {3: 60.0, 4: 60.0, 5: 60.0}
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("spec", DRAFTERS)
-def test_a_repetition_stop_ends_at_the_same_token_whatever_drafts(
+def test_a_repetition_stop_is_at_the_same_token_with_every_drafter(
     engine: Engine, shared: DrafterResources, spec: str, policy: str
 ):
     seeds = range(2 if slow(engine) or many(engine) else 4)

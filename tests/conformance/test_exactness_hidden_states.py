@@ -51,7 +51,7 @@ def dflash(
 
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 @pytest.mark.parametrize("spec", ["dflash", "suffix+dflash:window=8", "dflash:int8=0+suffix"])
-def test_a_drafter_that_sees_hidden_states_changes_no_token(
+def test_a_drafter_that_reads_hidden_states_changes_no_token(
     tapped: Engine, plainly_tapped: Plainly, dflash: DrafterResources, spec: str, policy: str
 ):
     ran = []
@@ -78,7 +78,7 @@ def test_a_drafter_that_sees_hidden_states_changes_no_token(
 
 @pytest.mark.parametrize("block", range(2, 17))
 @pytest.mark.parametrize("every", [1, 2, 5, TOKENS])
-def test_drafts_from_hidden_states_that_stand_or_fall_at_any_place_change_nothing(
+def test_drafts_from_hidden_states_rejected_at_any_position_change_no_token(
     tapped: Engine, plainly_tapped: Plainly, tiny_files: ModelFiles, block: int, every: int
 ):
     config = tiny_config(tiny_files, block_size=16)

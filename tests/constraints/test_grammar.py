@@ -61,7 +61,7 @@ LOOSE = {"properties": {"a": {"items": {"type": "integer"}}}, "type": "object"}
         ({}, '"anything"', True),
     ],
 )
-def test_a_schema_says_what_may_come(
+def test_a_schema_decides_what_is_allowed(
     schema: dict[str, Any], text: str, fits: bool, grammars: Grammars, takes: Takes
 ):
     assert takes(grammars.json_schema(schema), text) is fits
@@ -106,7 +106,7 @@ def test_a_grammar_may_nest(grammars: Grammars, takes: Takes):
         (f" {WEATHER}", "auto"),
     ],
 )
-def test_calls_come_where_the_choice_allows(
+def test_tool_calls_are_allowed_by_tool_choice(
     text: str, choices: str, grammars: Grammars, takes: Takes
 ):
     for choice in ("auto", "required", "weather", "weather_at", "now"):
@@ -115,7 +115,7 @@ def test_calls_come_where_the_choice_allows(
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "weather"])
-def test_there_may_be_but_one_call(choice: str, grammars: Grammars, takes: Takes):
+def test_without_parallel_calls_one_call_is_allowed(choice: str, grammars: Grammars, takes: Takes):
     assert takes(grammars.tools(FUNCTIONS, choice, parallel=False), WEATHER)
     twice = f"{WEATHER}\n{WEATHER}"
     assert not takes(grammars.tools(FUNCTIONS, choice, parallel=False), twice)

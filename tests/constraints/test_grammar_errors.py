@@ -72,7 +72,7 @@ HUGE = "y" * MAX_CHARACTERS
         (lambda g: g.tools([{"name": "f", "parameters": 3}]), "parameters .* is 3"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_in_one_line(
+def test_an_invalid_grammar_is_rejected_in_one_line(
     make: Callable[[Grammars], Constraint], message: str, grammars: Grammars
 ):
     with pytest.raises(InvalidRequest, match=message) as caught:
@@ -90,7 +90,7 @@ def chain(link: Callable[[int], str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("rule", ["a{}: a{}", 'a{}: ((((((a{} "x")?)?)?)?)?)?', 'A{}: A{} "x"'])
-def test_a_long_chain_of_rules_ends_no_process(rule: str, grammars: Grammars):
+def test_a_long_chain_of_rules_does_not_overflow_the_stack(rule: str, grammars: Grammars):
     lines = list(chain(lambda at: rule.format(at, at + 1)))
     name = rule[0]
     text = "\n".join([f"start: {name}0", *lines, f'{name}{len(lines)}: "x"'])
@@ -99,7 +99,7 @@ def test_a_long_chain_of_rules_ends_no_process(rule: str, grammars: Grammars):
 
 
 @pytest.mark.parametrize("link", ['{{"$ref":"#/d/{}"}}', '{{"items":{{"$ref":"#/d/{}"}}}}'])
-def test_a_long_chain_of_references_ends_no_process(link: str, grammars: Grammars):
+def test_a_long_chain_of_references_does_not_overflow_the_stack(link: str, grammars: Grammars):
     links = list(chain(lambda at: f'"{at}":{link.format(at + 1)}'))
     text = f'{{"$ref":"#/d/0","d":{{{",".join(links)},"{len(links)}":{{}}}}}}'
     try:

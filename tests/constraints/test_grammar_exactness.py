@@ -35,7 +35,7 @@ SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=1), Sampling(temperature
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "warm", "hot"])
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_an_answer_is_valid_and_the_same_whatever_drafts(
+def test_a_constrained_answer_is_valid_and_the_same_with_every_drafter(
     name: str, sampling: Sampling, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
     prompt = tokenizer.encode("the user and the assistant, the user and the other")
@@ -84,7 +84,7 @@ SMALL = st.recursive(
 
 @settings(max_examples=30)
 @given(schema=SMALL, seed=st.integers(0, 99), drafter=st.sampled_from(["none", "suffix"]))
-def test_any_small_schema_is_met(
+def test_answers_meet_any_small_schema(
     schema: dict[str, Any],
     seed: int,
     drafter: str,
@@ -117,7 +117,7 @@ def test_answers_made_together_are_those_made_alone(
     assert run(engine, list(made())) == [run(engine, [alone])[0] for alone in made()]
 
 
-def test_what_is_forced_always_stands_and_takes_one_step(
+def test_forced_tokens_are_accepted_in_one_step(
     grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
     schema = SCHEMAS["const"]
@@ -131,7 +131,7 @@ def test_what_is_forced_always_stands_and_takes_one_step(
     assert made.counters.steps <= 2
 
 
-def test_a_guess_that_may_not_come_is_not_tried(
+def test_a_draft_token_that_is_not_allowed_is_not_verified(
     grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
     plain = answer(engine, [5], **settings_for(grammars.regex("[a-z ]{30}"), Sampling()))
@@ -158,7 +158,7 @@ def test_a_draft_that_goes_on_past_the_end_changes_nothing(
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "warm"])
-def test_the_default_model_keeps_to_a_schema_whatever_drafts(sampling: Sampling, real_model: Model):
+def test_the_default_model_meets_a_schema_with_every_drafter(sampling: Sampling, real_model: Model):
     files, schema = real_model.files, SCHEMAS["person"]
     grammars = Grammars(
         files.folder / "tokenizer.json",

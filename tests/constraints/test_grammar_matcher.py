@@ -62,7 +62,7 @@ def test_masks_depend_on_the_tokens_and_not_on_what_was_asked(make: Make):
         unasked.push(token)
 
 
-def test_forced_tokens_are_at_most_so_many_and_all_there_is(grammars: Grammars):
+def test_forced_returns_at_most_limit_tokens(grammars: Grammars):
     constraint = grammars.regex("the user and [ab]")
     row = np.zeros(COLUMNS, np.float32)
     whole = list(constraint.forced(99))
@@ -76,7 +76,7 @@ def test_forced_tokens_are_at_most_so_many_and_all_there_is(grammars: Grammars):
     assert len(allowed(constraint)) > 1
 
 
-def test_what_a_choice_leaves_no_choice_of_is_forced_at_once(
+def test_the_only_continuation_of_a_choice_is_forced_at_once(
     grammars: Grammars, tokenizer: Tokenizer
 ):
     constraint = grammars.regex("[ab] is it[cd] is the user!")
@@ -90,7 +90,7 @@ def test_what_a_choice_leaves_no_choice_of_is_forced_at_once(
     assert found == [" is it", " is the user!"]
 
 
-def test_after_the_end_only_stop_tokens_come(grammars: Grammars, tokenizer: Tokenizer):
+def test_after_the_end_only_stop_tokens_are_allowed(grammars: Grammars, tokenizer: Tokenizer):
     constraint = grammars.json_schema({"const": 7})
     for token in tokenizer.encode("7"):
         assert not allowed(constraint) & set(STOPS)
@@ -101,7 +101,7 @@ def test_after_the_end_only_stop_tokens_come(grammars: Grammars, tokenizer: Toke
         constraint.push(token)
 
 
-def test_stop_tokens_may_come_wherever_it_may_end(grammars: Grammars, tokenizer: Tokenizer):
+def test_stop_tokens_are_allowed_where_the_answer_may_end(grammars: Grammars, tokenizer: Tokenizer):
     constraint = grammars.regex("(ab)*")
     assert set(STOPS) < allowed(constraint)
     a, b = tokenizer.encode("a") + tokenizer.encode("b")
@@ -113,7 +113,7 @@ def test_stop_tokens_may_come_wherever_it_may_end(grammars: Grammars, tokenizer:
     assert allowed(constraint) == set(STOPS)
 
 
-def test_an_answer_that_may_not_stop_goes_on_with_nothing_but_stop_tokens(
+def test_an_answer_that_ignores_its_end_continues_with_stop_tokens(
     grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
     made = settings_for(grammars.json_schema({"const": "ab"}), Sampling())
@@ -122,15 +122,13 @@ def test_an_answer_that_may_not_stop_goes_on_with_nothing_but_stop_tokens(
     assert tokenizer.decode(found.tokens) == '"ab"'
 
 
-def test_a_token_that_may_not_come_is_an_error_that_names_the_form(grammars: Grammars):
+def test_pushing_a_token_that_is_not_allowed_raises(grammars: Grammars):
     constraint = grammars.json_schema({"const": 7})
     with pytest.raises(InvalidRequest, match="the JSON schema cannot be followed any further"):
         constraint.push(9)
 
 
-def test_a_grammar_that_leads_nowhere_is_an_error_when_it_is_met(
-    grammars: Grammars, tokenizer: Tokenizer
-):
+def test_a_grammar_without_a_next_token_raises_there(grammars: Grammars, tokenizer: Tokenizer):
     constraint = grammars.lark('start: "a" | "b" more\nmore: more')
     assert allowed(constraint) == {*tokenizer.encode("a"), *tokenizer.encode("b")}
     constraint.push(*tokenizer.encode("b"))
@@ -138,7 +136,7 @@ def test_a_grammar_that_leads_nowhere_is_an_error_when_it_is_met(
         constraint.masked(np.zeros(COLUMNS, np.float32))
 
 
-def test_columns_beyond_the_tokenizer_never_come(grammars: Grammars, tokenizer: Tokenizer):
+def test_columns_beyond_the_tokenizer_are_masked(grammars: Grammars, tokenizer: Tokenizer):
     constraint = grammars.regex("(.|\n)*")
     assert max(allowed(constraint)) < tokenizer.vocab_size < COLUMNS
 

@@ -47,7 +47,7 @@ def marked_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "weather"])
-def test_a_model_with_tokens_for_the_marks_says_them_so(choice: str, marked_path: Path):
+def test_marks_that_are_tokens_are_generated_as_these_tokens(choice: str, marked_path: Path):
     tokenizer = Tokenizer(marked_path)
     grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     tokens = tokenizer.encode(f"{WEATHER}\n{WEATHER}", special=True)
@@ -60,7 +60,7 @@ def test_a_model_with_tokens_for_the_marks_says_them_so(choice: str, marked_path
     )
 
 
-def test_free_text_may_hold_any_token_but_those_that_begin_a_call(marked_path: Path):
+def test_free_text_allows_every_token_that_begins_no_call(marked_path: Path):
     tokenizer = Tokenizer(marked_path)
     grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     text = f"<think>the user</think>and {START}then {WEATHER} <think> or </think>"
@@ -102,7 +102,7 @@ def test_free_text_bars_nothing_else(marked_path: Path):
 @pytest.mark.parametrize(
     "text", ["<think>", f"a{END}b", f"<{START}>", "e\u0301 <think", "</think>\n"]
 )
-def test_text_that_looks_like_a_token_is_text(text: str, marked_path: Path, engine: Engine):
+def test_text_equal_to_a_special_token_is_plain_text(text: str, marked_path: Path, engine: Engine):
     tokenizer = Tokenizer(marked_path)
     grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     schema = {"const": {"the user": text}}

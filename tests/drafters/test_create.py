@@ -32,7 +32,7 @@ def test_a_spec_names_drafters_in_its_order(spec: str, kinds: list[type]):
     assert [type(drafter) for drafter in create(spec)] == kinds
 
 
-def test_auto_stands_for_the_default():
+def test_auto_is_the_default_drafter():
     assert [drafter.name for drafter in create("auto")] == ["suffix"]
     assert str(DrafterSpec.parse("auto").resolve({})) == "suffix"
     assert str(DrafterSpec.parse("ngram").resolve({})) == "ngram"
@@ -67,7 +67,7 @@ def test_the_options_of_ngram_are_obeyed():
     assert list(create("ngram:min=4")[0].propose(text, 9).tokens) == []
 
 
-def test_suffix_looks_in_earlier_answers_only_when_told_to():
+def test_suffix_searches_earlier_answers_only_on_request():
     history = AnswerHistory()
     history.add([1, 2, 3])
     assert list(

@@ -159,7 +159,7 @@ def test_a_call_gets_slots_for_all_its_blocks_or_for_none(pool: BlockPool, table
 
 
 @pytest.mark.parametrize("length", range(11))
-def test_a_rewind_gives_back_the_blocks_behind_it(pool: BlockPool, table: BlockTable, length: int):
+def test_a_rewind_frees_the_blocks_after_it(pool: BlockPool, table: BlockTable, length: int):
     grow(table, 10)
     blocks = table.blocks(0)
     table.rewind(length)

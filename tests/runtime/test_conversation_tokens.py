@@ -44,7 +44,7 @@ def test_a_conversation_whose_turns_were_edited_answers_what_is_there_now(chat: 
     assert 0 < found.stats.cached_tokens < len(model.tokens(messages[:2]))
 
 
-def test_an_answer_that_was_left_early_is_a_turn_like_any_other(chat: Any, model: Model):
+def test_an_answer_that_was_closed_early_is_a_turn(chat: Any, model: Model):
     with chat.say(PROMPT, max_tokens=40) as stream:
         for _ in range(3):
             next(stream)
@@ -54,7 +54,7 @@ def test_an_answer_that_was_left_early_is_a_turn_like_any_other(chat: Any, model
     assert found.token_ids == plain(model, messages, max_tokens=20).token_ids
 
 
-def test_a_message_that_cannot_be_served_leaves_the_chat_as_it_was(chat: Any, model: Model):
+def test_a_rejected_message_leaves_the_chat_unchanged(chat: Any, model: Model):
     said(chat.say("Hello", max_tokens=5))
     before = [*chat.messages]
     for text, options in (("", {}), ("x", {"top_p": 7.0}), ("x " * 2000, {})):
@@ -66,7 +66,7 @@ def test_a_message_that_cannot_be_served_leaves_the_chat_as_it_was(chat: Any, mo
     assert found.token_ids == plain(model, messages, max_tokens=20).token_ids
 
 
-def test_the_same_message_twice_computes_one_token_again_at_least(model: Model):
+def test_a_fully_cached_prompt_recomputes_its_last_token(model: Model):
     # The whole prompt is held, yet its last row is needed.
     chat = model.conversation()
     first = said(chat.say(PROMPT, max_tokens=5))

@@ -66,7 +66,7 @@ def reopening(opening: Opening, tiny_model: Model) -> Model:
 
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_a_drafter_that_sees_hidden_states_changes_no_token(
+def test_a_drafter_that_reads_hidden_states_changes_no_token(
     tapped: Model, dflash: str, sampling: Options, policy: str
 ):
     drafted = 0
@@ -104,9 +104,7 @@ def test_a_probe_sees_hidden_states(tapped: Model, dflash: str):
     assert found.stats.probe["dflash"]["drafted"] > 0
 
 
-def test_drafters_that_are_named_when_loading_find_what_they_need(
-    tiny_gguf: Path, cache: Path, dflash: str
-):
+def test_drafters_named_when_loading_get_their_taps(tiny_gguf: Path, cache: Path, dflash: str):
     model = load(tiny_gguf, drafters=("suffix", dflash))
     engine = model.engine
     assert engine.taps == (0, 1)
@@ -115,7 +113,7 @@ def test_drafters_that_are_named_when_loading_find_what_they_need(
     assert load(tiny_gguf).engine.taps == ()
 
 
-def test_a_drafter_that_cannot_be_had_is_refused_when_loading(tiny_gguf: Path, cache: Path):
+def test_an_unknown_drafter_is_rejected_when_loading(tiny_gguf: Path, cache: Path):
     with pytest.raises(InvalidRequest, match=r"dflash:FOLDER"):
         load(tiny_gguf, drafters=("dflash",))
     with pytest.raises(ModelError, match=r"config\.json"):
@@ -181,7 +179,7 @@ def test_an_engine_that_cannot_be_opened_again_is_not(model: Model, dflash: str)
     [([5] * 512, {}), ([-1], {}), (PROMPT, {"drafter": "table:nothing"})],
     ids=["too long", "no token", "no drafter"],
 )
-def test_a_request_that_was_refused_is_not_open(
+def test_a_rejected_request_does_not_count_as_open(
     reopening: Model, opening: Opening, dflash: str, prompt: Any, options: Any
 ):
     with pytest.raises((InvalidRequest, ModelError)):
@@ -190,7 +188,7 @@ def test_a_request_that_was_refused_is_not_open(
     assert opening.asked == [(0, 1)]
 
 
-def test_a_drafter_for_another_target_is_refused_and_nothing_stays_behind(
+def test_a_drafter_for_another_target_is_rejected_and_frees_its_slots(
     tapped: Model, tmp_path: Path
 ):
     config = tiny_config(tapped.files, hidden_size=128, num_target_layers=9)
@@ -219,7 +217,7 @@ def test_a_chat_drafted_from_hidden_states_goes_as_it_would_plainly(
     found.close()
 
 
-def test_a_turn_that_was_taken_back_is_forgotten(tapped: Model, dflash: str):
+def test_a_removed_turn_is_removed_from_the_drafters_state(tapped: Model, dflash: str):
     options: Any = {"max_tokens": 25, "drafter": dflash, "policy": "fixed"}
     chat = tapped.conversation()
     said(chat.say(TURNS[0], **options))
@@ -237,7 +235,7 @@ def test_a_turn_that_was_taken_back_is_forgotten(tapped: Model, dflash: str):
     fresh.close()
 
 
-def test_a_turn_that_was_left_early_is_known_as_far_as_it_went(tapped: Model, dflash: str):
+def test_a_turn_that_was_closed_early_is_kept_up_to_its_last_token(tapped: Model, dflash: str):
     options: Any = {"max_tokens": 25, "drafter": dflash, "policy": "fixed"}
     chat = tapped.conversation()
     with chat.say(TURNS[0], **options) as stream:

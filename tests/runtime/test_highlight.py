@@ -47,7 +47,7 @@ def test_no_terminal_gets_the_text_alone(printed):
     assert printed() == "a\nb thedfg"
 
 
-def test_what_was_guessed_is_underlined_and_green(printed):
+def test_accepted_draft_tokens_are_underlined_and_green(printed):
     assert printed(FORCE_COLOR="1") == f"a{GREEN}\nb\x1b[0m thedfg"
 
 

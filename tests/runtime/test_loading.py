@@ -23,7 +23,7 @@ def test_a_model_is_loaded_by_path_and_says_how_long_it_took(tiny_gguf: Path, ca
     assert model.generate(PROMPT, max_tokens=3).stats.load_seconds == model.load_seconds > 0
 
 
-def test_with_one_row_a_call_nothing_is_promised(tiny_gguf: Path, cache: Path):
+def test_calls_of_one_row_are_not_exact(tiny_gguf: Path, cache: Path):
     model = load(tiny_gguf, rows=1)
     assert not model.generate(PROMPT, max_tokens=3, drafter="none").exact
     assert not model.generate(PROMPT, max_tokens=3, drafter="suffix").exact
@@ -55,7 +55,7 @@ def test_a_setting_out_of_range_is_refused(
         load(tiny_gguf, **settings)
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path, cache: Path):
+def test_a_file_that_is_no_model_is_rejected(tmp_path: Path, cache: Path):
     with pytest.raises(ModelNotFound):
         load(tmp_path / "nothing.gguf")
     (tmp_path / "bad.gguf").write_text("bad")
@@ -63,7 +63,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, cache: Path):
         load(tmp_path / "bad.gguf")
 
 
-def test_the_librarys_names_are_found_and_others_are_not():
+def test_the_public_names_are_found_and_others_are_not():
     for name in paceline.__all__:
         assert getattr(paceline, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -78,7 +78,7 @@ OWN = Defaults(
 )
 
 
-def test_what_a_request_does_not_name_comes_from_registry_and_model(model: Model):
+def test_settings_that_a_request_leaves_out_come_from_registry_and_model(model: Model):
     own = Model(model.files, model.engine, defaults=OWN)
     found = own.generate("Hello", seed=5, drafter="suffix")
     asked: Options = {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "max_tokens": 9}

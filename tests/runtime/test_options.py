@@ -8,7 +8,7 @@ from paceline.errors import InvalidRequest
 from paceline.runtime.options import POLICIES, Options, check
 
 
-def test_nothing_said_is_greedy_with_the_default_drafter_to_the_context_limit():
+def test_the_default_options_are_greedy_up_to_the_context_limit():
     request = check({})
     assert request.sampling.greedy
     assert request.max_tokens is None
@@ -112,7 +112,7 @@ WRONG: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{n}={v!r}" for n, v in WRONG])
-def test_a_value_that_cannot_be_served_is_refused_by_name(name: str, value: Any):
+def test_an_invalid_value_is_rejected_by_name(name: str, value: Any):
     options: Any = {name: value}
     with pytest.raises(InvalidRequest) as caught:
         check(options)
@@ -150,7 +150,7 @@ def test_without_a_seed_one_is_drawn_each_time():
     assert check({"seed": 0}).sampling.seed == 0
 
 
-def test_one_stop_string_is_as_good_as_a_list_of_one():
+def test_one_stop_string_equals_a_list_of_one():
     assert check({"stop": "end"}).stop == check({"stop": ["end"]}).stop == ("end",)
 
 

@@ -15,7 +15,7 @@ from paceline.runtime.stream import Stream, as_they_end, run_together
 from support.plain import PROMPTS, SAMPLED, free_of, plain, small
 
 
-def test_interleaved_streams_do_not_disturb_each_other(model: Model):
+def test_interleaved_streams_have_the_tokens_of_each_alone(model: Model):
     ways: list[Options] = [{}, {"drafter": "suffix"}, SAMPLED, {**SAMPLED, "drafter": "recycle"}]
     expected = [
         plain(model, prompt, **way).token_ids for prompt, way in zip(PROMPTS, ways, strict=True)
@@ -31,7 +31,7 @@ def test_interleaved_streams_do_not_disturb_each_other(model: Model):
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix+recycle"])
-def test_together_in_one_call_the_tokens_are_those_of_each_alone(drafter: str, model: Model):
+def test_streams_in_one_call_have_the_tokens_of_each_alone(drafter: str, model: Model):
     ways: list[Options] = [{}, SAMPLED, {"max_tokens": 7}, {"stop": "T"}]
     pairs = [*zip(PROMPTS, ways, strict=True)]
     expected = [plain(model, prompt, **way) for prompt, way in pairs]
@@ -65,7 +65,7 @@ def test_streams_that_share_a_small_cache_wait_for_slots_or_end_with_length(
     assert model.engine.free_slots == free
 
 
-def test_one_that_fails_among_several_frees_all(
+def test_a_stream_that_fails_among_several_frees_the_slots_of_all(
     tiny_files: ModelFiles, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = small(tiny_files, 192)
@@ -112,7 +112,7 @@ def ended(stream: Stream) -> bool:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 8, 20])
-def test_streams_come_as_they_end_each_once_with_its_own_tokens(at_once: int, model: Model):
+def test_each_stream_is_returned_once_when_it_ends(at_once: int, model: Model):
     opened = Opened(model, at_once)
     found = []
     for stream in as_they_end(opened.streams(), at_once):
@@ -128,7 +128,7 @@ def test_streams_come_as_they_end_each_once_with_its_own_tokens(at_once: int, mo
     opened.assert_all_let_go()
 
 
-def test_a_call_has_as_many_streams_as_there_is_room_for(
+def test_a_call_has_as_many_streams_as_at_once_allows(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     sizes: list[int] = []
@@ -144,7 +144,7 @@ def test_a_call_has_as_many_streams_as_there_is_room_for(
     assert sizes == sorted(sizes, reverse=True), "room is filled at once, as long as there are more"
 
 
-def test_no_stream_is_opened_before_there_is_room_for_it(model: Model):
+def test_a_stream_is_opened_only_when_it_can_run(model: Model):
     opened = Opened(model)
     coming = as_they_end(opened.streams(), 3)
     assert not opened
@@ -155,11 +155,11 @@ def test_no_stream_is_opened_before_there_is_room_for_it(model: Model):
     coming.close()
 
 
-def test_where_there_are_no_streams_none_end(model: Model):
+def test_no_streams_return_none(model: Model):
     assert [*as_they_end(iter([]), 3)] == []
 
 
-def test_who_stops_early_leaves_no_stream_open(model: Model):
+def test_closing_the_loop_early_closes_its_streams(model: Model):
     opened = Opened(model)
     coming = as_they_end(opened.streams(), 3)
     first = next(coming)
@@ -172,7 +172,7 @@ def test_who_stops_early_leaves_no_stream_open(model: Model):
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 4])
-def test_a_stream_that_cannot_be_opened_leaves_none_open(fails_at: int, model: Model):
+def test_an_error_of_opening_a_stream_closes_the_others(fails_at: int, model: Model):
     opened = Opened(model, fails_at=fails_at)
     with pytest.raises(InvalidRequest, match="no more"):
         for _ in as_they_end(opened.streams(), 3):
@@ -183,7 +183,7 @@ def test_a_stream_that_cannot_be_opened_leaves_none_open(fails_at: int, model: M
 
 @pytest.mark.parametrize("error", [CacheFull, KeyboardInterrupt])
 @pytest.mark.parametrize("calls", [0, 7])
-def test_a_call_that_fails_leaves_no_stream_open(
+def test_an_error_of_a_call_closes_all_streams(
     calls: int, error: type[BaseException], model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     step, left = type(model.engine).step, [calls]
@@ -202,7 +202,7 @@ def test_a_call_that_fails_leaves_no_stream_open(
     opened.assert_all_let_go()
 
 
-def test_who_watches_sees_each_step_and_may_end_a_stream(model: Model):
+def test_watch_is_called_after_each_step_and_may_close_a_stream(model: Model):
     opened = Opened(model)
     seen: dict[int, list[int]] = {}
 
@@ -223,7 +223,7 @@ def test_who_watches_sees_each_step_and_may_end_a_stream(model: Model):
     opened.assert_all_let_go()
 
 
-def test_who_watches_and_fails_leaves_no_stream_open(model: Model):
+def test_an_error_of_watch_closes_all_streams(model: Model):
     opened = Opened(model)
 
     def watch(stream: Stream) -> None:

@@ -15,7 +15,7 @@ from support.plain import DRAFTERS, END, PROMPT, PROMPTS, SAMPLED, plain
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_whatever_drafts_the_tokens_are_plain_decodings(
+def test_tokens_equal_plain_decoding_with_every_drafter(
     drafter: str, sampling: Options, model: Model
 ):
     for prompt in PROMPTS:
@@ -27,7 +27,7 @@ def test_whatever_drafts_the_tokens_are_plain_decodings(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("block", [2, 5, 32])
-def test_whatever_the_policy_and_block_the_tokens_are_plain_decodings(
+def test_tokens_equal_plain_decoding_with_every_policy_and_block(
     policy: str, block: int, model: Model
 ):
     expected = plain(model).token_ids
@@ -36,7 +36,7 @@ def test_whatever_the_policy_and_block_the_tokens_are_plain_decodings(
     assert found.policy == policy
 
 
-def test_a_drafter_that_guesses_right_saves_calls(model: Model):
+def test_accepted_drafts_save_calls(model: Model):
     # This text soon repeats itself, so looking back must pay.
     alone, drafted = plain(model), plain(model, drafter="suffix", policy="fixed")
     assert alone.stats.steps == 59
@@ -48,7 +48,7 @@ def test_a_drafter_that_guesses_right_saves_calls(model: Model):
     assert drafted.stats.tokens_per_step == 59 / drafted.stats.steps
 
 
-def test_a_result_says_what_was_asked_and_what_came(model: Model):
+def test_a_result_has_the_request_and_the_counters(model: Model):
     found = plain(model, max_tokens=5, drafter="auto", seed=9)
     assert found.prompt_tokens == len(model.tokens(PROMPT))
     assert found.completion_tokens == len(found.token_ids) == 5
@@ -64,7 +64,7 @@ def test_a_result_says_what_was_asked_and_what_came(model: Model):
     assert stats.host_seconds >= stats.draft_seconds > 0
 
 
-def test_a_stream_tells_what_generate_returns(model: Model):
+def test_a_stream_has_the_tokens_that_generate_returns(model: Model):
     expected = plain(model, drafter="suffix")
     stream = model.stream(PROMPT, max_tokens=60, drafter="suffix")
     steps = [*stream]
@@ -79,7 +79,7 @@ def test_a_stream_tells_what_generate_returns(model: Model):
     assert [*stream] == []
 
 
-def test_a_result_before_the_end_is_a_fault_of_the_caller(model: Model):
+def test_reading_the_result_before_the_end_raises(model: Model):
     with model.stream(PROMPT, max_tokens=5) as stream:
         with pytest.raises(RuntimeError, match="iterate to its end, or close"):
             _ = stream.result
@@ -88,7 +88,7 @@ def test_a_result_before_the_end_is_a_fault_of_the_caller(model: Model):
             _ = stream.result
 
 
-def test_leaving_early_frees_the_slots_and_keeps_the_answer_so_far(model: Model):
+def test_closing_a_stream_early_frees_its_slots_and_keeps_the_answer_so_far(model: Model):
     expected, free = plain(model), model.engine.free_slots
     with model.stream(PROMPT, drafter="none") as stream:
         for _ in range(10):
@@ -100,7 +100,7 @@ def test_leaving_early_frees_the_slots_and_keeps_the_answer_so_far(model: Model)
     assert expected.text.startswith(stream.result.text)
 
 
-def test_a_stream_that_was_never_begun_can_be_closed(model: Model):
+def test_a_stream_without_a_step_can_be_closed(model: Model):
     stream = model.stream(PROMPT)
     stream.close()
     assert stream.result.token_ids == []
@@ -120,7 +120,7 @@ def test_an_error_in_the_loop_that_reads_a_stream_frees_its_slots(model: Model):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 17])
 @pytest.mark.parametrize("drafter", ["none", "suffix"])
-def test_max_tokens_is_never_passed(count: int, drafter: str, model: Model):
+def test_max_tokens_is_never_exceeded(count: int, drafter: str, model: Model):
     found = plain(model, max_tokens=count, drafter=drafter, policy="fixed")
     assert found.completion_tokens == count
     assert found.finish_reason == FinishReason.LENGTH
@@ -219,7 +219,7 @@ def test_messages_that_the_template_refuses_are_the_callers_fault(prompt: Any, m
         model.generate(prompt)
 
 
-def test_options_are_checked_before_anything_runs(model: Model):
+def test_options_are_validated_before_the_first_call(model: Model):
     options: Any = {"max_token": 3}
     with pytest.raises(InvalidRequest, match="did you mean max_tokens"):
         model.stream(PROMPT, **options)
@@ -230,7 +230,7 @@ def test_options_are_checked_before_anything_runs(model: Model):
 # -- what is remembered ----------------------------------------------------------------------------
 
 
-def test_a_drafter_that_looks_in_earlier_answers_finds_them(model: Model):
+def test_a_drafter_with_a_history_drafts_from_earlier_answers(model: Model):
     options: Any = {"drafter": "suffix:earlier", "policy": "fixed", **SAMPLED}
     first, second = plain(model, **options), plain(model, **options)
     assert second.token_ids == first.token_ids

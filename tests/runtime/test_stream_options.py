@@ -30,7 +30,7 @@ def test_logprobs_come_with_the_answer_and_the_prompt(drafter: str, model: Model
     assert plain.logprobs == found.logprobs
 
 
-def test_without_being_asked_no_logprobs_are_kept(model: Model):
+def test_logprobs_are_recorded_only_on_request(model: Model):
     found = model.generate("the", max_tokens=3)
     assert found.logprobs == found.prompt_logprobs == []
 
@@ -59,7 +59,7 @@ def test_a_prediction_saves_calls_and_changes_nothing(model: Model):
     assert predicted.stats.steps < 5
 
 
-def test_a_prediction_can_be_all_that_is_drafted_from(model: Model):
+def test_a_prediction_can_be_the_only_drafter(model: Model):
     plain = model.generate("the rain", max_tokens=40, drafter="none")
     found = model.generate(
         "the rain", max_tokens=40, prediction=plain.token_ids, drafter="prediction"
@@ -69,11 +69,11 @@ def test_a_prediction_can_be_all_that_is_drafted_from(model: Model):
     assert found.stats.drafted_by.keys() == {"prediction"}
 
 
-def test_drafting_from_a_prediction_that_is_not_there_is_a_mistake(model: Model):
+def test_the_drafter_prediction_without_a_prediction_is_rejected(model: Model):
     with pytest.raises(InvalidRequest, match=r"drafter suffix\+prediction needs a prediction"):
         model.generate("the rain", drafter="suffix+prediction")
 
 
-def test_a_prediction_is_not_looked_at_without_drafting(model: Model):
+def test_a_prediction_is_ignored_without_drafting(model: Model):
     found = model.generate("the rain", max_tokens=5, prediction=[1, 2, 3], drafter="none")
     assert found.stats.drafted == 0

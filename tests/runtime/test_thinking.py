@@ -70,7 +70,7 @@ def said(stream: Any) -> Result:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_thought_is_told_apart_and_no_token_is_changed(drafter: str, policy: str, thinker: Model):
+def test_reasoning_is_separated_and_no_token_is_changed(drafter: str, policy: str, thinker: Model):
     for block in (2, 5, 32):
         stream = thinker.stream("2 + 2?", drafter=drafter, policy=policy, max_block=block)
         steps = list(stream)
@@ -191,7 +191,7 @@ def test_a_prompt_without_the_template_has_no_switch(options: Any, thinker: Mode
         thinker.generate([100, 101], **options)
 
 
-def test_a_model_that_does_not_think_may_be_told_not_to(model: Model):
+def test_turning_thinking_off_has_no_effect_without_reasoning(model: Model):
     found = model.generate("Hello", max_tokens=3, think=False)
     assert found.token_ids == model.generate("Hello", max_tokens=3).token_ids
     with pytest.raises(InvalidRequest, match="no thoughts"):

@@ -202,7 +202,7 @@ def test_the_engine_says_what_its_calls_do(made: Make):
     assert engine.work() == work_of(made("zaya"))
 
 
-def test_experts_are_read_once_for_rows_that_stand_together():
+def test_experts_are_read_once_for_rows_of_a_block():
     # One layer, four rows: the first two have one expert, the third another, the last none.
     has = np.zeros((1, 4, 4), bool)
     has[0, 0, 2] = has[0, 1, 2] = has[0, 2, 3] = True

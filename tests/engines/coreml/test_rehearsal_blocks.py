@@ -150,7 +150,7 @@ def test_functions_of_a_package_share_a_state(functions: Path, package: Path, ro
         flexible.predict(text().block([0]), state)
 
 
-def test_a_function_for_so_many_rows_takes_no_other_number(functions: Path):
+def test_a_function_of_n_rows_rejects_another_number(functions: Path):
     model = RehearsalModel(functions, function_name="t2")
     assert all(one.is_static for one in model.function.inputs)
     with pytest.raises(InvalidRequest, match=r"hidden has shape \[1, 64, 1, 1\], expected \[1, 64"):

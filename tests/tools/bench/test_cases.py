@@ -34,7 +34,7 @@ def test_lengths_are_the_experiments_then_doubled_up_to_the_most(limit: int, exp
     assert default_lengths(limit) == expected
 
 
-def test_a_prompt_has_just_so_many_tokens_of_the_text_again_and_again(model: Model):
+def test_a_prompt_repeats_the_text_up_to_its_length(model: Model):
     once = model.tokens(TEXT, raw=True)
     cases = length_cases(model, TEXT, [3, 100], [{}], 8)
     assert [len(case.prompt) for case in cases] == [3, 100]
@@ -70,7 +70,7 @@ def test_each_temperature_is_a_case_of_its_own(model: Model):
     assert cases[1].options["seed"] == 3
 
 
-def test_questions_stand_behind_other_text(model: Model, suite_file: Path):
+def test_questions_follow_other_text(model: Model, suite_file: Path):
     suite = load_suite(suite_file)
     cases = depth_cases(model, suite, [0, 100], [{}], 8)
     assert [case.id for case in cases[:3]] == [

@@ -62,7 +62,7 @@ def test_a_run_has_speed_and_tau_by_kind_acceptance_and_time():
     assert close(tau.found["y"][1], (0.625 + 1) / 2, 0.625, 1.0)
 
 
-def test_acceptance_is_by_position_where_there_were_enough_guesses():
+def test_acceptance_is_charted_by_position_where_enough_was_drafted():
     found = the(Curves, charts(RUN)["acceptance-by-position"])
     assert [*found.found] == ["x", "y"]
     points = found.found["x"]
@@ -134,7 +134,7 @@ def test_a_server_has_its_loads():
     assert close(first.found["m"][1], 1.6, 0.8, 2.4)
 
 
-def test_what_was_simulated_stands_beside_what_was_measured():
+def test_simulated_speed_ups_are_charted_beside_measured_ones():
     speed = the(Dots, charts(SIMULATED)["ratio-by-prompt"])
     assert [*speed.found] == ["x", "x, as simulated"]
     assert close(speed.found["x, as simulated"][0], 2.5, 2.5, 2.5)

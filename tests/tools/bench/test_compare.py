@@ -105,7 +105,9 @@ def test_another_measure_is_compared_where_there_is_something_of_it(write: Write
         ({"settings": {"max_tokens": 64}}, "answers of another length"),
     ],
 )
-def test_what_is_not_alike_is_refused_unless_told(other: dict[str, Any], reason: str, write: Write):
+def test_results_that_differ_in_settings_are_rejected_unless_forced(
+    other: dict[str, Any], reason: str, write: Write
+):
     paths = write("old", RECORD), write("new", replace(RECORD, **other))
     with pytest.raises(InvalidRequest, match=f"was measured with {reason}") as caught:
         compare(*paths)

@@ -110,7 +110,7 @@ def test_every_token_comes_once(came: list[int], drafter: str, block: int):
     assert all(each.rows == each.step.drafted + 1 <= block for each in found)
 
 
-def test_where_a_token_ends_an_answer_drafts_go_on_behind_it():
+def test_drafts_continue_after_a_stop_token():
     # What follows the end was said in the prompt, so that it is drafted, too.
     recording = text([1, 2, 3, 9, 1, 2, 3], [9], max_tokens=None)
     assert one(recording, "suffix").counters.steps == 0
@@ -143,7 +143,7 @@ def test_figures_of_a_text_that_repeats():
     assert found.speed_up == pytest.approx(58 / 17.75)
 
 
-def test_what_stands_is_counted_by_length_of_match():
+def test_acceptance_is_counted_by_length_of_match():
     # After 1, 2 comes 3 the first time, and 4 then: a match of two that does not stand.
     recording = text([1, 2, 3, 9, 1, 2], [4, 7])
     evidence = one(recording, "suffix").evidence
@@ -153,7 +153,7 @@ def test_what_stands_is_counted_by_length_of_match():
     assert evidence.by_match == {("suffix", 2): [1, 1], ("suffix", 3): [1, 0]}
 
 
-def test_what_stands_is_counted_by_the_drafters_own_chance(toy_table: Path):
+def test_acceptance_is_counted_by_the_drafters_own_probability(toy_table: Path):
     recording = text([0, 1], [2, 3, 4, 5, 0, 1, 2, 3, 3, 1, 2, 0, 2])
     request = check_options({"drafter": f"table:{toy_table}", "policy": "fixed"})
     (found,) = simulate([recording], request, EVEN, DrafterResources(vocab_size=6))
@@ -191,7 +191,7 @@ def test_nothing_is_learnt_from_other_texts_unless_it_is_asked():
         ]
 
 
-def test_how_guesses_stand_is_learnt_anew_for_each_text():
+def test_acceptance_is_learnt_anew_for_each_text():
     # Guesses never stand in the first text, and always in the second.
     poor = text([1, 2, 3, 4, 5, 6, 7, 8] * 4, [1, 9, 2, 9, 3, 9, 4, 9, 5, 9, 6, 9, 7, 9, 8, 9] * 3)
     good = text([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8] * 4)
@@ -238,7 +238,7 @@ def test_drafters_that_need_a_model_are_refused_in_one_line(spec: str, needs: st
         list(simulate([text([1], [2])], check_options({"drafter": spec}), EVEN, DrafterResources()))
 
 
-def test_progress_is_told_in_tokens():
+def test_progress_is_reported_in_tokens():
     told: list[int] = []
     texts = [text([1], [2, 3]), text([1], [4])]
     list(

@@ -40,7 +40,7 @@ def test_a_choice_of_kinds_keeps_order_and_hash(suite_file: Path):
     assert len(suite.only(["code", "chat"], 5).prompts) == 3
 
 
-def test_an_unknown_kind_is_told_the_known_ones(suite_file: Path):
+def test_an_unknown_kind_is_rejected_with_the_known_ones(suite_file: Path):
     with pytest.raises(InvalidRequest, match="no prompt is of kind 'poem'; expected chat, code"):
         load_suite(suite_file).only(["chat", "poem"])
 

@@ -35,7 +35,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 9])
-def test_the_answers_are_what_the_target_says_to_each_prompt_alone(
+def test_answers_equal_those_of_each_prompt_alone(
     at_once: int, model: Model, prompts: Path, out: Path
 ):
     make(model, prompts, out, at_once=at_once)
@@ -47,7 +47,7 @@ def test_the_answers_are_what_the_target_says_to_each_prompt_alone(
         assert found[number]["finish"] == "length"
 
 
-def test_with_one_row_a_call_too_an_answer_is_what_the_target_says(
+def test_answers_in_calls_of_one_row_equal_the_targets(
     tiny_gguf: Path, cache: Path, prompts: Path, out: Path
 ):
     single = load(tiny_gguf, rows=1, cache_tokens=512)
@@ -56,7 +56,7 @@ def test_with_one_row_a_call_too_an_answer_is_what_the_target_says(
         assert entries(out)[number]["answer"] == alone(single, word).token_ids
 
 
-def test_temperatures_take_turns_prompt_by_prompt(model: Model, prompts: Path, out: Path):
+def test_temperatures_alternate_by_prompt(model: Model, prompts: Path, out: Path):
     temperatures = (0.0, 0.7, 1.3)
     make(model, prompts, out, Settings(max_tokens=12, temperatures=temperatures, seed=5))
     for number, word in enumerate(WORDS):
@@ -190,7 +190,7 @@ def test_two_files_of_one_name_are_both_in_the_manifest(
     assert [file["prompts"] for file in manifest["prompts"]] == [1, 1]
 
 
-def test_progress_hears_of_each_answer(model: Model, prompts: Path, out: Path, telling: Any):
+def test_progress_reports_each_answer(model: Model, prompts: Path, out: Path, telling: Any):
     heard: list[int] = []
     progress = telling(heard.append)
     make(model, prompts, out, progress=progress)

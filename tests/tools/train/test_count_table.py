@@ -152,7 +152,9 @@ def test_of_no_answers_there_is_an_empty_table():
 
 
 @given(answers=texts(), count=st.integers(1, 30))
-def test_the_best_are_so_many_sorted_and_of_most_worth(answers: list[Answer], count: int):
+def test_the_best_entries_are_those_of_highest_gain_sorted_by_key(
+    answers: list[Answer], count: int
+):
     entries = count_table(answers)
     best = entries.best(count)
     assert len(best.keys) == min(count, len(entries.keys))

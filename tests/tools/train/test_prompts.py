@@ -135,7 +135,7 @@ def test_a_stopped_run_goes_on_where_it_was(brief: Brief, out: Path, telling: An
     assert len(entries(out)) == 5
 
 
-def test_progress_hears_how_many_there_are(brief: Brief, out: Path, telling: Any):
+def test_progress_reports_the_number_of_prompts(brief: Brief, out: Path, telling: Any):
     make(brief, out, 2)
     heard: list[int] = []
     progress = telling(heard.append)

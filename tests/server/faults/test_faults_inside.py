@@ -6,7 +6,6 @@ import json
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -20,28 +19,11 @@ from paceline.errors import CacheFull
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from support.command import served
-from support.others import LONG, TEXT, Others, answer, fault, slowed
+from support.others import LONG, TEXT, Others, answer, fault
 from support.server import HTTP, Running, running
 from support.waiting import leaves_after
 
 SETTINGS = Settings(max_running=8)
-
-
-@pytest.fixture(scope="module")
-def others(module_model: Model) -> Others:
-    return Others(module_model)
-
-
-@pytest.fixture(scope="module")
-def one_server(module_model: Model, others: Others) -> Iterator[Running]:
-    with slowed(module_model), running(module_model, SETTINGS) as made:
-        yield made
-
-
-@pytest.fixture
-def server(one_server: Running, others: Others) -> Iterator[Running]:
-    with others.unharmed(one_server):
-        yield one_server
 
 
 # -- the cache and the engine ----------------------------------------------------------------------

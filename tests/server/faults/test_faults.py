@@ -21,31 +21,13 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.runtime.model import Model
 from paceline.server.run import allow_open_files
 from paceline.server.settings import Settings
-from support.others import ASKED, CHAT, LONG, TEXT, Others, fault, slowed
-from support.server import Running, running
+from support.others import ASKED, CHAT, LONG, TEXT, Others, fault
+from support.server import Running
 from support.waiting import PATIENCE, until
 
 SETTINGS = Settings(max_running=8, max_waiting=320, body_seconds=1.5, reading_seconds=1.5)
-
-
-@pytest.fixture(scope="module")
-def others(module_model: Model) -> Others:
-    return Others(module_model)
-
-
-@pytest.fixture(scope="module")
-def one_server(module_model: Model, others: Others) -> Iterator[Running]:
-    with slowed(module_model), running(module_model, SETTINGS) as made:
-        yield made
-
-
-@pytest.fixture
-def server(one_server: Running, others: Others) -> Iterator[Running]:
-    with others.unharmed(one_server):
-        yield one_server
 
 
 def clients_gone(server: Running) -> float:
