@@ -17,6 +17,7 @@ from paceline.decoding.types import (
     Block,
     Drafter,
     Proposal,
+    Step,
 )
 from paceline.drafters import Probe, create
 from support.drafters import Oracle
@@ -100,18 +101,21 @@ def graded(block: Block, start: int) -> np.ndarray:
     return found
 
 
-def run_graded(generation: Generation, most: int | None = None) -> None:
+def run_graded(generation: Generation) -> list[Step]:
+    steps = []
     while not generation.finished:
-        block = generation.next_block(most)
-        generation.accept(graded(block, generation.length))
+        block = generation.next_block()
+        steps.append(generation.accept(graded(block, generation.length)))
+    return steps
 
 
 @pytest.mark.parametrize("drafters", ["none", "ngram"])
 def test_every_token_of_the_answer_has_its_logprob(drafters: str):
     generation = made(logprobs=3, drafters=create(drafters), prefill_chunk=2)
-    run_graded(generation)
+    steps = run_graded(generation)
     assert generation.answer == ANSWER
-    assert len(generation.logprobs) == len(ANSWER)
+    assert [len(step.logprobs) for step in steps] == [len(step.tokens) for step in steps]
+    assert [each for step in steps for each in step.logprobs] == generation.logprobs
     for at, found in enumerate(generation.logprobs):
         row = graded(Block(TEXT[: len(PROMPT) + at], 1), 0)[0]
         assert found == token_logprob(row, ANSWER[at], 3)

@@ -105,7 +105,7 @@ def test_another_measure_is_compared_where_there_is_something_of_it(write: Write
         ({"settings": {"max_tokens": 64}}, "answers of another length"),
     ],
 )
-def test_results_that_differ_in_settings_are_rejected_unless_forced(
+def test_results_that_differ_in_settings_are_rejected_without_anyway(
     other: dict[str, Any], reason: str, write: Write
 ):
     paths = write("old", RECORD), write("new", replace(RECORD, **other))

@@ -135,7 +135,7 @@ def test_what_comes_from_a_result_is_no_path(tmp_path: Path):
     assert all(path.parent == tmp_path / "out" for path in written)
 
 
-def test_results_of_one_name_get_different_titles(tmp_path: Path):
+def test_results_of_one_name_get_different_file_names(tmp_path: Path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "x.json").write_bytes(json_file(SERVE.as_dict()))
