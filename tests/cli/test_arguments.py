@@ -11,7 +11,7 @@ from paceline.cli.numbers import BLOCK, SECONDS, THREADS, json_object
 from paceline.engines import EngineSettings
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import InvalidRequest
-from paceline.server.settings import MAX_SECONDS
+from paceline.server.settings import MAX_SECONDS, Settings
 from support.words import commands, parse
 
 TEXT = (None, str, Path, json_object)
@@ -182,3 +182,16 @@ def test_limits_of_arguments_are_those_of_the_library():
 def test_an_engine_setting_that_is_no_count_is_refused(name: str, value: Any):
     with pytest.raises(InvalidRequest, match=name):
         EngineSettings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("words", "think"), [([], None), (["--think"], True), (["--no-think"], False)]
+)
+def test_serve_sets_whether_a_model_thinks(
+    words: list[str], think: bool | None, monkeypatch: pytest.MonkeyPatch
+):
+    found: list[Settings] = []
+    monkeypatch.setattr("paceline.cli.serve.load_model", lambda *_, **__: None)
+    monkeypatch.setattr("paceline.server.run.serve", lambda *given: found.append(given[-1]))
+    assert main(["serve", *words]) == 0
+    assert [settings.think for settings in found] == [think]
