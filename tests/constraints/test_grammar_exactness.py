@@ -100,7 +100,7 @@ def test_answers_meet_any_small_schema(
     assert answer(engine, [3, 4, 5], **settings_for(unforced, sampling)) == found
 
 
-def test_answers_made_together_are_those_made_alone(
+def test_constrained_answers_in_one_call_equal_those_alone(
     grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
     def made() -> Iterator[Generation]:
@@ -147,7 +147,7 @@ def test_a_draft_token_that_is_not_allowed_is_not_verified(
 
 
 @pytest.mark.parametrize("extra", [[], [0], [2], [5, 6, 7], [2, 2, 2, 5]])
-def test_a_draft_that_goes_on_past_the_end_changes_nothing(
+def test_a_draft_past_the_end_changes_no_token(
     extra: list[int], grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
     plain = answer(engine, [5], **settings_for(grammars.regex("(the|and){2}"), Sampling()))

@@ -31,7 +31,7 @@ def make(request: pytest.FixtureRequest, grammars: Grammars) -> Make:
     return lambda: request.param(grammars)
 
 
-def test_a_mask_leaves_the_row_alone_and_something_to_pick(make: Make):
+def test_a_mask_changes_a_copy_and_allows_a_token(make: Make):
     constraint = make()
     rng = np.random.default_rng(3)
     for _ in range(60):
@@ -47,7 +47,7 @@ def test_a_mask_leaves_the_row_alone_and_something_to_pick(make: Make):
         constraint.push(int(found.argmax()))
 
 
-def test_masks_depend_on_the_tokens_and_not_on_what_was_asked(make: Make):
+def test_masks_depend_on_the_tokens_alone(make: Make):
     asked, unasked = make(), make()
     rng = np.random.default_rng(4)
     for place in range(60):

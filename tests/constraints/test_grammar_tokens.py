@@ -91,7 +91,7 @@ def test_marks_that_are_control_tokens_are_written_as_text(marked_path: Path, tm
         assert mark not in allowed(grammars.tools(FUNCTIONS, choice))
 
 
-def test_free_text_bars_nothing_else(marked_path: Path):
+def test_free_text_masks_nothing_else(marked_path: Path):
     tokenizer = Tokenizer(marked_path)
     grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     barred = set(range(COLUMNS)) - allowed(grammars.tools(FUNCTIONS))

@@ -57,7 +57,7 @@ def test_text_around_calls_is_content():
         "</tool_call>",
     ],
 )
-def test_what_is_no_whole_call_stays_text(text: str):
+def test_an_incomplete_tool_call_stays_text(text: str):
     assert parse_tool_calls(text) == (text, ())
 
 
@@ -85,5 +85,5 @@ def test_marks_inside_arguments_are_arguments():
     ],
     ids=["none", "first", "in a string", "more keys"],
 )
-def test_arguments_are_taken_as_models_write_them(call: str, arguments: str):
+def test_arguments_are_parsed_as_models_write_them(call: str, arguments: str):
     assert parse_tool_calls(marked(call)).calls == (ToolCall("f", arguments),)

@@ -163,7 +163,7 @@ def test_a_draft_token_after_a_rejected_one_is_never_accepted():
     chunk=st.integers(1, 6),
     most=st.integers(1, len(ANSWER)),
 )
-def test_tokens_and_text_are_the_same_whatever_is_drafted(
+def test_tokens_and_text_are_the_same_with_every_draft(
     block: int, wrong: set[int], chunk: int, most: int
 ):
     generation = made(
@@ -199,7 +199,7 @@ def test_the_policy_gets_the_number_of_tokens_that_can_be_kept_as_limit():
     assert policy.limits == [len(ANSWER) - 2]
 
 
-def test_drafters_are_not_asked_if_the_policy_does_not_draft():
+def test_drafters_propose_nothing_if_the_policy_does_not_draft():
     oracle = Oracle(TEXT)
     generation = past_the_prompt(drafters=[oracle], policy=Fixed(1))
     assert generation.next_block() == Block([ord("T")], 1, best=True)

@@ -202,7 +202,7 @@ TURNS = ["Hello", "and the next one", "is this the one?"]
 
 
 @pytest.mark.parametrize("ways", ["dddd", "dndd", "dsdn", "nddd"])
-def test_a_chat_drafted_from_hidden_states_goes_as_it_would_plainly(
+def test_a_chat_drafted_from_hidden_states_has_the_tokens_of_plain_decoding(
     tapped: Model, dflash: str, ways: str
 ):
     drafters = {"d": dflash, "n": "none", "s": f"suffix+{dflash}"}

@@ -17,7 +17,7 @@ from support.plain import DRAFTERS, PROMPT, plain, said
 from support.tiny import write_tiny
 
 
-def test_a_model_is_loaded_by_path_and_says_how_long_it_took(tiny_gguf: Path, cache: Path):
+def test_a_model_is_loaded_by_path_and_its_load_is_timed(tiny_gguf: Path, cache: Path):
     model = paceline.load(tiny_gguf)
     assert isinstance(model, paceline.Model)
     assert model.generate(PROMPT, max_tokens=3).stats.load_seconds == model.load_seconds > 0
@@ -29,7 +29,7 @@ def test_calls_of_one_row_are_not_exact(tiny_gguf: Path, cache: Path):
     assert not model.generate(PROMPT, max_tokens=3, drafter="suffix").exact
 
 
-def test_without_a_drafter_nothing_needs_measuring(tiny_gguf: Path, cache: Path):
+def test_without_a_drafter_no_profile_is_measured(tiny_gguf: Path, cache: Path):
     class Told(Progress):
         def say(self, text: str) -> None:
             raise AssertionError(text)

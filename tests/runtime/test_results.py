@@ -57,7 +57,7 @@ def test_an_answer_of_one_token_has_no_rates():
     assert found.line() == "1 token in 0.25 s"
 
 
-def test_the_line_says_speed_drafts_and_waiting():
+def test_the_line_of_statistics_has_speed_drafts_and_waiting():
     line = stats().line()
     for part in ("31 tokens", "15.0 tokens/s", "3.00 tokens per step", "20 of 40 drafts accepted"):
         assert part in line
@@ -95,7 +95,7 @@ def test_the_line_of_a_sampled_answer_has_the_seed_and_that_of_a_greedy_one_has_
     assert replace(greedy, token_ids=[]).line() == "no tokens"
 
 
-def test_what_a_probe_saw_is_there_when_there_was_one():
+def test_a_result_has_the_counts_of_its_probe():
     found = stats()
     assert "probe" not in found.as_dict()
     found.probe = {"ngram": {"steps": 1, "drafted": 2, "accepted": 1}}

@@ -197,7 +197,7 @@ def test_an_empty_prompt_is_refused(prompt: Any, model: Model):
         model.generate(prompt)
 
 
-def test_a_prompt_without_room_for_an_answer_is_refused_with_both_lengths(model: Model):
+def test_a_prompt_that_fills_the_context_is_rejected_with_both_lengths(model: Model):
     with pytest.raises(InvalidRequest, match="prompt has 512 tokens and the context holds 512"):
         model.generate([5] * 512)
     with pytest.raises(InvalidRequest, match="shorten the prompt"):
@@ -206,7 +206,7 @@ def test_a_prompt_without_room_for_an_answer_is_refused_with_both_lengths(model:
 
 
 @pytest.mark.parametrize("prompt", [[-1], [320], [1, 10**12]])
-def test_tokens_that_the_model_has_not_are_refused(prompt: list[int], model: Model):
+def test_token_ids_outside_the_vocabulary_are_rejected(prompt: list[int], model: Model):
     with pytest.raises(InvalidRequest, match="outside 0 to 319"):
         model.generate(prompt)
 
@@ -214,7 +214,7 @@ def test_tokens_that_the_model_has_not_are_refused(prompt: list[int], model: Mod
 @pytest.mark.parametrize(
     "prompt", [[{"role": "tool", "content": "x"}], [{"role": "user"}], ["x"], [1, "x"]]
 )
-def test_messages_that_the_template_refuses_are_the_callers_fault(prompt: Any, model: Model):
+def test_messages_that_the_template_rejects_are_invalid_requests(prompt: Any, model: Model):
     with pytest.raises(InvalidRequest):
         model.generate(prompt)
 

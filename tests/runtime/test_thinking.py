@@ -306,7 +306,7 @@ def test_a_trace_has_the_text_of_thoughts(command: Any, tmp_path: Path):
     assert pieces == THOUGHT + ANSWER
 
 
-def test_a_real_command_refuses_to_turn_off_what_has_no_switch(
+def test_the_command_rejects_no_think_without_a_switch(
     thinking_gguf: Path, tmp_path: Path, cache: Path
 ):
     from support.thinking import write_thinking

@@ -33,7 +33,7 @@ def traced(model: Model, tmp_path: Path) -> Callable[..., Path]:
     return traced
 
 
-def test_a_trace_says_all_that_happened(traced: Any, model: Model):
+def test_a_trace_has_every_step(traced: Any, model: Model):
     trace = read_trace(traced(drafter="ngram+suffix"))
     result = traced.result
     stats = result.stats
@@ -63,7 +63,7 @@ def test_a_trace_says_all_that_happened(traced: Any, model: Model):
     assert {step.source for step in trace.steps if step.proposed} <= {"ngram", "suffix"}
 
 
-def test_a_trace_says_what_was_asked_of_whom(traced: Any, model: Model):
+def test_a_trace_has_the_request_and_the_model(traced: Any, model: Model):
     trace = read_trace(traced(stop=["zzz"], temperature=0.5, seed=3))
     assert trace.about["model"] == model.files.name
     assert trace.about["fingerprint"] == model.files.fingerprint
@@ -134,7 +134,7 @@ def test_a_line_that_was_being_written_does_not_count(traced: Any):
         assert trace.steps == wanted[: len(trace.steps)]
 
 
-def test_a_place_that_cannot_be_written_is_one_line(model: Model, tmp_path: Path):
+def test_a_trace_that_cannot_be_written_is_one_line(model: Model, tmp_path: Path):
     with model.stream(PROMPT, **ASKED) as stream, pytest.raises(InvalidRequest, match="cannot wr"):
         Trace(tmp_path / "nowhere" / "trace.jsonl", model, stream)
 
@@ -176,7 +176,7 @@ def test_every_fault_of_a_trace_is_named_with_its_line(
 @pytest.mark.parametrize(
     "content", [b"", b"\n", b"{}\n", b"[]\n", b"not json\n", b"\xff\xfe\n", b'{"form": "x"}\n']
 )
-def test_a_file_that_is_no_trace_is_refused_in_one_line(content: bytes, tmp_path: Path):
+def test_a_file_that_is_no_trace_is_rejected_in_one_line(content: bytes, tmp_path: Path):
     path = tmp_path / "file.jsonl"
     path.write_bytes(content)
     with pytest.raises(InvalidRequest, match="is no trace") as raised:

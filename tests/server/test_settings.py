@@ -27,7 +27,7 @@ def chosen(module_model: Model) -> Iterator[Running]:
         yield made
 
 
-def test_sampling_that_a_request_does_not_name_comes_from_registry_and_model(chosen: Running):
+def test_sampling_that_a_request_leaves_out_comes_from_registry_and_model(chosen: Running):
     found = chosen.post("/v1/chat/completions", {"messages": CHAT, "seed": 5}).json()
     expected = chosen.model.generate(CHAT, seed=5, drafter="none")
     assert found["choices"][0]["message"]["content"] == expected.text

@@ -77,9 +77,7 @@ def test_another_seed_gives_other_answers_where_they_are_sampled(
     assert same == [True, False, True, False, True]
 
 
-def test_a_prompt_counts_once_in_however_many_files_it_is(
-    model: Model, write_prompts_file: Any, out: Path
-):
+def test_a_prompt_in_several_files_counts_once(model: Model, write_prompts_file: Any, out: Path):
     first = write_prompts_file("Hello", "a", "Hello", name="first.jsonl")
     second = write_prompts_file("the", "a", name="second.jsonl")
     manifest = make(model, [first, second], out)
@@ -88,7 +86,7 @@ def test_a_prompt_counts_once_in_however_many_files_it_is(
     assert found == {0: model.tokens("Hello"), 1: model.tokens("a"), 3: model.tokens("the")}
 
 
-def test_whole_chats_are_prompts_too(model: Model, tmp_path: Path, out: Path):
+def test_chats_are_prompts_too(model: Model, tmp_path: Path, out: Path):
     messages = [
         {"role": "system", "content": "Be"},
         {"role": "user", "content": "Hi"},
@@ -149,7 +147,7 @@ def test_an_answer_that_the_target_ends_has_its_end_token(model: Model, prompts:
 # -- the folder ------------------------------------------------------------------------------------
 
 
-def test_the_manifest_says_what_the_answers_are_of(model: Model, prompts: Path, out: Path):
+def test_the_manifest_has_target_prompts_and_settings(model: Model, prompts: Path, out: Path):
     settings = Settings(max_tokens=12, temperatures=(0.0, 0.5), seed=3, longest_prompt=99)
     manifest = make(model, prompts, out, settings)
     assert json.loads((out / MANIFEST).read_text()) == manifest
@@ -221,7 +219,7 @@ def check_goes_on(model: Model, prompts: Path, out: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 3, 5])
-def test_a_run_that_is_stopped_between_answers_goes_on_where_it_was(
+def test_a_run_stopped_between_answers_continues(
     at: int, model: Model, prompts: Path, out: Path, tmp_path: Path, telling: Any
 ):
     def stop(done: int) -> None:
@@ -237,7 +235,7 @@ def test_a_run_that_is_stopped_between_answers_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("at", [0, 2, 4])
-def test_a_run_that_is_stopped_when_a_stream_opens_goes_on_where_it_was(
+def test_a_run_stopped_when_a_stream_opens_continues(
     at: int, model: Model, prompts: Path, out: Path, tmp_path: Path
 ):
     free = model.engine.free_slots
@@ -248,7 +246,7 @@ def test_a_run_that_is_stopped_when_a_stream_opens_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("calls", [0, 5, 20])
-def test_a_run_that_is_stopped_within_a_call_goes_on_where_it_was(
+def test_a_run_stopped_within_a_call_continues(
     calls: int,
     model: Model,
     prompts: Path,

@@ -58,15 +58,13 @@ def test_the_answers_of_a_stopped_run_can_be_read(
     assert len(read_answers(out, model.files.fingerprint)) == 2
 
 
-def test_a_folder_without_answers_is_refused_with_the_way_out(tmp_path: Path):
+def test_a_folder_without_answers_is_rejected_with_the_command_to_run(tmp_path: Path):
     for folder in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(InvalidRequest, match=f"{folder} has no answers to train on.*train"):
             read_answers(folder, "f" * 64)
 
 
-def test_a_folder_in_which_nothing_was_answered_yet_is_refused(
-    model: Model, prompts: Path, out: Path
-):
+def test_a_folder_with_no_answer_yet_is_rejected(model: Model, prompts: Path, out: Path):
     with pytest.raises(KeyboardInterrupt):
         make(Asked(model, stop_at=0), prompts, out)
     with pytest.raises(InvalidRequest, match="no answers to train on"):

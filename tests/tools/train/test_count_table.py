@@ -130,7 +130,7 @@ def test_longer_contexts_begin_in_the_prompt():
     assert entries[key_of((4, 2))][0] == 5
 
 
-def test_where_one_answer_ends_the_next_does_not_begin():
+def test_contexts_do_not_cross_answers():
     answers = [Answer(0, [0], [1, 2, 1, 2, 1, 2]), Answer(1, [0], [3, 4, 3, 4, 3, 4])]
     follows = by_key(count_table(answers))
     assert follows[key_of((2,))][0] == 1
@@ -164,7 +164,7 @@ def test_the_best_entries_are_those_of_highest_gain_sorted_by_key(
     assert all(everything[key] == value for key, value in by_key(best).items())
 
 
-def test_the_best_none_are_none():
+def test_the_best_of_none_is_empty():
     assert len(count_table([Answer(0, [1], [2, 3, 1] * 5)]).best(0).keys) == 0
 
 
@@ -175,7 +175,7 @@ ONE_FOLDER = settings(max_examples=40, suppress_health_check=[HealthCheck.functi
 
 @ONE_FOLDER
 @given(answers=texts(), others=texts(), count=st.integers(1, 60))
-def test_accuracy_is_what_asking_the_written_table_gives(
+def test_accuracy_equals_that_of_the_written_table(
     answers: list[Answer], others: list[Answer], count: int, tmp_path: Path
 ):
     entries = count_table(answers).best(count)
@@ -194,7 +194,7 @@ def test_accuracy_is_what_asking_the_written_table_gives(
     assert found["promised"] == pytest.approx(np.mean(chances), abs=0.5 / PROBABILITY_UNITS)
 
 
-def test_a_table_promises_about_what_it_holds():
+def test_a_tables_probabilities_match_its_accuracy():
     # Where it knows the source, what it promises must come true about as often.
     rng = np.random.default_rng(3)
     usual = rng.integers(0, 50, 50)
@@ -219,7 +219,7 @@ def entries() -> Entries:
     return count_table([Answer(0, [0], [1, 2, 3, 4] * 5), Answer(1, [4], [2, 0] * 3)])
 
 
-def test_the_folder_says_what_it_was_made_from(entries: Entries, tmp_path: Path):
+def test_the_folder_has_its_sources(entries: Entries, tmp_path: Path):
     facts: dict[str, Any] = {"answers": 2, "held_out": {"right": 0.5}}
     folder = tmp_path / "new" / "table"
     write_table(entries, folder, target="toy", vocab_size=VOCAB, facts=facts)
@@ -233,7 +233,7 @@ def test_the_folder_says_what_it_was_made_from(entries: Entries, tmp_path: Path)
     assert {path.name for path in folder.iterdir()} == {KEYS, TOKENS, PROBABILITIES, MANIFEST}
 
 
-def test_chances_come_back_as_near_as_a_byte_holds_them(entries: Entries, tmp_path: Path):
+def test_probabilities_are_stored_to_the_nearest_of_a_byte(entries: Entries, tmp_path: Path):
     write_table(entries, tmp_path, target="toy", vocab_size=VOCAB, facts={})
     kept = np.load(tmp_path / PROBABILITIES) / PROBABILITY_UNITS
     assert np.abs(kept - entries.probabilities).max() <= 0.5 / PROBABILITY_UNITS

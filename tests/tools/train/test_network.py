@@ -96,7 +96,7 @@ def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("anchors", [[0], [1], [5], [100], [100, 40, 1], [60, 64, 61]], ids=str)
-def test_blocks_say_what_the_paper_says(network: Network, ends: Ends, anchors: list[int]):
+def test_blocks_match_the_paper(network: Network, ends: Ends, anchors: list[int]):
     config, rows = network.config, features(network.config, 100)
     found = hidden(network, ends, rows, [anchors])[0]
     weights = {name: tensor.numpy() for name, tensor in network.weights().items()}
@@ -109,7 +109,7 @@ def test_blocks_say_what_the_paper_says(network: Network, ends: Ends, anchors: l
         assert np.array_equal(tokens[sure], np.array(expected.tokens)[sure])
 
 
-def test_several_blocks_and_texts_at_once_say_what_each_says_alone(network: Network, ends: Ends):
+def test_blocks_and_texts_in_one_call_equal_those_alone(network: Network, ends: Ends):
     rows = features(network.config, 50, texts=2)
     anchors = [[10, 12, 45], [3, 30, 49]]
     together = hidden(network, ends, rows, anchors)
@@ -133,7 +133,7 @@ def embedded_block(config: Config, ends: Ends, token: int) -> Any:
     return torch.from_numpy(ends.embeddings.astype(np.float32)[tokens])[None, None]
 
 
-def test_what_comes_at_the_anchor_and_after_it_is_not_seen(network: Network, ends: Ends):
+def test_rows_at_and_after_the_anchor_are_masked(network: Network, ends: Ends):
     rows = features(network.config, 50)
     changed = rows.copy()
     changed[:, 20:] = 7.0  # also what fills up a shorter text
@@ -143,7 +143,7 @@ def test_what_comes_at_the_anchor_and_after_it_is_not_seen(network: Network, end
     assert not np.allclose(before, hidden(network, ends, changed, [[20, 10]]))
 
 
-def test_a_saved_network_drafts_what_it_drafted_in_training(
+def test_a_saved_network_drafts_as_in_training(
     network: Network, ends: Ends, tiny_files: ModelFiles, tmp_path: Path
 ):
     config = network.config
@@ -193,7 +193,7 @@ def test_a_network_that_is_saved_over_another_has_nothing_of_it(
     assert read_draft_vocab(tmp_path, config) is None
 
 
-def test_a_checkpoint_does_not_show_in_what_measure_it_was_training(
+def test_a_checkpoint_does_not_depend_on_the_scale_of_training(
     network: Network, ends: Ends, tmp_path: Path
 ):
     config, rows = network.config, features(network.config, 60)
@@ -212,7 +212,7 @@ def test_a_new_network_has_the_names_and_shapes_of_a_checkpoint(config: Config):
     assert found == config.shapes()
 
 
-def test_half_precision_says_nearly_the_same(network: Network, ends: Ends):
+def test_half_precision_differs_little(network: Network, ends: Ends):
     rows = features(network.config, 40)
     exactly = hidden(network, ends, rows, [[40, 20]])
     with torch.autocast("cpu", torch.bfloat16):

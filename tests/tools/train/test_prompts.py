@@ -57,7 +57,7 @@ def test_as_many_different_prompts_as_asked_for_are_made(brief: Brief, out: Path
     assert len({entry["seed"] for entry in entries(out)}) == 6
 
 
-def test_a_prompt_is_what_the_target_says_where_the_user_speaks(brief: Brief, out: Path):
+def test_a_prompt_is_the_targets_continuation_of_the_user_turn(brief: Brief, out: Path):
     make(brief, out, 4)
     for entry in entries(out):
         alone = brief.generate(
@@ -73,7 +73,7 @@ def test_a_prompt_is_what_the_target_says_where_the_user_speaks(brief: Brief, ou
         assert alone.text.strip() == entry["prompt"]
 
 
-def test_what_is_made_can_be_answered(brief: Brief, out: Path):
+def test_generated_prompts_can_be_answered(brief: Brief, out: Path):
     make(brief, out, 3)
     prompts = load_suite(out).prompts
     assert [prompt.messages[0]["content"] for prompt in prompts] == [
@@ -101,7 +101,7 @@ def test_the_same_seed_makes_the_same_prompts_and_another_makes_others(
     assert not {entry["prompt"] for entry in other} & {entry["prompt"] for entry in first}
 
 
-def test_a_second_run_keeps_what_is_there_and_goes_on_with_new_seeds(brief: Brief, out: Path):
+def test_a_second_run_keeps_the_prompts_and_continues_with_new_seeds(brief: Brief, out: Path):
     make(brief, out, 3)
     before, used = out.read_bytes(), entries(out)
     brief.seeds.clear()
@@ -111,7 +111,7 @@ def test_a_second_run_keeps_what_is_there_and_goes_on_with_new_seeds(brief: Brie
     assert len({entry["prompt"] for entry in entries(out)}) == 6
 
 
-def test_when_there_are_enough_nothing_is_made(brief: Brief, out: Path):
+def test_enough_prompts_generate_no_more(brief: Brief, out: Path):
     make(brief, out, 3)
     before = out.read_bytes()
     brief.seeds.clear()
@@ -120,7 +120,7 @@ def test_when_there_are_enough_nothing_is_made(brief: Brief, out: Path):
     assert brief.seeds == []
 
 
-def test_a_stopped_run_goes_on_where_it_was(brief: Brief, out: Path, telling: Any):
+def test_a_stopped_run_continues(brief: Brief, out: Path, telling: Any):
     def stop(done: int) -> None:
         if done == 2:
             raise KeyboardInterrupt
@@ -168,7 +168,7 @@ def test_a_file_of_other_types_is_refused(content: str, brief: Brief, out: Path)
 
 
 @pytest.mark.parametrize(("temperature", "likes_to_end"), [(0.0, 2.0), (0.9, 1000.0)])
-def test_a_target_that_makes_up_nothing_new_is_given_up(
+def test_a_target_without_new_prompts_is_rejected(
     temperature: float, likes_to_end: float, brief: Brief, out: Path
 ):
     brief.likes_to_end = likes_to_end
@@ -192,7 +192,7 @@ def test_the_opening_is_the_template_up_to_the_users_words(tiny_files: ModelFile
 
 
 @pytest.mark.parametrize("template", ["nothing", "{{ messages | length }}", "{{ bos_token }}"])
-def test_a_template_without_the_users_words_is_refused(
+def test_a_template_without_the_user_message_is_rejected(
     template: str, model: Model, tiny_files: ModelFiles, out: Path
 ):
     other = Model(with_template(tiny_files, template), model.engine)
@@ -206,7 +206,7 @@ def test_a_model_without_a_template_is_refused(model: Model, tiny_files: ModelFi
         make(Model(with_template(tiny_files, None), model.engine), out, 1)
 
 
-def test_a_template_that_begins_with_the_users_words_is_refused_with_the_reason(
+def test_a_template_without_an_opening_is_rejected_with_the_reason(
     model: Model, tiny_files: ModelFiles, out: Path
 ):
     other = Model(with_template(tiny_files, "{{ messages[0].content }}"), model.engine)

@@ -158,7 +158,7 @@ def test_tapped_hidden_states_are_scaled_by_their_std(
     np.testing.assert_allclose(spread, seen.std(0), rtol=0.2)
 
 
-def test_what_the_last_layer_shows_is_training_from_but_not_seen(
+def test_the_last_layer_is_a_training_target_and_no_input(
     make_trainer: MakeTrainer, engine: Engine, config: Config, tmp_path: Path
 ):
     one = replace(config, target_layer_ids=(0,))
@@ -188,7 +188,7 @@ def test_texts_of_any_length_are_training_together(
     assert np.isfinite([point["loss"] for point in trainer.curve]).all()
 
 
-def test_answers_too_short_to_look_at_are_no_fault(
+def test_answers_too_short_for_features_are_no_error(
     make_trainer: MakeTrainer, engine: Engine, tmp_path: Path
 ):
     answers = easy_answers()
@@ -200,7 +200,7 @@ def test_answers_too_short_to_look_at_are_no_fault(
     assert trainer.run(QUIET, None) >= 1
 
 
-def test_too_few_answers_to_learn_from_are_refused(
+def test_too_few_answers_to_train_on_are_rejected(
     make_trainer: MakeTrainer, engine: Engine, tmp_path: Path
 ):
     answers = easy_answers(1)
@@ -232,7 +232,7 @@ def assert_same_run(found: Trainer, expected: Trainer) -> None:
 
 
 @pytest.mark.parametrize("stops", [[5], [10], [15], [25, 31, 39]], ids=str)
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
+def test_a_stopped_run_ends_as_one_that_was_not_stopped(
     make_trainer: MakeTrainer, run: Path, tmp_path: Path, telling: Telling, stops: list[int]
 ):
     for step in stops:
@@ -325,9 +325,7 @@ def test_features_are_what_the_engine_shows(engine: Engine, features: HiddenStat
 
 
 @pytest.mark.parametrize("left", [0, 1, 100, 38 * 256, 38 * 256 + 5, 3 * 38 * 256, -1, None])
-def test_features_go_on_after_a_file_that_was_cut_short(
-    engine: Engine, tmp_path: Path, left: int | None
-):
+def test_features_continue_after_a_truncated_file(engine: Engine, tmp_path: Path, left: int | None):
     answers = easy_answers(4)
     record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
     whole = (tmp_path / ROWS).read_bytes()
