@@ -56,7 +56,7 @@ def test_prefill_in_chunks_needs_only_the_last_row():
 def test_prefill_chunks_before_the_last_add_no_tokens(chunk: int):
     generation = made(prefill_chunk=chunk)
     for _ in range(-(-5 // chunk) - 1):
-        assert step(generation) == Step(chunk, [], [])
+        assert step(generation) == Step(chunk, [], [], logprobs=[])
     assert step(generation).tokens == ANSWER[:1]
     assert not generation.prefilling
 
@@ -117,7 +117,7 @@ def test_plain_decode_adds_one_token_per_step():
     generation = past_the_prompt()
     block = generation.next_block()
     assert block == Block([ord("T")], 1, best=True)
-    assert step(generation) == Step(1, [ord("h")], [TextPiece("h", "h")])
+    assert step(generation) == Step(1, [ord("h")], [TextPiece("h", "h")], logprobs=[])
     assert generation.length == 6
     steps = finished(generation)
     assert [len(one.tokens) for one in steps] == [1] * (len(ANSWER) - 2)
