@@ -154,8 +154,9 @@ def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: A
     [
         ({"tokenizer.ggml.tokens": None}, "no tokenizer: tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.model": None, "tokenizer.ggml.token_type": None}, "no tokenizer: "),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer of kind llama/smollm"),
-        ({"tokenizer.ggml.pre": "tekken"}, "tokenizer of kind gpt2/tekken"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer of kind t5/smollm"),
+        ({"tokenizer.ggml.model": "llama"}, "SentencePiece tokenizer without scores"),
+        ({"tokenizer.ggml.pre": "kimi-k2"}, "tokenizer of kind gpt2/kimi-k2"),
         ({"split.count": 2}, "one part of a split model"),
         ({"llama.context_length": None}, "has no context length"),
         ({"llama.context_length": 0}, "has no context length"),

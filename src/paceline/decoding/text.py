@@ -15,8 +15,9 @@ _BROKEN = "\ufffd"
 _WINDOW = 16
 """Tokens after which the window of tokens decoded together moves; bounds the work per token."""
 
-_OVERLAP = 4
-"""Tokens kept when it moves: some tokenizers decode a token differently at a text's start."""
+_OVERLAPS = range(4, 8)
+"""Tokens kept when it moves: some tokenizers decode a token differently at a text's start. The
+first number that does not cut a character is taken; one has up to 4 tokens, a byte each."""
 
 
 class TextPiece(NamedTuple):
@@ -98,10 +99,12 @@ class TextStream:
         self._taken += len(fresh)
         # Not with text held back: it would be lost if the kept tokens have no text.
         if len(self._window) > _WINDOW and self._taken == len(text):
-            tail = self._decode(self._window[-_OVERLAP:])
-            if _BROKEN not in tail:
-                self._window = self._window[-_OVERLAP:]
-                self._taken = len(tail)
+            for kept in _OVERLAPS:
+                tail = self._decode(self._window[-kept:])
+                if _BROKEN not in tail:
+                    self._window = self._window[-kept:]
+                    self._taken = len(tail)
+                    break
         return TextPiece(fresh, self._stop.push(fresh))
 
     def finish(self) -> TextPiece:

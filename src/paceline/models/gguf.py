@@ -21,10 +21,9 @@ from paceline.models.gguf_file import GgufFile, Tensor, read_gguf, short, write_
 from paceline.models.gguf_tokenizer import (
     REQUIRED_FIELDS,
     build_tokenizer,
-    special_tokens,
+    token_facts,
     vocabulary_faults,
 )
-from paceline.models.hf_config import end_ids
 from paceline.models.int8 import store_as_int8
 from paceline.models.manifest import GRAPH, TEMPLATE, TOKENIZER, WEIGHTS, Facts
 from paceline.models.processes import python, run_child
@@ -115,27 +114,11 @@ def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
     context = fields.get(f"{architecture}.context_length")
     if not isinstance(context, int) or context < 1:
         raise ModelError(f"{path} has no context length ({short(architecture)}.context_length)")
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    special = special_tokens(fields)
-    bos, eos = (_id(fields, name, len(tokens)) for name in ("bos", "eos"))
-    stops = end_ids(special) | ({eos} if eos is not None else set())
-    for name in ("eot", "eom"):
-        if (found := _id(fields, name, len(tokens))) is not None:
-            stops.add(found)
     return Facts(
+        **token_facts(fields)._asdict(),
         context_length=context,
-        stop_token_ids=tuple(sorted(stops)),
-        bos_token_id=bos,
-        add_bos=bool(fields.get("tokenizer.ggml.add_bos_token", False)) and bos is not None,
-        bos_token=tokens[bos] if bos is not None else None,
-        eos_token=tokens[eos] if eos is not None else None,
         license=text if isinstance(text := fields.get("general.license"), str) else None,
     )
-
-
-def _id(fields: Mapping[str, Any], name: str, size: int) -> int | None:
-    value = fields.get(f"tokenizer.ggml.{name}_token_id")
-    return value if isinstance(value, int) and 0 <= value < size else None
 
 
 def _write_exact(path: Path, source: GgufFile, target: Path, progress: Progress) -> None:

@@ -78,6 +78,16 @@ class Tokenizer:
         except (OverflowError, TypeError) as error:
             raise InvalidRequest(f"token ids should be integers of 0 or more: {error}") from error
 
+    def continuation(self, ids: Sequence[int]) -> str:
+        """Text of `ids` that follow other tokens, such as an answer's, as by `decode`.
+
+        Decoders of SentencePiece drop a space at the beginning of a text, which these ids are not.
+        """
+        before = self._before
+        return (
+            self.decode([*before, *ids])[len(self.decode(before)) :] if before else self.decode(ids)
+        )
+
     def token_id(self, token: str) -> int | None:
         """Id of a token by its exact name, such as "<|im_end|>"; None when there is none."""
         return self._parsing.token_to_id(token)
@@ -90,6 +100,14 @@ class Tokenizer:
     def begins_with(self, token_id: int) -> bool:
         """Whether the file's post-processor adds `token_id` at the beginning."""
         return list(self._parsing.encode("", add_special_tokens=True).ids)[:1] == [token_id]
+
+    @cached_property
+    def _before(self) -> list[int]:
+        """A token that keeps the space of the next one; empty if the decoder drops none."""
+        token = self.token_id(_SPACE)
+        if token is None or self.decode([token, token]) == self.decode([token]) * 2:
+            return []
+        return [token]
 
     @cached_property
     def _literal(self) -> "Backend":
@@ -136,6 +154,9 @@ def _read(path: Path) -> "Backend":
     return backend
 
 
+_SPACE = "\u2581"
+"""Stands for a space in SentencePiece's tokens."""
+
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 _COMPOSED = 4
@@ -174,7 +195,7 @@ class TokenBytes:
             return bytes(_BYTES[letter] for letter in name)
         if found := _BYTE.fullmatch(name):
             return bytes.fromhex(found[1])
-        return (name if self._byte_level else name.replace("\u2581", " ")).encode()
+        return (name if self._byte_level else name.replace(_SPACE, " ")).encode()
 
     def name(self, token: int) -> str:
         r"""A token's text, or OpenAI's `bytes:\xf0\x9f` if its bytes are not whole characters."""
@@ -215,5 +236,10 @@ class TokenBytes:
 
     @cached_property
     def _byte_level(self) -> bool:
+        # A large vocabulary of SentencePiece has all these letters, too, as themselves.
         known = self._tokenizer.vocabulary
-        return all(letter in known for letter in _BYTES)
+        line_feed = next(letter for letter, byte in _BYTES.items() if byte == ord("\n"))
+        return (
+            all(letter in known for letter in _BYTES)
+            and self._tokenizer.decode([known[line_feed]]) == "\n"
+        )

@@ -334,7 +334,7 @@ class Model:
         watched = drafting.create(request.probe, self._shared) if request.probe else []
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         stopping = request.stopping(self.files.stop_token_ids)
-        decode = self.files.tokenizer().decode
+        decode = self.files.tokenizer().continuation
         stats = Stats(load_seconds=self.load_seconds, cached_tokens=sequence.length)
         try:
             generation = Generation(

@@ -71,7 +71,7 @@ class Trace:
         settings = settings or {}
         self._path = path
         self._stream = stream
-        self._decode = model.files.tokenizer().decode
+        self._decode = model.files.tokenizer().continuation
         self._before = Seconds(0.0, 0.0, 0.0, 0.0)
         self._begun = self._closed = False
         with writing(path):

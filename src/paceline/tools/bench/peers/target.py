@@ -91,7 +91,7 @@ class TargetModel(contextlib.ExitStack):
         answer = list(tokens)
         while answer and answer[-1] in self.stops:
             answer.pop()
-        text = self.files.tokenizer().decode(answer)
+        text = self.files.tokenizer().continuation(answer)
         return Answer(text, answer, len(tokens), first, decode, at_first)
 
     @cached_property

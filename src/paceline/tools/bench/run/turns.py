@@ -131,4 +131,4 @@ def _answer(plain: Variant, rows: Sequence[Row]) -> str:
     tokens: list[int] = rows[0].facts["token_ids"]
     files = plain.model.files
     ended = tokens[-1] in files.stop_token_ids
-    return files.tokenizer().decode(tokens[:-1] if ended else tokens)
+    return files.tokenizer().continuation(tokens[:-1] if ended else tokens)
