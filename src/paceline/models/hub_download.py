@@ -47,9 +47,8 @@ def download(
         total = sum(file.bytes for file in absent.values())
         if not progress.is_shown:
             disable_progress_bars()
-        label = f"fetching {found.name} ({megabytes(total)}) from the Hugging Face hub"
         if absent:
-            with progress.task(label, total) as update:
+            with progress.task(f"fetching {found.name} ({megabytes(total)})", total) as update:
                 done = 0
                 for path, file in absent.items():
                     _fetch_blob(found, path, _from(done, update))

@@ -101,7 +101,7 @@ def _absent() -> Iterator[Listed]:
 
 
 def _about(known: KnownModel) -> str:
-    return f"{known.title}, {known.license}, {known.repository}"
+    return f"{known.title}, {known.license}"
 
 
 def _files() -> Iterator[_File]:
@@ -141,7 +141,8 @@ def _listed(folder: Path, files: dict[Path, _File]) -> Listed:
         file = files.get(Path(origin).resolve())
     if file is None:
         return Listed(name, True, about, folder, size, fits=fits(size))
-    return Listed(file.name, True, file.about, folder, size, file.path, fits(file.bytes))
+    total = size + file.bytes
+    return Listed(file.name, True, file.about, folder, total, file.path, fits(file.bytes))
 
 
 def _one_line(error: ModelError) -> str:
