@@ -10,6 +10,7 @@ import pytest
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import elsewhere, list_models, resolve
+from paceline.models.cache import models_dir
 from paceline.models.elsewhere import find, is_elsewhere, lm_studio_models, ollama_models
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
@@ -154,6 +155,30 @@ def test_a_model_of_another_program_is_used_where_it_is_and_listed_once(
 
 
 def test_a_damaged_file_of_another_program_is_refused_by_its_own_name(ollama: Path, tmp_path: Path):
-    blob = pulled(ollama, "registry.ollama.ai/library/bad/1", b"not a model")
-    with pytest.raises(ModelError, match=f"{blob} is not a GGUF file"):
+    pulled(ollama, "registry.ollama.ai/library/bad/1", b"not a model")
+    with pytest.raises(ModelError, match="is not a GGUF file"):
         resolve("ollama/bad:1", tmp_path)
+
+
+def test_a_file_without_the_suffix_is_opened_through_a_link_that_has_it(
+    ollama: Path, tiny_gguf: Path, tmp_path: Path
+):
+    cache = tmp_path / "cache"
+    pulled(ollama, "registry.ollama.ai/library/tiny/1b", tiny_gguf.read_bytes())
+    plain = tmp_path / "model"
+    shutil.copy(tiny_gguf, plain)
+    for name in ("ollama/tiny:1b", str(plain), str(plain)):
+        assert resolve(name, cache).path.suffix in (".gguf", ".xml"), "as OpenVINO opens it"
+    links = [*(models_dir(cache) / "links").iterdir()]
+    assert len(links) == 2
+    assert {link.suffix for link in links} == {".gguf"}
+    moved = plain.rename(tmp_path / "moved")
+    plain.write_bytes(b"other")
+    with pytest.raises(ModelError, match="is not a GGUF file"):
+        resolve(str(plain), cache)
+    assert resolve(str(moved), cache).context_length == 512
+    shutil.rmtree(models_dir(cache))
+    models_dir(cache).mkdir()
+    (models_dir(cache) / "links").write_text("a file where a folder should be")
+    with pytest.raises(ModelError, match="PACELINE_CACHE"):
+        resolve(str(moved), cache)

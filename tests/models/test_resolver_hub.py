@@ -63,6 +63,7 @@ def test_every_way_to_write_a_name_gives_the_same_model(
     for name, files in found.items():
         assert files.name == name
         assert files.context_length == 512
+        assert files.path.suffix in (".gguf", ".xml"), "as OpenVINO opens it: not a blob's path"
 
 
 def test_without_a_tag_what_is_here_is_used_and_pull_asks_for_the_usual_one(

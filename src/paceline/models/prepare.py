@@ -2,17 +2,18 @@
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models.cache import models_dir, publish, workspace
+from paceline.models.cache import CACHE_VARIABLE, models_dir, publish, workspace
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.files import ModelFiles, open_folder
 from paceline.models.generation_config import GENERATION
 from paceline.models.gguf import convert_gguf, peak_disk_bytes, write_settings
-from paceline.models.gguf_choice import SHARD
+from paceline.models.gguf_choice import SHARD, SUFFIX
 from paceline.models.hub_names import is_hub_name
 from paceline.models.manifest import write_manifest
 from paceline.models.names import as_path, canonical
@@ -44,10 +45,7 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
 
     Of a split model, `path` may be any shard. Raises ModelError if another is missing or wrong.
     """
-    # A link in the hub's cache has the name that its shards share; what it leads to has not.
-    path = path.parent.resolve() / path.name
-    if SHARD.search(path.name) is not None:
-        path = first_shard(path)
+    path = _path_to_open(path, models)
     stat = path.stat()
     identity = f"{path} {stat.st_size} {stat.st_mtime_ns}"
     final = models / f"gguf-{_slug(path.stem)}-{_short_hash(identity)}"
@@ -60,6 +58,33 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
         with contextlib.suppress(OSError):
             write_settings(path, final, progress)
     return open_folder(final, str(path))
+
+
+def _path_to_open(path: Path, models: Path) -> Path:
+    """Path of a GGUF model as OpenVINO opens it: of the first shard, and ending in .gguf.
+
+    Links are kept: a link in the hub's cache has the suffix, and the name that shards share; the
+    blob that it leads to has neither. A file without the suffix, such as a blob of ollama, gets a
+    link in the folder `models`. Raises ModelError for a missing or wrong shard.
+    """
+    path = path.parent.resolve() / path.name
+    if SHARD.fullmatch(path.name) is not None:
+        path = first_shard(path)
+    if path.suffix == SUFFIX:
+        return path
+    link = models / "links" / f"{_slug(path.name)}-{_short_hash(str(path))}{SUFFIX}"
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.resolve() != path.resolve():
+            temporary = link.with_name(f".{link.name}.{os.getpid()}")
+            temporary.symlink_to(path)
+            temporary.replace(link)
+    except OSError as error:
+        raise ModelError(
+            f"cannot link {path} as {link}: {error.strerror}; give the file a name that ends in "
+            f"{SUFFIX}, or choose another folder with ${CACHE_VARIABLE}"
+        ) from error
+    return link
 
 
 def _prepare_gguf(
