@@ -6,11 +6,12 @@ makes the snapshot of the finished blob. Invariant: a blob appears whole, with i
 checksum, or not at all; nothing is requested before the disk has room for everything.
 """
 
+import contextlib
 import errno
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, cast
 
 from paceline.errors import ModelError
 from paceline.models import hub
@@ -39,16 +40,14 @@ def download(
             the published ones.
     """
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     with hub.errors_of(found.name):
         check_disk(found.name, missing_bytes(found, paths))
         absent = {path: found.files[path] for path in paths if not _is_here(found, path)}
         total = sum(file.bytes for file in absent.values())
-        if not progress.is_shown:
-            disable_progress_bars()
         if absent:
-            with progress.task(f"fetching {found.name} ({megabytes(total)})", total) as update:
+            label = f"fetching {found.name} ({megabytes(total)})"
+            with _without_bars(progress), progress.task(label, total) as update:
                 done = 0
                 for path, file in absent.items():
                     _fetch_blob(found, path, _from(done, update))
@@ -114,13 +113,12 @@ def _fetch_blob(found: Repository, path: str, update: Update) -> None:
             try:
                 http_get(
                     hf_hub_url(found.name, path, revision=found.commit),
-                    sink,
+                    cast("BinaryIO", _Counted(sink, update)),
                     resume_size=begin,
                     # A compressed answer has no ranges.
                     headers=build_hf_headers(headers={"Accept-Encoding": "identity"}),
                     expected_size=file.bytes,
                     displayed_filename=path,
-                    tqdm_class=_bar(begin, update),
                 )
             except HfHubHTTPError:
                 raise
@@ -137,24 +135,45 @@ def _fetch_blob(found: Repository, path: str, update: Update) -> None:
         part.rename(blob)
 
 
-def _bar(begin: int, update: Update) -> Any:
-    """A class for huggingface_hub to use in place of tqdm: reports bytes to `update`."""
+class _Counted:
+    """A file that reports how much of it there is; huggingface_hub writes a download into it."""
 
-    class Bar:
-        def __init__(self, **_: object) -> None:
-            self._done = begin
+    def __init__(self, file: BinaryIO, update: Update) -> None:
+        self._file, self._update = file, update
 
-        def update(self, count: int = 1) -> None:
-            self._done += count
-            update(self._done)
+    def write(self, data: bytes) -> int:
+        """Append `data`; returns the bytes written."""
+        count = self._file.write(data)
+        self._update(self._file.tell())
+        return count
 
-        def __enter__(self) -> "Bar":
-            return self
+    def seek(self, offset: int) -> int:
+        """Go to `offset`; returns it."""
+        return self._file.seek(offset)
 
-        def __exit__(self, *_: object) -> None:
-            pass
+    def tell(self) -> int:
+        """Bytes before the position."""
+        return self._file.tell()
 
-    return Bar
+    def truncate(self) -> int:
+        """Remove what is after the position; returns the size."""
+        return self._file.truncate()
+
+
+@contextlib.contextmanager
+def _without_bars(progress: Progress) -> Iterator[None]:
+    """Turn off huggingface_hub's own progress bars in the body, and after it if none are shown."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
+
+    is_free = constants.HF_HUB_DISABLE_PROGRESS_BARS is None  # else the user has decided
+    if is_free:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if is_free and progress.is_shown:
+            enable_progress_bars()
 
 
 def _interrupted(name: str, done: int, total: int) -> ModelError:
