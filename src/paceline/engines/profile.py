@@ -55,7 +55,7 @@ _ROUNDS_SECONDS = 2.0
 _THINNING_SECONDS = 3.0
 """If the rounds of a stored profile would take longer, fewer values of T are timed."""
 
-_FEWEST_VALUES = 4
+_FEWER_ROWS = (1, 2, 4, 8, 16, 32), (1, 2, 8, 32)
 _LIMIT_SECONDS = 60.0
 """After this no round begins beyond those of any profile."""
 
@@ -224,12 +224,12 @@ class _Times:
 
 
 def _few(times: Mapping[int, list[float]]) -> list[int]:
-    """Values of T to time: all, or fewer if calls take long; always the first and the last."""
-    rows = list(times)
-    while len(rows) > _FEWEST_VALUES and (
-        sum(min(times[count]) for count in rows) * _ROUNDS[1] > _THINNING_SECONDS
-    ):
-        rows = [*rows[:-1:2], rows[-1]]
+    """Values of T to time: all, or fewer if calls take long."""
+    rows, last = [*times], max(times)
+    for fewer in _FEWER_ROWS:
+        if sum(min(times[count]) for count in rows) * _ROUNDS[1] <= _THINNING_SECONDS:
+            break
+        rows = [count for count in rows if count in fewer or count == last]
     return rows
 
 
