@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from paceline.decoding.text import TextStream
@@ -26,7 +26,7 @@ from paceline.models.gguf_tokenizer import (
 from paceline.models.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from paceline.models.progress import QUIET
 from paceline.models.tokenizer import TokenBytes, Tokenizer
-from support.record_tokenizers import DATA, PAIRS, digest, vocabulary
+from support.record_tokenizers import DATA, PAIRS, digest, trained, vocabulary
 from support.tiny import byte_letters
 from support.tokenizer_lines import byte_pairs, lines, write_vocabulary
 
@@ -178,6 +178,20 @@ def test_an_answers_text_keeps_its_first_space_token_by_token(text: str, kept: i
     )
 
 
+@given(data=st.binary(max_size=24), kept=st.integers(0, 3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(data="\U0001f600".encode() + b"\xff a", kept=0)
+def test_broken_bytes_leave_the_characters_beside_them_whole(data: bytes, kept: int, opened: Any):
+    tokenizer = opened(sentence_piece(words=f"{SPACE}a"))
+    first = tokenizer.token_id("<0x00>")
+    words = [tokenizer.token_id(f"{SPACE}a"), 1][:kept]
+    ids = [*words, *(first + byte for byte in data), *words]
+    expected = (b" a" * bool(kept) + data + b" a" * bool(kept)).decode("utf-8", "replace")
+    assert tokenizer.continuation(ids) == expected
+    stream = TextStream(tokenizer.continuation)
+    assert "".join(stream.push(i).final for i in ids) + stream.finish().final == expected
+
+
 @pytest.mark.parametrize("text", ["\u6f22\u5b57" * 200, "\u00e9" * 400, "\U0001f600" * 100])
 def test_text_of_bytes_is_decoded_in_windows(text: str, opened: Any):
     tokenizer = opened(sentence_piece())
@@ -229,6 +243,34 @@ def test_constrained_answers_read_sentence_pieces_bytes(tmp_path: Path):
 def test_the_guide_names_every_pre_tokenizer():
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
     assert not [name for name in PRE_TOKENIZERS if f"`{name}`" not in guide]
+
+
+def test_a_byte_level_vocabulary_need_not_have_every_byte(opened: Any):
+    fields = {**byte_pairs(300), "tokenizer.ggml.pre": "falcon"}
+    kept = [i for i, text in enumerate(fields["tokenizer.ggml.tokens"]) if "\u010b" not in text]
+    for name in ("tokens", "token_type"):
+        values = fields[f"tokenizer.ggml.{name}"]
+        fields[f"tokenizer.ggml.{name}"] = [values[i] for i in kept]
+    merges = fields["tokenizer.ggml.merges"]
+    fields["tokenizer.ggml.merges"] = [merge for merge in merges if "\u010b" not in merge]
+    tokenizer = opened(fields)
+    known = TokenBytes(tokenizer)
+    assert (
+        b"".join(map(known.bytes_of, tokenizer.encode("the \u00e9\n"))) == "the \u00e9\n".encode()
+    )
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_itself_agrees(prefix: bool):
+    pytest.importorskip("sentencepiece")
+    fields, encode = trained(prefix=prefix)
+    backend = tokenizers.Tokenizer.from_str(build_tokenizer(Path("a.gguf"), fields))
+    backend.encode_special_tokens = True
+    # Beside a U+2581 of the text, user-defined runs of spaces are longer for SentencePiece.
+    texts = [text for text in lines(2000, seed=3) if prefix or SPACE not in text]
+    assert len(texts) > 1800
+    for text in texts:
+        assert backend.encode(text, add_special_tokens=False).ids == encode(text), repr(text)
 
 
 def test_special_tokens_have_a_type_or_a_name_that_ends_an_answer():

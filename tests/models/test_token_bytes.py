@@ -1,6 +1,7 @@
 """Tokens as bytes and names, in both kinds of vocabulary."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -40,3 +41,23 @@ def test_letters_of_a_byte_level_vocabulary_are_bytes(tiny_files: ModelFiles):
     assert b"".join(map(words.bytes_of, tokenizer.encode(text))) == text.encode()
     assert words.name(2) == "<|im_end|>"
     assert words.bytes_of(10**6) == b""
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Metaspace(),
+        decoders.Sequence(
+            [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        ),
+        decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()]),
+    ],
+)
+def test_text_that_follows_keeps_its_first_space(decoder: Any, tmp_path: Path):
+    made = Tokenizer(models.BPE({"\u2581": 0, "\u2581the": 1, "e": 2}, []))
+    made.decoder = decoder
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Ours(tmp_path / "tokenizer.json")
+    assert tokenizer.continuation([1, 1]) == " the the"
+    assert tokenizer.continuation([2, 0]) == "e "
+    assert tokenizer.continuation([]) == ""

@@ -7,6 +7,7 @@ token.
 import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,9 +75,10 @@ class Tokenizer:
         Ids outside the vocabulary are skipped. Raises InvalidRequest for negative ids.
         """
         try:
-            return self._parsing.decode(list(ids), skip_special_tokens=True)
+            text: str = self._parsing.decode(list(ids), skip_special_tokens=True)
         except (OverflowError, TypeError) as error:
             raise InvalidRequest(f"token ids should be integers of 0 or more: {error}") from error
+        return self._decode_runs(ids) if _BROKEN in text and self._bytes_of_tokens else text
 
     def continuation(self, ids: Sequence[int]) -> str:
         """Text of `ids` that follow other tokens, such as an answer's, as by `decode`.
@@ -100,6 +102,35 @@ class Tokenizer:
     def begins_with(self, token_id: int) -> bool:
         """Whether the file's post-processor adds `token_id` at the beginning."""
         return list(self._parsing.encode("", add_special_tokens=True).ids)[:1] == [token_id]
+
+    def _decode_runs(self, ids: Sequence[int]) -> str:
+        """Text of `ids` with whole characters kept beside incomplete ones.
+
+        The library's decoder gives U+FFFD for every byte of a run of byte tokens that has one.
+        """
+        special = set(self.special_tokens().values())
+        text, begun = "", False
+        for in_bytes, run in groupby(
+            (token for token in ids if token not in special), self._bytes_of_tokens.__contains__
+        ):
+            if in_bytes:
+                data = bytes(self._bytes_of_tokens[token] for token in run)
+                text += data.decode("utf-8", "replace")
+            else:
+                before = self._before if begun else []
+                whole: str = self._parsing.decode([*before, *run], skip_special_tokens=True)
+                text += whole[len(self._parsing.decode(before)) :]
+            begun = True
+        return text
+
+    @cached_property
+    def _bytes_of_tokens(self) -> dict[int, int]:
+        """Tokens that are a byte, such as "<0x0A>"; empty if they are text in this vocabulary."""
+        named = {self.token_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
+        found = {token: byte for token, byte in named.items() if token is not None}
+        letter = self.token_id(f"<0x{ord('A'):02X}>")
+        is_byte = letter is not None and self._parsing.decode([letter]) == "A"
+        return found if is_byte else {}
 
     @cached_property
     def _before(self) -> list[int]:
@@ -153,6 +184,9 @@ def _read(path: Path) -> "Backend":
     backend.no_padding()
     return backend
 
+
+_BROKEN = "\ufffd"
+"""Stands for bytes that are no character."""
 
 _SPACE = "\u2581"
 """Stands for a space in SentencePiece's tokens."""
@@ -236,10 +270,7 @@ class TokenBytes:
 
     @cached_property
     def _byte_level(self) -> bool:
-        # A large vocabulary of SentencePiece has all these letters, too, as themselves.
-        known = self._tokenizer.vocabulary
-        line_feed = next(letter for letter, byte in _BYTES.items() if byte == ord("\n"))
-        return (
-            all(letter in known for letter in _BYTES)
-            and self._tokenizer.decode([known[line_feed]]) == "\n"
-        )
+        # A large vocabulary of SentencePiece has this letter, too, as itself.
+        letter = next(letter for letter, byte in _BYTES.items() if byte == ord(" "))
+        token = self._tokenizer.token_id(letter)
+        return token is not None and self._tokenizer.decode([token]) == " "
