@@ -176,7 +176,7 @@ def test_files_that_cannot_take_prompts_are_named(
 ):
     missing = tmp_path / "missing" / "made.jsonl"
     for path, reason in (
-        (prompts, f"{prompts} is not valid; expected prompt (str)"),
+        (prompts, f"line 1 of {prompts}: seed: "),
         (missing, f"cannot write {missing}"),
     ):
         assert reason in train_refused("prompts", "--count", 1, "--at-once", 1, "--out", path)
