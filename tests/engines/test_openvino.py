@@ -40,6 +40,19 @@ def test_one_lane_gives_the_rows_of_three(
     assert np.array_equal(rows(three, sizes), rows(one, [12]))
 
 
+@pytest.mark.parametrize(("copied", "rows"), [(1 << 30, (2, 8, 32)), (0, (2,))])
+def test_large_weights_are_packed_by_one_call_for_each_compiled_graph(
+    copied: int, rows: tuple[int, ...], tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engine, "_MOST_COPIED_BYTES", copied)
+    assert opened(tiny_files).warm_rows == (), "small ones are packed in no time"
+    monkeypatch.setattr(engine, "_PACKED_AT_ONCE_BYTES", 0)
+    large = opened(tiny_files, threads=1)
+    assert large.warm_rows == rows
+    chosen = [large._choose_graph([(large.open(), Block([0] * count, 1))])[0] for count in rows]
+    assert chosen == large._graphs
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 12])
 def test_taps_are_the_hidden_states_of_every_row(size: int, tiny_files: ModelFiles):
     tapped = opened(tiny_files, taps=(0, 1))

@@ -25,7 +25,7 @@ def test_weights_are_packed_while_loading(
         return step(self, work)
 
     monkeypatch.setattr(OpenVinoEngine, "step", watched)
-    monkeypatch.setattr(OpenVinoEngine, "warm_rows", (2, 8, 32), raising=False)
+    monkeypatch.setattr("paceline.engines.openvino.engine._PACKED_AT_ONCE_BYTES", 0)
     said = StringIO()
     model = load(tiny_gguf, progress=Progress(said))
     assert called == [2, 8, 32]

@@ -29,6 +29,9 @@ _MOST_COPIED_BYTES = 1 << 30
 """Weights up to which the graph is compiled three times. Calls of a larger model take so long that
 preparing a graph again adds little."""
 
+_PACKED_AT_ONCE_BYTES = 1 << 28
+"""Weights up to which packing them takes a few tenths of a second at most."""
+
 _ATTENTION = "an answer's rows one by one"
 """How rows are computed. Change this string with any change to a row's bits or a call's cost:
 stored profiles are then measured again, and so must be `benchmarks/results`
@@ -81,6 +84,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         self.taps = settings.taps
         self.vocab_size = compiled.output("logits").partial_shape[-1].get_length()
         self._pool = self._make_cache(settings, graph)
+        self.warm_rows = _warm_rows(graph, self._graphs)
 
     def open(self) -> PrefillTable:
         """A new, empty sequence."""
@@ -203,3 +207,12 @@ def _sizes(min_rows: int, threads: int) -> list[tuple[int, ...]]:
     """Bucket sizes in rows of each compiled graph, for calls of one sequence."""
     plain = min_rows if threads <= min_rows or min_rows == 1 else min_rows + 2
     return [(plain,), (8,), (16, 32)]
+
+
+def _warm_rows(graph: Path, graphs: Sequence[CompiledGraph]) -> tuple[int, ...]:
+    """See `Engine`: one call for each compiled graph, as OpenVINO packs weights in the first."""
+    weights = graph.with_suffix(".bin")
+    size = sum(path.stat().st_size for path in {graph, weights} if path.exists())
+    if size < _PACKED_AT_ONCE_BYTES:
+        return ()
+    return tuple(each.sizes[-1] if each.sizes else 2 for each in graphs)
