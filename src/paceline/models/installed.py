@@ -136,11 +136,12 @@ def _listed(folder: Path, files: dict[Path, _File]) -> Listed:
         about = REGISTRY[name].about
     if manifest.engine == "coreml":
         name, about = name + CORE_ML_SUFFIX, f"for Core ML; {about}"
-    file = None
+    file, weights = None, 0
     if origin is not None and manifest.source.get("kind") == "gguf":
-        file = files.get(Path(origin).resolve())
+        path = Path(origin).resolve()
+        file, weights = files.get(path), path.stat().st_size if path.is_file() else 0
     if file is None:
-        return Listed(name, True, about, folder, size, fits=fits(size))
+        return Listed(name, True, about, folder, size, fits=fits(max(size, weights)))
     total = size + file.bytes
     return Listed(file.name, True, file.about, folder, total, file.path, fits(file.bytes))
 
