@@ -6,6 +6,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
+from paceline.runtime.options import Options
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix"])
@@ -28,6 +29,15 @@ def test_logprobs_come_with_the_answer_and_the_prompt(drafter: str, model: Model
         assert each.logprob <= 0
     plain = model.generate("the rain in the", raw=True, max_tokens=9, drafter="none", logprobs=3)
     assert plain.logprobs == found.logprobs
+
+
+def test_logprobs_of_the_steps_are_those_of_the_stream_and_the_result(model: Model):
+    options: Options = {"max_tokens": 9, "drafter": "suffix", "logprobs": 2}
+    with model.stream("the rain in the", **options) as stream:
+        steps = [*stream]
+    found = [each for step in steps for each in step.logprobs]
+    assert found == stream.logprobs == stream.result.logprobs
+    assert [each.token for each in found] == stream.answer
 
 
 def test_logprobs_are_recorded_only_on_request(model: Model):

@@ -18,7 +18,7 @@ from typing import Self
 from paceline.decoding.generation import Generation
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import TextPiece
-from paceline.decoding.types import Block, FinishReason, Policy, Step
+from paceline.decoding.types import Block, FinishReason, Policy, Step, TokenLogprob
 from paceline.drafters import Probe
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.invariance import Compared
@@ -132,6 +132,11 @@ class Stream:
     def stats(self) -> Stats:
         """Counters and times so far."""
         return self._stats
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Logprobs of the answer's tokens so far, if they were requested."""
+        return self._generation.logprobs
 
     @property
     def result(self) -> Result:
