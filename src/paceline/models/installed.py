@@ -12,7 +12,7 @@ from paceline.models.elsewhere import models_elsewhere
 from paceline.models.fit import fits
 from paceline.models.hub_gguf import cached, cached_models
 from paceline.models.known import KnownModel, known_models
-from paceline.models.manifest import changed_files, read_manifest
+from paceline.models.manifest import Manifest, changed_files, read_manifest
 from paceline.models.names import CORE_ML_SUFFIX
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import REGISTRY
@@ -137,13 +137,19 @@ def _listed(folder: Path, files: dict[Path, _File]) -> Listed:
     if manifest.engine == "coreml":
         name, about = name + CORE_ML_SUFFIX, f"for Core ML; {about}"
     file, weights = None, 0
-    if origin is not None and manifest.source.get("kind") == "gguf":
+    if origin is not None and _is_of_a_file(manifest):
         path = Path(origin).resolve()
         file, weights = files.get(path), path.stat().st_size if path.is_file() else 0
     if file is None:
         return Listed(name, True, about, folder, size, fits=fits(max(size, weights)))
     total = size + file.bytes
     return Listed(file.name, True, file.about, folder, total, file.path, fits(file.bytes))
+
+
+def _is_of_a_file(manifest: Manifest) -> bool:
+    """Whether a prepared model is a GGUF file under its own name, not another form of one."""
+    source = manifest.source
+    return source.get("kind", "").startswith("gguf") and "weights" not in source
 
 
 def _one_line(error: ModelError) -> str:
