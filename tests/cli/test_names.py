@@ -1,6 +1,8 @@
 """Commands with names of the hub: a process of its own, a fake hub through HF_ENDPOINT."""
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,8 @@ from typing import Any
 import pytest
 
 from support.fake_hub import TOKEN, FakeHub, FakeRepository, serving
-from support.process import Run
+from support.process import Run, started, stopped_line
+from support.waiting import PATIENCE, until
 
 NAME = "owner/tiny"
 F16 = "tiny-F16.gguf"
@@ -55,7 +58,6 @@ def test_what_the_hub_refuses_is_one_line_with_exit_code_2(
 ):
     assert "it has F16" in refused("pull", f"{NAME}:Q4_K_M")
     assert "no such revision" in refused("pull", NAME, "--revision", "v9")
-    assert "the hub has no model" in refused("generate", "x", "--model", "owner/nothing")
     assert "neither a GGUF file" in refused("pull", *_onnx(fake))
     fake.repositories[NAME].gated = True
     assert "hf auth login" in refused("pull", NAME)
@@ -75,3 +77,24 @@ def test_offline_the_default_model_is_not_fetched_either(fake: FakeHub, refused:
 def test_a_revision_of_a_file_is_refused(fake: FakeHub, refused: Any, tiny_gguf: Path):
     said = refused("generate", "x", "--model", tiny_gguf, "--revision", "v1")
     assert "--revision is for models on the hub" in said
+
+
+def test_ctrl_c_during_a_download_keeps_what_came_for_the_next_command(
+    fake: FakeHub, run: Run, environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
+):
+    # What is after the last tensor is not read.
+    fake.repositories[NAME] = FakeRepository({F16: tiny_gguf.read_bytes() + bytes(25_000_000)})
+    fake.stall_after = 15_000_000
+    blobs = tmp_path / "home" / "hub" / f"models--{NAME.replace('/', '--')}" / "blobs"
+    with started(environment, "pull", NAME) as child:
+        until(lambda: any(path.stat().st_size >= 10_000_000 for path in blobs.glob("*.incomplete")))
+        os.killpg(child.pid, signal.SIGINT)
+        _, said = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 130
+    stopped_line(said)
+    (part,) = blobs.iterdir()
+    kept = part.stat().st_size
+    fake.stall_after = None
+    assert run("pull", NAME).returncode == 0
+    assert fake.downloads()[-1].range == f"bytes={kept}-"
+    assert not part.exists()

@@ -52,6 +52,9 @@ class FakeHub:
     asked: list[Asked] = field(default_factory=list)
     cut_after: list[int] = field(default_factory=list)
     """Bytes after which each of the next downloads breaks off."""
+    stall_after: int | None = None
+    """Bytes after which each of the next downloads stands still."""
+    closing: threading.Event = field(default_factory=threading.Event)
     other_bytes: bool = False
     """Whether the storage sends other bytes than the published ones."""
 
@@ -87,6 +90,7 @@ def serving() -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
+        hub.closing.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -212,9 +216,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(data[:cut])
+            self._write(data[:cut])
         if cut is not None:
             self.close_connection = True
+
+    def _write(self, data: bytes) -> None:
+        stall = self.hub.stall_after if self.path.startswith("/storage/") else None
+        with contextlib.suppress(ConnectionError):  # the command was stopped
+            self.wfile.write(data[:stall])
+            if stall is not None:
+                self.wfile.flush()
+                self.hub.closing.wait()
+                self.close_connection = True
 
 
 def _entry(path: str, data: bytes) -> dict[str, Any]:
