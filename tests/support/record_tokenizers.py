@@ -24,9 +24,8 @@ import tokenizers
 
 from paceline.models.gguf_tokenizer import build_tokenizer
 from paceline.models.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS
-from support.tokenizer_lines import byte_pairs, lines, write_vocabulary
+from support.tokenizer_lines import SPACE, byte_pairs, lines, write_vocabulary
 
-SPACE = "\u2581"
 DATA = Path(__file__).parent.parent / "data" / "gguf_tokenizers.json"
 LINES, PAIRS = 300, 12_000
 """What is recorded: the first lines, with a vocabulary of this size."""

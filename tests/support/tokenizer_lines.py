@@ -12,6 +12,9 @@ from gguf import GGUFWriter
 
 from support.tiny import byte_letters
 
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+SPACE = "\u2581"
+
 _SCRIPTS = {
     "Latin": (0x41, 0x5B, 0x61, 0x7B),
     "Latin, accents": (0xC0, 0x180, 0x1E00, 0x1EFA),
@@ -118,6 +121,22 @@ def byte_pairs(count: int = 65_536) -> dict[str, Any]:
         "tokenizer.ggml.bos_token_id": plain,
         "tokenizer.ggml.eos_token_id": plain + 1,
         "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+def sentence_piece(*more: tuple[str, int], words: str = "", **options: Any) -> dict[str, Any]:
+    """Metadata like Llama 2's: letters, and `words` whose merges come in their order."""
+    named = [("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL)]
+    named += [(f"<0x{byte:02X}>", BYTE) for byte in range(256)]
+    plain = [*words.split(), *(SPACE + "abcdefghijklmnopqrstuvwxyz.")]
+    ranked = {text: -float(rank) for rank, text in enumerate(dict.fromkeys(plain))}
+    named += [(text, NORMAL) for text in ranked] + [*more]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [text for text, _ in named],
+        "tokenizer.ggml.token_type": [kind for _, kind in named],
+        "tokenizer.ggml.scores": [ranked.get(text, 0.0) for text, _ in named],
+        **{f"tokenizer.ggml.{name}": value for name, value in options.items()},
     }
 
 

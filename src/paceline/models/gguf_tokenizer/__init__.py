@@ -33,11 +33,14 @@ __all__ = [
 def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
     """Text of a tokenizer.json for the checked metadata of the file at `path`.
 
-    Where the metadata is not enough, one that lies beside the file, or that the hub's cache has for
-    the base model, is used if its tokens are the file's.
+    Where the metadata is not enough, or has no pre-tokenizer's name, one that lies beside the file,
+    or that the hub's cache has for the base model, is used if its tokens are the file's.
 
     Raises ModelError, which says what would work, if there is none.
     """
+    unnamed = fields.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in fields
+    if unnamed and (found := find_tokenizer(path, fields)[0]) is not None:
+        return found
     try:
         return make_tokenizer(fields).to_str()
     except Unread as error:
