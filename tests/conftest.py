@@ -53,6 +53,12 @@ def tiny_files(tiny_gguf: Path, tiny_cache: Path) -> ModelFiles:
 
 
 @pytest.fixture(scope="session")
+def tiny_int8(tiny_gguf: Path, tiny_cache: Path) -> ModelFiles:
+    """The tiny model as an OpenVINO graph with 8-bit weights."""
+    return resolve(f"{tiny_gguf}@int8", tiny_cache)
+
+
+@pytest.fixture(scope="session")
 def tiny_core_ml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Core ML model with two packages of layers and two of the head; treat it as read-only.
 

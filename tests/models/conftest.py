@@ -18,10 +18,10 @@ def nothing_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def exported(tiny_files: ModelFiles, tmp_path: Path) -> Path:
+def exported(tiny_int8: ModelFiles, tmp_path: Path) -> Path:
     """A whole OpenVINO model as others export it: a config instead of a manifest."""
     folder = tmp_path / "exported"
-    shutil.copytree(tiny_files.folder, folder)
+    shutil.copytree(tiny_int8.folder, folder)
     (folder / MANIFEST).unlink()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return folder

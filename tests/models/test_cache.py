@@ -8,11 +8,12 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import cache_dir, gguf, resolve
+from paceline.models import cache_dir, gguf, int8, resolve
 from paceline.models.cache import PARTIAL, disk_full, megabytes, models_dir, publish, workspace
 from paceline.models.processes import Finished
 
@@ -108,9 +109,9 @@ def test_what_cannot_be_made_for_want_of_room_is_not_put_down_to_the_model(
         monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 0))
         return Finished(1, ("RuntimeError: basic_ios::clear: iostream error",))
 
-    monkeypatch.setattr(gguf, "run_child", child)
+    monkeypatch.setattr(int8, "run_child", child)
     with pytest.raises(ModelError, match="the disk is full"):
-        resolve(str(tiny_gguf), tmp_path)
+        resolve(f"{tiny_gguf}@int8", tmp_path)
     assert not [*models_dir(tmp_path).iterdir()]
 
 
@@ -209,19 +210,22 @@ def test_two_processes_that_pull_the_same_model_at_once_both_get_it(
     assert [*models_dir(tmp_path).iterdir()] == [*folders]
 
 
-@pytest.mark.parametrize("step", ["build_tokenizer", "_write_exact", "_build_graph"])
+@pytest.mark.parametrize(
+    ("module", "step"),
+    [(gguf, "build_tokenizer"), (int8, "_write_exact"), (int8, "_build_graph")],
+)
 def test_an_interrupted_conversion_leaves_nothing(
-    step: str, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, step: str, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    real: Callable[..., object] = getattr(gguf, step)
+    real: Callable[..., object] = getattr(module, step)
 
     def interrupted(*arguments: object) -> None:
         real(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gguf, step, interrupted)
+    monkeypatch.setattr(module, step, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        resolve(str(tiny_gguf), tmp_path)
+        resolve(f"{tiny_gguf}@int8", tmp_path)
     assert not [*models_dir(tmp_path).iterdir()]
 
 
@@ -230,10 +234,10 @@ def test_an_interrupt_ends_the_child_that_builds_the_graph(
 ):
     # The child says which process it is, and waits to be ended.
     monkeypatch.setattr(
-        gguf, "_BUILD_GRAPH", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+        int8, "_BUILD_GRAPH", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     )
     born: list[int] = []
-    real = gguf.run_child
+    real = int8.run_child
 
     def watched(argv: list[str]) -> Finished:
         def on_line(line: str) -> None:
@@ -242,9 +246,9 @@ def test_an_interrupt_ends_the_child_that_builds_the_graph(
 
         return real(argv, on_line=on_line)
 
-    monkeypatch.setattr(gguf, "run_child", watched)
+    monkeypatch.setattr(int8, "run_child", watched)
     with pytest.raises(KeyboardInterrupt):
-        resolve(str(tiny_gguf), tmp_path)
+        resolve(f"{tiny_gguf}@int8", tmp_path)
     with pytest.raises(ProcessLookupError):
         os.kill(born[0], 0)
     assert not [*models_dir(tmp_path).iterdir()]

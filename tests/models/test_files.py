@@ -23,8 +23,8 @@ def refusal(folder: Path) -> str:
 def test_a_prepared_folder_is_opened_by_its_manifest(tiny_files: ModelFiles, tiny_gguf: Path):
     files = open_folder(tiny_files.folder, "any name")
     assert files.name == "any name"
-    assert files.source == f"gguf: {tiny_gguf}"
-    assert files.path.is_file()
+    assert files.source == f"gguf file: {tiny_gguf}"
+    assert files.path == files.weights == tiny_gguf
     assert len(files.fingerprint) == 64
 
 

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
-from paceline.models import ModelFiles, gguf, resolve
+from paceline.models import ModelFiles, resolve
+from paceline.models.gguf import write_tokenizer
 from paceline.models.progress import QUIET
 from support.tiny import SIZES, WIDE, Type, reference_logits, write_tiny
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 WEIGHTS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
 EIGHT_BITS = 0.05  # what they cost in so small a model; a wrong rotation or bias costs 0.3 and more
+# Of weights as they are, the products round the inputs to 8 bits, 32 at a time.
 TOKENS = [1, 260, 270, 40, 2, 81, 1, 300, 77, 77, 290, 15]
 
 
@@ -32,7 +34,7 @@ def apart(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_converted_model_computes_what_the_file_says(architecture: str, tmp_path: Path):
+def test_a_model_computes_what_the_file_says(architecture: str, tmp_path: Path):
     path = write_tiny(tmp_path / "m.gguf", architecture)
     found = engine_logits(resolve(str(path), tmp_path))
     assert apart(found, reference_logits(path, TOKENS)) < EIGHT_BITS
@@ -46,21 +48,9 @@ def test_weights_of_every_type_are_read_as_they_are_meant(weights: str, tmp_path
     assert apart(found, reference_logits(path, TOKENS)) < EIGHT_BITS
 
 
-@pytest.mark.parametrize("weights", ["Q4_1", "Q4_K"])
-def test_a_file_of_asymmetric_weights_gives_the_same_bits_as_its_exact_values(
-    weights: str, tmp_path: Path
-):
-    sizes = WIDE if weights.endswith("_K") else SIZES
-    small = write_tiny(tmp_path / "small.gguf", weights=Type[weights], sizes=sizes)
-    exact = write_tiny(tmp_path / "exact.gguf", weights=Type[weights], sizes=sizes, exact=True)
-    assert exact.stat().st_size > 3 * small.stat().st_size
-    found, expected = (engine_logits(resolve(str(path), tmp_path)) for path in (small, exact))
-    assert np.array_equal(found, expected)
-
-
 @pytest.mark.reference
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_converted_model_agrees_with_transformers(architecture: str, tmp_path: Path):
+def test_a_model_agrees_with_transformers(architecture: str, tmp_path: Path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     # Its qwen3 has heads of 128 whatever the file says.
@@ -91,7 +81,7 @@ def test_facts_template_and_tokenizer_come_from_the_file(tiny_files: ModelFiles)
     assert tiny_files.tokenizer().decode(ids) == "user\nHi\nassistant\n"
 
 
-def test_a_file_is_converted_once_and_again_when_it_has_changed(tmp_path: Path):
+def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path):
     path = write_tiny(tmp_path / "m.gguf")
     first = resolve(str(path), tmp_path)
     stamp = (first.folder / "manifest.json").stat().st_mtime_ns
@@ -160,7 +150,6 @@ def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: A
         ({"split.count": 2}, "one part of a split model"),
         ({"llama.context_length": None}, "has no context length"),
         ({"llama.context_length": 0}, "has no context length"),
-        ({"llama.block_count": None}, "cannot be converted to OpenVINO"),
         ({"tokenizer.ggml.tokens": ["a", "b"]}, "320 token types for 2 tokens"),
         ({"tokenizer.ggml.tokens": "abc"}, "tokens is not a list of str"),
         ({"tokenizer.ggml.token_type": 7}, "token_type is not a list of int"),
@@ -177,8 +166,8 @@ def test_a_file_without_what_is_needed_is_refused(
 def test_an_architecture_that_cannot_be_built_is_refused_with_the_other_way(
     refused: Any, tmp_path: Path
 ):
-    said = refused(write_tiny(tmp_path / "bad.gguf", "gemma3"))
-    assert "architecture 'gemma3'" in said
+    said = refused(write_tiny(tmp_path / "bad.gguf", "mamba"))
+    assert "architecture 'mamba'" in said
     assert "llama, qwen2, qwen3" in said
     assert "paceline convert" in said
 
@@ -215,7 +204,22 @@ def test_weights_of_a_type_that_cannot_be_read_are_refused(refused: Any, tmp_pat
     assert data[at : at + 4] == struct.pack("<I", Type.F16)
     data[at : at + 4] = struct.pack("<I", Type.F64)
     path.write_bytes(data)
-    refused(path)
+    assert "weights of type F64 (token_embd.weight)" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"llama.block_count": None}, {"llama.block_count": 3}, {"llama.embedding_length": 96}],
+)
+def test_a_file_whose_tensors_do_not_fit_its_metadata_is_refused_when_it_is_opened(
+    fields: dict[str, Any], tmp_path: Path
+):
+    path = write_tiny(tmp_path / "bad.gguf", fields=fields)
+    files = resolve(str(path), tmp_path)
+    with pytest.raises(ModelError, match="cannot be opened by OpenVINO") as caught:
+        open_engine("openvino", files.path, files.context_length, EngineSettings())
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_that_cannot_be_read_is_no_crash(refused: Any, tmp_path: Path):
@@ -227,16 +231,6 @@ def test_a_folder_that_cannot_be_read_is_no_crash(refused: Any, tmp_path: Path):
         assert "cannot read" in refused(path)
     else:
         pytest.skip("this user may read every file")
-
-
-@pytest.fixture
-def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read is not made into a graph: a file that got so far is refused then."""
-
-    def build(path: Path, *_: object) -> None:
-        raise ModelError(f"{path} was read")
-
-    monkeypatch.setattr(gguf, "_build_graph", build)
 
 
 def metadata_bytes(content: bytes) -> int:
@@ -259,7 +253,6 @@ def test_a_file_cut_off_anywhere_is_refused_as_truncated(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-@pytest.mark.usefixtures("unbuilt")
 def test_a_file_with_wrong_bytes_in_its_metadata_is_read_or_refused_but_never_crashes(
     data: st.DataObject, tiny_gguf: Path, tmp_path: Path
 ):
@@ -271,6 +264,7 @@ def test_a_file_with_wrong_bytes_in_its_metadata_is_read_or_refused_but_never_cr
     path.write_bytes(content)
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
-    with pytest.raises(ModelError) as caught:
-        gguf.convert_gguf(path, work, QUIET)
-    assert str(path) in str(caught.value)
+    try:
+        write_tokenizer(path, work, QUIET)
+    except ModelError as error:
+        assert str(path) in str(error)

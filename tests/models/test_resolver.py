@@ -206,7 +206,7 @@ def test_every_name_in_the_list_is_one_that_can_be_used(
 
 
 def test_a_broken_model_is_listed_with_what_is_wrong(tiny_gguf: Path, tmp_path: Path):
-    files = resolve(str(tiny_gguf), tmp_path)
+    files = resolve(f"{tiny_gguf}@int8", tmp_path)
     (files.folder / WEIGHTS).unlink()
     broken = [model for model in list_models(tmp_path) if model.folder == files.folder]
     assert [model.here for model in broken] == [False]
@@ -230,7 +230,7 @@ def test_a_check_counts_the_models_that_are_as_they_were_made(tiny_gguf: Path, t
 
 
 def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Path):
-    first = resolve(str(tiny_gguf), tmp_path).folder
+    first = resolve(f"{tiny_gguf}@int8", tmp_path).folder
     second, third = (models_dir(tmp_path) / name for name in ("second", "third"))
     for copy in (second, third):
         shutil.copytree(first, copy)

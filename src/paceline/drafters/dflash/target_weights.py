@@ -16,6 +16,7 @@ from paceline.drafters.dflash.checkpoint import Array, Config
 from paceline.errors import ModelError
 from paceline.storage.coreml import EMBEDDINGS, HEAD
 from paceline.storage.files import read_json
+from paceline.storage.gguf import read_gguf_graph
 from paceline.storage.manifest import MANIFEST
 
 
@@ -66,7 +67,7 @@ def read_target(path: Path) -> TargetWeights:
     """Find embeddings, head and number of layers of a language model.
 
     Args:
-        path: an OpenVINO graph, or the folder of a Core ML model.
+        path: an OpenVINO graph, a GGUF file, or the folder of a Core ML model.
 
     Raises:
         ModelError: it cannot be read, or its form is not supported.
@@ -88,14 +89,9 @@ def _core_ml(folder: Path) -> TargetWeights:
 
 
 def _openvino(path: Path) -> TargetWeights:
-    import openvino as ov
-
-    try:
-        model = ov.Core().read_model(path)
-    except RuntimeError as error:
-        raise ModelError(f"{path} cannot be read as an OpenVINO model: {error}") from error
+    model, logits = _graph(path)
     ops = model.get_ordered_ops()
-    head = model.output("logits").node.input_value(0).get_node()
+    head = logits.node.input_value(0).get_node()
     while head.get_type_name() != "MatMul" and head.get_input_size():
         head = head.input_value(0).get_node()
     gathers = [
@@ -116,6 +112,20 @@ def _openvino(path: Path) -> TargetWeights:
             f"{gathers[0].partial_shape}; a drafter needs both as [vocabulary, hidden]"
         )
     return TargetWeights(path, model, gathers[0], weights, layers)
+
+
+def _graph(path: Path) -> tuple[Any, Any]:
+    """The graph, and its output of logits."""
+    import openvino as ov
+
+    if path.suffix == ".gguf":
+        model = read_gguf_graph(path)
+        return model, model.outputs[0]
+    try:
+        model = ov.Core().read_model(path)
+    except RuntimeError as error:
+        raise ModelError(f"{path} cannot be read as an OpenVINO model: {error}") from error
+    return model, model.output("logits")
 
 
 def read_matrix(weight: Any, rows: npt.NDArray[np.int64] | None = None) -> Array:

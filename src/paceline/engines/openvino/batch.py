@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockTable
-from paceline.engines.openvino.graph import WANTED_ROWS
+from paceline.engines.openvino.graph import BY_ROW, WANTED_ROWS
 
 CACHES = ("key_cache.", "value_cache.")
 """Prefixes of the KV cache inputs; all other inputs are written in every call."""
@@ -38,6 +38,8 @@ class CompiledGraph:
             for port in self.compiled.inputs
             if not port.any_name.startswith(CACHES)
         }
+        self.by_row = any(name.endswith(BY_ROW) for name in self._inputs)
+        """Whether layers take every row as a sequence of its own; see `graph.BY_ROW`."""
 
     @property
     def caches(self) -> list[Any]:
@@ -49,9 +51,9 @@ class CompiledGraph:
         self._request.set_tensor(name, tensor)
 
     def run(self, values: Mapping[str, list[int] | int]) -> float:
-        """Run the graph with the values of all inputs but the caches; returns seconds."""
-        for name, value in values.items():
-            self._inputs[name].write(value)
+        """Run the graph; `values` has all its inputs but the caches. Returns seconds."""
+        for name, given in self._inputs.items():
+            given.write(values[name])
         started = perf_counter()
         self._request.infer(share_outputs=True)
         return perf_counter() - started
@@ -85,16 +87,49 @@ _PADDING = 0
 """Token of a padding row; its logits are not read."""
 
 
+class _Sequences:
+    """What PagedAttention is told about the sequences of a call."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+        self.mixed = False
+        """Whether a sequence has several rows."""
+        self._past: list[int] = []
+        self._begins = [0]
+        self._blocks: list[int] = []
+        self._block_begins = [0]
+
+    def __len__(self) -> int:
+        return len(self._past)
+
+    def add(self, past: int, rows: int, blocks: list[int]) -> None:
+        self._past.append(past)
+        self._begins.append(self._begins[-1] + rows)
+        self._blocks += blocks
+        self._block_begins.append(len(self._blocks))
+        self.longest = max(self.longest, past + rows)
+        self.mixed |= rows > 1
+
+    def inputs(self, suffix: str = "") -> dict[str, list[int] | int]:
+        return {
+            "past_lens" + suffix: self._past,
+            "subsequence_begins" + suffix: self._begins,
+            "block_indices" + suffix: self._blocks,
+            "block_indices_begins" + suffix: self._block_begins,
+        }
+
+
 class Batch:
     """The inputs of one call, built block by block."""
 
-    def __init__(self, min_rows: int, *, threads: int, spare: int) -> None:
+    def __init__(self, min_rows: int, *, threads: int, spare: int, by_row: bool = False) -> None:
         """An empty batch.
 
         Args:
             min_rows: least rows of the call; with 1 a row's bits may depend on the number of rows.
             threads: threads of the engine.
             spare: number of the KV block for padding rows.
+            by_row: see `CompiledGraph.by_row`.
         """
         self.starts: list[int] = []
         """For each block its first row in the call."""
@@ -102,12 +137,8 @@ class Batch:
         self._ids: list[int] = []
         self._positions: list[int] = []
         self._wanted: list[int] = []
-        self._past: list[int] = []
-        self._begins = [0]
-        self._blocks: list[int] = []
-        self._block_begins = [0]
-        self._longest = 0
-        self._mixed = False
+        self._blocks = _Sequences()
+        self._rows = _Sequences() if by_row else None
 
     def add(self, table: BlockTable, block: Block) -> None:
         """Add a block of a sequence to the call."""
@@ -118,43 +149,34 @@ class Batch:
         self._positions += range(table.length, table.length + rows)
         self._wanted += range(at + own - block.rows, at + own)
         if block.prefill:
-            self._attend(table.length, rows, table.blocks(rows))
-        else:
-            for row in range(own):
-                self._attend(table.length + row, 1, table.blocks(row + 1))
+            self._blocks.add(table.length, rows, table.blocks(rows))
+        for sequences in (None if block.prefill else self._blocks, self._rows):
+            for row in range(rows) if sequences is not None else ():
+                sequences.add(table.length + row, 1, table.blocks(row + 1))
 
     def inputs(self) -> dict[str, list[int] | int]:
         """Inputs by name, for a PagedAttention graph. Call it once, after the last `add`."""
         missing = max(self._min_rows - len(self._ids), 0)
-        if self._min_rows > 1 and not (
-            self._mixed or is_deterministic(len(self._past), missing, self._threads)
+        given = [each for each in (self._blocks, self._rows) if each is not None]
+        if self._min_rows > 1 and not all(
+            each.mixed or is_deterministic(len(each), missing, self._threads) for each in given
         ):
             missing = 2
         if missing:
             self._ids += [_PADDING] * missing
             self._positions += range(missing)
-            self._attend(0, missing, [self._spare])
+            for each in given:
+                each.add(0, missing, [self._spare])
         return {
             "input_ids": self._ids,
             "position_ids": self._positions,
-            "past_lens": self._past,
-            "subsequence_begins": self._begins,
-            "block_indices": self._blocks,
-            "block_indices_begins": self._block_begins,
-            "max_context_len": self._longest,
+            **self._blocks.inputs(),
+            **(self._rows.inputs(BY_ROW) if self._rows is not None else {}),
+            "max_context_len": self._blocks.longest,
             # Padded to `min_rows`, so that the head always gets the same number of rows; and never
             # one, which takes another, slow kernel.
             WANTED_ROWS: self._wanted + [0] * (self._min_rows - len(self._wanted)),
         }
-
-    def _attend(self, past: int, rows: int, blocks: list[int]) -> None:
-        """Add a sequence for PagedAttention."""
-        self._past.append(past)
-        self._begins.append(self._begins[-1] + rows)
-        self._blocks += blocks
-        self._block_begins.append(len(self._blocks))
-        self._longest = max(self._longest, past + rows)
-        self._mixed |= rows > 1
 
 
 def padded_rows(block: Block, min_rows: int) -> int:

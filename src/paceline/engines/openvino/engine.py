@@ -22,6 +22,7 @@ from paceline.decoding.types import Block, Taps, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine, PrefillTable
 from paceline.engines.openvino.batch import Batch, CompiledGraph, is_deterministic, padded_rows
+from paceline.engines.openvino.gguf_graph import gguf_model
 from paceline.engines.openvino.graph import paged_model
 from paceline.errors import ModelError
 
@@ -50,7 +51,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         """Compile a model.
 
         Args:
-            graph: the `openvino_model.xml` of a stateful language model.
+            graph: the `openvino_model.xml` of a stateful language model, or a GGUF file.
             context_length: most slots of a sequence, as the model was trained.
             settings: see `EngineSettings`.
 
@@ -72,7 +73,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         if settings.threads is not None:
             options["INFERENCE_NUM_THREADS"] = str(settings.threads)
         self._compile = partial(_compile, graph, settings.taps, options)
-        model = paged_model(graph, settings.taps)
+        model = _open(graph, settings.taps)
         with ThreadPoolExecutor() as pool:
             opened = [pool.submit(CompiledGraph, model, options) for _ in range(_copies(graph))]
             self._graphs = [each.result() for each in opened]
@@ -94,7 +95,9 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         """Run blocks of different sequences in one call; see `Engine.step`."""
         tables = self._reserve(work)
         graph, min_rows = self._choose_graph(work)
-        batch = Batch(min_rows, threads=self._threads, spare=self._pool.spare)
+        batch = Batch(
+            min_rows, threads=self._threads, spare=self._pool.spare, by_row=self._graphs[0].by_row
+        )
         for table, (_, block) in zip(tables, work, strict=True):
             table.ran(block)
             batch.add(table, block)
@@ -193,13 +196,17 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             graph.bind(name, tensor)
 
 
+def _open(graph: Path, taps: Sequence[int]) -> Any:
+    return (gguf_model if graph.suffix == ".gguf" else paged_model)(graph, taps)
+
+
 def _compile(graph: Path, taps: Sequence[int], options: Mapping[str, str]) -> CompiledGraph:
-    return CompiledGraph(paged_model(graph, taps), options)
+    return CompiledGraph(_open(graph, taps), options)
 
 
 def _copies(graph: Path) -> int:
     """Number of compiled graphs: one for all calls where copies would take too much memory."""
-    weights = graph.with_suffix(".bin")
+    weights = graph if graph.suffix == ".gguf" else graph.with_suffix(".bin")
     return 1 if weights.exists() and weights.stat().st_size > _MOST_COPIED_BYTES else 3
 
 

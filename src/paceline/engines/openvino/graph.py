@@ -14,6 +14,12 @@ from paceline.errors import ModelError
 WANTED_ROWS = "sampled_tokens_indices"
 """Input: [wanted] int64, rows of the call that get logits (OpenVINO GenAI's name)."""
 
+BY_ROW = ".by_row"
+"""Ends the names of inputs that describe every row of the call as a sequence of its own.
+
+Layers with a sliding window read these: once the window is full, a row's bits in PagedAttention
+depend on where its sequence begins in the call."""
+
 
 def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
     """Read a stateful model and transform it; see the top of this file.

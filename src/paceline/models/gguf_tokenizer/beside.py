@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.models.gguf_file import short
 from paceline.models.gguf_tokenizer.vocabulary import TokenType, token_types
 from paceline.models.manifest import TOKENIZER
+from paceline.storage.gguf_file import short
 
 _EMBEDDED = "tokenizer.huggingface.json"
 _HUB = re.compile(r"https?://huggingface\.co/([\w.-]+/[\w.-]+)/?")

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError
-from paceline.models.gguf_file import NumberArray, short
 from paceline.models.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from paceline.models.gguf_tokenizer.vocabulary import TokenType, scores, token_id, token_types
+from paceline.storage.gguf_file import NumberArray, short
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

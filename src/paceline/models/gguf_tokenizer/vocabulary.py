@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from paceline.models.gguf_file import NumberArray, short
 from paceline.models.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from paceline.models.hf_config import END_TOKENS, end_ids
+from paceline.storage.gguf_file import NumberArray, short
 
 REQUIRED_FIELDS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
 

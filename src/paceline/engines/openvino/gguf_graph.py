@@ -1,0 +1,241 @@
+"""Opens a GGUF file through OpenVINO's GGUF frontend, as the graph that the engine runs.
+
+The frontend's graph is stateless: it takes the whole KV cache and a mask, and returns the cache
+with the new rows. Here each attention becomes PagedAttention, so that cache and mask go, and the
+inputs are those of an exported model (`graph.py`). The weights keep the file's 4 to 8 bits.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.decoding.types import tap_name
+from paceline.engines.openvino.gguf_rope import mend_positions
+from paceline.engines.openvino.gguf_weights import exact_zero_points
+from paceline.engines.openvino.graph import BY_ROW, WANTED_ROWS
+from paceline.errors import ModelError
+from paceline.storage.gguf import read_gguf_graph
+
+_SEQUENCES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
+_INPUTS = {"inp_tokens": "input_ids", "inp_pos": "position_ids", "inp_out_ids": WANTED_ROWS}
+"""The frontend's inputs that stay -> their names here."""
+_CACHE = re.compile(r"cache_[kv]_l(\d+)")
+_LAYER_OUTPUT = re.compile(r"blk\.(\d+)\.l_out$")
+_WINDOW = "gguf_swa_window_size"
+_WINDOWED_MASK = "self_kq_mask_swa"
+
+
+def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
+    """Read a GGUF file as a model with PagedAttention; see the top of this file.
+
+    Raises ModelError if the frontend does not know its architecture or weights, or if it has an
+    attention that PagedAttention does not compute, such as one with capped scores.
+    """
+    import openvino as ov
+    from openvino import opset13
+
+    source = read_gguf_graph(path)
+    about = source.get_rt_info()
+    window = int(about[_WINDOW].value) if _WINDOW in about else 0
+    attentions = [
+        node
+        for node in source.get_ordered_ops()
+        if node.get_type_name() == "ScaledDotProductAttention"
+    ]
+    mend_positions(source, path, [window > 0 and _is_windowed(node) for node in attentions])
+    exact_zero_points(source)
+    inputs = _Inputs()
+    for old in source.get_parameters():
+        if new := _INPUTS.get(old.get_friendly_name()):
+            four = opset13.reshape(inputs.take(new), np.array([1, 1, 1, -1]), False)
+            old.output(0).replace(four.output(0))
+    for node in attentions:
+        _page(node, inputs, window if _is_windowed(node) else 0, path)
+    logits = source.outputs[0].get_node().input_value(0)
+    layers = {
+        int(found[1]): node.output(0)
+        for node in source.get_ordered_ops()
+        if (found := _LAYER_OUTPUT.search(node.get_friendly_name()))
+    }
+    if taps and max(taps) == max(layers):
+        _gather_after(layers[max(layers)], inputs)
+    results = [_result(logits, "logits")]
+    for tap in taps:
+        if tap not in layers:
+            raise ModelError(f"{path} has {len(layers)} layers; there is no layer {tap} to tap")
+        results.append(_result(layers[tap], tap_name(tap)))
+    try:
+        return ov.Model(results, inputs.parameters, path.stem)
+    except RuntimeError as error:  # the logits still depend on an input of the frontend's
+        raise ModelError(
+            f"{path}: PagedAttention does not compute its attention (capped scores, or a state "
+            "that is no KV cache), so the openvino engine does not run it from GGUF"
+        ) from error
+
+
+class _Inputs:
+    """The new graph's inputs, made at their first use."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    @property
+    def parameters(self) -> list[Any]:
+        return list(self._made.values())
+
+    def take(self, name: str, rank: int = 1) -> Any:
+        """The int32 input `name`."""
+        return self._take(name, np.int32, rank)
+
+    def cache(self, name: str) -> Any:
+        """The KV cache `name`: the plugin chooses its type and shape."""
+        from openvino import Type
+
+        return self._take(name, Type.dynamic, 4)
+
+    def _take(self, name: str, kind: Any, rank: int) -> Any:
+        from openvino import opset13
+
+        if name not in self._made:
+            node = opset13.parameter([-1] * rank, kind, name=name)
+            node.output(0).set_names({name})
+            self._made[name] = node
+        return self._made[name]
+
+
+def _page(node: Any, inputs: _Inputs, window: int, path: Path) -> None:
+    """Replace a ScaledDotProductAttention, with the cache writes before it, by PagedAttention."""
+    from openvino import opset13
+    from openvino.op import _PagedAttentionExtension
+
+    query = _before(node.input_value(0), "Transpose", "Convert")
+    key, value = (_written(node.input_value(i), path) for i in (1, 2))
+    heads = int(query.get_partial_shape()[2].get_length())
+    sinks = np.zeros((0, 0, 0, 0), np.float32)
+    if node.get_input_size() > 5:
+        given = _before(node.input_value(5), "Reshape", "Convert").get_node().get_data()
+        sinks = given.astype(np.float32).reshape(1, heads, 1, 1)
+    flat = [
+        opset13.reshape(each, np.array([-1, width]), False)
+        for each, width in (
+            (query, heads * key.size),
+            (key.rows, key.heads * key.size),
+            (value.rows, value.heads * value.size),
+        )
+    ]
+    none = np.zeros(0, np.int32)
+    off = np.int32(0)
+    arguments = [
+        *flat,
+        inputs.cache(f"key_cache.{key.layer}"),
+        inputs.cache(f"value_cache.{value.layer}"),
+        *(inputs.take(name + BY_ROW * (window > 0)) for name in _SEQUENCES),
+        np.float32(_scale(float(node.input_value(4).get_node().get_data()))),
+        np.int32(window),
+        np.zeros(0, np.float32),  # ALiBi slopes
+        inputs.take("max_context_len", rank=0),
+        none,  # score aggregation window
+        *(none, none, np.zeros(0, np.float32)),  # rotation of cached keys
+        *(np.zeros(0, np.float32), off, off),  # XAttention
+        sinks,
+        *(off, none, none, none),  # adaptive eviction
+        *(none, np.zeros(0, np.uint8), none),  # token types, and a mask between the call's rows
+    ]
+    paged = _PagedAttentionExtension([_output(each) for each in arguments])
+    about = paged.get_rt_info()
+    about["k_head_size"], about["num_k_heads"] = key.size, key.heads
+    about["v_head_size"], about["num_v_heads"] = value.size, value.heads
+    shape = np.array([1, -1, heads, value.size])
+    made = opset13.reshape(paged.output(0), shape, False)
+    _after(node, "Transpose", "Convert").replace(made.output(0))
+
+
+def _is_windowed(attention: Any) -> bool:
+    mask = _before(attention.input_value(3), "Convert", "Slice", "Convert").get_node()
+    return bool(mask.get_friendly_name() == _WINDOWED_MASK)
+
+
+def _output(value: Any) -> Any:
+    from openvino import opset13
+
+    return (
+        opset13.constant(value) if isinstance(value, np.ndarray | np.generic) else value
+    ).output(0)
+
+
+def _before(output: Any, *kinds: str) -> Any:
+    """What `output` is computed from, before nodes of these kinds, the last first."""
+    for kind in kinds:
+        if output.get_node().get_type_name() == kind:
+            output = output.get_node().input_value(0)
+    return output
+
+
+def _after(node: Any, *kinds: str) -> Any:
+    """The output of the last node of these kinds, in this order, after `node`."""
+    for kind in kinds:
+        (target,) = node.output(0).get_target_inputs()
+        node = target.get_node()
+        if node.get_type_name() != kind:
+            raise ModelError(f"after attention comes a {node.get_type_name()}, expected a {kind}")
+    return node.output(0)
+
+
+class _Written(NamedTuple):
+    """What an attention reads of a KV cache."""
+
+    layer: int
+    """Number of the cache: layers may share one."""
+    rows: Any
+    """What the call writes, float32 of n * heads * size."""
+    heads: int
+    size: int
+
+
+def _written(output: Any, path: Path) -> _Written:
+    """Find the cache behind an input of attention: the heads of grouped queries are repeated."""
+    repeated = ("Reshape", "Broadcast", "Unsqueeze")
+    node = _before(output, "Transpose", "ConvertLike", *repeated).get_node()
+    name = node.input_value(0).get_node().get_friendly_name() if node.get_input_size() else ""
+    found = _CACHE.fullmatch(name)
+    if node.get_type_name() != "ScatterUpdate" or not found:
+        raise ModelError(
+            f"{path}: an attention reads a {node.get_type_name()} instead of the KV cache, so the "
+            "openvino engine does not run it from GGUF"
+        )
+    heads, size = (int(each.get_length()) for each in list(node.get_output_partial_shape(0))[2:])
+    return _Written(int(found[1]), _before(node.input_value(2), "Reshape", "Convert"), heads, size)
+
+
+def _scale(stored: float) -> float:
+    """The scale of attention, which the frontend stores as f16: 1 / sqrt(n), for a whole n."""
+    exact = 1 / math.sqrt(max(round(1 / stored**2), 1))
+    return exact if np.float16(exact) == np.float16(stored) else stored
+
+
+def _gather_after(last: Any, inputs: _Inputs) -> None:
+    """Compute the last layer for all rows, and select the wanted ones after it."""
+    from openvino import opset13
+
+    wanted = inputs.take(WANTED_ROWS)
+    (narrow,) = wanted.output(0).get_target_inputs()
+    tokens = opset13.shape_of(inputs.take("input_ids"), "i32")
+    count = opset13.squeeze(tokens, np.array([0]))
+    every = opset13.range(np.int32(0), count, np.int32(1), "i32")
+    narrow.replace_source_output(every.output(0))
+    targets = last.get_target_inputs()
+    gathered = opset13.gather(last, wanted, np.int64(2))
+    for target in targets:
+        target.replace_source_output(gathered.output(0))
+
+
+def _result(output: Any, name: str) -> Any:
+    from openvino import opset13
+
+    result = opset13.result(output, name=name)
+    result.output(0).set_names({name})
+    return result

@@ -1,0 +1,166 @@
+"""Mends rotary positions where OpenVINO 2026.4's GGUF frontend computes others than the model.
+
+Found by comparing tiny models with transformers (tests/conformance/test_gguf_families.py): it
+leaves out the factors of Llama 3 and LongRoPE and Gemma 3's linear scaling, rotates pairs and not
+halves in qwen3moe, rotates the layers of SmolLM3 that have no positions, and normalizes queries and
+keys of Hunyuan before the rotation instead of after it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ModelError
+from paceline.storage.gguf_file import GgufFile, read_gguf
+
+Floats = npt.NDArray[np.float32]
+
+_NODE = re.compile(r"(blk\.\d+\.\w+|rope_cos|rope_sin|inp_pos)$")
+_GEMMA3_BASE = 10_000.0
+"""Base of Gemma 3's layers with a window, where the file does not say it."""
+_SMOLLM3_PERIOD = 4
+
+
+def mend_positions(model: Any, path: Path, windowed: Sequence[bool]) -> None:
+    """Mend the frontend's graph `model` of the file `path`.
+
+    `windowed` says of each layer whether it has a sliding window. Raises ModelError for a graph
+    without the nodes that are mended.
+    """
+    file = read_gguf(path)
+    family = file.fields.get("general.architecture")
+    nodes = {
+        found[1]: node
+        for node in model.get_ordered_ops()
+        if (found := _NODE.search(node.get_friendly_name()))
+    }
+    graph = _Graph(nodes, path)
+    rope = _Rope(file, str(family))
+    factors = _factors(file, rope)
+    if factors is not None:
+        cos, sin = graph.table(rope.frequencies() / factors, rope.number("scaling.attn_factor", 1))
+        graph.node("rope_cos").output(0).replace(cos)
+        graph.node("rope_sin").output(0).replace(sin)
+    elif family == "qwen3moe":
+        table = graph.table(rope.frequencies())
+        graph.rotate([table] * len(windowed))
+    elif family == "gemma3":
+        near = graph.table(rope.frequencies(rope.number("freq_base_swa", _GEMMA3_BASE)))
+        linear = rope.field("scaling.type") == "linear"
+        far = graph.table(rope.frequencies() / (rope.number("scaling.factor", 1) if linear else 1))
+        graph.rotate([near if each else far for each in windowed])
+    elif family == "smollm3":
+        for layer in range(_SMOLLM3_PERIOD - 1, len(windowed), _SMOLLM3_PERIOD):
+            for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
+                graph.node(f"{name}_rope").output(0).replace(graph.node(f"{name}_r").output(0))
+    elif family == "hunyuan-dense":
+        for layer in range(len(windowed)):
+            for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
+                graph.rotate_before_norm(name)
+
+
+class _Rope(NamedTuple):
+    """What a file says about positions."""
+
+    file: GgufFile
+    family: str
+
+    def field(self, name: str, default: Any = None) -> Any:
+        return self.file.fields.get(f"{self.family}.rope.{name}", default)
+
+    def number(self, name: str, default: float) -> float:
+        value = self.field(name, default)
+        return float(value) if isinstance(value, int | float) else default
+
+    def frequencies(self, base: float | None = None) -> Floats:
+        """[pairs] float32: base ** (-2 i / rotated values), radians per position."""
+        base = self.number("freq_base", 10_000.0) if base is None else base
+        fields = self.file.fields
+        head = fields.get(f"{self.family}.attention.key_length") or (
+            fields[f"{self.family}.embedding_length"]
+            // fields[f"{self.family}.attention.head_count"]
+        )
+        rotated = int(self.number("dimension_count", head))
+        places = np.arange(0, rotated, 2, dtype=np.float64) / rotated
+        return (base**-places).astype(np.float32)
+
+
+def _factors(file: GgufFile, rope: _Rope) -> Floats | None:
+    """[pairs]: divisors of the frequencies, of Llama 3 or LongRoPE.
+
+    LongRoPE has factors for texts within the length that the model was first trained on, and others
+    for longer ones. As in llama.cpp, the context decides, not the text: a token's rotation would
+    otherwise change while an answer grows.
+    """
+    tensors = {tensor.name: tensor for tensor in file.tensors}
+    context = file.fields.get(f"{rope.family}.context_length", 0)
+    long = context > rope.number("scaling.original_context_length", context)
+    names = ("rope_freqs.weight", f"rope_factors_{'long' if long else 'short'}.weight")
+    for name in names if rope.family in ("llama", "phi3") else ():
+        if name in tensors:
+            return tensors[name].data.view(np.float32)
+    return None
+
+
+class _Graph:
+    """The frontend's nodes by the ends of their names."""
+
+    def __init__(self, nodes: Mapping[str, Any], path: Path) -> None:
+        self._nodes, self._path = nodes, path
+
+    def node(self, name: str) -> Any:
+        if name not in self._nodes:
+            raise ModelError(
+                f"{self._path}: the graph that OpenVINO made has no {name}, so its positions "
+                "cannot be mended; paceline needs OpenVINO 2026.4"
+            )
+        return self._nodes[name]
+
+    def table(self, frequencies: Floats, scale: float = 1.0) -> tuple[Any, Any]:
+        """Outputs cos and sin, [1, n, 1, pairs], times `scale`."""
+        from openvino import opset13
+
+        places = opset13.convert(self.node("inp_pos"), "f32")
+        rows = opset13.transpose(places, np.array([0, 3, 1, 2]))
+        angles = opset13.multiply(rows, frequencies.reshape(1, 1, 1, -1))
+        return tuple(
+            opset13.multiply(each, np.float32(scale)).output(0)
+            for each in (opset13.cos(angles), opset13.sin(angles))
+        )
+
+    def rotate(self, tables: Sequence[tuple[Any, Any]]) -> None:
+        """Rotate the halves of queries and keys by the table of each layer."""
+        for layer, table in enumerate(tables):
+            for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
+                given = self.node(f"{name}_normed").output(0)
+                self.node(f"{name}_rope").output(0).replace(_halves(given, *table))
+
+    def rotate_before_norm(self, name: str) -> None:
+        """Let the rotation read what its norm read, and the norm what the rotation gave."""
+        ends = ("_r", "_normed", "_rope")
+        plain, normed, rotated = (self.node(name + end).output(0) for end in ends)
+        readers = rotated.get_target_inputs()
+        of_norm, of_rope = plain.get_target_inputs(), normed.get_target_inputs()
+        for reader in of_rope:
+            reader.replace_source_output(plain)
+        for reader in of_norm:
+            reader.replace_source_output(rotated)
+        for reader in readers:
+            reader.replace_source_output(normed)
+
+
+def _halves(given: Any, cos: Any, sin: Any) -> Any:
+    """Rotate [1, n, heads, size] by value i and i + size / 2 as a pair."""
+    from openvino import opset13
+
+    pairs = int(cos.get_partial_shape()[3].get_length())
+    first, second = opset13.variadic_split(given, np.int64(3), np.array([pairs, -1])).outputs()
+    parts = [
+        opset13.subtract(opset13.multiply(first, cos), opset13.multiply(second, sin)),
+        opset13.add(opset13.multiply(second, cos), opset13.multiply(first, sin)),
+    ]
+    return opset13.concat(parts, 3).output(0)

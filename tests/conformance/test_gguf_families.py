@@ -1,0 +1,124 @@
+"""Every family of GGUF files that is opened as it is: exact, and equal to transformers.
+
+Each is a tiny random checkpoint, converted to a GGUF file. Windows are of 16 tokens and scaled
+positions begin at 64 or 128, so that the texts here pass both.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import Engine
+from paceline.engines.invariance import CONDITIONS, measure_invariance
+from paceline.errors import ModelError
+from paceline.models import resolve
+from paceline.models.gguf import FAMILIES
+from support.engine_rows import random_text, run
+from support.tiny_checkpoints import FORMS, write_checkpoint, write_gguf_of
+
+REFUSED = {"exaone4", "exaone4-window", "gemma2", "glm4_moe", "gpt_oss", "gpt_oss-mxfp4"}
+REFUSED |= {"minicpm", "ministral3"}
+"""Forms that OpenVINO 2026.4 opens and computes otherwise than transformers, or does not open."""
+CONTEXT = 512
+EXACT = sorted(FORMS.keys() - REFUSED)
+
+
+def opened(path: Path) -> Engine:
+    settings = EngineSettings(cache_tokens=3 * CONTEXT)
+    return open_engine("openvino", path, CONTEXT, settings)
+
+
+def logits_of(engine: Engine, text: list[int]) -> np.ndarray:
+    """[tokens, vocab]: the text as a prompt."""
+    (found,) = run(engine, prompts=[(engine.open(), text, len(text))])
+    return found
+
+
+def apart(found: np.ndarray, expected: np.ndarray) -> float:
+    """The root mean square difference over that of the values themselves."""
+    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
+
+
+@pytest.mark.parametrize("form", EXACT)
+def test_rows_are_the_same_however_they_are_computed(form: str, tmp_path: Path):
+    engine = opened(write_gguf_of(form, tmp_path / "m.gguf"))
+    found = measure_invariance(engine)
+    assert found.keys() == {*CONDITIONS}
+    assert {name: each.differing for name, each in found.items()} == dict.fromkeys(found, 0)
+    text = random_text(engine, 160)
+    sequence = engine.open()
+    run(engine, prompts=[(sequence, text[:100], 1)])
+    sequence.commit(100)
+    whole = engine.step([(sequence, Block(text[100:], 60))]).logits[0].copy()
+    for rows in (2, 3, 7, 16):
+        for at in range(100, 160 - rows, rows):
+            found_rows = engine.step([(sequence, Block(text[at : at + rows], rows))]).logits[0]
+            assert np.array_equal(found_rows, whole[at - 100 : at - 100 + rows]), (rows, at)
+            sequence.commit(rows)
+        sequence.rewind(100)
+
+
+@pytest.mark.parametrize("form", EXACT)
+def test_taps_are_as_wide_as_the_model_and_change_nothing(form: str, tmp_path: Path):
+    path = write_gguf_of(form, tmp_path / "m.gguf")
+    plain = opened(path)
+    text = random_text(plain, 20)
+    layers = (0, 1)
+    tapped = open_engine("openvino", path, CONTEXT, EngineSettings(taps=layers))
+    result = tapped.step([(tapped.open(), Block(text, 3, prefill=True))])
+    assert np.array_equal(result.logits[0], logits_of(plain, text)[-3:])
+    assert {name: array.shape[0] for name, array in result.taps[0].items()} == {
+        f"tap.{layer}": 20 for layer in layers
+    }
+
+
+@pytest.mark.parametrize("form", sorted(REFUSED))
+def test_a_family_that_is_not_proven_is_refused_by_name(form: str, tmp_path: Path):
+    path = write_gguf_of(form, tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match=r"has the architecture .*; expected one of") as caught:
+        resolve(str(path), tmp_path / "cache")
+    assert str(path) in str(caught.value)
+
+
+def test_an_attention_that_pagedattention_does_not_compute_is_refused(tmp_path: Path):
+    with pytest.raises(ModelError, match="capped scores"):
+        opened(write_gguf_of("gemma2", tmp_path / "m.gguf"))
+
+
+def test_every_family_that_is_opened_is_tested_here(tmp_path: Path):
+    from gguf import GGUFReader
+
+    proven = set()
+    for form in EXACT:
+        fields = GGUFReader(write_gguf_of(form, tmp_path / f"{form}.gguf")).fields
+        proven.add(fields["general.architecture"].contents())
+    assert {*FAMILIES} == proven
+
+
+def test_llama_3_positions_need_the_factors_in_the_file(tmp_path: Path):
+    """With the tensor `rope_freqs` left out, the positions are others."""
+    with_factors = opened(write_gguf_of("llama3", tmp_path / "a.gguf"))
+    plain = {"rope_type": "default", "rope_theta": 500000.0}
+    without = opened(write_gguf_of("llama3", tmp_path / "b.gguf", rope_parameters=plain))
+    text = random_text(with_factors, 200)
+    assert apart(logits_of(without, text)[150:], logits_of(with_factors, text)[150:]) > 0.1
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("form", EXACT)
+def test_logits_are_those_of_transformers(form: str, tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    checkpoint = write_checkpoint(form, tmp_path / "m-checkpoint")
+    engine = opened(write_gguf_of(form, tmp_path / "m.gguf"))
+    text = random_text(engine, 410)
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    except (KeyError, ValueError) as error:
+        pytest.skip(f"this transformers has no {form}: {error}")
+    with torch.no_grad():
+        expected = model(torch.tensor([text])).logits[0].numpy()
+    assert apart(logits_of(engine, text), expected) < 5e-3
