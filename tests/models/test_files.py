@@ -89,11 +89,32 @@ def test_a_cut_off_graph_is_found_before_it_is_used(keep: float, exported: Path)
     assert "not a complete OpenVINO graph" in refusal(exported)
 
 
-def test_a_prepared_folder_with_a_cut_off_file_is_refused(tiny_files: ModelFiles, tmp_path: Path):
+def test_a_prepared_folder_with_a_cut_off_file_is_refused(tiny_int8: ModelFiles, tmp_path: Path):
     folder = tmp_path / "m"
-    shutil.copytree(tiny_files.folder, folder)
+    shutil.copytree(tiny_int8.folder, folder)
     os.truncate(folder / WEIGHTS, 1000)
     assert f"{WEIGHTS} has 1000 bytes, expected" in refusal(folder)
+
+
+def test_a_gguf_file_that_is_gone_is_named(tiny_files: ModelFiles, tmp_path: Path):
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_files.folder, folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["source"]["from"] = str(tmp_path / "moved.gguf")
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert f"{tmp_path / 'moved.gguf'} is gone" in refusal(folder)
+
+
+@pytest.mark.parametrize("lost", ["from", "fingerprint"])
+def test_a_manifest_that_does_not_say_where_the_weights_are_is_refused(
+    lost: str, tiny_files: ModelFiles, tmp_path: Path
+):
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_files.folder, folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["source"][lost]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert f"source has no {lost}" in refusal(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", TOKENIZER, "tokenizer_config.json"])

@@ -152,20 +152,6 @@ def test_a_gguf_file_that_says_nothing_of_sampling_has_no_settings(tiny_files: M
     assert (tiny_files.folder / GENERATION).exists()
 
 
-def test_settings_of_a_gguf_file_that_was_converted_earlier_are_read_now(tmp_path: Path):
-    path = write_tiny(tmp_path / "m.gguf", fields=SAMPLING)
-    first = resolve(str(path), tmp_path)
-    manifest = first.folder / "manifest.json"
-    value = json.loads(manifest.read_text())
-    del value["files"][GENERATION]
-    manifest.write_text(json.dumps(value))
-    (first.folder / GENERATION).unlink()
-    found = resolve(str(path), tmp_path)
-    assert found.folder == first.folder
-    assert found.settings == SAID
-    assert check_models(tmp_path) == 1
-
-
 def test_a_repetition_penalty_over_no_tokens_and_odd_values_are_left_out():
     assert from_gguf({**SAMPLING, "general.sampling.penalty_last_n": 0}).keys() == {
         *SAID.keys() - {"repetition_penalty"}

@@ -187,6 +187,7 @@ def _stored(rng: np.random.Generator, shape: tuple[int, ...], kind: Type) -> np.
     scale = rng.uniform(0.5, 1.5, blocks)
     if kind == Type.Q4_K:
         bits = rng.integers(0, 256, (blocks, 140), dtype=np.uint8)
+        bits[:, :4] |= 0xA0  # all eight scales are 32 or more: the zero points are near the codes
         whole = (scale * 4e-4).astype(np.float16).view(np.uint8).reshape(blocks, 2)
         least = (scale * 3e-3).astype(np.float16).view(np.uint8).reshape(blocks, 2)
         data = np.concatenate([whole, least, bits], axis=1)

@@ -148,10 +148,13 @@ class Batch:
         self._ids += (*block.tokens, *[_PADDING] * (rows - own))
         self._positions += range(table.length, table.length + rows)
         self._wanted += range(at + own - block.rows, at + own)
+        by_row = [] if self._rows is None else [self._rows]
         if block.prefill:
             self._blocks.add(table.length, rows, table.blocks(rows))
-        for sequences in (None if block.prefill else self._blocks, self._rows):
-            for row in range(rows) if sequences is not None else ():
+        else:
+            by_row.append(self._blocks)
+        for sequences in by_row:
+            for row in range(rows):
                 sequences.add(table.length + row, 1, table.blocks(row + 1))
 
     def inputs(self) -> dict[str, list[int] | int]:

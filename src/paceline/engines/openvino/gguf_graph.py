@@ -19,6 +19,7 @@ from paceline.engines.openvino.gguf_weights import exact_zero_points
 from paceline.engines.openvino.graph import BY_ROW, WANTED_ROWS
 from paceline.errors import ModelError
 from paceline.storage.gguf import read_gguf_graph
+from paceline.storage.gguf_file import read_gguf
 
 _SEQUENCES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
 _INPUTS = {"inp_tokens": "input_ids", "inp_pos": "position_ids", "inp_out_ids": WANTED_ROWS}
@@ -46,8 +47,9 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
         for node in source.get_ordered_ops()
         if node.get_type_name() == "ScaledDotProductAttention"
     ]
-    mend_positions(source, path, [window > 0 and _is_windowed(node) for node in attentions])
-    exact_zero_points(source)
+    file = read_gguf(path)
+    mend_positions(source, file, path, [window > 0 and _is_windowed(node) for node in attentions])
+    exact_zero_points(source, file)
     inputs = _Inputs()
     for old in source.get_parameters():
         if new := _INPUTS.get(old.get_friendly_name()):

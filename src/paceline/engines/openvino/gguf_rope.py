@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ModelError
-from paceline.storage.gguf_file import GgufFile, read_gguf
+from paceline.storage.gguf_file import GgufFile
 
 Floats = npt.NDArray[np.float32]
 
@@ -25,13 +25,12 @@ _GEMMA3_BASE = 10_000.0
 _SMOLLM3_PERIOD = 4
 
 
-def mend_positions(model: Any, path: Path, windowed: Sequence[bool]) -> None:
-    """Mend the frontend's graph `model` of the file `path`.
+def mend_positions(model: Any, file: GgufFile, path: Path, windowed: Sequence[bool]) -> None:
+    """Mend the frontend's graph `model` of `file`, at `path`.
 
     `windowed` says of each layer whether it has a sliding window. Raises ModelError for a graph
     without the nodes that are mended.
     """
-    file = read_gguf(path)
     family = file.fields.get("general.architecture")
     nodes = {
         found[1]: node

@@ -9,12 +9,19 @@ where g(x) are the sums of x over the 32 inputs of each group: a second product,
 whose weights are small and are stored in 8 bits. docs/decisions/gguf-weights.md has the figures.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.storage.gguf_file import GgufFile, Tensor
 from paceline.storage.int8 import as_int8
+
+Floats = npt.NDArray[np.float32]
+
+_WEIGHT = "weight.weight_"
+"""Begins the names of the frontend's nodes of weights; the rest is the tensor's name."""
 
 
 class _Groups(NamedTuple):
@@ -22,23 +29,25 @@ class _Groups(NamedTuple):
 
     codes: Any
     """Constant node."""
-    scale: npt.NDArray[np.float32]
+    scale: Floats
     """[out, groups, 1]"""
-    zero: npt.NDArray[np.float32]
-    """[out, groups, 1]"""
+    offset: Floats
+    """[out, groups, 1]: the weights are scale * codes - offset."""
 
 
-def exact_zero_points(model: Any) -> None:
-    """Rewrite all such matrices of `model` that are the weights of a product."""
+def exact_zero_points(model: Any, file: GgufFile) -> None:
+    """Rewrite all such matrices of `model`, made of `file`, that are the weights of a product."""
+    tensors = {tensor.name: tensor for tensor in file.tensors}
     sums: dict[tuple[str, int, int], Any] = {}
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "MatMul" and (found := _groups(node.input_value(1))):
+        if node.get_type_name() == "MatMul" and (found := _groups(node.input_value(1), tensors)):
             _rewrite(node, found, sums)
 
 
-def _groups(output: Any) -> _Groups | None:
+def _groups(output: Any, tensors: Mapping[str, Tensor]) -> _Groups | None:
     """The matrix behind a product's second input, if its zero points are fractional."""
     node = output.get_node()
+    tensor = tensors.get(node.get_friendly_name().removeprefix(_WEIGHT))
     if node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     if node.get_type_name() != "Reshape":
@@ -53,29 +62,49 @@ def _groups(output: Any) -> _Groups | None:
     zero, scale = (_constant(each.input_value(1)) for each in (subtract, multiply))
     if codes.get_type_name() != "Constant" or zero is None or scale is None:
         return None
-    return None if (zero == np.rint(zero)).all() else _Groups(codes, scale, zero)
+    if (zero == np.rint(zero)).all():
+        return None
+    # A group of equal weights has the scale 0, and no zero point.
+    exact = _offsets(tensor) if tensor is not None else None
+    return _Groups(codes, scale, scale * zero if exact is None else exact.reshape(scale.shape))
 
 
-def _constant(output: Any) -> npt.NDArray[np.float32] | None:
+def _offsets(tensor: Tensor) -> Floats | None:
+    """Offsets of a tensor's groups of 32 weights, in order; None for a type without offsets."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import Q4_K
+
+    kind = GGMLQuantizationType(tensor.kind).name
+    if kind in ("Q4_1", "Q5_1"):
+        blocks = tensor.data.reshape(-1, {"Q4_1": 20, "Q5_1": 24}[kind])
+        return -blocks[:, 2:4].copy().view(np.float16).astype(np.float32)
+    if kind in ("Q4_K", "Q5_K"):
+        blocks = tensor.data.reshape(-1, {"Q4_K": 144, "Q5_K": 176}[kind])
+        step = blocks[:, 2:4].copy().view(np.float16).astype(np.float32)
+        found: Floats = step * Q4_K.get_scale_min(blocks[:, 4:16])[1]
+        return found
+    return None
+
+
+def _constant(output: Any) -> Floats | None:
     node = output.get_node()
     if node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     if node.get_type_name() != "Constant":
         return None
-    values: npt.NDArray[np.float32] = node.get_data().astype(np.float32)
+    values: Floats = node.get_data().astype(np.float32)
     return values
 
 
 def _rewrite(product: Any, found: _Groups, sums: dict[tuple[str, int, int], Any]) -> None:
     from openvino import opset13
 
-    codes, scale, zero = found
+    codes, scale, offset = found
     out, groups, size = (int(each) for each in codes.get_output_shape(0))
-    whole = np.rint(zero)
-    # What rounding moved, beyond the range of the codes too, is in the second product.
     kind = codes.get_element_type()
     low, high = (-128, 127) if kind.get_type_name() == "i8" else (0, 2**kind.bitwidth - 1)
-    whole = whole.clip(low, high)
+    # What rounding moves, beyond the range of the codes too, is in the second product.
+    whole = np.rint(offset / np.where(scale == 0, np.inf, scale)).clip(low, high)
     zeros = opset13.convert(_typed(whole, kind), np.float16)
     steps = opset13.subtract(opset13.convert(codes, np.float16), zeros)
     values = opset13.multiply(steps, opset13.constant(scale.astype(np.float16)))
@@ -86,13 +115,13 @@ def _rewrite(product: Any, found: _Groups, sums: dict[tuple[str, int, int], Any]
     if key not in sums:
         split = opset13.reshape(given, np.array([0, 0, -1, groups, size]), True)
         sums[key] = opset13.reduce_mean(split, np.array([4]), False)
-    moved = as_int8((size * scale * (whole - zero)).reshape(out, groups))
+    moved = as_int8((size * (scale * whole - offset)).reshape(out, groups).astype(np.float32))
     first = opset13.matmul(given, weights, False, True)
     second = opset13.matmul(sums[key], moved, False, True)
     product.output(0).replace(opset13.add(first, second).output(0))
 
 
-def _typed(values: npt.NDArray[np.float32], kind: Any) -> Any:
+def _typed(values: Floats, kind: Any) -> Any:
     """A constant of whole numbers in the type `kind`."""
     import openvino as ov
     from openvino import opset13
