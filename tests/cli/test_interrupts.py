@@ -101,7 +101,7 @@ def test_ctrl_c_while_a_model_is_converted_leaves_nothing(
     environment: dict[str, str], tmp_path: Path, endless_gguf: Path
 ):
     environment["PACELINE_CACHE"] = str(tmp_path / "cache")
-    with started(environment, "pull", endless_gguf) as child:
+    with started(environment, "pull", f"{endless_gguf}@int8") as child:
         wait_for(child.stderr, b"building the graph")
         os.killpg(child.pid, signal.SIGINT)
         _, said = child.communicate(timeout=PATIENCE)

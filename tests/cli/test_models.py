@@ -47,12 +47,13 @@ def test_a_check_of_models_fails_with_exit_1(
     run: Run, refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
 ):
     environment["PACELINE_CACHE"] = str(tmp_path / "cache")
-    assert run("pull", tiny_gguf).returncode == 0
+    name = f"{tiny_gguf}@int8"
+    assert run("pull", name).returncode == 0
     assert json.loads(run("models", "--check", "--json").stdout) == {"checked": 1}
     (folder,) = models_dir(tmp_path / "cache").iterdir()
     os.truncate(folder / WEIGHTS, 1000)
     assert f"{WEIGHTS} has 1000 bytes" in refused("models", "--check", code=1)
-    assert "has 1000 bytes" in refused("generate", "x", "--model", tiny_gguf)
+    assert "has 1000 bytes" in refused("generate", "x", "--model", name)
 
 
 def test_a_model_that_cannot_be_fetched_is_one_line(
@@ -83,13 +84,13 @@ def test_a_file_that_is_no_model_is_refused_by_every_command(
 
 
 def test_an_openvino_folder_with_a_cut_off_piece_is_refused(
-    refused: Any, tiny_files: Any, tmp_path: Path
+    refused: Any, tiny_int8: Any, tmp_path: Path
 ):
     import shutil
 
     for piece in (GRAPH, WEIGHTS):
         folder = tmp_path / piece
-        shutil.copytree(tiny_files.folder, folder)
+        shutil.copytree(tiny_int8.folder, folder)
         os.truncate(folder / piece, 500)
         assert f"{piece} has 500 bytes" in refused("generate", "x", "--model", folder)
 
