@@ -95,7 +95,8 @@ def test_streams_may_be_interleaved_and_run_together(
 def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: list[list[int]]):
     import queue
 
-    from paceline.server.request import Done, Failed, ServerRequest
+    from paceline.runtime.result import Result
+    from paceline.server.request import ServerRequest
     from paceline.server.scheduler import Scheduler
 
     options = {"drafter": f"suffix+dflash:{drafter}", **OPTIONS}
@@ -113,9 +114,9 @@ def test_a_server_answers_several_at_once(model: Model, drafter: Path, plain: li
         answers: dict[int, list[int]] = {}
         while len(answers) < 4 * len(TEXTS):
             number, event = heard.get(timeout=120)
-            assert not isinstance(event, Failed), event
-            if isinstance(event, Done):
-                answers[number] = event.result.token_ids
+            assert not isinstance(event, Exception), event
+            if isinstance(event, Result):
+                answers[number] = event.token_ids
     finally:
         scheduler.close()
     assert [answers[number] for number in range(len(answers))] == plain * 4
