@@ -21,8 +21,6 @@ WITHOUT_ENGINE = {"zaya-lesson"}
 """Counts of multiplications and bytes: no engine's time and no engine's rows are in them."""
 
 RECORDS_TO_RENEW = {
-    "serving-throughput",
-    "soak",
     "verify",
 }
 """Made by an older engine, or before records said which. Take a name out when it is made again."""
