@@ -77,11 +77,7 @@ class Worker:
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()  # its loop ends
-        try:
-            self._process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._end()
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._errors.close()
@@ -99,6 +95,14 @@ class Worker:
             self._process.kill()
         self.close()
 
+    def _end(self) -> None:
+        """Wait for the end of the process, which is near; not for long."""
+        try:
+            self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
     def _read(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -108,7 +112,7 @@ class Worker:
 
     def _failed(self) -> ModelError:
         """The error of a process that ended too early, with its last line."""
-        self._process.wait()
+        self._end()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
         reason = next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
