@@ -43,8 +43,10 @@ _CONTEXT = 256
 _DEEP_CONTEXT = 4096
 _DEEP_ENOUGH = 4
 """Least ratio of the long context to the short one."""
-_PREFILL_SECONDS = 5.0
-_CHUNK = 512
+_PREFILL_SECONDS = 4.0
+"""Time for the prefill of the long context; if that is too little, only the short one is timed."""
+_CHUNKS = (64, 512)
+"""Tokens of its first chunk, which shows the rate, and of the others."""
 
 _ROUNDS = (2, 3, 9)
 """Rounds of any profile, of one that is stored, and at most."""
@@ -145,7 +147,8 @@ def _timed(engine: Engine, rows: Sequence[int]) -> CostProfile:
         if not _prefill_deep(engine, sequence, tokens[:deep], _DEEP_ENOUGH * context):
             return _profile(near, context)
         deep = sequence.length
-        far = _Times(engine, sequence, tokens[deep : deep + longest], rows, like=near)
+        block = tokens[deep : deep + longest]
+        far = _Times(engine, sequence, block, list(near.seconds), fewer=False)
     return _profile(near, context, far, deep)
 
 
@@ -174,7 +177,8 @@ def _prefill_deep(engine: Engine, sequence: KVSequence, tokens: list[int], least
     """Prefill what is missing of `tokens`, as far as time allows; False if less than `least`."""
     begin, started = sequence.length, perf_counter()
     while sequence.length < len(tokens) >= least:
-        _prefill(engine, sequence, tokens[sequence.length :][:_CHUNK])
+        chunk = _CHUNKS[sequence.length > begin]
+        _prefill(engine, sequence, tokens[sequence.length :][:chunk])
         taken = perf_counter() - started
         left = _PREFILL_SECONDS - taken
         expected = (sequence.length - begin) / taken * left
@@ -186,8 +190,8 @@ def _prefill_deep(engine: Engine, sequence: KVSequence, tokens: list[int], least
 class _Times:
     """Seconds of blocks of each T after the committed context, and whether their rows are equal.
 
-    Every T is compared, in a round that is not timed. If calls take long, fewer T are timed more
-    than once, and the others are left out; with `like`, the T of those times are timed.
+    Every T is compared, in a round that is not timed. If calls take long, only some of the T are
+    timed more than once, and the others are left out, unless `fewer` is false.
     """
 
     def __init__(
@@ -197,7 +201,7 @@ class _Times:
         block: list[int],
         rows: Sequence[int],
         *,
-        like: "_Times | None" = None,
+        fewer: bool = True,
     ) -> None:
         reference = engine.step([(sequence, Block(block, len(block)))]).logits[0].copy()
         self.compared = Compared()
@@ -206,13 +210,13 @@ class _Times:
         for count in rows:  # not timed: a first call may pack weights
             found = engine.step([(sequence, Block(block[:count], count))]).logits[0]
             self.compared += compare(found, reference[:count])
-        times: dict[int, list[float]] = {count: [] for count in (like.seconds if like else rows)}
+        times: dict[int, list[float]] = {count: [] for count in rows}
         started = perf_counter()
         least, stored, most = _ROUNDS
         for self.rounds in range(1, most + 1):
             for count, each in times.items():
                 each.append(engine.step([(sequence, Block(block[:count], count))]).seconds)
-            if self.rounds == 1 and like is None:
+            if self.rounds == 1 and fewer:
                 times = {count: times[count] for count in _few(times)}
             taken = perf_counter() - started
             if self.rounds >= least and taken > _LIMIT_SECONDS:
