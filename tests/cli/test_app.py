@@ -143,5 +143,5 @@ def test_without_the_extra_convert_says_which(refused: Any, tmp_path: Path):
     if importlib.util.find_spec("optimum"):
         pytest.skip("it is installed here")
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     assert "pip install 'paceline[convert]'" in refused("convert", tmp_path)

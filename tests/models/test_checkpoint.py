@@ -9,6 +9,8 @@ import pytest
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import DEFAULT_MODEL, QUIET, Progress, checkpoint, hub, pull, resolve
+from paceline.models.manifest import GGUF_WEIGHTS
+from support.tiny_checkpoints import write_checkpoint
 
 
 @pytest.fixture
@@ -57,9 +59,10 @@ def test_it_need_not_be_asked_for_where_it_can_be_run(folder: Path, tmp_path: Pa
     assert resolve(str(folder), tmp_path / "cache").engine == "mlx"
 
 
-def test_elsewhere_its_folder_says_how_to_use_it(folder: Path, tmp_path: Path):
-    with pytest.raises(ModelError, match=r"paceline convert .*.*--engine mlx"):
-        resolve(str(folder), tmp_path / "cache")
+def test_elsewhere_it_is_converted(tmp_path: Path):
+    folder = write_checkpoint("qwen3", tmp_path / "checkpoint")
+    files = resolve(str(folder), tmp_path / "cache")
+    assert (files.engine, files.path.name) == ("openvino", GGUF_WEIGHTS)
 
 
 @pytest.mark.usefixtures("as_it_is")
@@ -197,9 +200,11 @@ def test_where_it_can_be_run_a_hub_name_may_mean_a_checkpoint(
         get("some/model", tmp_path / "cache", QUIET)
 
 
-def test_elsewhere_a_hub_name_means_the_openvino_form(
-    folder: Path, tmp_path: Path, with_hub: Callable[[dict[hub.FileSet, Path]], Hub]
+def test_elsewhere_a_checkpoint_of_the_hub_is_converted(
+    tmp_path: Path, with_hub: Callable[[dict[hub.FileSet, Path]], Hub]
 ):
-    with_hub({hub.CHECKPOINT: folder})
-    with pytest.raises(ModelError, match=r"nor an OpenVINO form.*paceline convert some/model"):
-        resolve("some/model", tmp_path / "cache")
+    made = with_hub({hub.CHECKPOINT: write_checkpoint("qwen3", tmp_path / "checkpoint")})
+    for _ in range(2):
+        files = resolve("some/model", tmp_path / "cache")
+        assert (files.engine, files.path.name) == ("openvino", GGUF_WEIGHTS)
+    assert made.asked == [hub.CHECKPOINT]

@@ -11,7 +11,7 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
-from paceline.models import QUIET, convert
+from paceline.models import QUIET, convert, hub
 from paceline.models.cache import models_dir
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.processes import Finished
@@ -30,7 +30,19 @@ def optimum(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def exporter(exported: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
+def of_another_family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that only optimum-intel may know."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    (folder / "config.json").write_text('{"model_type": "of another planet"}')
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).write_bytes(b"anything")
+    return folder
+
+
+@pytest.fixture
+def exporter(
+    exported: Path, of_another_family: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[list[str]]]:
     """An exporter that makes the tiny model, or ends as told; the commands it was given."""
 
     def exporter(code: int = 0, *lines: str, without: str = "") -> list[list[str]]:
@@ -44,6 +56,7 @@ def exporter(exported: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
             return Finished(code, lines)
 
         monkeypatch.setattr(exporting, "run_child", child)
+        monkeypatch.setattr(hub, "snapshot", lambda *_: of_another_family)
         return asked
 
     return exporter

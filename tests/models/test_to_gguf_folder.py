@@ -7,7 +7,8 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import QUIET
-from paceline.models.to_gguf import GGUF_NAME, plan, write_folder
+from paceline.models.manifest import GGUF_WEIGHTS
+from paceline.models.to_gguf import plan, write_folder
 from support.tiny_checkpoints import write_checkpoint
 
 
@@ -20,7 +21,7 @@ def test_a_folder_has_the_weights_and_what_is_read_beside_them(tmp_path: Path):
     work.mkdir()
     facts = write_folder(plan(source, "int8"), work, QUIET)
     assert {path.name for path in work.iterdir()} == {
-        *(GGUF_NAME, "config.json", "tokenizer.json"),
+        *(GGUF_WEIGHTS, "config.json", "tokenizer.json"),
         *("generation_config.json", "chat_template.jinja"),
     }
     assert facts.context_length == 512

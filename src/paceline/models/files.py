@@ -14,11 +14,12 @@ from pathlib import Path
 from paceline.errors import ModelError
 from paceline.models.generation_config import Settings, read_generation_config
 from paceline.models.hf_config import read_facts, read_template
-from paceline.models.manifest import GRAPH, REQUIRED, TOKENIZER, WEIGHTS, Facts, read_manifest
+from paceline.models.manifest import REQUIRED, TOKENIZER, VISUAL, Facts, read_manifest
 from paceline.models.template import ChatTemplate
 from paceline.models.thinking import Thinking
 from paceline.models.tokenizer import Tokenizer
 from paceline.storage.manifest import MANIFEST
+from paceline.storage.openvino import GRAPH, LANGUAGE, weights_of
 
 _CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
 
@@ -39,6 +40,8 @@ class ModelFiles:
     engine: str = "openvino"
     weights: Path | None = None
     """The GGUF file that the engine opens; None for a model of another format."""
+    graph: str = GRAPH
+    """Name of the graph of a model in OpenVINO's format."""
 
     @property
     def context_length(self) -> int:
@@ -55,7 +58,7 @@ class ModelFiles:
         """What its engine opens: a GGUF file, an OpenVINO graph with its weights, or the folder."""
         if self.weights is not None:
             return self.weights
-        return self.folder / GRAPH if self.engine == "openvino" else self.folder
+        return self.folder / self.graph if self.engine == "openvino" else self.folder
 
     @property
     def settings(self) -> Settings:
@@ -100,7 +103,9 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
     """
     if (folder / MANIFEST).exists():
         return _prepared(folder, name)
-    missing = [name for name in (*REQUIRED, "config.json") if not (folder / name).is_file()]
+    is_visual = not (folder / GRAPH).exists() and (folder / LANGUAGE).exists()
+    graph, required = (LANGUAGE, VISUAL) if is_visual else (GRAPH, REQUIRED)
+    missing = [name for name in (*required, "config.json") if not (folder / name).is_file()]
     if GRAPH in missing:
         raise ModelError(_no_graph(folder, missing))
     if missing:
@@ -108,10 +113,14 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
             f"{folder} is not a complete OpenVINO model: {', '.join(missing)} missing; "
             "export or download it again"
         )
-    _check_weights(folder)
+    parts = [name for name in required if name.endswith(".xml")]
+    for part in parts:
+        _check_weights(folder, part)
     facts, template = read_facts(folder), read_template(folder)
-    fingerprint = stat_fingerprint((folder / GRAPH, folder / WEIGHTS))
-    return ModelFiles(name, folder, facts, fingerprint, template, str(folder))
+    fingerprint = stat_fingerprint(
+        folder / name for part in parts for name in (part, weights_of(part))
+    )
+    return ModelFiles(name, folder, facts, fingerprint, template, str(folder), graph=graph)
 
 
 def _prepared(folder: Path, name: str) -> ModelFiles:
@@ -122,7 +131,7 @@ def _prepared(folder: Path, name: str) -> ModelFiles:
     if manifest.engine == "openvino" and weights is None:
         _check_weights(folder)
     kind = manifest.source.get("kind", "unknown")
-    hidden = ("kind", "sha256", "fingerprint")
+    hidden = ("kind", "sha256", "fingerprint", "identity")
     rest = " ".join(text for key, text in manifest.source.items() if key not in hidden)
     return ModelFiles(
         name,
@@ -150,19 +159,20 @@ def _no_graph(folder: Path, missing: list[str]) -> str:
     return f"{folder} is not an OpenVINO model: {', '.join(missing)} missing"
 
 
-def _check_weights(folder: Path) -> None:
+def _check_weights(folder: Path, name: str = GRAPH) -> None:
     """Raise ModelError for a truncated graph or truncated weights."""
+    weights = folder / weights_of(name)
     try:
-        graph = (folder / GRAPH).read_bytes()
-        size = (folder / WEIGHTS).stat().st_size
+        graph = (folder / name).read_bytes()
+        size = weights.stat().st_size
     except OSError as error:
         raise ModelError(f"cannot read {error.filename}: {error.strerror or error}") from error
     if not graph.rstrip().endswith(b"</net>"):
-        raise ModelError(f"{folder / GRAPH} is not a complete OpenVINO graph (truncated?)")
+        raise ModelError(f"{folder / name} is not a complete OpenVINO graph (truncated?)")
     end = max((int(at) + int(length) for at, length in _CONSTANT.findall(graph)), default=0)
     if end > size:
         raise ModelError(
-            f"{folder / WEIGHTS} has {size} bytes but the graph needs {end} (truncated?); "
+            f"{weights} has {size} bytes but the graph needs {end} (truncated?); "
             "fetch or export it again"
         )
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound, PacelineError
-from paceline.models.manifest import GRAPH, REQUIRED
+from paceline.models.manifest import REQUIRED, VISUAL
 from paceline.models.progress import Progress
+from paceline.storage.openvino import GRAPH, LANGUAGE
 
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 _TIMEOUT = 10
@@ -55,9 +56,16 @@ OPENVINO = FileSet(
     f"{{0}} has no OpenVINO form on the hub ({GRAPH}); convert it once with "
     "`paceline convert {0} --to openvino --weights int8`",
 )
+VISUAL_OPENVINO = FileSet(
+    VISUAL,
+    ("openvino_language_model.*", "openvino_text_embeddings_model.*", "*.json", "*.jinja"),
+    f"{{0}} has no OpenVINO form on the hub ({LANGUAGE})",
+)
+SAFETENSORS = "model*.safetensors"
+"""Other files of weights, such as consolidated.safetensors, hold the same a second time."""
 CHECKPOINT = FileSet(
     ("config.json", "tokenizer.json"),
-    ("*.json", "*.jinja", "*.safetensors"),
+    ("*.json", "*.jinja", SAFETENSORS),
     "{0} has no config.json on the hub, so it is not a Hugging Face checkpoint",
 )
 DRAFTER = FileSet(
@@ -97,7 +105,14 @@ def cached_names() -> list[str]:
     except CacheNotFound:
         return []
     names = [repo.repo_id for repo in found.repos if repo.repo_type == "model"]
-    return sorted(name for name in names if cached_snapshot(name) is not None)
+    return sorted(name for name in names if cached_openvino(name) is not None)
+
+
+def cached_openvino(name: str, revision: str | None = None) -> Path | None:
+    """Folder of a model in OpenVINO's format, if it is complete on this machine."""
+    forms = (OPENVINO, VISUAL_OPENVINO)
+    found = (cached_snapshot(name, files, revision=revision) for files in forms)
+    return next((folder for folder in found if folder is not None), None)
 
 
 def fetch_snapshot(

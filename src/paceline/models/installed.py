@@ -56,7 +56,7 @@ def list_models(cache: Path | None = None) -> list[Listed]:
         listed = _listed(folder, files)
         here[listed.name] = listed
     for name in hub.cached_names():
-        snapshot = hub.cached_snapshot(name)
+        snapshot = hub.cached_openvino(name)
         size = sum(file.stat().st_size for file in snapshot.iterdir()) if snapshot else 0
         listed = Listed(name, True, "from the hub", snapshot, size, fits=fits(size))
         here.setdefault(name, listed)

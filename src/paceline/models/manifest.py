@@ -13,17 +13,23 @@ from typing import Literal
 import paceline
 from paceline.errors import ModelError
 from paceline.models.progress import QUIET, Progress
+from paceline.storage import openvino
 from paceline.storage.coreml import CORE_ML, fingerprint_of
 from paceline.storage.files import read_json, sha256_of
 from paceline.storage.manifest import MANIFEST, FileRecord, check_files
 from paceline.storage.validation import Count, Positive, validated
 
 FORMAT, VERSION = "paceline-model", 1
-GRAPH = "openvino_model.xml"
-WEIGHTS = "openvino_model.bin"
+GRAPH = openvino.GRAPH
+WEIGHTS = openvino.weights_of(GRAPH)
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
 REQUIRED = (GRAPH, WEIGHTS, TOKENIZER)
+VISUAL = (
+    *(openvino.LANGUAGE, openvino.weights_of(openvino.LANGUAGE)),
+    *(openvino.EMBEDDINGS, openvino.weights_of(openvino.EMBEDDINGS), TOKENIZER),
+)
+"""Files of a model that also sees images. It runs with text alone."""
 GGUF_WEIGHTS = "model.gguf"
 """Graph and weights of a model that was converted to GGUF, in the same folder."""
 GGUF = "gguf file"

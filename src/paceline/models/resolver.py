@@ -6,6 +6,7 @@ network.
 """
 
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
@@ -13,10 +14,10 @@ from paceline.models import checkpoint, hub, hub_gguf, prepare
 from paceline.models.cache import models_dir
 from paceline.models.elsewhere import find, is_elsewhere
 from paceline.models.files import ModelFiles, open_folder
+from paceline.models.gguf_choice import SUFFIX
 from paceline.models.hub import FileSet, Repository
 from paceline.models.hub_download import check_disk, missing_bytes
 from paceline.models.hub_names import HubName, is_hub_name
-from paceline.models.manifest import GRAPH
 from paceline.models.names import (
     CORE_ML_SUFFIX,
     MLX_SUFFIX,
@@ -30,6 +31,7 @@ from paceline.models.names import (
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import REGISTRY
 from paceline.storage.manifest import MANIFEST
+from paceline.storage.openvino import GRAPH, LANGUAGE
 
 
 def resolve(
@@ -153,7 +155,7 @@ def _local(name: str, request: _Request) -> ModelFiles:
     if path.is_file():
         return prepare.from_gguf(path, models_dir(request.cache), request.progress)
     if path.is_dir():
-        return _open_folder(path.resolve(), name)
+        return _open_folder(path.resolve(), name, str(path.resolve()), request)
     if is_elsewhere(name):
         return _gguf(find(name), name, request)
     raise unknown(name)
@@ -164,7 +166,7 @@ def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
     is_whole = not (target.tag or target.file)
     if not request.refresh:
         if is_whole and (folder := _cached_folder(target)) is not None:
-            return _open_folder(folder, name)
+            return _open_folder(folder, name, _given(target), request)
         if (path := hub_gguf.cached(target)) is not None:
             return _gguf(path, name, request)
     found = _listing(target, name)
@@ -172,7 +174,7 @@ def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
         check_disk(found.name, missing_bytes(found, hub.paths_of(found, files)))
         revision = target.revision
         folder = hub.fetch_snapshot(found.name, request.progress, files, revision=revision)
-        return _open_folder(folder, name)
+        return _open_folder(folder, name, _given(target), request)
     path = hub_gguf.fetch(target, found, request.progress, to_use=not request.refresh)
     return _gguf(path, name, request)
 
@@ -193,17 +195,24 @@ def _file_set(found: Repository) -> FileSet | None:
     """What to fetch of a repository; None: one of its GGUF files."""
     if GRAPH in found.files:
         return hub.OPENVINO
-    weights = any(path.endswith(".safetensors") for path in found.files)
-    is_checkpoint = weights and "config.json" in found.files
-    return hub.CHECKPOINT if is_checkpoint and checkpoint.mlx_available() else None
+    if LANGUAGE in found.files:
+        return hub.VISUAL_OPENVINO
+    if not {*hub.CHECKPOINT.required} <= found.files.keys():
+        return None
+    weights = any(fnmatch(path, hub.SAFETENSORS) for path in found.files)
+    has_gguf = any(path.endswith(SUFFIX) for path in found.files)
+    return hub.CHECKPOINT if weights and (checkpoint.mlx_available() or not has_gguf) else None
 
 
 def _cached_folder(target: HubName) -> Path | None:
-    """Folder of a model that is here in its OpenVINO form, or as a checkpoint for mlx-lm."""
-    folder = hub.cached_snapshot(target.repository, revision=target.revision)
-    if folder is None and checkpoint.mlx_available():
-        folder = checkpoint.cached(target.repository, target.revision)
-    return folder
+    """Folder of a model that is here in its OpenVINO form, or as a checkpoint."""
+    folder = hub.cached_openvino(target.repository, target.revision)
+    return folder or checkpoint.cached(target.repository, target.revision)
+
+
+def _given(target: HubName) -> str:
+    """What a converted checkpoint of the hub is found by."""
+    return target.repository if target.revision is None else f"{target}@{target.revision}"
 
 
 def _gguf(path: Path, name: str, request: _Request) -> ModelFiles:
@@ -238,8 +247,11 @@ def _checkpoint(base: str, request: _Request) -> ModelFiles:
     )
 
 
-def _open_folder(folder: Path, name: str) -> ModelFiles:
-    """Open the model in `folder`; a checkpoint only where mlx-lm runs."""
-    if checkpoint.mlx_available() and checkpoint.is_checkpoint(folder):
+def _open_folder(folder: Path, name: str, given: str, request: _Request) -> ModelFiles:
+    """Open the model in `folder`; a checkpoint as it is where mlx-lm runs, else converted."""
+    if not checkpoint.is_checkpoint(folder):
+        return open_folder(folder, name)
+    if checkpoint.mlx_available():
         return checkpoint.open_checkpoint(folder, name)
-    return open_folder(folder, name)
+    models = models_dir(request.cache)
+    return prepare.from_checkpoint(folder, given, models, request.progress, name=name)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.decoding.types import tap_name
+from paceline.engines.openvino.visual import join_embeddings
 from paceline.errors import ModelError
+from paceline.storage.openvino import EMBEDDINGS, LANGUAGE
 
 WANTED_ROWS = "sampled_tokens_indices"
 """Input: [wanted] int64, rows of the call that get logits (OpenVINO GenAI's name)."""
@@ -29,8 +31,11 @@ def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
     import openvino as ov
     from openvino._offline_transformations import paged_attention_transformation
 
+    core = ov.Core()
     try:
-        model = ov.Core().read_model(path)
+        model = core.read_model(path)
+        if path.name == LANGUAGE:
+            model = join_embeddings(model, core.read_model(path.with_name(EMBEDDINGS)), path)
     except RuntimeError as error:
         raise ModelError(
             f"{path} cannot be read as an OpenVINO model ({_last_line(error)}); convert it again"

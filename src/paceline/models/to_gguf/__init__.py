@@ -5,7 +5,7 @@
 """
 
 from paceline.models.to_gguf.families import UnknownFamily
-from paceline.models.to_gguf.folder import GGUF_NAME, write_folder
+from paceline.models.to_gguf.folder import write_folder
 from paceline.models.to_gguf.writer import WEIGHTS, Plan, plan, write
 
-__all__ = ["GGUF_NAME", "WEIGHTS", "Plan", "UnknownFamily", "plan", "write", "write_folder"]
+__all__ = ["WEIGHTS", "Plan", "UnknownFamily", "plan", "write", "write_folder"]

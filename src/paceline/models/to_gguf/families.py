@@ -31,7 +31,7 @@ def family_of(config: Config) -> Family:
     if family is None:
         raise UnknownFamily(
             f"{config.path}: the family {config.model_type} cannot be converted; expected one of "
-            f"{', '.join(sorted(FAMILIES))}. A GGUF or OpenVINO form of the model may work"
+            f"{', '.join(sorted(FAMILIES))}"
         )
     config.values = {**family.defaults, **config.values}
     for name, values in {**family.only, "is_causal": (True, None)}.items():

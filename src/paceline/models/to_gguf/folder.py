@@ -5,11 +5,10 @@ from pathlib import Path
 
 from paceline.models.generation_config import GENERATION
 from paceline.models.hf_config import read_facts
-from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
+from paceline.models.manifest import GGUF_WEIGHTS, TEMPLATE, TOKENIZER, Facts
 from paceline.models.progress import Progress
 from paceline.models.to_gguf.writer import Plan, write
 
-GGUF_NAME = "model.gguf"
 _KEPT = (
     *("config.json", GENERATION, TOKENIZER, "tokenizer_config.json"),
     *(TEMPLATE, "chat_template.json"),
@@ -25,7 +24,7 @@ def write_folder(plan: Plan, work: Path, progress: Progress) -> Facts:
     folder = plan.shards.folder
     facts = read_facts(folder)
     with progress.task(f"converting {folder.name} to GGUF", plan.size) as update:
-        write(plan, work / GGUF_NAME, update)
+        write(plan, work / GGUF_WEIGHTS, update)
     for name in _KEPT:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, work / name)

@@ -1,0 +1,160 @@
+"""Checkpoints that become models in the cache folder: converted once, opened as GGUF files."""
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.errors import MissingExtra, ModelError
+from paceline.models import QUIET, convert, list_models, prepare, resolve
+from paceline.models.cache import models_dir
+from paceline.models.manifest import GGUF_WEIGHTS
+from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
+from support.tiny_checkpoints import write_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain install."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "optimum" else real(name)
+    )
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with serving() as found:
+        use_hub(found, tmp_path / "hub", monkeypatch)
+        yield found
+
+
+def test_without_optimum_a_checkpoint_of_an_unknown_family_is_refused_by_name(
+    tmp_path: Path,
+):
+    checkpoint = write_checkpoint("qwen3", tmp_path / "checkpoint")
+    (checkpoint / "config.json").write_text('{"model_type": "lfm2"}')
+    with pytest.raises(ModelError, match=r"the family lfm2 .*`pip install"):
+        convert(str(checkpoint), "int8", tmp_path / "cache")
+    with pytest.raises(ModelError, match=r"the family lfm2 .*`pip install"):
+        resolve(str(checkpoint), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_family_that_does_not_run_here_yet_is_refused_by_name(tmp_path: Path):
+    folder = write_checkpoint("minicpm", tmp_path / "checkpoint")
+    with pytest.raises(ModelError, match=r"of the family minicpm do not run here yet; expected"):
+        convert(str(folder), "int8", tmp_path / "cache")
+
+
+def test_a_checkpoint_is_converted_when_it_is_used(tmp_path: Path):
+    folder, cache = write_checkpoint("qwen3", tmp_path / "checkpoint"), tmp_path / "cache"
+    files = resolve(str(folder), cache)
+    assert files.path == files.folder / GGUF_WEIGHTS
+    assert files.context_length == 512
+    assert files.name == str(folder)
+    text = "and then"
+    assert files.tokenizer().decode(files.tokenizer().encode(text)) == text
+    made = files.path.stat().st_mtime_ns
+    assert resolve(str(folder), cache).path.stat().st_mtime_ns == made
+    assert resolve(f"{folder}@int8", cache).fingerprint == files.fingerprint
+    names = [model.name for model in list_models(cache) if model.folder == files.folder]
+    assert names == [f"{folder}@int8"]
+    assert [path.name for path in models_dir(cache).iterdir()] == [files.folder.name]
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "f16"])
+def test_a_converted_checkpoint_runs(weights: str, tmp_path: Path):
+    folder = write_checkpoint("llama3", tmp_path / "checkpoint", dtype="BF16")
+    files = convert(str(folder), weights, tmp_path / "cache")
+    engine = open_engine("openvino", files.path, files.context_length, EngineSettings())
+    rows = engine.step([(engine.open(), Block([5, 9, 2, 14, 7], 5))]).logits[0]
+    assert rows.shape == (5, 320)
+    assert np.isfinite(rows).all()
+
+
+def test_a_checkpoint_of_the_hub_is_fetched_and_converted_when_it_is_used(
+    fake: FakeHub, tmp_path: Path
+):
+    folder, cache = write_checkpoint("qwen3", tmp_path / "checkpoint"), tmp_path / "cache"
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    twice = {"original/model.safetensors": b"the same", "consolidated.safetensors": b"again"}
+    fake.repositories["owner/tiny"] = FakeRepository({**files, **twice})
+    found = resolve("owner/tiny", cache)
+    assert found.path == found.folder / GGUF_WEIGHTS
+    assert found.name == "owner/tiny"
+    (fetched,) = [each.path for each in fake.downloads()]
+    assert fetched.endswith("model.safetensors")
+    fake.asked.clear()
+    assert resolve("owner/tiny", cache).folder == found.folder
+    assert resolve("owner/tiny@int8", cache).folder == found.folder
+    assert fake.asked == []
+
+
+def test_a_checkpoint_whose_files_have_changed_is_converted_again(tmp_path: Path):
+    cache, sizes = models_dir(tmp_path / "cache"), list[int]()
+    for vocabulary in (320, 352):
+        folder = write_checkpoint("qwen3", tmp_path / "checkpoint", vocab_size=vocabulary)
+        made = prepare.from_checkpoint(folder, "owner/tiny", cache, QUIET, name="x").path
+        sizes.append(made.stat().st_size)
+        time = made.stat().st_mtime_ns
+        again = prepare.from_checkpoint(folder, "owner/tiny", cache, QUIET, name="x").path
+        assert (again, again.stat().st_mtime_ns) == (made, time)
+    assert sizes[0] < sizes[1]
+    assert len([*cache.iterdir()]) == 1
+
+
+def test_a_revision_of_a_checkpoint_is_a_model_of_its_own(fake: FakeHub, tmp_path: Path):
+    cache, files = tmp_path / "cache", []
+    for vocabulary in (320, 352):
+        folder = write_checkpoint("qwen3", tmp_path / "checkpoint", vocab_size=vocabulary)
+        files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    fake.repositories["owner/tiny"] = FakeRepository(files[0], older=files[1])
+    main, older = resolve("owner/tiny", cache), resolve("owner/tiny", cache, revision="v1")
+    assert main.folder != older.folder
+    assert main.path.stat().st_size < older.path.stat().st_size
+    assert resolve("owner/tiny", cache).folder == main.folder
+
+
+def test_a_repository_without_a_tokenizer_is_refused(fake: FakeHub, tmp_path: Path):
+    folder = write_checkpoint("qwen3", tmp_path / "checkpoint")
+    (folder / "tokenizer.json").unlink()
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    fake.repositories["owner/tiny"] = FakeRepository(files)
+    with pytest.raises(ModelError, match=r"tokenizer\.json") as caught:
+        convert("owner/tiny", "int8", tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ModelError, match="owner/tiny"):
+        resolve("owner/tiny", tmp_path / "cache")
+
+
+def test_a_truncated_checkpoint_leaves_nothing_behind(tmp_path: Path):
+    folder = write_checkpoint("qwen3", tmp_path / "checkpoint")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="not a complete safetensors file"):
+        resolve(str(folder), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_too_small_a_disk_is_said_before_the_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = write_checkpoint("qwen3", tmp_path / "checkpoint")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(ModelError, match="the disk is full"):
+        convert(str(folder), "int8", tmp_path / "cache")
+    assert [*tmp_path.rglob("*.gguf")] == []
+
+
+def test_weights_that_are_not_safetensors_need_the_extra(tmp_path: Path):
+    folder = write_checkpoint("qwen3", tmp_path / "checkpoint")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(MissingExtra, match=r"pip install 'paceline\[convert\]'"):
+        convert(str(folder), "int8", tmp_path / "cache")
