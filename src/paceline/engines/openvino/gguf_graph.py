@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.decoding.types import tap_name
 from paceline.engines.openvino.gguf_rope import mend_positions
+from paceline.engines.openvino.gguf_values import mend_values
 from paceline.engines.openvino.gguf_weights import exact_zero_points
 from paceline.engines.openvino.graph import BY_ROW, WANTED_ROWS
 from paceline.errors import ModelError
@@ -49,6 +50,7 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
     ]
     file = read_gguf(path)
     mend_positions(source, file, path, [window > 0 and _is_windowed(node) for node in attentions])
+    mend_values(source, file)
     exact_zero_points(source, file)
     inputs = _Inputs()
     for old in source.get_parameters():

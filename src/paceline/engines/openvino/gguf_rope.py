@@ -2,10 +2,11 @@
 
 Found by comparing tiny models with transformers (tests/conformance/test_gguf_families.py): it
 leaves out the factors of Llama 3 and LongRoPE and Gemma 3's linear scaling, rotates pairs and not
-halves in qwen3moe, rotates the layers of SmolLM3 that have no positions, and normalizes queries and
-keys of Hunyuan before the rotation instead of after it.
+halves in qwen3moe, rotates the layers of SmolLM3 that have no positions, normalizes queries and
+keys of Hunyuan before the rotation instead of after it, and takes Ministral's YaRN for another's.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,10 +57,29 @@ def mend_positions(model: Any, file: GgufFile, path: Path, windowed: Sequence[bo
         for layer in range(_SMOLLM3_PERIOD - 1, len(windowed), _SMOLLM3_PERIOD):
             for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
                 graph.node(f"{name}_rope").output(0).replace(graph.node(f"{name}_r").output(0))
+    elif family == "mistral3":
+        _mend_ministral(graph, rope, len(windowed))
     elif family == "hunyuan-dense":
         for layer in range(len(windowed)):
             for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
                 graph.rotate_before_norm(name)
+
+
+def _mend_ministral(graph: "_Graph", rope: "_Rope", layers: int) -> None:
+    """Rotate without YaRN's usual scale, and scale queries behind the first training length.
+
+    The scale 1 + 0.1 ln(factor) is divided by itself where the file has a yarn_log_multiplier; a
+    query at position p is multiplied by 1 + beta ln(1 + floor(p / length)), as in Llama 4.
+    """
+    factor = rope.number("scaling.factor", 1)
+    if rope.field("scaling.yarn_log_multiplier") and factor > 1:
+        for name in ("rope_cos", "rope_sin"):
+            graph.multiply(name, np.float32(1 / (1 + 0.1 * math.log(factor))))
+    beta = rope.file.fields.get(f"{rope.family}.attention.temperature_scale", 0)
+    if beta:
+        scale = graph.temperature(beta, rope.number("scaling.original_context_length", 1))
+        for layer in range(layers):
+            graph.multiply(f"blk.{layer}.Qcur_rope", scale)
 
 
 class _Rope(NamedTuple):
@@ -130,6 +150,26 @@ class _Graph:
             opset13.multiply(each, np.float32(scale)).output(0)
             for each in (opset13.cos(angles), opset13.sin(angles))
         )
+
+    def temperature(self, beta: float, length: float) -> Any:
+        """Output [1, n, 1, 1]: what queries at their positions are multiplied by."""
+        from openvino import opset13
+
+        places = opset13.convert(self.node("inp_pos"), "f32")
+        rows = opset13.transpose(places, np.array([0, 3, 1, 2]))
+        whole = opset13.floor(opset13.divide(rows, np.float32(length)))
+        logs = opset13.log(opset13.add(whole, np.float32(1)))
+        return opset13.add(opset13.multiply(logs, np.float32(beta)), np.float32(1)).output(0)
+
+    def multiply(self, name: str, by: Any) -> None:
+        """Multiply what the node `name` gives to its readers."""
+        from openvino import opset13
+
+        output = self.node(name).output(0)
+        readers = output.get_target_inputs()
+        product = opset13.multiply(output, by).output(0)
+        for reader in readers:
+            reader.replace_source_output(product)
 
     def rotate(self, tables: Sequence[tuple[Any, Any]]) -> None:
         """Rotate the halves of queries and keys by the table of each layer."""
