@@ -68,14 +68,21 @@ def test_a_checkpoint_is_converted_when_it_is_used(tmp_path: Path):
     assert [path.name for path in models_dir(cache).iterdir()] == [files.folder.name]
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4", "f16"])
-def test_a_converted_checkpoint_runs(weights: str, tmp_path: Path):
-    folder = write_checkpoint("llama3", tmp_path / "checkpoint", dtype="BF16")
+@pytest.mark.parametrize(
+    ("form", "weights"),
+    [
+        *[("llama3", weights) for weights in ("int8", "int4", "f16")],
+        *[("qwen3_moe", "int4"), ("gemma4_text", "int4"), ("gpt_oss-mxfp4", "int8")],
+    ],
+)
+def test_a_converted_checkpoint_runs(form: str, weights: str, tmp_path: Path):
+    folder = write_checkpoint(form, tmp_path / "checkpoint", dtype="BF16")
     files = convert(str(folder), weights, tmp_path / "cache")
     engine = open_engine("openvino", files.path, files.context_length, EngineSettings())
     rows = engine.step([(engine.open(), Block([5, 9, 2, 14, 7], 5))]).logits[0]
     assert rows.shape == (5, 320)
     assert np.isfinite(rows).all()
+    assert rows.std() > 0.1
 
 
 def test_a_checkpoint_of_the_hub_is_fetched_and_converted_when_it_is_used(

@@ -20,7 +20,17 @@ from paceline.models.progress import Progress
 from paceline.storage.gguf_file import GgufFile, read_gguf, short
 
 FAMILIES = (
-    *("gemma", "gemma3", "gemma4", "gpt-oss", "hunyuan-dense", "llama", "minicpm", "mistral3"),
+    *(
+        "exaone4",
+        "gemma",
+        "gemma3",
+        "gemma4",
+        "gpt-oss",
+        "hunyuan-dense",
+        "llama",
+        "minicpm",
+        "mistral3",
+    ),
     *("olmoe", "phi3", "qwen2", "qwen3", "qwen3moe", "smollm3"),
 )
 """`general.architecture` of the families that tests/conformance/test_gguf_families.py proves."""

@@ -2,8 +2,9 @@
 
 Found by comparing tiny models with transformers (tests/conformance/test_gguf_families.py): it
 leaves out the factors of Llama 3 and LongRoPE and Gemma 3's linear scaling, rotates pairs and not
-halves in qwen3moe, rotates the layers of SmolLM3 that have no positions, normalizes queries and
-keys of Hunyuan before the rotation instead of after it, and takes Ministral's YaRN for another's.
+halves in qwen3moe, rotates the layers of SmolLM3 and EXAONE 4 that have no positions, normalizes
+queries and keys of Hunyuan before the rotation instead of after it, and takes Ministral's YaRN for
+another's.
 """
 
 import math
@@ -40,12 +41,14 @@ def mend_positions(model: Any, file: GgufFile, path: Path, windowed: Sequence[bo
     }
     graph = _Graph(nodes, path)
     rope = _Rope(file, str(family))
+    for layer in _without_positions(str(family), windowed):
+        graph.leave_unrotated(layer)
     factors = _factors(file, rope)
     if factors is not None:
         cos, sin = graph.table(rope.frequencies() / factors, rope.number("scaling.attn_factor", 1))
         graph.node("rope_cos").output(0).replace(cos)
         graph.node("rope_sin").output(0).replace(sin)
-    elif family == "qwen3moe":
+    if family == "qwen3moe":
         table = graph.table(rope.frequencies())
         graph.rotate([table] * len(windowed))
     elif family == "gemma3":
@@ -53,16 +56,25 @@ def mend_positions(model: Any, file: GgufFile, path: Path, windowed: Sequence[bo
         linear = rope.field("scaling.type") == "linear"
         far = graph.table(rope.frequencies() / (rope.number("scaling.factor", 1) if linear else 1))
         graph.rotate([near if each else far for each in windowed])
-    elif family == "smollm3":
-        for layer in range(_SMOLLM3_PERIOD - 1, len(windowed), _SMOLLM3_PERIOD):
-            for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
-                graph.node(f"{name}_rope").output(0).replace(graph.node(f"{name}_r").output(0))
     elif family == "mistral3":
         _mend_ministral(graph, rope, len(windowed))
     elif family == "hunyuan-dense":
         for layer in range(len(windowed)):
             for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
                 graph.rotate_before_norm(name)
+
+
+def _without_positions(family: str, windowed: Sequence[bool]) -> list[int]:
+    """Layers that do not rotate: every fourth of SmolLM3, and EXAONE 4's among those with a window.
+
+    An EXAONE 4 without windows rotates in each.
+    """
+    layers = range(len(windowed))
+    if family == "smollm3":
+        return [*layers[_SMOLLM3_PERIOD - 1 :: _SMOLLM3_PERIOD]]
+    if family == "exaone4" and any(windowed):
+        return [layer for layer in layers if not windowed[layer]]
+    return []
 
 
 def _mend_ministral(graph: "_Graph", rope: "_Rope", layers: int) -> None:
@@ -119,7 +131,7 @@ def _factors(file: GgufFile, rope: _Rope) -> Floats | None:
     context = file.fields.get(f"{rope.family}.context_length", 0)
     long = context > rope.number("scaling.original_context_length", context)
     names = ("rope_freqs.weight", f"rope_factors_{'long' if long else 'short'}.weight")
-    for name in names if rope.family in ("llama", "phi3") else ():
+    for name in names if rope.family in ("exaone4", "llama", "phi3") else ():
         if name in tensors:
             return tensors[name].data.view(np.float32)
     return None
@@ -150,6 +162,12 @@ class _Graph:
             opset13.multiply(each, np.float32(scale)).output(0)
             for each in (opset13.cos(angles), opset13.sin(angles))
         )
+
+    def leave_unrotated(self, layer: int) -> None:
+        """Give queries and keys of a layer to attention as they were before the rotation."""
+        for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
+            before = self._nodes.get(f"{name}_normed") or self.node(f"{name}_r")
+            self.node(f"{name}_rope").output(0).replace(before.output(0))
 
     def temperature(self, beta: float, length: float) -> Any:
         """Output [1, n, 1, 1]: what queries at their positions are multiplied by."""
