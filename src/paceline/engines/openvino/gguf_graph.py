@@ -17,7 +17,7 @@ from paceline.decoding.types import tap_name
 from paceline.engines.openvino.gguf_norms import mend_norms
 from paceline.engines.openvino.gguf_rope import mend_positions
 from paceline.engines.openvino.gguf_values import mend_values
-from paceline.engines.openvino.gguf_weights import exact_zero_points
+from paceline.engines.openvino.gguf_weights import exact_zero_points, regroup_six_bits
 from paceline.engines.openvino.graph import BY_ROW, WANTED_ROWS
 from paceline.errors import ModelError
 from paceline.storage.gguf import read_gguf_graph
@@ -53,6 +53,7 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
     mend_positions(source, file, path, [window > 0 and _is_windowed(node) for node in attentions])
     mend_norms(source, file, path)
     mend_values(source, file)
+    regroup_six_bits(source)
     exact_zero_points(source, file)
     inputs = _Inputs()
     for old in source.get_parameters():
