@@ -11,8 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
-from paceline.models import gguf
+from paceline.models import gguf, resolve
 from paceline.models.progress import QUIET
 from paceline.storage.gguf_file import NumberArray, read_gguf
 from support.tiny import write_tiny
@@ -23,6 +25,8 @@ NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
 MEMORY = 16
 """Bytes of Python objects for each byte of a file, at most."""
+
+SETTINGS = EngineSettings(cache_tokens=512)
 
 LEAST_MEMORY = 2**20
 """What reading takes besides."""
@@ -301,3 +305,22 @@ def test_a_file_with_bytes_replaced_inserted_or_removed_is_read_or_refused(
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert peak < LEAST_MEMORY + MEMORY * len(content)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_with_wrong_bytes_is_run_or_refused(
+    data: st.DataObject, tiny_gguf: Path, path: Path, tmp_path: Path
+):
+    content = bytearray(tiny_gguf.read_bytes())
+    end = content.index(b"output_norm.weight") + 100
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(8, end))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    try:
+        files = resolve(str(path), tmp_path / "cache")
+        engine = open_engine("openvino", files.path, min(files.context_length, 512), SETTINGS)
+        engine.step([(engine.open(), Block([1, 2, 3], 3))])
+    except ModelError as error:
+        assert "\n" not in str(error)
+        assert str(path) in str(error) or str(tmp_path) in str(error)

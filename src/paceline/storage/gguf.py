@@ -21,6 +21,6 @@ def read_gguf_graph(path: Path) -> Any:
     frontend = FrontEndManager().load_by_framework("gguf")
     try:
         return frontend.convert(frontend.load(str(path)))
-    except RuntimeError as error:
+    except Exception as error:  # of the frontend, whose classes have no common base
         reason = str(error).strip().splitlines()[-1]
         raise ModelError(f"{path} cannot be opened by OpenVINO: {reason}") from error

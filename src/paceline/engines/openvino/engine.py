@@ -38,6 +38,9 @@ _ATTENTION = "an answer's rows one by one"
 stored profiles are then measured again, and so must be `benchmarks/results`
 (`tests/test_records.py`)."""
 
+_WEIGHTS = "as in the GGUF file, 1"
+"""The same for the graph that is made of a GGUF file, and its weights."""
+
 
 class OpenVinoEngine(PooledEngine[PrefillTable]):
     """The engine; see the top of this file. `step` is not thread-safe."""
@@ -74,9 +77,12 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             options["INFERENCE_NUM_THREADS"] = str(settings.threads)
         self._compile = partial(_compile, graph, settings.taps, options)
         model = _open(graph, settings.taps)
-        with ThreadPoolExecutor() as pool:
-            opened = [pool.submit(CompiledGraph, model, options) for _ in range(_copies(graph))]
-            self._graphs = [each.result() for each in opened]
+        try:
+            with ThreadPoolExecutor() as pool:
+                opened = [pool.submit(CompiledGraph, model, options) for _ in range(_copies(graph))]
+                self._graphs = [each.result() for each in opened]
+        except RuntimeError as error:
+            raise _does_not_run(graph, error) from error
         compiled = self._graphs[0].compiled
         self._threads: int = compiled.get_property("INFERENCE_NUM_THREADS")
         if len(self._graphs) > 1:
@@ -86,6 +92,9 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         self.vocab_size = compiled.output("logits").partial_shape[-1].get_length()
         self._pool = self._make_cache(settings, graph)
         self.warm_rows = _warm_rows(graph, self._graphs)
+        self._of_gguf = graph.suffix == ".gguf"
+        if self._of_gguf and not self.warm_rows:
+            self._check_shapes(graph)
 
     def open(self) -> PrefillTable:
         """A new, empty sequence."""
@@ -126,7 +135,21 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             ),
             "attention": _ATTENTION,
             "taps": ",".join(map(str, self.taps)),
+            **({"weights": _WEIGHTS} if self._of_gguf else {}),
         }
+
+    def _check_shapes(self, graph: Path) -> None:
+        """Run two rows: some faults of a GGUF file's metadata appear only then.
+
+        Raises ModelError.
+        """
+        sequence = self.open()
+        try:
+            self.step([(sequence, Block([0, 0], 1))])
+        except RuntimeError as error:
+            raise _does_not_run(graph, error) from error
+        finally:
+            sequence.close()
 
     def _choose_graph(self, work: Sequence[tuple[KVSequence, Block]]) -> tuple[CompiledGraph, int]:
         """The compiled graph for a call, and the call's least number of rows.
@@ -194,6 +217,11 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
     def _bind(self, graph: CompiledGraph) -> None:
         for name, (_, tensor) in self._cache.items():
             graph.bind(name, tensor)
+
+
+def _does_not_run(graph: Path, error: RuntimeError) -> ModelError:
+    reason = str(error).strip().splitlines()[-1]
+    return ModelError(f"{graph} cannot be run by OpenVINO: {reason}; fetch or convert it again")
 
 
 def _open(graph: Path, taps: Sequence[int]) -> Any:
