@@ -34,17 +34,17 @@ def test_one_lane_gives_the_rows_of_three(
     sizes: list[int], tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ):
     three = opened(tiny_files)
-    monkeypatch.setattr(engine, "_MOST_COPIED_BYTES", 0)
+    monkeypatch.setattr(engine, "memory_bytes", lambda: 0)
     one = opened(tiny_files)
     assert three.describe()["lanes"] != one.describe()["lanes"]
     assert np.array_equal(rows(three, sizes), rows(one, [12]))
 
 
-@pytest.mark.parametrize(("copied", "rows"), [(1 << 30, (2, 8, 32)), (0, (2,))])
+@pytest.mark.parametrize(("memory", "rows"), [(1 << 30, (2, 8, 32)), (0, (2,))])
 def test_large_weights_are_packed_by_one_call_for_each_compiled_graph(
-    copied: int, rows: tuple[int, ...], tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+    memory: int, rows: tuple[int, ...], tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(engine, "_MOST_COPIED_BYTES", copied)
+    monkeypatch.setattr(engine, "memory_bytes", lambda: memory)
     assert opened(tiny_files).warm_rows == (), "small ones are packed in no time"
     monkeypatch.setattr(engine, "_PACKED_AT_ONCE_BYTES", 0)
     large = opened(tiny_files, threads=1)

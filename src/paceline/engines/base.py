@@ -129,7 +129,7 @@ class EngineSettings:
         """
         if self.cache_tokens is not None:
             return self.cache_tokens
-        most = _CACHE_BYTES if self.contexts == 1 else max(_CACHE_BYTES, _memory_bytes() // 4)
+        most = _CACHE_BYTES if self.contexts == 1 else max(_CACHE_BYTES, memory_bytes() // 4)
         return min(self.contexts * context_length, most // max(slot_bytes, 1))
 
 
@@ -137,7 +137,8 @@ def _within(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """Memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

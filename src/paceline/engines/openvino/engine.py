@@ -19,15 +19,17 @@ from typing import Any
 import numpy as np
 
 from paceline.decoding.types import Block, Taps, tap_name
-from paceline.engines.base import EngineSettings, KVSequence, StepResult
+from paceline.engines.base import EngineSettings, KVSequence, StepResult, memory_bytes
 from paceline.engines.kv_blocks import BlockPool, PooledEngine, PrefillTable
 from paceline.engines.openvino.batch import Batch, CompiledGraph, is_deterministic, padded_rows
 from paceline.engines.openvino.gguf_graph import gguf_model
 from paceline.engines.openvino.graph import paged_model
 from paceline.errors import ModelError
 
-_MOST_COPIED_BYTES = 1 << 30
-"""Weights up to which the graph is compiled three times. Calls of a larger model take so long that
+_COPIES = 3
+_MOST_COPIED_SHARE = 0.1
+"""The graph is compiled `_COPIES` times where all copies of the weights, each of which is packed as
+well, take at most this share of the machine's memory. Calls of a larger model take so long that
 preparing a graph again adds little."""
 
 _PACKED_AT_ONCE_BYTES = 1 << 28
@@ -235,7 +237,8 @@ def _compile(graph: Path, taps: Sequence[int], options: Mapping[str, str]) -> Co
 def _copies(graph: Path) -> int:
     """Number of compiled graphs: one for all calls where copies would take too much memory."""
     weights = graph if graph.suffix == ".gguf" else graph.with_suffix(".bin")
-    return 1 if weights.exists() and weights.stat().st_size > _MOST_COPIED_BYTES else 3
+    size = weights.stat().st_size if weights.exists() else 0
+    return _COPIES if 2 * _COPIES * size <= _MOST_COPIED_SHARE * memory_bytes() else 1
 
 
 def _sizes(min_rows: int, threads: int) -> list[tuple[int, ...]]:
