@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import KVSequence, StepResult
+from paceline.models import ModelFiles
 from paceline.runtime.model import Model
 from support.scripts import BENCHMARKS, script
 
@@ -44,8 +46,10 @@ def _version(name: str, said: str | None) -> str | None:
 
 
 @pytest.fixture
-def today(model: Model) -> dict[str, str]:
-    return model.engine.describe()
+def today(tiny_int8: ModelFiles) -> dict[str, str]:
+    """Of the form that the default model has."""
+    settings = EngineSettings(cache_tokens=64)
+    return open_engine("openvino", tiny_int8.path, 64, settings).describe()
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
