@@ -20,7 +20,7 @@ from paceline.models.to_gguf import plan, write
 from support.engine_rows import random_text, run
 from support.tiny_checkpoints import FORMS, write_checkpoint, write_gguf_of, write_safetensors
 
-REFUSED = {"gemma2", "glm4_moe"}
+REFUSED = {"gemma2"}
 """Forms that OpenVINO 2026.4 opens and computes otherwise than transformers, or does not open."""
 CONTEXT = 512
 EXACT = sorted(FORMS.keys() - REFUSED)
@@ -86,6 +86,13 @@ def test_a_family_that_is_not_proven_is_refused_by_name(form: str, tmp_path: Pat
 def test_an_attention_that_pagedattention_does_not_compute_is_refused(tmp_path: Path):
     with pytest.raises(ModelError, match="capped scores"):
         opened(write_gguf_of("gemma2", tmp_path / "m.gguf"))
+
+
+def test_layers_that_predict_further_tokens_are_refused(tmp_path: Path):
+    more = {"glm4moe.nextn_predict_layers": 1}
+    path = write_gguf_of("glm4_moe", tmp_path / "m.gguf", fields=more)
+    with pytest.raises(ModelError, match="predict the tokens after the next"):
+        resolve(str(path), tmp_path / "cache")
 
 
 def test_a_window_in_unknown_layers_is_refused(tmp_path: Path):

@@ -20,18 +20,8 @@ from paceline.models.progress import Progress
 from paceline.storage.gguf_file import GgufFile, read_gguf, short
 
 FAMILIES = (
-    *(
-        "exaone4",
-        "gemma",
-        "gemma3",
-        "gemma4",
-        "gpt-oss",
-        "hunyuan-dense",
-        "llama",
-        "minicpm",
-        "mistral3",
-    ),
-    *("olmoe", "phi3", "qwen2", "qwen3", "qwen3moe", "smollm3"),
+    *("exaone4", "gemma", "gemma3", "gemma4", "glm4moe", "gpt-oss", "hunyuan-dense", "llama"),
+    *("minicpm", "mistral3", "olmoe", "phi3", "qwen2", "qwen3", "qwen3moe", "smollm3"),
 )
 """`general.architecture` of the families that tests/conformance/test_gguf_families.py proves."""
 
@@ -52,6 +42,11 @@ def check_supported(path: Path, source: GgufFile) -> None:
             f"{path} has the architecture {short(repr(family))}; expected one of "
             f"{', '.join(FAMILIES)}. Its Hugging Face checkpoint may work: "
             "`paceline convert FOLDER --to openvino`"
+        )
+    if source.fields.get(f"{family}.nextn_predict_layers"):
+        raise ModelError(
+            f"{path} has layers that predict the tokens after the next, which the openvino engine "
+            "cannot leave out; its Hugging Face checkpoint works: give its folder or hub name"
         )
     kinds = {tensor.kind: tensor for tensor in source.tensors}
     names = {GGMLQuantizationType(kind).name: tensor for kind, tensor in kinds.items()}
