@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.models import resolve
+from paceline.models.installed import check_models, list_models
 from paceline.models.shards import first_shard
+from support.tiny import write_tiny
 
 COUNT = 3
 
@@ -83,3 +87,20 @@ def test_a_whole_file_with_the_name_of_a_shard_is_refused_unless_it_is_the_only_
     assert first_shard(tmp_path / "m-00001-of-00001.gguf").is_file()
     with pytest.raises(ModelError, match=r"split.no is None, expected 0"):
         first_shard(tmp_path / "m-00001-of-00002.gguf")
+
+
+def test_a_split_model_is_joined_once_and_runs_as_the_whole_one(tmp_path: Path):
+    whole = write_tiny(tmp_path / "whole.gguf")
+    first = write_tiny(tmp_path / "m.gguf", split=8)
+    cache = tmp_path / "cache"
+    files = resolve(str(first), cache)
+    again = resolve(str(next(tmp_path.glob("m-00002-of-*.gguf"))), cache)
+    assert again == files
+    engines = [
+        open_engine("openvino", each.path, each.context_length, EngineSettings())
+        for each in (files, resolve(str(whole), cache))
+    ]
+    rows = [each.step([(each.open(), Block([1, 2, 3], 3))]).logits[0] for each in engines]
+    assert np.array_equal(*rows)
+    assert str(first) in {model.name for model in list_models(cache)}
+    assert check_models(cache) == 2

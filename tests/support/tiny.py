@@ -64,13 +64,14 @@ def write_tiny(
     seed: int = 0,
     fields: Mapping[str, Any] | None = None,
     exact: bool = False,
+    split: int = 0,
 ) -> Path:
-    """Write a tiny model and return its path.
+    """Write a tiny model and return its path; of the first shard, if it is split.
 
     `fields` replaces metadata (None leaves a field out). `exact` writes the same values as the
-    file of type `weights` has, as F32.
+    file of type `weights` has, as F32. `split` is the most tensors of a shard; 0: one file.
     """
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, split_max_tensors=split)
     for key, value in {**_fields(architecture, sizes), **(fields or {})}.items():
         if isinstance(value, str):
             writer.add_string(key, value)
@@ -97,7 +98,7 @@ def write_tiny(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return next(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if split else path
 
 
 def _fields(architecture: str, sizes: Mapping[str, int]) -> dict[str, Any]:

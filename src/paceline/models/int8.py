@@ -88,9 +88,14 @@ def _write_exact(path: Path, source: GgufFile, target: Path, progress: Progress)
         stored: npt.NDArray[Any] = exact.astype(dtypes[tensor.name][1])
         return stored
 
-    total = sum(dtypes[each.name][1].itemsize * prod(each.shape) for each in source.tensors)
+    forms = {
+        each.name: (kind, dtype.itemsize * prod(each.shape))
+        for each in source.tensors
+        for kind, dtype in (dtypes[each.name],)
+    }
+    total = sum(size for _, size in forms.values())
     with progress.task("reading weights", total) as update:
-        write_gguf(target, source, dtypes, values, update)
+        write_gguf(target, source, forms, values, update)
 
 
 def _build_graph(path: Path, exact: Path, progress: Progress) -> None:

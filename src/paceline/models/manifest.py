@@ -34,6 +34,8 @@ GGUF_WEIGHTS = "model.gguf"
 """Graph and weights of a model that was converted to GGUF, in the same folder."""
 GGUF = "gguf file"
 """`kind` of a model whose weights stay in the GGUF file `from`; the folder has the rest."""
+GGUF_SHARDS = "gguf shards"
+"""`kind` of a model whose shards were joined to `GGUF_WEIGHTS`."""
 
 
 @dataclasses.dataclass(frozen=True)

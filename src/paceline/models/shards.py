@@ -1,13 +1,17 @@
-"""Checks that the shards of a split GGUF model on this disk are all there, and belong together."""
+"""The shards of a split GGUF model: whether they are all there and belong together; joins them.
+
+OpenVINO's GGUF frontend opens one file only.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models.gguf_choice import shard_of
-from paceline.storage.gguf_file import GgufFile, read_gguf
+from paceline.models.progress import Progress
+from paceline.storage.gguf_file import GgufFile, read_gguf, write_gguf
 
-_NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
+_NUMBER, _COUNT, _TENSORS = _FIELDS = ("split.no", "split.count", "split.tensors.count")
 
 
 def first_shard(path: Path) -> Path:
@@ -26,6 +30,30 @@ def first_shard(path: Path) -> Path:
         )
     _check(paths)
     return paths[0]
+
+
+def shards_beside(path: Path) -> list[Path]:
+    """All shards of the model whose first shard is `path`; none if it is whole."""
+    shard = shard_of(path.name)
+    if shard is None or shard.total == 1:
+        return []
+    return [path.parent / name for name in shard.paths()]
+
+
+def join(paths: Sequence[Path], target: Path, progress: Progress) -> GgufFile:
+    """Write the model in the shards `paths` to `target`, and return its content.
+
+    Raises ModelError if a shard cannot be read, and OSError.
+    """
+    files = [read_gguf(path) for path in paths]
+    about = {name: value for name, value in files[0].fields.items() if name not in _FIELDS}
+    tensors = [tensor for file in files for tensor in file.tensors]
+    raw = {name: files[0].raw[name] for name in about}
+    forms = {tensor.name: (tensor.kind, tensor.data.nbytes) for tensor in tensors}
+    total = sum(size for _, size in forms.values())
+    with progress.task(f"joining {len(paths)} files of {paths[0].name}", total) as update:
+        write_gguf(target, GgufFile(about, raw, tensors), forms, lambda each: each.data, update)
+    return read_gguf(target)
 
 
 def _check(paths: Sequence[Path]) -> None:

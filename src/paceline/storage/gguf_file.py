@@ -200,7 +200,7 @@ class _Reader:
 def write_gguf(
     path: Path,
     source: GgufFile,
-    dtypes: Mapping[str, tuple[int, np.dtype[Any]]],
+    forms: Mapping[str, tuple[int, int]],
     values: Callable[[Tensor], npt.NDArray[Any]],
     update: Callable[[int], Any],
 ) -> None:
@@ -209,8 +209,8 @@ def write_gguf(
     Args:
         path: the file to write.
         source: its metadata and tensor names are kept.
-        dtypes: tensor name -> its type in GGUF and in numpy.
-        values: returns the weights of a tensor, in its shape and dtype.
+        forms: tensor name -> its type, a `GGMLQuantizationType`, and its bytes.
+        values: returns the weights of a tensor, of so many bytes.
         update: called with the bytes of weights written so far.
     """
     # Empty lists have lost their type, and the alignment is that of this writer.
@@ -225,11 +225,11 @@ def write_gguf(
             file.write(raw.data)
         offset = 0
         for tensor in source.tensors:
-            kind, dtype = dtypes[tensor.name]
+            kind, size = forms[tensor.name]
             name, sizes = tensor.name.encode(), tensor.shape[::-1]
             file.write(struct.pack("<Q", len(name)) + name)
             file.write(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset))
-            offset += _aligned(math.prod(sizes) * dtype.itemsize)
+            offset += _aligned(size)
         _pad(file)
         done = 0
         for tensor in source.tensors:
