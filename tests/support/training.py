@@ -17,7 +17,7 @@ from paceline.tools.train.answers import (
 
 WORDS = ["Hello", "this is one and the user", "2 + 2 = 12, and the", "a", "the"]
 SHORT = Settings(max_tokens=12)
-LOOPS = {"zebra": 64, "one two three": 128}
+LOOPS = {"Paris": 96, "banana": 64}
 """Prompts whose greedy answers go round in circles, and how many tokens it takes to notice."""
 
 

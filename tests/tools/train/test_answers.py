@@ -133,7 +133,7 @@ def test_an_answer_that_repeats_itself_ends_early(model: Model, write_prompts_fi
 def test_an_answer_that_ends_where_it_begins_to_repeat_itself_has_its_length(
     model: Model, write_prompts_file: Any, out: Path
 ):
-    make(model, write_prompts_file("zebra"), out, Settings(max_tokens=64))
+    make(model, write_prompts_file("banana"), out, Settings(max_tokens=64))
     assert entries(out)[0]["finish"] == "length"
 
 

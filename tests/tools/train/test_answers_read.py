@@ -34,7 +34,7 @@ def out(tmp_path: Path) -> Path:
 def test_answers_are_read_in_the_order_of_their_prompts(
     model: Model, write_prompts_file: Any, out: Path
 ):
-    words = ["Hello", "zebra", "a"]
+    words = ["Hello", "banana", "a"]
     # The one in the middle ends first.
     make(Asked(model), write_prompts_file(*words), out, Settings(max_tokens=80))
     assert [*entries(out)] == [1, 0, 2]

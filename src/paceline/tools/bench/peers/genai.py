@@ -46,7 +46,7 @@ class GenAi:
 
         self.name = name
         self.settings: Mapping[str, Any] = {
-            "graph": "paceline's",
+            "graph": "paceline's" if target.files.weights is None else "its own, of the GGUF file",
             "properties": dict(properties),
             "num_assistant_tokens": _DRAFT_TOKENS,
             "max_ngram_size": _NGRAM,
@@ -55,11 +55,11 @@ class GenAi:
         options: dict[str, object] = {**properties, "scheduler_config": scheduler()}
         if target.threads is not None:
             options["INFERENCE_NUM_THREADS"] = target.threads
-        folder = str(target.files.folder)
+        model = str(target.files.weights or target.files.folder)
         self._target = target
         self._pipelines = {
-            PLAIN: genai.LLMPipeline(folder, "CPU", **options),
-            LOOKUP: genai.LLMPipeline(folder, "CPU", prompt_lookup=True, **options),
+            PLAIN: genai.LLMPipeline(model, "CPU", **options),
+            LOOKUP: genai.LLMPipeline(model, "CPU", prompt_lookup=True, **options),
         }
 
     def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
