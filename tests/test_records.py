@@ -22,11 +22,6 @@ MACHINE = {"device", "threads", "lanes", "taps"}
 WITHOUT_ENGINE = {"zaya-lesson"}
 """Counts of multiplications and bytes: no engine's time and no engine's rows are in them."""
 
-RECORDS_TO_RENEW = {
-    "verify",
-}
-"""Made by an older engine, or before records said which. Take a name out when it is made again."""
-
 
 def outdated(recorded: object, today: Mapping[str, str]) -> list[str]:
     """What a recorded engine description says otherwise than today's; machines may differ."""
@@ -55,14 +50,8 @@ def today(tiny_int8: ModelFiles) -> dict[str, str]:
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_a_recorded_result_is_of_todays_engine(path: Path, today: dict[str, str]):
     faults = outdated(json.loads(path.read_text()).get("engine"), today)
-    if path.stem in RECORDS_TO_RENEW:
-        assert faults, f"{path.name} was made again: take it out of RECORDS_TO_RENEW"
-    elif path.stem not in WITHOUT_ENGINE:
+    if path.stem not in WITHOUT_ENGINE:
         assert faults == [], f"{path.name} is of another engine: make it again, or remove it"
-
-
-def test_only_records_that_are_there_wait_to_be_renewed():
-    assert {path.stem for path in RESULTS} >= RECORDS_TO_RENEW | WITHOUT_ENGINE
 
 
 @pytest.mark.parametrize(
