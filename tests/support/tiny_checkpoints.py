@@ -68,6 +68,7 @@ def _sliding(pattern: str) -> list[str]:
 
 FORMS: dict[str, dict[str, Any]] = {
     "llama": {**_SIZES, "model_type": "llama", "head_dim": 16},
+    "llama-mqa": {**_SIZES, "model_type": "llama", "head_dim": 16, "num_key_value_heads": 1},
     "llama3": {**_SIZES, "model_type": "llama", "rope_parameters": _LLAMA3},
     "llama-linear": {
         **_SIZES,

@@ -3,8 +3,8 @@
 Found by comparing tiny models with transformers (tests/conformance/test_gguf_families.py): it
 leaves out the factors of Llama 3 and LongRoPE and Gemma 3's linear scaling, rotates pairs and not
 halves in qwen3moe, rotates the layers of SmolLM3 and EXAONE 4 that have no positions, normalizes
-queries and keys of Hunyuan before the rotation instead of after it, and takes Ministral's YaRN for
-another's.
+queries and keys of Hunyuan before the rotation instead of after it, takes Ministral's YaRN for
+another's, and takes the rows of a single key head for heads.
 """
 
 import math
@@ -40,6 +40,8 @@ def mend_positions(model: Any, file: GgufFile, path: Path, windowed: Sequence[bo
         if (found := _NODE.search(node.get_friendly_name()))
     }
     graph = _Graph(nodes, path)
+    for layer in range(len(windowed)):
+        graph.separate_rows(f"blk.{layer}.Kcur")
     rope = _Rope(file, str(family))
     for layer in _without_positions(str(family), windowed):
         graph.leave_unrotated(layer)
@@ -150,6 +152,25 @@ class _Graph:
                 "cannot be mended; paceline needs OpenVINO 2026.4"
             )
         return self._nodes[name]
+
+    def separate_rows(self, name: str) -> None:
+        """Give a single head, [1, 1, n, size], the form of several, [1, n, 1, size].
+
+        Without it the rotation of pairs broadcasts all rows of one head over the positions of all.
+        """
+        from openvino import opset13
+
+        names = [name + end for end in ("_normed", "_r", "_b", "")]
+        found = next((self._nodes[each] for each in names if each in self._nodes), None)
+        if found is None:  # the layer shares the keys of another
+            return
+        given = found.output(0)
+        shape = given.get_partial_shape()
+        if shape[1] == 1 and shape[2].is_dynamic:
+            readers = given.get_target_inputs()
+            heads = opset13.reshape(given, np.array([1, -1, 1, shape[3].get_length()]), False)
+            for reader in readers:
+                reader.replace_source_output(heads.output(0))
 
     def table(self, frequencies: Floats, scale: float = 1.0) -> tuple[Any, Any]:
         """Outputs cos and sin, [1, n, 1, pairs], times `scale`."""
