@@ -5,7 +5,6 @@ conformance tests: slots are append-only (see `KVSequence`), and a row's logits 
 the number of rows in the call, nor on the row's place, nor on the other sequences.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from paceline.decoding.types import Best, Block, Logits, Taps
 from paceline.errors import InvalidRequest
+from paceline.storage.memory import memory_bytes
 
 COMPUTE_UNITS = ("all", "cpu-only", "cpu-and-gpu", "cpu-and-ne")
 """Where Core ML may run a model; `ct.ComputeUnit` has the same names."""
@@ -135,11 +135,6 @@ class EngineSettings:
 
 def _within(value: object, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
-
-
-def memory_bytes() -> int:
-    """Memory of this machine, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Engine(Protocol):

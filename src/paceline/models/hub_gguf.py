@@ -12,7 +12,6 @@ from typing import NamedTuple
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.cache import megabytes
-from paceline.models.fit import memory_bytes
 from paceline.models.gguf_choice import (
     SUFFIX,
     choose,
@@ -28,6 +27,7 @@ from paceline.models.hub import Repository
 from paceline.models.hub_download import download
 from paceline.models.hub_names import HubName, parse_hub_name
 from paceline.models.progress import Progress
+from paceline.storage.memory import memory_bytes
 
 _FOLDER = "models--"
 """Begins the name of a model's folder in the hub's cache."""

@@ -19,13 +19,12 @@ def first_shard(path: Path) -> Path:
 
     Raises ModelError if a shard is missing, damaged, or not of this model.
     """
-    shard = shard_of(path.name)
-    if shard is None or shard.total == 1:
+    paths = shards_beside(path)
+    if not paths:
         return path
-    paths = [path.parent / name for name in shard.paths()]
     if missing := [each.name for each in paths if not each.is_file()]:
         raise ModelError(
-            f"{path.name} is one of {shard.total} files of a model; {', '.join(missing)} "
+            f"{path.name} is one of {len(paths)} files of a model; {', '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing in {path.parent}"
         )
     _check(paths)
@@ -33,7 +32,7 @@ def first_shard(path: Path) -> Path:
 
 
 def shards_beside(path: Path) -> list[Path]:
-    """All shards of the model whose first shard is `path`; none if it is whole."""
+    """All shards of the model that the shard `path` is of; none if it is whole."""
     shard = shard_of(path.name)
     if shard is None or shard.total == 1:
         return []

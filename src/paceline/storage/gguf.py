@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
+from paceline.storage.openvino import reason_of
 
 
 def read_gguf_graph(path: Path) -> Any:
@@ -22,5 +23,4 @@ def read_gguf_graph(path: Path) -> Any:
     try:
         return frontend.convert(frontend.load(str(path)))
     except Exception as error:  # of the frontend, whose classes have no common base
-        reason = str(error).strip().splitlines()[-1]
-        raise ModelError(f"{path} cannot be opened by OpenVINO: {reason}") from error
+        raise ModelError(f"{path} cannot be opened by OpenVINO: {reason_of(error)}") from error

@@ -1,4 +1,4 @@
-"""Names of the files of an OpenVINO model, as its exporters write them."""
+"""Names of the files of an OpenVINO model, as its exporters write them; what its errors say."""
 
 GRAPH = "openvino_model.xml"
 LANGUAGE = "openvino_language_model.xml"
@@ -10,3 +10,8 @@ EMBEDDINGS = "openvino_text_embeddings_model.xml"
 def weights_of(graph: str) -> str:
     """Name of a graph's file of weights."""
     return graph.removesuffix(".xml") + ".bin"
+
+
+def reason_of(error: Exception) -> str:
+    """The last line of OpenVINO's message, which has the reason."""
+    return str(error).strip().splitlines()[-1]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.models import Progress
+from support.training import WORDS
 
 Telling = Callable[[Callable[[int], object]], Progress]
 WritePrompts = Callable[..., Path]
@@ -40,3 +41,13 @@ def write_prompts_file(tmp_path: Path) -> WritePrompts:
         return path
 
     return write
+
+
+@pytest.fixture
+def prompts(write_prompts_file: WritePrompts) -> Path:
+    return write_prompts_file(*WORDS)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "answers"

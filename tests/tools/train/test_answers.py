@@ -19,18 +19,6 @@ from paceline.tools.train.answers import (
 )
 from support.training import LOOPS, SHORT, WORDS, Asked, alone, entries, make, other_weights
 
-
-@pytest.fixture
-def prompts(write_prompts_file: Any) -> Path:
-    path: Path = write_prompts_file(*WORDS)
-    return path
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "answers"
-
-
 # -- what an answer is -----------------------------------------------------------------------------
 
 

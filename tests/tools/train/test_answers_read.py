@@ -17,18 +17,7 @@ from paceline.tools.train.answers import (
     held_out,
     read_answers,
 )
-from support.training import SHORT, WORDS, Asked, alone, entries, make
-
-
-@pytest.fixture
-def prompts(write_prompts_file: Any) -> Path:
-    path: Path = write_prompts_file(*WORDS)
-    return path
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "answers"
+from support.training import SHORT, Asked, alone, entries, make
 
 
 def test_answers_are_read_in_the_order_of_their_prompts(

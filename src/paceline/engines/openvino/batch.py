@@ -88,7 +88,7 @@ _PADDING = 0
 
 
 class _Sequences:
-    """What PagedAttention is told about the sequences of a call."""
+    """The sequences of a call, as PagedAttention takes them."""
 
     def __init__(self) -> None:
         self.longest = 0

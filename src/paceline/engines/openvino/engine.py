@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 
 from paceline.decoding.types import Block, Taps, tap_name
-from paceline.engines.base import EngineSettings, KVSequence, StepResult, memory_bytes
+from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine, PrefillTable
 from paceline.engines.openvino.batch import Batch, CompiledGraph, is_deterministic, padded_rows
 from paceline.engines.openvino.gguf_graph import gguf_model
 from paceline.engines.openvino.graph import paged_model
 from paceline.errors import ModelError
+from paceline.storage.memory import memory_bytes
+from paceline.storage.openvino import reason_of
 
 _COPIES = 3
 _MOST_COPIED_SHARE = 0.1
@@ -222,7 +224,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
 
 
 def _does_not_run(graph: Path, error: RuntimeError) -> ModelError:
-    reason = str(error).strip().splitlines()[-1]
+    reason = reason_of(error)
     return ModelError(f"{graph} cannot be run by OpenVINO: {reason}; fetch or convert it again")
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.decoding.types import tap_name
-from paceline.engines.openvino.gguf_norms import mend_norms
 from paceline.engines.openvino.gguf_rope import mend_positions
 from paceline.engines.openvino.gguf_values import mend_values
 from paceline.engines.openvino.gguf_weights import exact_zero_points, regroup_six_bits
@@ -51,8 +50,7 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
     ]
     file = read_gguf(path)
     mend_positions(source, file, path, [window > 0 and _is_windowed(node) for node in attentions])
-    mend_norms(source, file, path)
-    mend_values(source, file)
+    mend_values(source, file, path)
     regroup_six_bits(source)
     exact_zero_points(source, file)
     inputs = _Inputs()

@@ -80,7 +80,7 @@ def _without_positions(family: str, windowed: Sequence[bool]) -> list[int]:
 
 
 def _mend_ministral(graph: "_Graph", rope: "_Rope", layers: int) -> None:
-    """Rotate without YaRN's usual scale, and scale queries behind the first training length.
+    """Rotate without YaRN's usual scale, and scale queries after the first training length.
 
     The scale 1 + 0.1 ln(factor) is divided by itself where the file has a yarn_log_multiplier; a
     query at position p is multiplied by 1 + beta ln(1 + floor(p / length)), as in Llama 4.
@@ -176,9 +176,7 @@ class _Graph:
         """Outputs cos and sin, [1, n, 1, pairs], times `scale`."""
         from openvino import opset13
 
-        places = opset13.convert(self.node("inp_pos"), "f32")
-        rows = opset13.transpose(places, np.array([0, 3, 1, 2]))
-        angles = opset13.multiply(rows, frequencies.reshape(1, 1, 1, -1))
+        angles = opset13.multiply(self._positions(), frequencies.reshape(1, 1, 1, -1))
         return tuple(
             opset13.multiply(each, np.float32(scale)).output(0)
             for each in (opset13.cos(angles), opset13.sin(angles))
@@ -194,11 +192,16 @@ class _Graph:
         """Output [1, n, 1, 1]: what queries at their positions are multiplied by."""
         from openvino import opset13
 
-        places = opset13.convert(self.node("inp_pos"), "f32")
-        rows = opset13.transpose(places, np.array([0, 3, 1, 2]))
-        whole = opset13.floor(opset13.divide(rows, np.float32(length)))
+        whole = opset13.floor(opset13.divide(self._positions(), np.float32(length)))
         logs = opset13.log(opset13.add(whole, np.float32(1)))
         return opset13.add(opset13.multiply(logs, np.float32(beta)), np.float32(1)).output(0)
+
+    def _positions(self) -> Any:
+        """The rows' positions, [1, n, 1, 1] float32."""
+        from openvino import opset13
+
+        places = opset13.convert(self.node("inp_pos"), "f32")
+        return opset13.transpose(places, np.array([0, 3, 1, 2]))
 
     def multiply(self, name: str, by: Any) -> None:
         """Multiply what the node `name` gives to its readers."""

@@ -1,31 +1,42 @@
-"""Mends factors where OpenVINO 2026.4's GGUF frontend computes others than the model.
+"""Mends factors and norms where OpenVINO 2026.4's GGUF frontend computes others than the model.
 
 - gpt-oss: the chosen experts' logits go through a softmax. The frontend takes it over a dimension
   of size 1, so that each expert weighs 1.
 - GLM 4.5: an expert's weight is the sigmoid of its logit, and experts are chosen by the sum of it
   and a bias of their own. The frontend takes a softmax, and no bias.
 - MiniCPM: logits are divided by the file's logit_scale. The frontend multiplies.
+- EXAONE 4: what attention and feed-forward give is normalized, before it is added to the stream.
+  The frontend normalizes what they take.
 
 Found by comparing tiny models with others (tests/conformance/test_gguf_families.py).
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile
 
 _EXPERTS = "moe_w_sm"
 _PROBABILITIES = re.compile(r"blk\.(\d+)\.moe_probs$")
 _GATING, _SIGMOID = "glm4moe.expert_gating_func", 2
 _LOGIT_SCALE = "minicpm.logit_scale"
+_FAMILY = "exaone4"
+_SUBLAYERS = {"attn_norm": "attn_out", "ffn_norm": "ffn_out"}
+"""Norm -> what it follows."""
 
 
-def mend_values(model: Any, file: GgufFile) -> None:
-    """Mend the frontend's graph `model` of `file`."""
+def mend_values(model: Any, file: GgufFile, path: Path) -> None:
+    """Mend the frontend's graph `model` of `file`, at `path`.
+
+    Raises ModelError for a file that does not say which layers have its window.
+    """
     from openvino import opset13
 
+    _mend_norms(model, file, path)
     is_glm = file.fields.get("general.architecture") == "glm4moe"
     is_sigmoid = is_glm and file.fields.get(_GATING, _SIGMOID) == _SIGMOID
     biases = {each.name: each.data for each in file.tensors} if is_sigmoid else {}
@@ -56,3 +67,46 @@ def _choose_by_sigmoid(softmax: Any, bias: Any) -> None:
         for reader in weights.get_target_inputs():
             if reader.get_node().get_type_name() == "TopK":
                 reader.replace_source_output(chosen_by)
+
+
+def _mend_norms(model: Any, file: GgufFile, path: Path) -> None:
+    """Put EXAONE 4's norms after what they follow."""
+    if file.fields.get("general.architecture") != _FAMILY:
+        return
+    prefix = f"{_FAMILY}.attention."
+    if file.fields.get(f"{prefix}sliding_window") and (
+        f"{prefix}sliding_window_pattern" not in file.fields
+    ):
+        raise ModelError(
+            f"{path} has a sliding window and no {prefix}sliding_window_pattern, the layers that "
+            "have it; convert its checkpoint again"
+        )
+    epsilon = np.float32(file.fields[f"{prefix}layer_norm_rms_epsilon"])
+    nodes = {node.get_friendly_name().rpartition("blk.")[2]: node for node in model.get_ops()}
+    for layer in range(file.fields[f"{_FAMILY}.block_count"]):
+        for norm, sublayer in _SUBLAYERS.items():
+            before = nodes[f"{layer}.{norm}"]
+            taken = nodes[f"{layer}.{norm}.rms"].input_value(0)
+            weight = before.input_value(1)
+            _feed(before.output(0), taken)
+            given = nodes[f"{layer}.{sublayer}"].output(0)
+            readers = given.get_target_inputs()
+            normed = _rms_norm(given, weight, epsilon)
+            for reader in readers:
+                reader.replace_source_output(normed)
+
+
+def _feed(output: Any, value: Any) -> None:
+    """Let every reader of `output` read `value`."""
+    for reader in output.get_target_inputs():
+        reader.replace_source_output(value)
+
+
+def _rms_norm(given: Any, weight: Any, epsilon: np.float32) -> Any:
+    """Output of the form of `given`, divided by its root mean square and times `weight`."""
+    from openvino import opset13
+
+    squares = opset13.reduce_mean(opset13.power(given, np.float32(2)), np.array([-1]), True)
+    root = opset13.sqrt(opset13.add(squares, epsilon))
+    scaled = opset13.multiply(given, opset13.power(root, np.float32(-1)))
+    return opset13.multiply(scaled, weight).output(0)

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.decoding.types import tap_name
 from paceline.engines.openvino.visual import join_embeddings
 from paceline.errors import ModelError
-from paceline.storage.openvino import EMBEDDINGS, LANGUAGE
+from paceline.storage.openvino import EMBEDDINGS, LANGUAGE, reason_of
 
 WANTED_ROWS = "sampled_tokens_indices"
 """Input: [wanted] int64, rows of the call that get logits (OpenVINO GenAI's name)."""
@@ -38,7 +38,7 @@ def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
             model = join_embeddings(model, core.read_model(path.with_name(EMBEDDINGS)), path)
     except RuntimeError as error:
         raise ModelError(
-            f"{path} cannot be read as an OpenVINO model ({_last_line(error)}); convert it again"
+            f"{path} cannot be read as an OpenVINO model ({reason_of(error)}); convert it again"
         ) from error
     names = {name for port in model.inputs for name in port.names}
     if not {"input_ids", "beam_idx"} <= names or not model.get_sinks():
@@ -50,7 +50,7 @@ def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
         paged_attention_transformation(model)
     except RuntimeError as error:
         raise ModelError(
-            f"{path}: attention cannot be replaced by PagedAttention ({_last_line(error)}); "
+            f"{path}: attention cannot be replaced by PagedAttention ({reason_of(error)}); "
             "the openvino engine does not support this architecture"
         ) from error
     hidden = _gather_before_head(model, path)
@@ -120,7 +120,3 @@ def _layer_outputs(model: Any, hidden: Any, path: Path) -> list[Any]:
             "a layer; its layers cannot be tapped"
         )
     return sums[1::2]
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1]
