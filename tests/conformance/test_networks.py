@@ -10,7 +10,7 @@ import pytest
 from paceline.decoding.types import ComputedBlock, Proposal
 from paceline.drafters import DraftKV, RequestContext, create
 from paceline.drafters.dflash import DFlashDrafter
-from paceline.drafters.dflash.network import DraftCost
+from paceline.drafters.networks.context import DraftCost
 from support.dflash import Drafted, parts
 from support.networks import (
     FIRST_TOKENS,

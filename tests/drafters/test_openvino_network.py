@@ -9,12 +9,12 @@ import pytest
 
 from paceline.drafters.dflash import (
     Config,
-    ContextCache,
     HostKV,
     OpenVinoNetwork,
 )
 from paceline.drafters.dflash.network import measure_cost
-from paceline.drafters.dflash.target_weights import check_pair, read_target
+from paceline.drafters.networks.context import ContextCache
+from paceline.drafters.networks.target import check_pair, read_target
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from support.dflash import (

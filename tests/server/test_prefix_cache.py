@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import Block
-from paceline.drafters.dflash import ContextCache, HostKV
+from paceline.drafters.dflash import HostKV
+from paceline.drafters.networks.context import ContextCache
 from paceline.server.prefix_cache import CachedPrefix, PrefixCache
 from support.toy import ToyEngine
 

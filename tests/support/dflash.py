@@ -14,9 +14,9 @@ import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from paceline.drafters.dflash import Config, ContextCache, HostKV
-from paceline.drafters.dflash.network import DraftCost
-from paceline.drafters.dflash.target_weights import read_matrix, read_target
+from paceline.drafters.dflash import Config, HostKV
+from paceline.drafters.networks.context import ContextCache, DraftCost
+from paceline.drafters.networks.target import read_matrix, read_target
 from paceline.models import ModelFiles
 from paceline.tools.train.config import default_config
 from support import mlx

@@ -9,15 +9,15 @@ from typing import Any
 from paceline.decoding.types import Drafter
 from paceline.drafters.ahead import AheadDrafter
 from paceline.drafters.dflash import (
-    ContextCache,
     DFlashDrafter,
     MlxNetwork,
-    MlxTarget,
     Network,
     OpenVinoNetwork,
     read_config,
 )
 from paceline.drafters.model import DraftModel, ModelDrafter
+from paceline.drafters.networks.context import ContextCache
+from paceline.drafters.networks.mlx import MlxTarget
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recycle import RecycleDrafter
 from paceline.drafters.spec import DrafterPart, DrafterSpec, ngram_drafter

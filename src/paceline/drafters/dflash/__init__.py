@@ -9,17 +9,15 @@ head are the target's. `checkpoint` reads the files, `graph` builds the OpenVINO
 
 from paceline.drafters.dflash.checkpoint import Config, read_config
 from paceline.drafters.dflash.drafter import DFlashDrafter
-from paceline.drafters.dflash.mlx_network import MlxNetwork, MlxTarget
-from paceline.drafters.dflash.network import ContextCache, Network
+from paceline.drafters.dflash.mlx_network import MlxNetwork
+from paceline.drafters.dflash.network import Network
 from paceline.drafters.dflash.openvino_network import HostKV, OpenVinoNetwork
 
 __all__ = [
     "Config",
-    "ContextCache",
     "DFlashDrafter",
     "HostKV",
     "MlxNetwork",
-    "MlxTarget",
     "Network",
     "OpenVinoNetwork",
     "read_config",

@@ -4,7 +4,6 @@ Every fault of a checkpoint, or of a drafter for another target, is named in one
 anything is computed.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,19 +11,22 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from paceline.drafters.networks.config import HeadDim, One, PositiveFloat, Rope
+from paceline.drafters.networks.tensors import (
+    Array,
+    StoredTensor,
+    check_tensors,
+    stored_tensors,
+)
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, Positive, listed, validated
-
-Array = npt.NDArray[np.float32]
 
 ARCHITECTURE: Literal["DFlashDraftModel"] = "DFlashDraftModel"
 CONFIG = "config.json"
 DRAFT_VOCAB = "draft_vocab.npy"
 """Optional, Paceline's own addition: the tokens that are drafted, ascending."""
 
-_PositiveFloat = Annotated[float, Limit(gt=0)]
-_One = Annotated[float, Limit(ge=1, le=1)]
 _NotEmpty = Limit(min_length=1)
 
 
@@ -91,16 +93,6 @@ class _DFlashConfig:
 
 
 @dataclass
-class _Rope:
-    """`rope_parameters` of transformers 5, or `rope_scaling` of transformers 4."""
-
-    rope_type: Literal["default"] | None = None
-    type: Literal["default"] | None = None
-    rope_theta: _PositiveFloat | None = None
-    partial_rotary_factor: _One = 1.0
-
-
-@dataclass
 class _ConfigFile:
     """The fields of config.json that decide what the network computes."""
 
@@ -114,12 +106,12 @@ class _ConfigFile:
     block_size: Annotated[int, Limit(ge=2)]
     num_target_layers: Positive
     dflash_config: _DFlashConfig
-    head_dim: Annotated[int, Limit(ge=2, multiple_of=2)] | None = None
+    head_dim: HeadDim | None = None
     rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
-    rope_theta: _PositiveFloat = 10_000.0
-    rope_parameters: _Rope | None = None
-    rope_scaling: _Rope | None = None
-    partial_rotary_factor: _One = 1.0
+    rope_theta: PositiveFloat = 10_000.0
+    rope_parameters: Rope | None = None
+    rope_scaling: Rope | None = None
+    partial_rotary_factor: One = 1.0
     attention_bias: Literal[False] | None = None
     hidden_act: Literal["silu"] = "silu"
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
@@ -174,51 +166,20 @@ def _contradictions(file: _ConfigFile) -> list[str]:
 
 
 def read_weights(folder: Path, config: Config) -> dict[str, Array]:
-    """Read all tensors as float32, by name.
+    """Read all tensors as float32, by name. Raises as `read_tensors` does."""
+    return {name: tensor.floats() for name, tensor in read_tensors(folder, config).items()}
 
-    Raises ModelError if a file cannot be read, or tensors are missing or of another shape; the
-    message names them.
+
+def read_tensors(folder: Path, config: Config) -> dict[str, StoredTensor]:
+    """Find all tensors, by name without the prefix `model.`.
+
+    Raises ModelError if a file cannot be read, or tensors are missing or of another shape or dtype;
+    the message names them.
     """
-    import safetensors
-
-    found: dict[str, Array] = {}
-    for path in weight_files(folder):
-        try:
-            tensors = safetensors.deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
-        except (OSError, safetensors.SafetensorError) as error:
-            raise ModelError(f"{path} cannot be read: {error}") from error
-        for name, tensor in tensors:
-            found[name.removeprefix("model.")] = _as_float32(path, name, tensor)
-    check_weights(folder, config, found, lambda rows: bool(np.isfinite(rows).all()))
+    stored = stored_tensors(folder)
+    found = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+    check_tensors(folder, config.shapes(), found)
     return found
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint. Raises ModelError if there are none."""
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise ModelError(f"{folder} has no .safetensors file; expected a DFlash checkpoint")
-    return paths
-
-
-def check_weights(
-    folder: Path, config: Config, found: Mapping[str, Any], is_finite: Callable[[Any], bool]
-) -> None:
-    """Check names, shapes and values of the tensors; `is_finite` tests all numbers of one.
-
-    Raises ModelError: the message names the first five faults and counts the others.
-    """
-    faults = []
-    for name, shape in config.shapes().items():
-        if name not in found:
-            faults.append(f"{name} is missing")
-        elif found[name].shape != shape:
-            faults.append(f"{name} is {list(found[name].shape)}, expected {list(shape)}")
-        elif not is_finite(found[name]):
-            faults.append(f"{name} has values that are not finite")
-    if faults:
-        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise ModelError(f"the weights in {folder} cannot be used: {'; '.join(faults[:5])}{more}")
 
 
 def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | None:
@@ -244,14 +205,3 @@ def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | No
             "from the whole vocabulary"
         )
     return np.asarray(tokens, np.int64)
-
-
-def _as_float32(path: Path, name: str, tensor: Mapping[str, Any]) -> Array:
-    dtype, data = tensor["dtype"], tensor["data"]
-    if dtype == "BF16":  # the upper half of a float32
-        wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
-        return wide.view(np.float32).reshape(tensor["shape"])
-    known = {"F32": np.float32, "F16": np.float16}
-    if dtype not in known:
-        raise ModelError(f"{path}: {name} is {dtype}, expected BF16, F16 or F32")
-    return np.frombuffer(data, known[dtype]).astype(np.float32).reshape(tensor["shape"])

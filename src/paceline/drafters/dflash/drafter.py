@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
-from paceline.drafters.dflash.network import PREFILL_CHUNK, ContextCache, Network
+from paceline.drafters.dflash.network import Network
+from paceline.drafters.networks.context import PREFILL_CHUNK, ContextCache
 
 
 class DFlashDrafter(Drafter):

@@ -6,15 +6,16 @@ alone, for the many rows of a prompt. Keys and values of earlier tokens are inpu
 no state. One matrix computes keys and values, of context and block together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.dflash.checkpoint import Array, Config
-from paceline.drafters.dflash.target_weights import TargetWeights, read_matrix
-from paceline.storage.int8 import as_int8
+from paceline.drafters.dflash.checkpoint import Config
+from paceline.drafters.networks.nodes import GraphNodes
+from paceline.drafters.networks.target import TargetWeights, read_matrix
+from paceline.drafters.networks.tensors import Array
 
 MASKED = -1e9
 """Added to the attention score of a masked position."""
@@ -34,16 +35,13 @@ class Layer(NamedTuple):
     down: Any
 
 
-class GraphBuilder:
+class GraphBuilder(GraphNodes):
     """Builds graphs from one checkpoint."""
 
     def __init__(self, config: Config, weights: Mapping[str, Array], *, int8: bool) -> None:
         """Prepare the weights; `int8` quantizes matrices to 8 bits per output channel."""
-        from openvino import opset13
-
-        self._ops = opset13
+        super().__init__(int8=int8)
         self._config = config
-        self._int8 = int8
         self._fc = self._matrix(weights["fc.weight"])
         self._hidden_norm = self._vector(weights["hidden_norm.weight"])
         self._norm = self._vector(weights["norm.weight"])
@@ -71,12 +69,12 @@ class GraphBuilder:
         }
         caches = self._caches()
         results = []
-        cos, sin = self._rope_tables(inputs["positions"])
+        cos, sin = self._rope(inputs["positions"])
         context = self._context(inputs["tapped"])
         rows = self._row_count(inputs["tapped"])
         hidden = ops.gather(target.embeddings, inputs["tokens"], self._ints(0))
         for at, layer in enumerate(self._layers):
-            normed = self._rms_norm(hidden, layer.input_norm)
+            normed = self._norm_of(hidden, layer.input_norm)
             both = ops.concat([context, normed], 0)
             keys, values = self._keys_values(layer, both, cos, sin)
             results += self._kv_outputs(at, keys, values, rows)
@@ -89,7 +87,7 @@ class GraphBuilder:
             )
             hidden = ops.add(hidden, self._linear(attended, layer.output))
             hidden = ops.add(hidden, self._feed_forward(layer, hidden))
-        drafted = self._after(self._rms_norm(hidden, self._norm), self._ints([1]))
+        drafted = self._after(self._norm_of(hidden, self._norm), self._ints([1]))
         if draft_vocab is None:
             logits = ops.matmul(drafted, target.head, False, True)
         else:
@@ -103,7 +101,7 @@ class GraphBuilder:
 
         tapped = self._input("tapped", [-1, self._config.tapped_size])
         positions = self._input("positions", [-1])
-        cos, sin = self._rope_tables(positions)
+        cos, sin = self._rope(positions)
         context = self._context(tapped)
         results = []
         for at, layer in enumerate(self._layers):
@@ -130,18 +128,18 @@ class GraphBuilder:
 
     def _context(self, tapped: Any) -> Any:
         """[N, taps * d] -> [N, d], the input of every layer's keys and values."""
-        return self._rms_norm(self._linear(tapped, self._fc), self._hidden_norm)
+        return self._norm_of(self._linear(tapped, self._fc), self._hidden_norm)
 
     def _queries(self, layer: Layer, hidden: Any, cos: Any, sin: Any) -> Any:
         heads = self._heads(self._linear(hidden, layer.query), self._config.num_attention_heads)
-        return self._apply_rope(self._rms_norm(heads, layer.query_norm), cos, sin)
+        return self._apply_rope(self._norm_of(heads, layer.query_norm), cos, sin)
 
     def _keys_values(self, layer: Layer, hidden: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
         """[R, d] -> keys, rotated to their positions, and values: [R, kv_heads, head_dim] each."""
         kv_heads = self._config.num_key_value_heads
         both = self._heads(self._linear(hidden, layer.keys_values), 2 * kv_heads)
         keys, values = self._ops.split(both, self._ints(1), 2).outputs()
-        return self._apply_rope(self._rms_norm(keys, layer.key_norm), cos, sin), values
+        return self._apply_rope(self._norm_of(keys, layer.key_norm), cos, sin), values
 
     def _attention(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
         """[B, heads, hd], [R, kv_heads, hd] twice -> [B, heads * hd]; grouped-query attention."""
@@ -161,45 +159,13 @@ class GraphBuilder:
         return ops.reshape(attended, self._ints([0, width]), True)
 
     def _feed_forward(self, layer: Layer, hidden: Any) -> Any:
-        ops = self._ops
-        both = self._linear(self._rms_norm(hidden, layer.post_norm), layer.gate_up)
-        gate, up = ops.split(both, self._ints(1), 2).outputs()
-        return self._linear(ops.multiply(ops.swish(gate), up), layer.down)
+        return self._swiglu(self._norm_of(hidden, layer.post_norm), layer.gate_up, layer.down)
 
-    def _rope_tables(self, positions: Any) -> tuple[Any, Any]:
-        """Cos and sin of RoPE (half rotation), [R, 1, head_dim] each."""
-        ops, config = self._ops, self._config
-        half = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
-        frequencies = self._floats(1 / np.float32(config.rope_theta) ** half)
-        angles = ops.multiply(ops.unsqueeze(positions, self._ints([1, 2])), frequencies)
-        angles = ops.concat([angles, angles], -1)
-        return ops.cos(angles), ops.sin(angles)
+    def _rope(self, positions: Any) -> tuple[Any, Any]:
+        return self._rope_tables(positions, self._config.head_dim, self._config.rope_theta)
 
-    def _apply_rope(self, heads: Any, cos: Any, sin: Any) -> Any:
-        ops = self._ops
-        left, right = ops.split(heads, self._ints(2), 2).outputs()
-        rotated = ops.concat([ops.multiply(right, self._floats(-1)), left], -1)
-        return ops.add(ops.multiply(heads, cos), ops.multiply(rotated, sin))
-
-    def _rms_norm(self, hidden: Any, weight: Any) -> Any:
-        ops = self._ops
-        mean = ops.reduce_mean(ops.multiply(hidden, hidden), self._ints([-1]), True)
-        root = ops.sqrt(ops.add(mean, self._floats(self._config.rms_norm_eps)))
-        return ops.multiply(ops.divide(hidden, root), weight)
-
-    def _greedy(self, logits: Any, draft_vocab: npt.NDArray[np.int64] | None) -> list[Any]:
-        """The most probable token of each row, and its probability."""
-        ops = self._ops
-        best = ops.topk(logits, self._ints(1), -1, "max", "none", index_element_type="i64")
-        top, tokens = best.outputs()
-        relative = ops.subtract(logits, top)
-        chances = ops.divide(
-            self._floats(1), ops.reduce_sum(ops.exp(relative), self._ints([-1]), False)
-        )
-        tokens = ops.squeeze(tokens, self._ints([-1]))
-        if draft_vocab is not None:
-            tokens = ops.gather(self._ints(draft_vocab), tokens, self._ints(0))
-        return [self._output("drafts", tokens), self._output("chances", chances)]
+    def _norm_of(self, hidden: Any, weight: Any) -> Any:
+        return self._rms_norm(hidden, weight, self._config.rms_norm_eps)
 
     # --- inputs, outputs and weights
 
@@ -228,16 +194,6 @@ class GraphBuilder:
             found.append(self._output(f"{name}.{at}", kept))
         return found
 
-    def _input(self, name: str, shape: Sequence[int], kind: type[np.generic] = np.float32) -> Any:
-        parameter = self._ops.parameter(list(shape), kind, name=name)
-        parameter.output(0).set_names({name})
-        return parameter
-
-    def _output(self, name: str, value: Any) -> Any:
-        result = self._ops.result(value, name=name)
-        result.output(0).set_names({name})
-        return result
-
     def _row_count(self, rows: Any) -> Any:
         """Number of rows, [1] int64."""
         shape = self._ops.shape_of(rows, "i64")
@@ -252,19 +208,3 @@ class GraphBuilder:
 
     def _heads(self, rows: Any, heads: int) -> Any:
         return self._ops.reshape(rows, self._ints([0, heads, self._config.head_dim]), True)
-
-    def _linear(self, rows: Any, matrix: Any) -> Any:
-        return self._ops.matmul(rows, matrix, False, True)
-
-    def _matrix(self, weight: Array) -> Any:
-        """[out, in], quantized if this builder does."""
-        return as_int8(weight) if self._int8 else self._vector(weight)
-
-    def _vector(self, weight: Array) -> Any:
-        return self._ops.constant(np.ascontiguousarray(weight))
-
-    def _ints(self, value: Any) -> Any:
-        return self._ops.constant(np.array(value, np.int64))
-
-    def _floats(self, value: Any) -> Any:
-        return self._ops.constant(np.array(value, np.float32))

@@ -11,77 +11,25 @@ rows are appended to the cache and trimmed.
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from paceline.decoding.types import Pending, tap_name
-from paceline.drafters.dflash.checkpoint import Array, read_config, read_draft_vocab
-from paceline.drafters.dflash.mlx_weights import Layer, Matrix, MlxArray, layer_of, read_weights
-from paceline.drafters.dflash.network import ContextCache, measure_cost
-from paceline.drafters.dflash.target_weights import check_pair
-
-
-class MlxTarget(Protocol):
-    """Embeddings and head of a target in MLX."""
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        ...
-
-    def embed(self, tokens: MlxArray) -> MlxArray:
-        """Embeddings [..., d] of token ids [...]."""
-        ...
-
-    def head(self, hidden: MlxArray) -> MlxArray:
-        """Logits [..., vocab] of hidden states [..., d]."""
-        ...
-
-    def head_of(self, tokens: MlxArray) -> Callable[[MlxArray], MlxArray]:
-        """The head for these tokens [n] alone, with logits [..., n]."""
-        ...
-
-
-class DeviceKV:
-    """Keys and values in caches of mlx-lm, one a layer: each [1, kv_heads, n, head_dim]."""
-
-    def __init__(self, layers: int) -> None:
-        from mlx_lm.models.cache import KVCache
-
-        self.caches = [KVCache() for _ in range(layers)]
-
-    def copy(self) -> "DeviceKV":
-        """An independent copy."""
-        other = DeviceKV(len(self.caches))
-        for mine, theirs in zip(self.caches, other.caches, strict=True):
-            if mine.keys is not None:
-                keys, values, count = mine.state
-                # Writing to an array changes it for every holder; slices are arrays of their own.
-                theirs.state = (keys[..., :count, :], values[..., :count, :], count)
-        _evaluate(other.arrays())
-        return other
-
-    def first(self, tapped: MlxArray, count: int) -> MlxArray:
-        """The first `count` rows of pending hidden states."""
-        return _evaluate(tapped[:count])
-
-    def truncate(self, count: int) -> None:
-        """Drop all but the first `count` rows."""
-        for each in self.caches:
-            each.trim(each.offset - count)
-
-    def arrays(self) -> list[MlxArray]:
-        """All keys and values."""
-        return [each.state[:2] for each in self.caches if each.keys is not None]
-
-
-class _Shape(NamedTuple):
-    """A target's sizes; a `TargetShape`."""
-
-    layers: int
-    hidden_size: int
-    vocab_size: int
+from paceline.drafters.dflash.checkpoint import read_config, read_draft_vocab
+from paceline.drafters.dflash.mlx_weights import Layer, layer_of, read_weights
+from paceline.drafters.dflash.network import measure_cost
+from paceline.drafters.networks.context import ContextCache
+from paceline.drafters.networks.mlx import (
+    DeviceKV,
+    Matrix,
+    MlxArray,
+    MlxShape,
+    MlxTarget,
+    evaluate,
+    to_host,
+)
+from paceline.drafters.networks.target import check_pair
+from paceline.drafters.networks.tensors import Array
 
 
 class MlxNetwork:
@@ -105,7 +53,7 @@ class MlxNetwork:
         import mlx.core as mx
 
         embedded = target.embed(mx.array([0]))  # lazy: only its shape and dtype are used
-        shape = _Shape(target.layers, embedded.shape[-1], target.head(embedded).shape[-1])
+        shape = MlxShape(target.layers, embedded.shape[-1], target.head(embedded).shape[-1])
         check_pair(folder, self.config, shape)
         draft_vocab = read_draft_vocab(folder, self.config)
         weights = read_weights(folder, self.config)
@@ -141,7 +89,7 @@ class MlxNetwork:
         if arrays is None:
             arrays = {tap: mx.array(taps[tap_name(tap)]) for tap in self.taps}
         found = mx.concatenate([arrays[tap][:rows] for tap in self.taps], axis=1)
-        return _evaluate(found.astype(self._dtype))
+        return evaluate(found.astype(self._dtype))
 
     def concat(self, parts: Sequence[MlxArray]) -> MlxArray:
         """Concatenate along tokens; see `Network`."""
@@ -158,7 +106,7 @@ class MlxNetwork:
         for layer, kept in zip(self._layers, cache.kv.caches, strict=True):
             kept.update_and_fetch(*self._keys_values(layer, context, start))
         cache.positions += range(start, start + len(tapped))
-        _evaluate(cache.kv.arrays())
+        evaluate(cache.kv.arrays())
 
     def draft(
         self, cache: ContextCache[DeviceKV], token: int, position: int, tapped: MlxArray, start: int
@@ -265,18 +213,9 @@ class MlxNetwork:
         tokens = tokens.astype(mx.int32)
         # Probabilities are read before verification only, together with the tokens.
         return (
-            Pending(lambda: _to_host(tokens), len(hidden), tokens),
-            Pending(lambda: _to_host(chances, tokens), len(hidden)),
+            Pending(lambda: to_host(tokens), len(hidden), tokens),
+            Pending(lambda: to_host(chances, tokens), len(hidden)),
         )
-
-
-def _to_host(array: MlxArray, *also: MlxArray) -> list[Any]:
-    """Evaluate all arrays; the values of the first."""
-    import mlx.core as mx
-
-    mx.eval(array, *also)
-    numbers: list[Any] = np.array(array).tolist()
-    return numbers
 
 
 def _mask(
@@ -295,11 +234,3 @@ def _mask(
     if own[-1] - keys[0] < window:
         return None
     return mx.array(np.array(own)[:, None] - keys < window)
-
-
-def _evaluate(arrays: Any) -> Any:
-    """Start evaluation, without waiting: another thread cannot evaluate this thread's graph."""
-    import mlx.core as mx
-
-    mx.async_eval(arrays)
-    return arrays

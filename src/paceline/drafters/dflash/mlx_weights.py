@@ -2,38 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from paceline.drafters.dflash.checkpoint import Config, check_weights, weight_files
-from paceline.errors import ModelError
-
-MlxArray = Any
-"""An `mlx.core.array`; lazy."""
-
-_GROUPS = (64, 32)
-"""Quantization group sizes, in columns; the first that divides a row is used."""
-
-
-class Matrix:
-    """A linear layer's weight [out, in]: quantized if `bits` is given and a group size fits."""
-
-    def __init__(self, weight: MlxArray, bits: int | None) -> None:
-        import mlx.core as mx
-
-        self._bits = bits
-        self._group = next((size for size in _GROUPS if weight.shape[1] % size == 0), None)
-        self._parts = [weight]
-        if bits is not None and self._group is not None:
-            self._parts = list(mx.quantize(weight, group_size=self._group, bits=bits))
-        mx.eval(self._parts)
-
-    def __call__(self, rows: MlxArray) -> MlxArray:
-        """[R, in] -> [R, out]."""
-        import mlx.core as mx
-
-        if len(self._parts) == 1:
-            return rows @ self._parts[0].T
-        return mx.quantized_matmul(rows, *self._parts, group_size=self._group, bits=self._bits)
+from paceline.drafters.dflash.checkpoint import Config, read_tensors
+from paceline.drafters.networks.mlx import Matrix, MlxArray
 
 
 class Layer(NamedTuple):
@@ -58,22 +30,10 @@ def read_weights(folder: Path, config: Config) -> dict[str, MlxArray]:
     """
     import mlx.core as mx
 
-    found: dict[str, MlxArray] = {}
-    for path in weight_files(folder):
-        try:
-            tensors = mx.load(str(path))
-            mx.eval(tensors)
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ModelError(f"{path} cannot be read: {reason}") from error
-        for name, tensor in tensors.items():
-            if tensor.dtype not in (mx.bfloat16, mx.float16, mx.float32):
-                kind = str(tensor.dtype).removeprefix("mlx.core.")
-                raise ModelError(f"{path}: {name} is {kind}, expected bfloat16, float16 or float32")
-            found[name.removeprefix("model.")] = tensor
-    check_weights(folder, config, found, lambda rows: bool(mx.isfinite(rows).all().item()))
-    dtype = found["fc.weight"].dtype
-    return {name: array.astype(dtype) for name, array in found.items()}
+    stored = read_tensors(folder, config)
+    dtypes = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
+    dtype = dtypes[stored["fc.weight"].dtype]
+    return {name: mx.array(tensor.floats()).astype(dtype) for name, tensor in stored.items()}
 
 
 def layer_of(weights: Mapping[str, MlxArray], at: int, *, bits: int | None) -> Layer:

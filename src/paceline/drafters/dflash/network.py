@@ -1,102 +1,15 @@
-"""The `Network` protocol of DFlash, its KV cache of one sequence, and its cost.
-
-Imports neither OpenVINO nor MLX: hidden states, keys and values are arrays of the network's own
-kind. Invariant: a key is rotated to its token's position, so positions may have gaps.
-"""
+"""The `Network` protocol of DFlash, and the measurement of its cost."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol
 
-from paceline.drafters.dflash.checkpoint import Array, Config
-
-PREFILL_CHUNK = 512
-"""Tokens of a prompt in one prefill call."""
+from paceline.drafters.dflash.checkpoint import Config
+from paceline.drafters.networks.context import LONG_CONTEXT, ContextCache, DraftCost, Tapped
+from paceline.drafters.networks.tensors import Array
 
 _TIMED_CALLS = 5
-_LONG_CONTEXT = 2048
-"""Tokens of context for the second measurement of a block's cost."""
-
-Tapped = Any
-"""[n, taps * d]: the target's hidden states of n tokens, all taps concatenated."""
-
-
-class KVStorage(Protocol):
-    """Keys and values of a context by layer; `ContextCache` has the number of valid rows."""
-
-    def copy(self) -> Self:
-        """An independent copy."""
-        ...
-
-    def first(self, tapped: Tapped, count: int) -> Tapped:
-        """The first `count` rows of pending hidden states."""
-        ...
-
-
-S = TypeVar("S", bound=KVStorage)
-
-
-class ContextCache(Generic[S]):
-    """A network's KV cache of one sequence, and hidden states that have no keys and values yet.
-
-    Decoding only appends and truncates it.
-    """
-
-    def __init__(self, kv: S) -> None:
-        self.kv = kv
-        """Rows after the last position are invalid."""
-        self.positions: list[int] = []
-        """The position of each row, ascending."""
-        self.pending: list[Tapped] = []
-        """Hidden states of later tokens, in order and without gaps."""
-        self.pending_start = 0
-        """The position of the first pending token."""
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    @property
-    def pending_count(self) -> int:
-        """Tokens in `pending`."""
-        return sum(map(len, self.pending))
-
-    def copy(self, position: int) -> "ContextCache[S]":
-        """An independent copy of what is before this position."""
-        other = ContextCache(self.kv.copy())
-        other.positions, other.pending = list(self.positions), list(self.pending)
-        other.pending_start = self.pending_start
-        other.truncate(position)
-        return other
-
-    def truncate(self, position: int) -> None:
-        """Drop the tokens from this position on."""
-        while self.positions and self.positions[-1] >= position:
-            self.positions.pop()
-        kept = max(position - self.pending_start, 0)
-        parts, self.pending = self.pending, []
-        for part in parts:
-            if kept > 0:
-                self.pending.append(self.kv.first(part, kept))
-                kept -= len(part)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCost:
-    """Seconds of a forward pass, by context length."""
-
-    base: float
-    """Without context."""
-    per_token: float = 0.0
-    """Added by each token of context."""
-    max_context: int | None = None
-    """Tokens of context that attention reads at most; None: all."""
-
-    def __call__(self, context: int) -> float:
-        """Seconds at `context` tokens."""
-        attended = context if self.max_context is None else min(context, self.max_context)
-        return self.base + self.per_token * attended
 
 
 class Network(Protocol):
@@ -158,7 +71,7 @@ def measure_cost(
     windows = [window, None if None in layers else max(each for each in layers if each is not None)]
     max_context = min((each for each in windows if each is not None), default=None)
     base = _block_seconds(network, network.new_cache(), tapped(1))
-    length = _LONG_CONTEXT if max_context is None else min(_LONG_CONTEXT, max_context)
+    length = LONG_CONTEXT if max_context is None else min(LONG_CONTEXT, max_context)
     cache = network.new_cache()
     network.prefill(cache, tapped(length), 0)
     added = _block_seconds(network, cache, tapped(1)) - base

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from paceline.decoding.types import tap_name
-from paceline.drafters.dflash.checkpoint import Array, read_config, read_draft_vocab, read_weights
+from paceline.drafters.dflash.checkpoint import read_config, read_draft_vocab, read_weights
 from paceline.drafters.dflash.graph import MASKED, GraphBuilder
-from paceline.drafters.dflash.network import PREFILL_CHUNK, ContextCache, measure_cost
-from paceline.drafters.dflash.target_weights import TargetWeights, check_pair, read_target
+from paceline.drafters.dflash.network import measure_cost
+from paceline.drafters.networks.context import PREFILL_CHUNK, ContextCache
+from paceline.drafters.networks.target import TargetWeights, check_pair, read_target
+from paceline.drafters.networks.tensors import Array
 
 _BUCKET = 256
 """Rows by which the context input grows: OpenVINO compiles each new size."""

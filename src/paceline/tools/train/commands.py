@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.drafters.dflash.target_weights import read_matrix, read_target
+from paceline.drafters.networks.target import read_matrix, read_target
 from paceline.drafters.table import entry_bytes
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest, MissingExtra

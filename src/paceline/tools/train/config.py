@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.drafters.dflash import Config
-from paceline.drafters.dflash.target_weights import TargetWeights
+from paceline.drafters.networks.target import TargetWeights
 from paceline.errors import InvalidRequest
 from paceline.tools.train.answers import Answer
 

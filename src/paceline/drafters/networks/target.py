@@ -1,8 +1,8 @@
-"""The embeddings and the head that a DFlash drafter shares with its target.
+"""The embeddings and the head that a drafter with a network shares with its target.
 
 From an OpenVINO graph they are nodes: the weights stay in the target's mapped file and in its
 precision. A Core ML model has them as float16 matrices. A target in MLX provides them as functions
-(`mlx_network`).
+(`mlx.MlxTarget`).
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.dflash.checkpoint import Array, Config
+from paceline.drafters.networks.tensors import Array
 from paceline.errors import ModelError
 from paceline.storage.coreml import EMBEDDINGS, HEAD
 from paceline.storage.files import read_json
@@ -36,6 +36,25 @@ class TargetShape(Protocol):
     @property
     def vocab_size(self) -> int:
         """Tokens in the vocabulary."""
+        ...
+
+
+class DrafterShape(Protocol):
+    """Sizes in a drafter's checkpoint."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the target's hidden states."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in the target's vocabulary."""
+        ...
+
+    @property
+    def num_target_layers(self) -> int | None:
+        """Number of the target's layers; None: the checkpoint does not say."""
         ...
 
 
@@ -141,7 +160,7 @@ def read_matrix(weight: Any, rows: npt.NDArray[np.int64] | None = None) -> Array
     return found
 
 
-def check_pair(folder: Path, config: Config, target: TargetShape) -> None:
+def check_pair(folder: Path, config: DrafterShape, target: TargetShape) -> None:
     """Check that a drafter was made for this target.
 
     Raises ModelError: the message names every size that differs.
@@ -154,7 +173,7 @@ def check_pair(folder: Path, config: Config, target: TargetShape) -> None:
     faults = [
         f"its {name} is {its}, the target's {targets}"
         for name, (its, targets) in pairs.items()
-        if its != targets
+        if its is not None and its != targets
     ]
     if faults:
         raise ModelError(f"{folder} is a drafter for another target: {'; '.join(faults)}")
