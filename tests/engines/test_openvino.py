@@ -49,7 +49,7 @@ def test_large_weights_are_packed_by_one_call_for_each_compiled_graph(
     monkeypatch.setattr(engine, "_PACKED_AT_ONCE_BYTES", 0)
     large = opened(tiny_files, threads=1)
     assert large.warm_rows == rows
-    chosen = [large._choose_graph([(large.open(), Block([0] * count, 1))])[0] for count in rows]
+    chosen = [large._choose_graph([Block([0] * count, 1)])[0] for count in rows]
     assert chosen == large._graphs
 
 

@@ -22,6 +22,18 @@ _MOST_THREADS = 4096
 _CACHE_BYTES = 2 << 30
 """Default limit of a model's KV cache, in bytes."""
 
+_STATE_BYTES = 2 << 30
+"""Default limit of a hybrid model's recurrent states, in bytes."""
+
+LEAST_STATES = 10
+"""Fewest state blocks of a useful pool: a block of eight rows, what it reads, and a checkpoint."""
+
+_CALL_STATES = 34
+"""State blocks for the longest block of rows, what it reads, and a checkpoint."""
+
+_CONTEXT_STATES = 12
+"""State blocks for each context: a block of a few rows, what it reads, and its checkpoints."""
+
 _MOST_CACHE_TOKENS = 2**31 - 1
 
 
@@ -131,6 +143,16 @@ class EngineSettings:
             return self.cache_tokens
         most = _CACHE_BYTES if self.contexts == 1 else max(_CACHE_BYTES, memory_bytes() // 4)
         return min(self.contexts * context_length, most // max(slot_bytes, 1))
+
+    def state_blocks(self, block_bytes: int) -> int:
+        """State blocks of a hybrid model's pool, each of `block_bytes` bytes.
+
+        Enough for a long block of a sequence and checkpoints of every context, if that fits into
+        2 GiB, or for several contexts into an eighth of the machine's memory if that is more.
+        """
+        most = _STATE_BYTES if self.contexts == 1 else max(_STATE_BYTES, memory_bytes() // 8)
+        wanted = _CALL_STATES + _CONTEXT_STATES * self.contexts
+        return max(min(wanted, most // max(block_bytes, 1)), LEAST_STATES)
 
 
 def _within(value: object, most: int) -> bool:

@@ -108,9 +108,12 @@ class BlockTable:
             raise
         self._reserved = end
 
-    def blocks(self, rows: int) -> list[int]:
-        """KV block numbers for slots [0, length + rows); the spare one where none is allocated."""
-        needed = -(-(self._length + rows) // self._pool.block_size)
+    def blocks(self, rows: int, at: int | None = None) -> list[int]:
+        """KV block numbers for slots [0, at + rows); the spare one where none is allocated.
+
+        `at` is `length` if it is None.
+        """
+        needed = -(-((self._length if at is None else at) + rows) // self._pool.block_size)
         held = self._numbers[:needed]
         return held + [self._pool.spare] * (needed - len(held))
 
@@ -138,10 +141,14 @@ class BlockTable:
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self._length} slots")
         full = min(length, self._length) // self._pool.block_size
-        other = type(self)(self._pool, self._context_length)
+        other = self._new()
         other._numbers = [self._pool.share(block) for block in self._numbers[:full]]
         other._length = other._reserved = full * self._pool.block_size
         return other
+
+    def _new(self) -> Self:
+        """An empty sequence like this one."""
+        return type(self)(self._pool, self._context_length)
 
     def close(self) -> None:
         """Free all KV blocks."""

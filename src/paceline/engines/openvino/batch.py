@@ -2,6 +2,7 @@
 
 PagedAttention gets a prompt chunk as one sequence and every decode row as its own, so the kernel
 depends on the phase alone. Padding rows are a sequence of their own, in the spare KV block.
+Recurrent layers get every block as one sequence, as a row needs the state that the row before made.
 OpenVINO prepares a graph again for every change in the number of rows: about 5 ms for 30 layers,
 half the cost of two rows. So each number of rows that decoding often uses has its own copy.
 """
@@ -15,10 +16,14 @@ import numpy.typing as npt
 
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockTable
-from paceline.engines.openvino.graph import BY_ROW, WANTED_ROWS
+from paceline.engines.openvino.graph import BY_ROW, STATE_TABLES, STATES, WANTED_ROWS
+from paceline.engines.state_blocks import StatePool, StateTable
 
-CACHES = ("key_cache.", "value_cache.")
-"""Prefixes of the KV cache inputs; all other inputs are written in every call."""
+KV_CACHES = ("key_cache.", "value_cache.")
+"""Prefixes of the KV cache inputs."""
+
+BOUND = (*KV_CACHES, *STATE_TABLES)
+"""Prefixes of inputs that are bound once; all other inputs are written in every call."""
 
 
 class CompiledGraph:
@@ -36,15 +41,14 @@ class CompiledGraph:
         self._inputs = {
             port.any_name: _Input(self._request, port)
             for port in self.compiled.inputs
-            if not port.any_name.startswith(CACHES)
+            if not port.any_name.startswith(BOUND)
         }
         self.by_row = any(name.endswith(BY_ROW) for name in self._inputs)
         """Whether layers take every row as a sequence of its own; see `graph.BY_ROW`."""
 
-    @property
-    def caches(self) -> list[Any]:
-        """Ports of the KV cache."""
-        return [port for port in self.compiled.inputs if port.any_name.startswith(CACHES)]
+    def ports(self, prefixes: tuple[str, ...]) -> list[Any]:
+        """Inputs whose names begin with one of `prefixes`."""
+        return [port for port in self.compiled.inputs if port.any_name.startswith(prefixes)]
 
     def bind(self, name: str, tensor: Any) -> None:
         """Bind `tensor` to an input; the caller keeps it alive."""
@@ -119,10 +123,43 @@ class _Sequences:
         }
 
 
+class _States:
+    """The sequences of a call, as recurrent layers take them: a block of any phase is one."""
+
+    def __init__(self, pool: StatePool) -> None:
+        self._pool = pool
+        self._sequences = _Sequences()
+        self._intervals: list[int] = []
+
+    def add(self, table: BlockTable, rows: int, at: int) -> None:
+        assert isinstance(table, StateTable)
+        blocks, interval = table.state_rows(rows, at)
+        self._add(at, rows, blocks, interval)
+
+    def add_padding(self, rows: int) -> None:
+        self._add(0, rows, [self._pool.zero, self._pool.spare], 0)
+
+    def inputs(self) -> dict[str, list[int] | int]:
+        inputs = {STATES + name: values for name, values in self._sequences.inputs().items()}
+        return {**inputs, STATES + "cache_interval": self._intervals}
+
+    def _add(self, past: int, rows: int, blocks: list[int], interval: int) -> None:
+        self._sequences.add(past, rows, blocks)
+        self._intervals.append(interval)
+
+
 class Batch:
     """The inputs of one call, built block by block."""
 
-    def __init__(self, min_rows: int, *, threads: int, spare: int, by_row: bool = False) -> None:
+    def __init__(
+        self,
+        min_rows: int,
+        *,
+        threads: int,
+        spare: int,
+        by_row: bool = False,
+        states: StatePool | None = None,
+    ) -> None:
         """An empty batch.
 
         Args:
@@ -130,6 +167,7 @@ class Batch:
             threads: threads of the engine.
             spare: number of the KV block for padding rows.
             by_row: see `CompiledGraph.by_row`.
+            states: the state blocks of a hybrid model.
         """
         self.starts: list[int] = []
         """For each block its first row in the call."""
@@ -139,23 +177,27 @@ class Batch:
         self._wanted: list[int] = []
         self._blocks = _Sequences()
         self._rows = _Sequences() if by_row else None
+        self._states = _States(states) if states else None
 
-    def add(self, table: BlockTable, block: Block) -> None:
-        """Add a block of a sequence to the call."""
+    def add(self, table: BlockTable, block: Block, past: int | None = None) -> None:
+        """Add a block of a sequence to the call, after `past` slots; None: after all of them."""
+        past = table.length if past is None else past
         own, at = len(block.tokens), len(self._ids)
         rows = padded_rows(block, self._min_rows)
         self.starts.append(at)
         self._ids += (*block.tokens, *[_PADDING] * (rows - own))
-        self._positions += range(table.length, table.length + rows)
+        self._positions += range(past, past + rows)
         self._wanted += range(at + own - block.rows, at + own)
         by_row = [] if self._rows is None else [self._rows]
         if block.prefill:
-            self._blocks.add(table.length, rows, table.blocks(rows))
+            self._blocks.add(past, rows, table.blocks(rows, past))
         else:
             by_row.append(self._blocks)
         for sequences in by_row:
             for row in range(rows):
-                sequences.add(table.length + row, 1, table.blocks(row + 1))
+                sequences.add(past + row, 1, table.blocks(row + 1, past))
+        if self._states is not None:
+            self._states.add(table, rows, past)
 
     def inputs(self) -> dict[str, list[int] | int]:
         """Inputs by name, for a PagedAttention graph. Call it once, after the last `add`."""
@@ -170,11 +212,14 @@ class Batch:
             self._positions += range(missing)
             for each in given:
                 each.add(0, missing, [self._spare])
+            if self._states is not None:
+                self._states.add_padding(missing)
         return {
             "input_ids": self._ids,
             "position_ids": self._positions,
             **self._blocks.inputs(),
             **(self._rows.inputs(BY_ROW) if self._rows is not None else {}),
+            **(self._states.inputs() if self._states is not None else {}),
             "max_context_len": self._blocks.longest,
             # Padded to `min_rows`, so that the head always gets the same number of rows; and never
             # one, which takes another, slow kernel.

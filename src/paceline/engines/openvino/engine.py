@@ -13,17 +13,26 @@ A step allocates no tensors: it copies numbers into tensors that are already bou
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.decoding.types import Block, Taps, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine, PrefillTable
-from paceline.engines.openvino.batch import Batch, CompiledGraph, is_deterministic, padded_rows
+from paceline.engines.openvino.batch import (
+    KV_CACHES,
+    Batch,
+    CompiledGraph,
+    is_deterministic,
+    padded_rows,
+)
 from paceline.engines.openvino.gguf_graph import gguf_model
-from paceline.engines.openvino.graph import paged_model
+from paceline.engines.openvino.graph import STATE_TABLES, paged_model
+from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
 from paceline.errors import ModelError
 from paceline.storage.memory import memory_bytes
 from paceline.storage.openvino import reason_of
@@ -44,6 +53,9 @@ stored profiles are then measured again, and so must be `benchmarks/results`
 
 _WEIGHTS = "as in the GGUF file, 1"
 """The same for the graph that is made of a GGUF file, and its weights."""
+
+_STATES = "a block per row, f32"
+"""The same for recurrent layers and their states."""
 
 
 class OpenVinoEngine(PooledEngine[PrefillTable]):
@@ -94,7 +106,11 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
                 each.sizes = sizes
         self.taps = settings.taps
         self.vocab_size = compiled.output("logits").partial_shape[-1].get_length()
+        self._bound: dict[str, tuple[Any, Any]] = {}
+        self._states = self._make_states(settings, graph)
         self._pool = self._make_cache(settings, graph)
+        for each in self._graphs:
+            self._bind(each)
         self.warm_rows = _warm_rows(graph, self._graphs)
         self._of_gguf = graph.suffix == ".gguf"
         if self._of_gguf and not self.warm_rows:
@@ -102,26 +118,27 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
 
     def open(self) -> PrefillTable:
         """A new, empty sequence."""
+        if self._states is not None:
+            return StateTable(self._pool, self._states, self.context_length)
         return PrefillTable(self._pool, self.context_length)
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         """Run blocks of different sequences in one call; see `Engine.step`."""
         tables = self._reserve(work)
-        graph, min_rows = self._choose_graph(work)
-        batch = Batch(
-            min_rows, threads=self._threads, spare=self._pool.spare, by_row=self._graphs[0].by_row
-        )
-        for table, (_, block) in zip(tables, work, strict=True):
+        blocks = [block for _, block in work]
+        restored = self._take_states(tables, blocks) if self._states is not None else 0.0
+        for table, block in zip(tables, blocks, strict=True):
             table.ran(block)
-            batch.add(table, block)
-        seconds = graph.run(batch.inputs())
+        graph, starts, seconds = self._run(
+            [(table, block, table.length) for table, block in zip(tables, blocks, strict=True)]
+        )
         logits = graph.output("logits")
         per_block = []
         at = 0
         for _, block in work:
             per_block.append(logits[at : at + block.rows])
             at += block.rows
-        return StepResult(per_block, self._tapped(graph, batch.starts, work), seconds)
+        return StepResult(per_block, self._tapped(graph, starts, work), restored + seconds)
 
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on; recorded results hold these strings."""
@@ -140,6 +157,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             "attention": _ATTENTION,
             "taps": ",".join(map(str, self.taps)),
             **({"weights": _WEIGHTS} if self._of_gguf else {}),
+            **({"states": _STATES} if self._states is not None else {}),
         }
 
     def _check_shapes(self, graph: Path) -> None:
@@ -155,14 +173,50 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         finally:
             sequence.close()
 
-    def _choose_graph(self, work: Sequence[tuple[KVSequence, Block]]) -> tuple[CompiledGraph, int]:
+    def _run(
+        self, call: Sequence[tuple[PrefillTable, Block, int]]
+    ) -> tuple[CompiledGraph, list[int], float]:
+        """Run blocks after the given numbers of slots.
+
+        Returns the graph with the outputs, the first row of each block, and seconds.
+        """
+        graph, min_rows = self._choose_graph([block for _, block, _ in call])
+        batch = Batch(
+            min_rows,
+            threads=self._threads,
+            spare=self._pool.spare,
+            by_row=self._graphs[0].by_row,
+            states=self._states,
+        )
+        for table, block, past in call:
+            batch.add(table, block, past)
+        return graph, batch.starts, graph.run(batch.inputs())
+
+    def _take_states(self, tables: Sequence[PrefillTable], blocks: Sequence[Block]) -> float:
+        """Allocate the state blocks of a call; returns seconds of running lost rows again."""
+        assert self._states is not None
+        call = [
+            (table, block)
+            for table, block in zip(tables, blocks, strict=True)
+            if isinstance(table, StateTable)
+        ]
+        seconds = 0.0
+
+        def run(table: StateTable, block: Block, past: int) -> None:
+            nonlocal seconds
+            seconds += self._run([(table, block, past)])[2]
+
+        restore_and_take(self._states, call, run)
+        return seconds
+
+    def _choose_graph(self, blocks: Sequence[Block]) -> tuple[CompiledGraph, int]:
         """The compiled graph for a call, and the call's least number of rows.
 
         The graph for several sequences is compiled on first use: it takes as much memory as each of
         the others.
         """
-        if len(work) == 1:
-            block = work[0][1]
+        if len(blocks) == 1:
+            block = blocks[0]
             rows = padded_rows(block, self.min_rows)
             for graph in self._graphs:
                 for size in graph.sizes:
@@ -189,28 +243,14 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         ]
 
     def _make_cache(self, settings: EngineSettings, graph: Path) -> BlockPool:
-        """Bind zeroed key and value tensors to all graphs; returns the pool of their KV blocks."""
-        import openvino as ov
-
-        ports = self._graphs[0].caches
-        shapes = [
-            [dimension.get_length() for dimension in list(port.partial_shape)[1:]] for port in ports
-        ]
-        block_size = shapes[0][1]
-        block_bytes = sum(int(np.prod(shape)) for shape in shapes) * 2
+        """Make zeroed key and value tensors; returns the pool of their KV blocks."""
+        shapes = _shapes(self._graphs[0].ports(KV_CACHES))
+        block_size = next(iter(shapes.values()))[1]
+        block_bytes = sum(map(prod, shapes.values())) * 2
         tokens = settings.slots(self.context_length, block_bytes // block_size)
         blocks = -(-tokens // block_size)
-        # OpenVINO holds no reference to these arrays and tensors: the engine must.
-        self._cache: dict[str, tuple[Any, Any]] = {}
         try:
-            for port, shape in zip(ports, shapes, strict=True):
-                # The system allocates zeroed pages on first write, so unused slots cost nothing.
-                # And a NaN in a masked slot would reach the sums.
-                zeros = np.zeros([blocks + 1, *shape], dtype=np.float16)  # and the spare block
-                tensor = ov.Tensor(zeros, shared_memory=True)
-                self._cache[port.any_name] = zeros, tensor
-            for each in self._graphs:
-                self._bind(each)
+            self._make_tensors(shapes, blocks + 1, np.float16)  # and the spare block
         except (MemoryError, ValueError) as error:  # ValueError: beyond any address
             raise ModelError(
                 f"no memory for a cache of {tokens} tokens of {graph.parent.name} "
@@ -218,9 +258,46 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             ) from error
         return BlockPool(blocks, block_size)
 
+    def _make_states(self, settings: EngineSettings, graph: Path) -> StatePool | None:
+        """Make zeroed state tensors; returns the pool of their blocks, None without any."""
+        shapes = _shapes(self._graphs[0].ports(STATE_TABLES))
+        if not shapes:
+            return None
+        block_bytes = sum(map(prod, shapes.values())) * 4
+        blocks = settings.state_blocks(block_bytes)
+        needed = (blocks + 2) * block_bytes  # with the zeros and the spare block
+        if needed > memory_bytes():
+            raise ModelError(
+                f"no memory for the states of {graph.parent.name}: {blocks + 2} blocks of "
+                f"{block_bytes / 2**20:.1f} MiB ({needed / 2**30:.1f} GiB), and this machine has "
+                f"{memory_bytes() / 2**30:.1f} GiB; use a smaller model"
+            )
+        self._make_tensors(shapes, blocks + 2, np.float32)
+        return StatePool(blocks)
+
+    def _make_tensors(
+        self, shapes: Mapping[str, Sequence[int]], blocks: int, dtype: npt.DTypeLike
+    ) -> None:
+        import openvino as ov
+
+        for name, shape in shapes.items():
+            # The system allocates zeroed pages on first write, so unused blocks cost nothing.
+            # And a NaN in a masked slot would reach the sums.
+            zeros = np.zeros([blocks, *shape], dtype)
+            # OpenVINO holds no reference to these arrays and tensors: the engine must.
+            self._bound[name] = zeros, ov.Tensor(zeros, shared_memory=True)
+
     def _bind(self, graph: CompiledGraph) -> None:
-        for name, (_, tensor) in self._cache.items():
+        for name, (_, tensor) in self._bound.items():
             graph.bind(name, tensor)
+
+
+def _shapes(ports: Sequence[Any]) -> dict[str, list[int]]:
+    """Input name -> shape of one block."""
+    return {
+        port.any_name: [each.get_length() for each in list(port.partial_shape)[1:]]
+        for port in ports
+    }
 
 
 def _does_not_run(graph: Path, error: RuntimeError) -> ModelError:

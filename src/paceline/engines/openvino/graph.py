@@ -4,6 +4,7 @@ Attention becomes PagedAttention with the KV cache in tensors of the engine, the
 selected rows, and hidden states after tapped layers become outputs.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,17 @@ BY_ROW = ".by_row"
 
 Layers with a sliding window read these: once the window is full, a row's bits in PagedAttention
 depend on where its sequence begins in the call."""
+
+STATES = "la."
+"""Begins the names of inputs that describe the sequences of a call to recurrent layers ('linear
+attention' in OpenVINO)."""
+
+STATE_TABLES = ("conv_state_table.", "gated_delta_state_table.")
+"""Prefixes of inputs with the states of recurrent layers, [blocks, ...] float32."""
+
+_RECURRENT = {"PagedCausalConv1D", "PagedGatedDeltaNet"}
+_BEGINS = "subsequence_begins"
+_POSITIONS = "position_ids"
 
 
 def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
@@ -53,11 +65,40 @@ def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
             f"{path}: attention cannot be replaced by PagedAttention ({reason_of(error)}); "
             "the openvino engine does not support this architecture"
         ) from error
+    left = [sink.get_variable_id() for sink in model.get_sinks()]
+    if left:
+        raise ModelError(
+            f"{path} has recurrent states of a kind that the openvino engine does not know "
+            f"({left[0]} and {len(left) - 1} more); it knows short convolutions and gated delta "
+            "rules"
+        )
+    # Positions that the transformation made have several names.
+    model.input(_POSITIONS).node.output(0).set_names({_POSITIONS})
+    _separate_recurrent(model)
     hidden = _gather_before_head(model, path)
     if taps:
         _add_taps(model, hidden, taps, path)
     model.validate_nodes_and_infer_types()
     return model
+
+
+def _separate_recurrent(model: Any) -> None:
+    """Give recurrent layers their own division of the rows into sequences.
+
+    Attention takes decode rows one by one, recurrent layers take a block as one sequence.
+    """
+    import numpy as np
+    from openvino import opset13
+
+    layers = [node for node in model.get_ordered_ops() if node.get_type_name() in _RECURRENT]
+    if layers:
+        begins = opset13.parameter([-1], np.int32, name=STATES + _BEGINS)
+        begins.output(0).set_names({STATES + _BEGINS})
+        model.add_parameters([begins])
+        shared = model.input(_BEGINS)
+        for place in (place for node in layers for place in node.inputs()):
+            if place.get_source_output() == shared:
+                place.replace_source_output(begins.output(0))
 
 
 def _gather_before_head(model: Any, path: Path) -> Any:
@@ -111,12 +152,13 @@ def _layer_outputs(model: Any, hidden: Any, path: Path) -> list[Any]:
             for i in (0, 1)
         )
     ]
-    attentions = sum(
-        node.get_type_name() == "PagedAttentionExtension" for node in model.get_ordered_ops()
-    )
-    if len(sums) != 2 * attentions:
+    kinds = Counter(node.get_type_name() for node in model.get_ordered_ops())
+    # A layer with a delta rule has a convolution as well.
+    recurrent = kinds["PagedGatedDeltaNet"] or kinds["PagedCausalConv1D"]
+    layers = kinds["PagedAttentionExtension"] + recurrent
+    if len(sums) != 2 * layers:
         raise ModelError(
-            f"{path} has {attentions} attention layers and {len(sums)} residual sums, expected two "
-            "a layer; its layers cannot be tapped"
+            f"{path} has {layers} layers and {len(sums)} residual sums, expected two a layer; its "
+            "layers cannot be tapped"
         )
     return sums[1::2]
