@@ -159,6 +159,23 @@ FORMS: dict[str, dict[str, Any]] = {
         **{"sliding_window_pattern": "LLLG", "layer_types": _sliding("LLLG")},
         "rope_parameters": _LLAMA3,
     },
+    "lfm2": {
+        **{**_SIZES, "model_type": "lfm2", "num_hidden_layers": 4, "head_dim": None},
+        **{"norm_eps": 1e-5, "rms_norm_eps": None, "hidden_act": None, "conv_L_cache": 3},
+        **{"tie_word_embeddings": True, "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.0},
+        **{"block_auto_adjust_ff_dim": True, "conv_bias": False},
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+    },
+    "qwen3_5_text": {
+        **{**_SIZES, "model_type": "qwen3_5_text", "num_hidden_layers": 4},
+        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16},
+        **{"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4},
+        "layer_types": [*["linear_attention"] * 3, "full_attention"],
+        "rope_parameters": {
+            **{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            **{"mrope_section": [2, 1, 1], "mrope_interleaved": True},
+        },
+    },
     "minicpm": {
         **{**_SIZES, "model_type": "minicpm", "head_dim": 16, "rope_theta": 10000.0},
         **{"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32},
@@ -234,6 +251,10 @@ def _values(
         return rng.integers(0, 256, shape, dtype=np.uint8)
     if name.endswith("_scales"):  # exponents of two, about 1/8 to 1/16
         return rng.integers(123, 125, shape, dtype=np.uint8)
+    if name.endswith("A_log"):  # a state keeps about 0.6 to 0.99 of itself
+        return rng.uniform(-4, -0.5, shape)
+    if name.endswith("linear_attn.norm.weight"):
+        return rng.normal(1, 0.1, shape)
     if name.endswith("norm.weight") or "norm_" in name:
         return rng.normal(1 - shift, 0.1, shape)
     if name.endswith("layer_scalar"):

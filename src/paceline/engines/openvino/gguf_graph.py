@@ -9,24 +9,28 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from paceline.decoding.types import tap_name
 from paceline.engines.openvino.gguf_rope import mend_positions
+from paceline.engines.openvino.gguf_states import page_states
 from paceline.engines.openvino.gguf_values import mend_values
 from paceline.engines.openvino.gguf_weights import exact_zero_points, regroup_six_bits
-from paceline.engines.openvino.graph import BY_ROW, WANTED_ROWS
+from paceline.engines.openvino.graph import WANTED_ROWS
+from paceline.engines.openvino.paged import Heads, Inputs, attention
 from paceline.errors import ModelError
 from paceline.storage.gguf import read_gguf_graph
 from paceline.storage.gguf_file import read_gguf
 
-_SEQUENCES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
 _INPUTS = {"inp_tokens": "input_ids", "inp_pos": "position_ids", "inp_out_ids": WANTED_ROWS}
 """The frontend's inputs that stay -> their names here."""
 _CACHE = re.compile(r"cache_[kv]_l(\d+)")
 _LAYER_OUTPUT = re.compile(r"blk\.(\d+)\.l_out$")
+_SECTIONS = "gguf_is_imrope"
+"""Its positions are four: of text, and of time, height and width in an image. Those of text are all
+the same."""
 _WINDOW = "gguf_swa_window_size"
 _WINDOWED_MASK = "self_kq_mask_swa"
 
@@ -53,11 +57,15 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
     mend_values(source, file, path)
     regroup_six_bits(source)
     exact_zero_points(source, file)
-    inputs = _Inputs()
+    inputs = Inputs()
     for old in source.get_parameters():
         if new := _INPUTS.get(old.get_friendly_name()):
-            four = opset13.reshape(inputs.take(new), np.array([1, 1, 1, -1]), False)
+            given = inputs.take(new)
+            if new == "position_ids" and _SECTIONS in about and about[_SECTIONS].value:
+                given = opset13.tile(given, np.array([4]))
+            four = opset13.reshape(given, np.array([1, 1, 1, -1]), False)
             old.output(0).replace(four.output(0))
+    page_states(source, inputs)
     for node in attentions:
         _page(node, inputs, window if _is_windowed(node) else 0, path)
     logits = source.outputs[0].get_node().input_value(0)
@@ -82,94 +90,30 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
         ) from error
 
 
-class _Inputs:
-    """The new graph's inputs, made at their first use."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    @property
-    def parameters(self) -> list[Any]:
-        return list(self._made.values())
-
-    def take(self, name: str, rank: int = 1) -> Any:
-        """The int32 input `name`."""
-        return self._take(name, np.int32, rank)
-
-    def cache(self, name: str) -> Any:
-        """The KV cache `name`: the plugin chooses its type and shape."""
-        from openvino import Type
-
-        return self._take(name, Type.dynamic, 4)
-
-    def _take(self, name: str, kind: Any, rank: int) -> Any:
-        from openvino import opset13
-
-        if name not in self._made:
-            node = opset13.parameter([-1] * rank, kind, name=name)
-            node.output(0).set_names({name})
-            self._made[name] = node
-        return self._made[name]
-
-
-def _page(node: Any, inputs: _Inputs, window: int, path: Path) -> None:
+def _page(node: Any, inputs: Inputs, window: int, path: Path) -> None:
     """Replace a ScaledDotProductAttention, with the cache writes before it, by PagedAttention."""
-    from openvino import opset13
-    from openvino.op import _PagedAttentionExtension
-
     query = _before(node.input_value(0), "Transpose", "Convert")
     key, value = (_written(node.input_value(i), path) for i in (1, 2))
     heads = int(query.get_partial_shape()[2].get_length())
-    sinks = np.zeros((0, 0, 0, 0), np.float32)
+    sinks = None
     if node.get_input_size() > 5:
         given = _before(node.input_value(5), "Reshape", "Convert").get_node().get_data()
-        sinks = given.astype(np.float32).reshape(1, heads, 1, 1)
-    flat = [
-        opset13.reshape(each, np.array([-1, width]), False)
-        for each, width in (
-            (query, heads * key.size),
-            (key.rows, key.heads * key.size),
-            (value.rows, value.heads * value.size),
-        )
-    ]
-    none = np.zeros(0, np.int32)
-    off = np.int32(0)
-    arguments = [
-        *flat,
-        inputs.cache(f"key_cache.{key.layer}"),
-        inputs.cache(f"value_cache.{value.layer}"),
-        *(inputs.take(name + BY_ROW * (window > 0)) for name in _SEQUENCES),
-        np.float32(_scale(float(node.input_value(4).get_node().get_data()))),
-        np.int32(window),
-        np.zeros(0, np.float32),  # ALiBi slopes
-        inputs.take("max_context_len", rank=0),
-        none,  # score aggregation window
-        *(none, none, np.zeros(0, np.float32)),  # rotation of cached keys
-        *(np.zeros(0, np.float32), off, off),  # XAttention
-        sinks,
-        *(off, none, none, none),  # adaptive eviction
-        *(none, np.zeros(0, np.uint8), none),  # token types, and a mask between the call's rows
-    ]
-    paged = _PagedAttentionExtension([_output(each) for each in arguments])
-    about = paged.get_rt_info()
-    about["k_head_size"], about["num_k_heads"] = key.size, key.heads
-    about["v_head_size"], about["num_v_heads"] = value.size, value.heads
-    shape = np.array([1, -1, heads, value.size])
-    made = opset13.reshape(paged.output(0), shape, False)
-    _after(node, "Transpose", "Convert").replace(made.output(0))
+        sinks = given.astype(np.float32)
+    made = attention(
+        inputs,
+        Heads(query, heads, key.size),
+        key,
+        value,
+        _scale(float(node.input_value(4).get_node().get_data())),
+        window=window,
+        sinks=sinks,
+    )
+    _after(node, "Transpose", "Convert").replace(made)
 
 
 def _is_windowed(attention: Any) -> bool:
     mask = _before(attention.input_value(3), "Convert", "Slice", "Convert").get_node()
     return bool(mask.get_friendly_name() == _WINDOWED_MASK)
-
-
-def _output(value: Any) -> Any:
-    from openvino import opset13
-
-    return (
-        opset13.constant(value) if isinstance(value, np.ndarray | np.generic) else value
-    ).output(0)
 
 
 def _before(output: Any, *kinds: str) -> Any:
@@ -190,18 +134,7 @@ def _after(node: Any, *kinds: str) -> Any:
     return node.output(0)
 
 
-class _Written(NamedTuple):
-    """What an attention reads of a KV cache."""
-
-    layer: int
-    """Number of the cache: layers may share one."""
-    rows: Any
-    """What the call writes, float32 of n * heads * size."""
-    heads: int
-    size: int
-
-
-def _written(output: Any, path: Path) -> _Written:
+def _written(output: Any, path: Path) -> Heads:
     """Find the cache behind an input of attention: the heads of grouped queries are repeated."""
     repeated = ("Reshape", "Broadcast", "Unsqueeze")
     node = _before(output, "Transpose", "ConvertLike", *repeated).get_node()
@@ -213,7 +146,8 @@ def _written(output: Any, path: Path) -> _Written:
             "openvino engine does not run it from GGUF"
         )
     heads, size = (int(each.get_length()) for each in list(node.get_output_partial_shape(0))[2:])
-    return _Written(int(found[1]), _before(node.input_value(2), "Reshape", "Convert"), heads, size)
+    rows = _before(node.input_value(2), "Reshape", "Convert")
+    return Heads(rows, heads, size, int(found[1]))
 
 
 def _scale(stored: float) -> float:
@@ -222,7 +156,7 @@ def _scale(stored: float) -> float:
     return exact if np.float16(exact) == np.float16(stored) else stored
 
 
-def _gather_after(last: Any, inputs: _Inputs) -> None:
+def _gather_after(last: Any, inputs: Inputs) -> None:
     """Compute the last layer for all rows, and select the wanted ones after it."""
     from openvino import opset13
 

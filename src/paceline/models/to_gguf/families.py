@@ -8,7 +8,7 @@ because GGUF is what its reader expects.
 from collections.abc import Callable, Mapping
 
 from paceline.errors import ModelError
-from paceline.models.to_gguf import gemma4
+from paceline.models.to_gguf import gemma4, lfm2, qwen35
 from paceline.models.to_gguf.config import Config
 from paceline.models.to_gguf.family import FOUR_NORMS, POST_NORMS, QK_NORMS, Experts, Family, Value
 
@@ -207,6 +207,19 @@ _GEMMA4 = Family(
     only={"enable_moe_block": (False, None), "use_bidirectional_attention": (None, "vision")},
 )
 
+_QWEN35 = Family(
+    arch="qwen35",
+    norm_shift=1.0,
+    partial_rotary=0.25,
+    qk_norms=QK_NORMS,
+    gated=True,
+    layers=qwen35.layers,
+    recurrent=qwen35.recurrent,
+    metadata=qwen35.metadata,
+    defaults={"head_dim": 256, "rms_norm_eps": 1e-6},
+    only={"attn_output_gate": (True, None), "attention_bias": (False, None)},
+)
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(arch="llama", rope_pairs=True, only=_NO_MLP_BIAS),
     "mistral": Family(arch="llama", rope_pairs=True, window=_all_layers),
@@ -282,6 +295,22 @@ FAMILIES: Mapping[str, Family] = {
         only={"n_group": (1, None), "topk_group": (1, None)},
     ),
     "exaone4": Family(arch="exaone4", norms=POST_NORMS, qk_norms=QK_NORMS, window=_exaone_window),
+    "lfm2": Family(
+        arch="lfm2",
+        rope_theta=1_000_000.0,
+        norms=("operator_norm", "ffn_norm"),
+        last_norm="model.embedding_norm",
+        qk_norms=("q_layernorm", "k_layernorm"),
+        output="out_proj",
+        feed_forward=("feed_forward.", "w1", "w3", "w2"),
+        layers=lfm2.layers,
+        recurrent=lfm2.recurrent,
+        metadata=lfm2.metadata,
+        defaults={"norm_eps": 1e-5, "tie_word_embeddings": True},
+        only={"conv_bias": (False, None)},
+    ),
+    "qwen3_5": _QWEN35,
+    "qwen3_5_text": _QWEN35,
     "minicpm": Family(arch="minicpm", rope_pairs=True, metadata=_minicpm_metadata),
 }
 """model_type of a config.json -> its family."""

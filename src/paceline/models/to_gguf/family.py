@@ -34,6 +34,8 @@ class Layer(NamedTuple):
     has_experts: bool
     kv_of: int | None = None
     """The earlier layer whose keys and values it attends to; None: its own."""
+    has_attention: bool = True
+    """Whether it has attention; else it has the family's `recurrent` tensors."""
     v_is_k: bool = False
     """Whether the projection of k serves v as well."""
 
@@ -70,6 +72,7 @@ class Family:
     """Base in layers with a window; 0: the same as in others."""
     partial_rotary: float = 1.0
     norms: tuple[str, ...] = PRE_NORMS
+    last_norm: str = "model.norm"
     norm_shift: float = 0.0
     """Added to the weights of norms, which the checkpoint stores less it."""
     qk_norms: tuple[str, str] | None = None
@@ -80,6 +83,15 @@ class Family:
     """Projections of attention that have a bias where the configuration says attention_bias."""
     attention_bias: bool = False
     """Its default."""
+    output: str = "o_proj"
+    """Name of attention's last projection."""
+    gated: bool = False
+    """Whether the projection of q has a gate beside each head, as wide as the head."""
+    feed_forward: tuple[str, str, str, str] = ("mlp.", "gate_proj", "up_proj", "down_proj")
+    """Names of the feed-forward network and of its matrices."""
+    recurrent: Callable[[Config, str, Callable[[str], str]], Iterator[Output]] | None = None
+    """Tensors of layers without attention: of the layer's name, with a dot, and of a function that
+    gives a tensor's name in GGUF."""
     fused: bool = False
     """Whether q, k, v are one matrix, and gate and up another."""
     activation: tuple[str, ...] = ("silu", "swish")

@@ -25,7 +25,10 @@ from paceline.models.to_gguf.sizes import Sizes
 
 _SHOWN = 3
 """Names of tensors in a message."""
-_UNUSED = re.compile(r"rotary_emb\.inv_freq$|rotary_pos_emb|^model\.layers\.\d+\.attention\.masked")
+_UNUSED = re.compile(
+    r"rotary_emb\.inv_freq$|rotary_pos_emb|^model\.layers\.\d+\.attention\.masked|^mtp\."
+)
+"""`mtp.` predicts the tokens after the next."""
 _OTHER_MODALITIES = re.compile(r"vision|visual|audio|multi_modal|mm_|image|embedder")
 
 
@@ -102,16 +105,19 @@ class _Layout:
         yield self._whole("model.embed_tokens.weight", table, Form.TABLE)
         if not self._is_tied():
             yield self._whole("lm_head.weight", table, Form.TABLE)
-        yield self._norm("model.norm.weight", sizes.hidden)
+        yield self._norm(f"{self._family.last_norm}.weight", sizes.hidden)
         for index, layer in enumerate(sizes.layers):
             prefix = f"model.layers.{index}."
             for norm in self._family.norms:
                 yield self._norm(f"{prefix}{norm}.weight", sizes.hidden)
-            yield from self._attention(f"{prefix}self_attn.", layer)
+            if layer.has_attention:
+                yield from self._attention(f"{prefix}self_attn.", layer)
+            elif self._family.recurrent is not None:
+                yield from self._family.recurrent(self._config, prefix, self._target)
             if sizes.experts is not None and layer.has_experts:
                 yield from self._mixture(prefix, sizes.experts)
             else:
-                yield from self._feed_forward(f"{prefix}mlp.", layer.ff)
+                yield from self._feed_forward(prefix + self._family.feed_forward[0], layer.ff)
         if self._family.extra is not None:
             yield from self._family.extra(self._config, self._whole)
 
@@ -132,8 +138,9 @@ class _Layout:
         else:
             for part, size in rows.items():
                 if f"{prefix}{part}_proj.weight" in self._there or self._is_own(part, layer):
-                    yield from self._projection(prefix, part, size, layer.head_dim)
-        output = f"{prefix}o_proj"
+                    gated = part == "q" and family.gated
+                    yield from self._projection(prefix, part, size * (1 + gated), layer.head_dim)
+        output = f"{prefix}{family.output}"
         yield self._whole(f"{output}.weight", (sizes.hidden, rows["q"]))
         if sizes.attention_bias and "o" in family.biases:
             yield self._whole(f"{output}.bias", (sizes.hidden,), Form.PLAIN)
@@ -179,12 +186,13 @@ class _Layout:
 
     def _feed_forward(self, prefix: str, ff: int) -> Iterator[Output]:
         hidden = self._sizes.hidden
+        _, gate, up, down = self._family.feed_forward
         if self._family.fused:
             yield self._whole(f"{prefix}gate_up_proj.weight", (2 * ff, hidden))
         else:
-            yield self._whole(f"{prefix}gate_proj.weight", (ff, hidden))
-            yield self._whole(f"{prefix}up_proj.weight", (ff, hidden))
-        yield self._whole(f"{prefix}down_proj.weight", (hidden, ff))
+            for name in (gate, up):
+                yield self._whole(f"{prefix}{name}.weight", (ff, hidden))
+        yield self._whole(f"{prefix}{down}.weight", (hidden, ff))
 
     def _mixture(self, layer: str, experts: Experts) -> Iterator[Output]:
         """The router and the experts, in any of the forms in which checkpoints have them."""

@@ -19,7 +19,7 @@ def metadata(config: Config, family: Family, sizes: Sizes) -> dict[str, Value]:
         "attention.head_count_kv": _one_or_all([layer.kv_heads for layer in layers]),
         "attention.key_length": layers[0].head_dim,
         "attention.value_length": layers[0].head_dim,
-        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps"),
+        "attention.layer_norm_rms_epsilon": config.number("rms_norm_eps", "norm_eps"),
         "rope.dimension_count": sizes.rotary,
         **rope_metadata(config, sizes),
         **_windows(family, sizes),

@@ -64,6 +64,24 @@ def whole(
     return Output(name, shape, form, {source: shape}, pieces)
 
 
+def rearranged(
+    name: str,
+    source: str,
+    source_shape: Shape,
+    shape: Shape,
+    form: Form,
+    change: Callable[[Floats], Floats],
+) -> Output:
+    """A small tensor, or each row of a large one [out, in], as `change` makes it of its values."""
+
+    def pieces(shards: Shards) -> Iterator[Floats]:
+        step = max(1, _PIECE_VALUES // shape[-1]) if form is Form.MATRIX else shape[0]
+        for begin in range(0, shape[0], step):
+            yield change(shards.floats(source, slice(begin, begin + step)))
+
+    return Output(name, shape, form, {source: source_shape}, pieces)
+
+
 def stacked(name: str, sources: Sequence[str], shape: Shape, form: Form) -> Output:
     """Matrices [out, in], one per expert, as one tensor [experts, out, in]."""
 
