@@ -251,17 +251,20 @@ def _values(
         return rng.integers(0, 256, shape, dtype=np.uint8)
     if name.endswith("_scales"):  # exponents of two, about 1/8 to 1/16
         return rng.integers(123, 125, shape, dtype=np.uint8)
-    if name.endswith("A_log"):  # a state keeps about 0.6 to 0.99 of itself
-        return rng.uniform(-4, -0.5, shape)
     if name.endswith("linear_attn.norm.weight"):
-        return rng.normal(1, 0.1, shape)
+        shift = 0.0
+    low, high = next((bounds for end, bounds in _UNIFORM.items() if name.endswith(end)), (0, 0))
+    if low < high:
+        return rng.uniform(low, high, shape)
     if name.endswith("norm.weight") or "norm_" in name:
         return rng.normal(1 - shift, 0.1, shape)
-    if name.endswith("layer_scalar"):
-        return rng.uniform(0.8, 1.2, shape)
     if name.endswith(("bias", "sinks")):
         return rng.normal(0, 0.2, shape)
     return rng.normal(0, 1.5 * shape[-1] ** -0.5, shape)
+
+
+_UNIFORM = {"layer_scalar": (0.8, 1.2), "A_log": (-4, -0.5)}
+"""Ends of names -> bounds. A_log: a state keeps about 0.6 to 0.99 of itself from row to row."""
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], dtype: str = "F32") -> None:

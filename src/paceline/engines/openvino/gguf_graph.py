@@ -1,4 +1,4 @@
-"""Opens a GGUF file through OpenVINO's GGUF frontend, as the graph that the engine runs.
+"""Opens a GGUF file as the graph that the engine runs: through OpenVINO's GGUF frontend, mostly.
 
 The frontend's graph is stateless: it takes the whole KV cache and a mask, and returns the cache
 with the new rows. Here each attention becomes PagedAttention, so that cache and mask go, and the
@@ -14,16 +14,21 @@ from typing import Any
 import numpy as np
 
 from paceline.decoding.types import tap_name
+from paceline.engines.openvino.blocks import Built
 from paceline.engines.openvino.gguf_rope import mend_positions
 from paceline.engines.openvino.gguf_states import page_states
 from paceline.engines.openvino.gguf_values import mend_values
 from paceline.engines.openvino.gguf_weights import exact_zero_points, regroup_six_bits
 from paceline.engines.openvino.graph import WANTED_ROWS
+from paceline.engines.openvino.lfm2 import lfm2
 from paceline.engines.openvino.paged import Heads, Inputs, attention
 from paceline.errors import ModelError
 from paceline.storage.gguf import read_gguf_graph
-from paceline.storage.gguf_file import read_gguf
+from paceline.storage.gguf_file import GgufFile, read_gguf
+from paceline.storage.openvino import reason_of
 
+_BUILT = {"lfm2": lfm2}
+"""`general.architecture` of graphs that are built here, as the frontend does not know them."""
 _INPUTS = {"inp_tokens": "input_ids", "inp_pos": "position_ids", "inp_out_ids": WANTED_ROWS}
 """The frontend's inputs that stay -> their names here."""
 _CACHE = re.compile(r"cache_[kv]_l(\d+)")
@@ -38,10 +43,37 @@ _WINDOWED_MASK = "self_kq_mask_swa"
 def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
     """Read a GGUF file as a model with PagedAttention; see the top of this file.
 
-    Raises ModelError if the frontend does not know its architecture or weights, or if it has an
-    attention that PagedAttention does not compute, such as one with capped scores.
+    Raises ModelError if its architecture or weights are unknown, or if it has an attention that
+    PagedAttention does not compute, such as one with capped scores.
     """
     import openvino as ov
+
+    file = read_gguf(path)
+    inputs = Inputs()
+    build = _BUILT.get(str(file.fields.get("general.architecture")))
+    try:
+        built = build(file, path, inputs) if build else _of_frontend(file, path, inputs, taps)
+    except RuntimeError as error:  # of a node whose inputs do not fit
+        raise ModelError(f"{path} cannot be opened by OpenVINO: {reason_of(error)}") from error
+    results = [_result(built.logits, "logits")]
+    for tap in taps:
+        if tap not in built.layers:
+            count = len(built.layers)
+            raise ModelError(f"{path} has {count} layers; there is no layer {tap} to tap")
+        results.append(_result(built.layers[tap], tap_name(tap)))
+    try:
+        model = ov.Model(results, inputs.parameters, path.stem)
+    except RuntimeError as error:  # the logits still depend on an input of the frontend's
+        raise ModelError(
+            f"{path}: PagedAttention does not compute its attention (capped scores, or a state "
+            "that is no KV cache), so the openvino engine does not run it from GGUF"
+        ) from error
+    exact_zero_points(model, file)
+    return model
+
+
+def _of_frontend(file: GgufFile, path: Path, inputs: Inputs, taps: Sequence[int]) -> Built:
+    """The frontend's graph, mended, with PagedAttention."""
     from openvino import opset13
 
     source = read_gguf_graph(path)
@@ -52,12 +84,9 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
         for node in source.get_ordered_ops()
         if node.get_type_name() == "ScaledDotProductAttention"
     ]
-    file = read_gguf(path)
     mend_positions(source, file, path, [window > 0 and _is_windowed(node) for node in attentions])
     mend_values(source, file, path)
     regroup_six_bits(source)
-    exact_zero_points(source, file)
-    inputs = Inputs()
     for old in source.get_parameters():
         if new := _INPUTS.get(old.get_friendly_name()):
             given = inputs.take(new)
@@ -68,7 +97,6 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
     page_states(source, inputs)
     for node in attentions:
         _page(node, inputs, window if _is_windowed(node) else 0, path)
-    logits = source.outputs[0].get_node().input_value(0)
     layers = {
         int(found[1]): node.output(0)
         for node in source.get_ordered_ops()
@@ -76,18 +104,7 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
     }
     if taps and max(taps) == max(layers):
         _gather_after(layers[max(layers)], inputs)
-    results = [_result(logits, "logits")]
-    for tap in taps:
-        if tap not in layers:
-            raise ModelError(f"{path} has {len(layers)} layers; there is no layer {tap} to tap")
-        results.append(_result(layers[tap], tap_name(tap)))
-    try:
-        return ov.Model(results, inputs.parameters, path.stem)
-    except RuntimeError as error:  # the logits still depend on an input of the frontend's
-        raise ModelError(
-            f"{path}: PagedAttention does not compute its attention (capped scores, or a state "
-            "that is no KV cache), so the openvino engine does not run it from GGUF"
-        ) from error
+    return Built(source.outputs[0].get_node().input_value(0), layers)
 
 
 def _page(node: Any, inputs: Inputs, window: int, path: Path) -> None:

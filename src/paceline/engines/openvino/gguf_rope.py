@@ -174,13 +174,7 @@ class _Graph:
 
     def table(self, frequencies: Floats, scale: float = 1.0) -> tuple[Any, Any]:
         """Outputs cos and sin, [1, n, 1, pairs], times `scale`."""
-        from openvino import opset13
-
-        angles = opset13.multiply(self._positions(), frequencies.reshape(1, 1, 1, -1))
-        return tuple(
-            opset13.multiply(each, np.float32(scale)).output(0)
-            for each in (opset13.cos(angles), opset13.sin(angles))
-        )
+        return rotation(self._positions(), frequencies, scale)
 
     def leave_unrotated(self, layer: int) -> None:
         """Give queries and keys of a layer to attention as they were before the rotation."""
@@ -218,7 +212,7 @@ class _Graph:
         for layer, table in enumerate(tables):
             for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
                 given = self.node(f"{name}_normed").output(0)
-                self.node(f"{name}_rope").output(0).replace(_halves(given, *table))
+                self.node(f"{name}_rope").output(0).replace(rotate_halves(given, *table))
 
     def rotate_before_norm(self, name: str) -> None:
         """Let the rotation read what its norm read, and the norm what the rotation gave."""
@@ -234,7 +228,22 @@ class _Graph:
             reader.replace_source_output(normed)
 
 
-def _halves(given: Any, cos: Any, sin: Any) -> Any:
+def rotation(positions: Any, frequencies: Floats, scale: float = 1.0) -> tuple[Any, Any]:
+    """Outputs cos and sin, [1, n, 1, pairs], times `scale`.
+
+    `positions` is [1, n, 1, 1] float32, `frequencies` [pairs] in radians per position.
+    """
+    from openvino import opset13
+
+    angles = opset13.multiply(positions, frequencies.reshape(1, 1, 1, -1))
+    cos, sin = (
+        opset13.multiply(each, np.float32(scale)).output(0)
+        for each in (opset13.cos(angles), opset13.sin(angles))
+    )
+    return cos, sin
+
+
+def rotate_halves(given: Any, cos: Any, sin: Any) -> Any:
     """Rotate [1, n, heads, size] by value i and i + size / 2 as a pair."""
     from openvino import opset13
 

@@ -20,7 +20,7 @@ from paceline.storage.gguf_file import GgufFile, Tensor
 Floats = npt.NDArray[np.float32]
 
 _ROWS_AT_ONCE = 4096
-_WEIGHT = "weight.weight_"
+WEIGHT = "weight.weight_"
 """Begins the names of the frontend's nodes of weights; the rest is the tensor's name."""
 
 
@@ -50,7 +50,7 @@ def regroup_six_bits(model: Any) -> None:
     A weight moves by less than 1/8 of its own step.
     """
     for node in model.get_ordered_ops():
-        if node.get_friendly_name().startswith(_WEIGHT) and node.get_type_name() == "Reshape":
+        if node.get_friendly_name().startswith(WEIGHT) and node.get_type_name() == "Reshape":
             multiply = node.input_value(0).get_node()
             convert = multiply.input_value(0).get_node()
             if multiply.get_type_name() != "Multiply" or convert.get_type_name() != "Convert":
@@ -85,7 +85,7 @@ def _as_groups_of_32(codes: npt.NDArray[np.int8], scale: Floats) -> Any:
 def _groups(output: Any, tensors: Mapping[str, Tensor]) -> _Groups | None:
     """The matrix behind a product's second input, if its zero points are fractional."""
     node = output.get_node()
-    tensor = tensors.get(node.get_friendly_name().removeprefix(_WEIGHT))
+    tensor = tensors.get(node.get_friendly_name().removeprefix(WEIGHT))
     if node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     if node.get_type_name() != "Reshape":

@@ -66,8 +66,8 @@ class Heads(NamedTuple):
     """Queries, keys or values of the call's rows."""
 
     rows: Any
-    """Output, float32 of rows * count * size, in any shape."""
-    count: int
+    """Output, float32 of rows * heads * size, in any shape."""
+    heads: int
     size: int
     layer: int = 0
     """Of keys and values: number of their KV cache. Layers may share one."""
@@ -83,7 +83,7 @@ def attention(
     window: int = 0,
     sinks: npt.NDArray[np.float32] | None = None,
 ) -> Any:
-    """Output [1, rows, query.count, value.size] of PagedAttention.
+    """Output [1, rows, query.heads, value.size] of PagedAttention.
 
     `window` is its sliding window in tokens, 0: none. `sinks` has a logit for each head.
     """
@@ -91,7 +91,7 @@ def attention(
     from openvino.op import _PagedAttentionExtension
 
     flat = [
-        opset13.reshape(each.rows, np.array([-1, each.count * each.size]), False)
+        opset13.reshape(each.rows, np.array([-1, each.heads * each.size]), False)
         for each in (query, key, value)
     ]
     none = np.zeros(0, np.int32)
@@ -109,15 +109,15 @@ def attention(
         none,  # score aggregation window
         *(none, none, np.zeros(0, np.float32)),  # rotation of cached keys
         *(np.zeros(0, np.float32), off, off),  # XAttention
-        empty if sinks is None else sinks.reshape(1, query.count, 1, 1),
+        empty if sinks is None else sinks.reshape(1, query.heads, 1, 1),
         *(off, none, none, none),  # adaptive eviction
         *(none, np.zeros(0, np.uint8), none),  # token types, and a mask between the call's rows
     ]
     paged = _PagedAttentionExtension([_output(each) for each in arguments])
     about = paged.get_rt_info()
-    about["k_head_size"], about["num_k_heads"] = key.size, key.count
-    about["v_head_size"], about["num_v_heads"] = value.size, value.count
-    shape = np.array([1, -1, query.count, value.size])
+    about["k_head_size"], about["num_k_heads"] = key.size, key.heads
+    about["v_head_size"], about["num_v_heads"] = value.size, value.heads
+    shape = np.array([1, -1, query.heads, value.size])
     return opset13.reshape(paged.output(0), shape, False).output(0)
 
 

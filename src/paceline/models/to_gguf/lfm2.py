@@ -42,10 +42,8 @@ def recurrent(config: Config, prefix: str, name: Callable[[str], str]) -> Iterat
         source = f"{prefix}conv.{part}.weight"
         yield whole(name(source), source, (rows, hidden), Form.MATRIX)
     source = f"{prefix}conv.conv.weight"
-    stored, shape = (hidden, 1, kernel), (hidden, kernel)
-    yield rearranged(
-        name(source), source, stored, shape, Form.PLAIN, lambda values: values.reshape(shape)
-    )
+    shapes = (hidden, 1, kernel), (hidden, kernel)
+    yield rearranged(name(source), source, shapes, lambda values: values[:, 0].copy())
 
 
 def _kernel(config: Config) -> int:

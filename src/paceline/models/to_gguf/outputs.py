@@ -65,21 +65,21 @@ def whole(
 
 
 def rearranged(
-    name: str,
-    source: str,
-    source_shape: Shape,
-    shape: Shape,
-    form: Form,
-    change: Callable[[Floats], Floats],
+    name: str, source: str, shapes: tuple[Shape, Shape], change: Callable[[Floats], Floats]
 ) -> Output:
-    """A small tensor, or each row of a large one [out, in], as `change` makes it of its values."""
+    """A tensor as `change` makes it of its values, of as many rows as it is given.
+
+    `shapes` are those in the checkpoint and in the file. A matrix [out, in] there is one here.
+    """
+    stored, shape = shapes
+    form = Form.MATRIX if len(stored) > 1 and stored == shape else Form.PLAIN
 
     def pieces(shards: Shards) -> Iterator[Floats]:
         step = max(1, _PIECE_VALUES // shape[-1]) if form is Form.MATRIX else shape[0]
         for begin in range(0, shape[0], step):
             yield change(shards.floats(source, slice(begin, begin + step)))
 
-    return Output(name, shape, form, {source: source_shape}, pieces)
+    return Output(name, shape, form, {source: stored}, pieces)
 
 
 def stacked(name: str, sources: Sequence[str], shape: Shape, form: Form) -> Output:

@@ -78,22 +78,16 @@ def recurrent(config: Config, prefix: str, name: Callable[[str], str]) -> Iterat
         source = f"{prefix}{part}.weight"
         yield whole(name(source), source, (len(order), hidden), form, order=order)
     source, shape = f"{prefix}out_proj.weight", (hidden, len(values))
-    yield rearranged(
-        name(source), source, shape, shape, Form.MATRIX, lambda rows: rows[:, values].copy()
-    )
-    source, shape = f"{prefix}conv1d.weight", (len(mixed), sizes.kernel)
-    yield rearranged(
-        *(name(source), source, (len(mixed), 1, sizes.kernel), shape, Form.PLAIN),
-        lambda weights: weights[mixed, 0],
-    )
-    yield whole(
-        name(f"{prefix}dt_proj.bias"), f"{prefix}dt_bias", (len(heads),), Form.PLAIN, order=heads
-    )
+    yield rearranged(name(source), source, (shape, shape), lambda rows: rows[:, values].copy())
+    source = f"{prefix}conv1d.weight"
+    shapes = (len(mixed), 1, sizes.kernel), (len(mixed), sizes.kernel)
+    yield rearranged(name(source), source, shapes, lambda weights: weights[mixed, 0])
+    single = (len(heads),)
+    target = name(f"{prefix}dt_proj.bias")
+    yield whole(target, f"{prefix}dt_bias", single, Form.PLAIN, order=heads)
     source = f"{prefix}A_log"
-    yield rearranged(
-        *(name(source).removesuffix(".weight"), source, (len(heads),), (len(heads),), Form.PLAIN),
-        lambda logs: -np.exp(logs[heads]),
-    )
+    target = name(source).removesuffix(".weight")
+    yield rearranged(target, source, (single, single), lambda logs: -np.exp(logs[heads]))
     source = f"{prefix}norm.weight"
     yield whole(name(source), source, (sizes.value_size,), Form.PLAIN)
 

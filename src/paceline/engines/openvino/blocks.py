@@ -1,0 +1,137 @@
+"""Parts of a decoder, for graphs that are built here instead of by OpenVINO's GGUF frontend.
+
+Rows are [1, 1, rows, width] float32 throughout, as in the frontend's graphs. Nodes have the
+frontend's names where others look for them.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.engines.openvino.gguf_matrix import floats, matrix
+from paceline.engines.openvino.gguf_rope import rotate_halves, rotation
+from paceline.engines.openvino.graph import WANTED_ROWS
+from paceline.engines.openvino.paged import Heads, Inputs, attention, short_convolution
+from paceline.errors import ModelError
+from paceline.storage.gguf_file import GgufFile, Tensor
+
+
+class Built(NamedTuple):
+    """A decoder's outputs."""
+
+    logits: Any
+    layers: dict[int, Any]
+    """Rows after each layer."""
+
+
+class Blocks:
+    """Makes the parts of one model, of its tensors."""
+
+    def __init__(
+        self, file: GgufFile, path: Path, inputs: Inputs, *, epsilon: float, rope_base: float
+    ) -> None:
+        """Of the `file` at `path`; `epsilon` is that of norms."""
+        self._tensors = {tensor.name: tensor for tensor in file.tensors}
+        self._path = path
+        self._inputs = inputs
+        self._epsilon = np.float32(epsilon)
+        self._rope_base = rope_base
+        self._tables: dict[int, tuple[Any, Any]] = {}
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor `name`. Raises ModelError if the file has none."""
+        if name not in self._tensors:
+            raise ModelError(f"{self._path} has no tensor {name}; fetch or convert it again")
+        return self._tensors[name]
+
+    def embed(self, name: str) -> tuple[Any, Any]:
+        """The tokens' rows of the matrix `name`, and the matrix."""
+        from openvino import opset13
+
+        weights = matrix(self.tensor(f"{name}.weight"))
+        tokens = self._inputs.take("input_ids")
+        rows = opset13.gather(weights, tokens, np.int64(0))
+        return opset13.unsqueeze(rows, np.array([0, 1])).output(0), weights
+
+    def linear(self, rows: Any, name: str) -> Any:
+        """Rows times the matrix `name`."""
+        return product(rows, matrix(self.tensor(f"{name}.weight")))
+
+    def norm(self, rows: Any, name: str, node: str = "") -> Any:
+        """Rows over their root mean square, times the vector `name`; `node` names the result."""
+        from openvino import opset13
+
+        squares = opset13.reduce_mean(opset13.power(rows, np.float32(2)), np.array([-1]), True)
+        root = opset13.sqrt(opset13.add(squares, self._epsilon))
+        scaled = opset13.multiply(rows, opset13.power(root, np.float32(-1)))
+        weight = floats(self.tensor(f"{name}.weight"))
+        return opset13.multiply(scaled, weight, name=node or None).output(0)
+
+    def attend(self, rows: Any, layer: int, heads: int, kv_heads: int) -> Any:
+        """Attention whose queries and keys are normalized head by head, then rotated by halves."""
+        from openvino import opset13
+
+        prefix = f"blk.{layer}.attn_"
+        size = self.tensor(f"{prefix}q_norm.weight").shape[0]
+        made = {}
+        for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            shape = np.array([1, -1, count, size])
+            each = opset13.reshape(self.linear(rows, prefix + part), shape, False).output(0)
+            if part != "v":
+                each = self._rotated(self.norm(each, f"{prefix}{part}_norm"), size)
+            made[part] = Heads(each, count, size, layer)
+        found = attention(self._inputs, made["q"], made["k"], made["v"], size**-0.5)
+        joined = opset13.reshape(found, np.array([1, 1, -1, heads * size]), False)
+        return self.linear(joined.output(0), f"{prefix}output")
+
+    def gated_convolution(self, rows: Any, layer: int) -> Any:
+        """LFM2's: c times the convolution of b times x, where b, c, x are parts of a projection."""
+        from openvino import opset13
+
+        prefix = f"blk.{layer}.shortconv."
+        b, c, x = opset13.split(self.linear(rows, f"{prefix}in_proj"), np.int64(3), 3).outputs()
+        weight = floats(self.tensor(f"{prefix}conv.weight"))
+        summed = short_convolution(self._inputs, opset13.multiply(b, x).output(0), weight, layer)
+        four = opset13.reshape(summed, np.array([1, 1, -1, len(weight)]), False)
+        return self.linear(opset13.multiply(c, four).output(0), f"{prefix}out_proj")
+
+    def feed_forward(self, rows: Any, layer: int) -> Any:
+        """SwiGLU."""
+        from openvino import opset13
+
+        gate, up = (self.linear(rows, f"blk.{layer}.ffn_{part}") for part in ("gate", "up"))
+        product = opset13.multiply(opset13.swish(gate), up)
+        return self.linear(product.output(0), f"blk.{layer}.ffn_down")
+
+    def wanted(self, rows: Any) -> Any:
+        """The rows that get logits."""
+        from openvino import opset13
+
+        return opset13.gather(rows, self._inputs.take(WANTED_ROWS), np.int64(2)).output(0)
+
+    def _rotated(self, rows: Any, size: int) -> Any:
+        """Rotate [1, rows, heads, size] by value i and i + size / 2 as a pair."""
+        from openvino import opset13
+
+        if size not in self._tables:
+            places = np.arange(0, size, 2, dtype=np.float64) / size
+            frequencies = (self._rope_base**-places).astype(np.float32)
+            positions = opset13.convert(self._inputs.take("position_ids"), np.float32)
+            four = opset13.reshape(positions, np.array([1, -1, 1, 1]), False)
+            self._tables[size] = rotation(four, frequencies)
+        return rotate_halves(rows, *self._tables[size])
+
+
+def product(rows: Any, weights: Any) -> Any:
+    """Rows times a matrix [out, in]."""
+    from openvino import opset13
+
+    return opset13.matmul(rows, weights, False, True).output(0)
+
+
+def added(rows: Any, more: Any, name: str = "") -> Any:
+    """The sum, under a node's name if one is given."""
+    from openvino import opset13
+
+    return opset13.add(rows, more, name=name or None).output(0)

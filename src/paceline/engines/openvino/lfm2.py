@@ -1,0 +1,71 @@
+"""The graph of LFM2 and LFM2.5: gated short convolutions, and attention in some layers.
+
+As in transformers' modeling_lfm2.py, of the tensors and keys of llama.cpp's GGUF files.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from paceline.engines.openvino.blocks import Blocks, Built, added, product
+from paceline.engines.openvino.paged import Inputs
+from paceline.errors import ModelError
+from paceline.storage.gguf_file import GgufFile, NumberArray
+
+_HEAD = "output"
+_ROPE_BASE = 1_000_000.0
+
+
+def lfm2(file: GgufFile, path: Path, inputs: Inputs) -> Built:
+    """Build the graph of `file`, at `path`. Raises ModelError for missing keys or tensors."""
+    about = _About(file, path)
+    kv_heads = about.by_layer("attention.head_count_kv", about.number("block_count"))
+    blocks = Blocks(
+        *(file, path, inputs),
+        epsilon=about.number("attention.layer_norm_rms_epsilon"),
+        rope_base=about.number("rope.freq_base", _ROPE_BASE),
+    )
+    rows, embeddings = blocks.embed("token_embd")
+    layers = {}
+    for layer, count in enumerate(kv_heads):
+        prefix = f"blk.{layer}."
+        normed = blocks.norm(rows, f"{prefix}attn_norm")
+        mixed = (
+            blocks.attend(normed, layer, int(about.number("attention.head_count")), count)
+            if count
+            else blocks.gated_convolution(normed, layer)
+        )
+        rows = added(rows, mixed)
+        normed = blocks.norm(rows, f"{prefix}ffn_norm")
+        rows = layers[layer] = added(rows, blocks.feed_forward(normed, layer), f"{prefix}l_out")
+    last = blocks.norm(blocks.wanted(rows), "token_embd_norm", "result_norm")
+    has_head = any(tensor.name == f"{_HEAD}.weight" for tensor in file.tensors)
+    logits = blocks.linear(last, _HEAD) if has_head else product(last, embeddings)
+    return Built(logits, layers)
+
+
+class _About:
+    """What the file says of the model."""
+
+    def __init__(self, file: GgufFile, path: Path) -> None:
+        self._fields, self._path = file.fields, path
+        self._arch = file.fields["general.architecture"]
+
+    def number(self, name: str, default: float | None = None) -> Any:
+        """The value of `name`, a positive number."""
+        value = self._fields.get(f"{self._arch}.{name}", default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise self._wrong(name, value, "a positive number")
+        return value
+
+    def by_layer(self, name: str, layers: int) -> list[int]:
+        """A whole number for each layer; a single one is for all."""
+        value = self._fields.get(f"{self._arch}.{name}")
+        if isinstance(value, NumberArray) and len(value.values) == layers:
+            return [int(each) for each in value.values]
+        if isinstance(value, int) and value > 0:
+            return [value] * layers
+        raise self._wrong(name, value, f"{layers} numbers, one a layer")
+
+    def _wrong(self, name: str, value: object, expected: str) -> ModelError:
+        shown = "is missing" if value is None else f"is {str(value)[:80]}"
+        return ModelError(f"{self._path}: {self._arch}.{name} {shown}; expected {expected}")
