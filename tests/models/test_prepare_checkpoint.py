@@ -38,10 +38,10 @@ def test_without_optimum_a_checkpoint_of_an_unknown_family_is_refused_by_name(
     tmp_path: Path,
 ):
     checkpoint = write_checkpoint("qwen3", tmp_path / "checkpoint")
-    (checkpoint / "config.json").write_text('{"model_type": "lfm2"}')
-    with pytest.raises(ModelError, match=r"the family lfm2 .*`pip install"):
+    (checkpoint / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ModelError, match=r"the family mamba .*`pip install"):
         convert(str(checkpoint), "int8", tmp_path / "cache")
-    with pytest.raises(ModelError, match=r"the family lfm2 .*`pip install"):
+    with pytest.raises(ModelError, match=r"the family mamba .*`pip install"):
         resolve(str(checkpoint), tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 

@@ -33,6 +33,7 @@ _INPUTS = {"inp_tokens": "input_ids", "inp_pos": "position_ids", "inp_out_ids": 
 """The frontend's inputs that stay -> their names here."""
 _CACHE = re.compile(r"cache_[kv]_l(\d+)")
 _LAYER_OUTPUT = re.compile(r"blk\.(\d+)\.l_out$")
+_RECURRENT = "gguf_recurrent_states"
 _SECTIONS = "gguf_is_imrope"
 """Its positions are four: of text, and of time, height and width in an image. Those of text are all
 the same."""
@@ -94,7 +95,8 @@ def _of_frontend(file: GgufFile, path: Path, inputs: Inputs, taps: Sequence[int]
                 given = opset13.tile(given, np.array([4]))
             four = opset13.reshape(given, np.array([1, 1, 1, -1]), False)
             old.output(0).replace(four.output(0))
-    page_states(source, inputs)
+    if _RECURRENT in about:
+        page_states(source, inputs)
     for node in attentions:
         _page(node, inputs, window if _is_windowed(node) else 0, path)
     layers = {
