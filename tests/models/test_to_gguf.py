@@ -430,7 +430,10 @@ def test_layers_that_predict_further_tokens_are_left_out(checkpoint: Callable[..
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "mamba"}, r"the family mamba cannot be converted; expected one of exaone4, "),
+        (
+            {"model_type": "mamba"},
+            r"the family mamba cannot be converted; expected one of exaone4, ",
+        ),
         ({"model_type": None}, r"model_type is missing; expected a string"),
         ({"hidden_size": None}, r"hidden_size is missing; expected an integer from 1 to"),
         ({"hidden_size": True}, r"hidden_size is True; expected an integer from 1 to"),

@@ -20,8 +20,9 @@ from paceline.models.progress import Progress
 from paceline.storage.gguf_file import GgufFile, read_gguf, short
 
 FAMILIES = (
-    *("exaone4", "gemma", "gemma3", "gemma4", "glm4moe", "gpt-oss", "hunyuan-dense", "llama"),
-    *("minicpm", "mistral3", "olmoe", "phi3", "qwen2", "qwen3", "qwen3moe", "smollm3"),
+    *("exaone4", "gemma", "gemma3", "gemma4", "glm4moe", "gpt-oss", "hunyuan-dense", "lfm2"),
+    *("llama", "minicpm", "mistral3", "olmoe", "phi3", "qwen2", "qwen3", "qwen35", "qwen3moe"),
+    "smollm3",
 )
 """`general.architecture` of the families that tests/conformance/test_gguf_families.py proves."""
 

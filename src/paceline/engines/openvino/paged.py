@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.engines.openvino.graph import BY_ROW
+from paceline.engines.openvino.graph import BY_ROW, STATE_TABLES
 
-CONV_STATES, DELTA_STATES = "conv_state_table.", "gated_delta_state_table."
-"""Begin the names of inputs with states; a layer's number follows."""
+_CONV, _DELTA = STATE_TABLES
 
 _SEQUENCES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
 _STATES = (
@@ -139,7 +138,7 @@ def short_convolution(
     operation.set_arguments(
         [
             opset13.reshape(rows, np.array([-1, channels]), False).output(0),
-            inputs.states(f"{CONV_STATES}{layer}", channels, kernel).output(0),
+            inputs.states(f"{_CONV}{layer}", channels, kernel).output(0),
             opset13.constant(weight.reshape(channels, 1, kernel)).output(0),
             opset13.constant(np.zeros(0, np.float32)).output(0),  # bias
             *_state_inputs(inputs),
@@ -165,7 +164,7 @@ def gated_delta_rule(inputs: Inputs, operation: Any, layer: int) -> Any:
         for each, shape in zip([*given, gate, beta], [*shapes, [heads], [heads]], strict=True)
     ]
     paged = _delta_template(operation, heads, key_size, value_size)
-    states = inputs.states(f"{DELTA_STATES}{layer}", heads, value_size, key_size)
+    states = inputs.states(f"{_DELTA}{layer}", heads, value_size, key_size)
     paged.set_arguments([*flat[:3], states.output(0), *flat[3:], *_state_inputs(inputs)])
     paged.validate_and_infer_types()
     return paged.output(0)
