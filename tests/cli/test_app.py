@@ -30,7 +30,7 @@ def test_help_imports_nothing_heavy(words: tuple[str, ...]):
     heavy = {"numpy", "openvino", "tokenizers", "paceline.runtime", "paceline.engines"}
     script = f"""
 import sys
-from paceline.cli import main
+from paceline.cli.app import main
 assert main({[*words]!r}) == 0
 assert not {heavy!r} & sys.modules.keys(), {heavy!r} & sys.modules.keys()
 """
