@@ -1,6 +1,8 @@
 """A model in several files: all of them are there, and belong together."""
 
+import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.models import resolve
 from paceline.models.installed import check_models, list_models
-from paceline.models.shards import first_shard
+from paceline.models.shards import check_shards, first_shard
 from support.tiny import write_tiny
 
 COUNT = 3
@@ -60,23 +62,23 @@ def test_missing_shards_are_one_clear_error(shards: list[Path], tmp_path: Path):
 def test_a_shard_of_another_place_is_refused_by_name(shards: list[Path]):
     shutil.copy(shards[1], shards[2])
     with pytest.raises(ModelError, match=f"{shards[2]} is not part 3 of 3.*split.no is 1"):
-        first_shard(shards[0])
+        check_shards(shards)
 
 
 def test_a_shard_of_another_model_is_refused(shards: list[Path]):
     write_shard(shards[2], 2, count=4)
     with pytest.raises(ModelError, match=r"part 3 of 3.*split.count is 4, expected 3"):
-        first_shard(shards[0])
+        check_shards(shards)
     write_shard(shards[2], 2, tensors=6)
     write_shard(shards[0], 0, tensors=7)
     with pytest.raises(ModelError, match="have 6 tensors, expected 7"):
-        first_shard(shards[0])
+        check_shards(shards)
 
 
 def test_a_shard_that_is_cut_off_is_refused_by_name(shards: list[Path]):
     shards[1].write_bytes(shards[1].read_bytes()[:-99])
     with pytest.raises(ModelError, match=f"{shards[1]} is not a complete GGUF file"):
-        first_shard(shards[0])
+        check_shards(shards)
 
 
 def test_a_whole_file_with_the_name_of_a_shard_is_refused_unless_it_is_the_only_one(
@@ -86,7 +88,8 @@ def test_a_whole_file_with_the_name_of_a_shard_is_refused_unless_it_is_the_only_
         shutil.copy(tiny_gguf, tmp_path / name)
     assert first_shard(tmp_path / "m-00001-of-00001.gguf").is_file()
     with pytest.raises(ModelError, match=r"split.no is None, expected 0"):
-        first_shard(tmp_path / "m-00001-of-00002.gguf")
+        resolve(str(tmp_path / "m-00001-of-00002.gguf"), tmp_path / "cache")
+    assert not any((tmp_path / "cache" / "models").iterdir()), "nothing is half-made"
 
 
 def test_a_split_model_is_joined_once_and_runs_as_the_whole_one(tmp_path: Path):
@@ -104,3 +107,24 @@ def test_a_split_model_is_joined_once_and_runs_as_the_whole_one(tmp_path: Path):
     assert np.array_equal(*rows)
     assert str(first) in {model.name for model in list_models(cache)}
     assert check_models(cache) == 2
+
+
+def test_shards_are_checked_again_only_when_one_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first, checked = write_tiny(tmp_path / "m.gguf", split=8), list[int]()
+
+    def check(paths: Sequence[Path]) -> None:
+        checked.append(len(paths))
+        check_shards(paths)
+
+    monkeypatch.setattr("paceline.models.prepare.check_shards", check)
+    files = [resolve(str(first), tmp_path / "cache") for _ in range(3)]
+    assert len(checked) == 1
+    second = next(tmp_path.glob("m-00002-of-*.gguf"))
+    os.utime(second, ns=(1, 1))
+    assert resolve(str(first), tmp_path / "cache").fingerprint == files[0].fingerprint
+    assert len(checked) == 2
+    second.write_bytes(second.read_bytes()[:-99])
+    with pytest.raises(ModelError, match=f"{second} is not a complete GGUF file"):
+        resolve(str(first), tmp_path / "cache")

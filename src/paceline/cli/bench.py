@@ -265,7 +265,9 @@ def simulate(
     else:
         found = bench_simulate(
             load,
-            lambda: resolve(model.model, progress=progress, revision=model.revision),
+            lambda: resolve(
+                model.model, progress=progress, revision=model.revision, weights=model.weights
+            ),
             texts=texts,
             raw=raw,
             prompt_tokens=prompt_tokens,
@@ -337,6 +339,8 @@ def peers(
     if calls:
         if measurement.suite or measurement.kinds or measurement.per_kind:
             raise InvalidRequest("--calls has no prompts; leave out --suite, --kind and --per-kind")
+        if model.weights:
+            raise InvalidRequest("--calls compares a GGUF file as it is; leave out --weights")
         from paceline.tools.bench.peers.calls.command import bench_calls
 
         report = bench_calls(

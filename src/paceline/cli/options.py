@@ -165,6 +165,10 @@ class ModelOptions:
         str,
         _model(default_factory=default_model, show_default=False, help="name, path or hub name"),
     ]
+    weights: Annotated[
+        str | None,
+        _model(help="int8, of a checkpoint also int4 or f16; default: a GGUF file's own, or int8"),
+    ] = None
     revision: Revision = None
     offline: Offline = False
     engine: Annotated[

@@ -16,6 +16,7 @@ from paceline.models.gguf_tokenizer import (
     vocabulary_faults,
 )
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
+from paceline.models.other_layouts import RENAMED, check_layout
 from paceline.models.progress import Progress
 from paceline.storage.gguf_file import GgufFile, read_gguf, short
 
@@ -25,6 +26,11 @@ FAMILIES = (
     "smollm3",
 )
 """`general.architecture` of the families that tests/conformance/test_gguf_families.py proves."""
+
+WITH_OPTIMUM = ("glm4", "granite", "olmo2")
+"""Families whose checkpoints were exported with optimum-intel 2.2 and run (2026-11-23)."""
+CAPPED = ("gemma2",)
+"""Families whose attention PagedAttention does not compute; optimum-intel 2.2 refuses them, too."""
 
 WEIGHTS = (
     *("F32", "F16", "BF16", "MXFP4"),
@@ -38,11 +44,12 @@ def check_supported(path: Path, source: GgufFile) -> None:
     from gguf import GGMLQuantizationType
 
     family = source.fields.get("general.architecture")
+    if family in (*FAMILIES, *RENAMED):
+        check_layout(path, source)
     if family not in FAMILIES:
         raise ModelError(
             f"{path} has the architecture {short(repr(family))}; expected one of "
-            f"{', '.join(FAMILIES)}. Its Hugging Face checkpoint may work: "
-            "`paceline convert FOLDER --to openvino`"
+            f"{', '.join(FAMILIES)}. {instead_of(family)}"
         )
     if source.fields.get(f"{family}.nextn_predict_layers"):
         raise ModelError(
@@ -57,6 +64,20 @@ def check_supported(path: Path, source: GgufFile) -> None:
                 f"{path} has weights of type {name} ({short(tensor.name)}); expected "
                 f"{', '.join(WEIGHTS)}: get the model in another quantization, such as Q4_K_M"
             )
+
+
+def instead_of(family: object) -> str:
+    """What works instead of a GGUF file of another family, as a sentence."""
+    if family in CAPPED:
+        return (
+            "No form of it runs in OpenVINO here, because it caps the scores of attention; Gemma 3 "
+            "(gemma-3-1b) does not"
+        )
+    works = "works" if family in WITH_OPTIMUM else "may work"
+    return (
+        f"Its Hugging Face checkpoint {works} through optimum-intel: `pip install "
+        "'paceline[convert]'`, then give the checkpoint's folder or hub name"
+    )
 
 
 def write_tokenizer(path: Path, work: Path, progress: Progress) -> Facts:

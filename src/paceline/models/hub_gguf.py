@@ -12,6 +12,7 @@ from typing import NamedTuple
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.cache import megabytes
+from paceline.models.fit import check_fits
 from paceline.models.gguf_choice import (
     SUFFIX,
     choose,
@@ -27,7 +28,6 @@ from paceline.models.hub import Repository
 from paceline.models.hub_download import download
 from paceline.models.hub_names import HubName, parse_hub_name
 from paceline.models.progress import Progress
-from paceline.storage.memory import memory_bytes
 
 _FOLDER = "models--"
 """Begins the name of a model's folder in the hub's cache."""
@@ -90,11 +90,8 @@ def fetch(name: HubName, found: Repository, progress: Progress, *, to_use: bool)
         raise nothing_usable(found)
     paths = shards_of(_chosen(name, found.files.keys()), found.files.keys(), name.repository)
     size = sum(found.files[path].bytes for path in paths)
-    if to_use and size > memory_bytes():
-        raise ModelError(
-            f"{name} has {megabytes(size)}, and this machine has {megabytes(memory_bytes())} of "
-            f"memory; choose a smaller one, or fetch it nevertheless with `paceline pull {name}`"
-        )
+    if to_use:
+        check_fits(str(name), size, progress, f", or only fetch it with `paceline pull {name}`")
     return download(found, paths, name.revision, progress)
 
 

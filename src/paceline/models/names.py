@@ -8,7 +8,7 @@ at its end selects a form.
 import difflib
 from pathlib import Path
 
-from paceline.errors import ModelNotFound
+from paceline.errors import InvalidRequest, ModelNotFound
 from paceline.models.convert import WEIGHTS
 from paceline.models.hub_names import HubName, parse_hub_name
 from paceline.models.known import known, known_models
@@ -39,6 +39,21 @@ def split_form(name: str) -> tuple[str, str]:
     return (base, form) if form in _FORMS and not as_path(name).exists() else (name, "")
 
 
+def with_weights(name: str, weights: str) -> str:
+    """`name` in the form with `weights`.
+
+    Raises InvalidRequest if there is no such form, or the name selects another.
+    """
+    if weights not in WEIGHTS:
+        raise InvalidRequest(f"weights is {weights!r}; expected one of {', '.join(WEIGHTS)}")
+    base, form = split_form(name)
+    if form not in ("", weights):
+        raise InvalidRequest(
+            f"{name} has the form {form}, and weights is {weights}; leave one of them away"
+        )
+    return f"{base}@{weights}"
+
+
 def canonical(base: str) -> str:
     """The same string in every working folder: an existing path is made absolute."""
     path = as_path(base)
@@ -60,6 +75,12 @@ def hub_name_of(base: str) -> HubName | None:
 
 def unknown(name: str) -> ModelNotFound:
     """The error for a name that means nothing."""
+    base, _, form = name.rpartition("@")
+    if base and form.isalnum():
+        return ModelNotFound(
+            f"{name} ends with the form {form}; expected one of {', '.join(_FORMS)}, or the name "
+            "alone"
+        )
     if "/" in name or name.endswith((".gguf", ".xml")):
         return ModelNotFound(f"there is no file or folder {name}")
     near = difflib.get_close_matches(name, (*REGISTRY, *known_models()), n=1)

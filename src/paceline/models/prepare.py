@@ -12,7 +12,14 @@ from paceline.models import hub
 from paceline.models.cache import CACHE_VARIABLE, models_dir, publish, workspace
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
-from paceline.models.gguf import FAMILIES, check_supported, read, write_derived
+from paceline.models.gguf import (
+    CAPPED,
+    FAMILIES,
+    check_supported,
+    instead_of,
+    read,
+    write_derived,
+)
 from paceline.models.gguf_choice import SHARD, SUFFIX
 from paceline.models.hub_names import is_hub_name
 from paceline.models.int8 import convert_gguf, peak_disk_bytes
@@ -20,7 +27,7 @@ from paceline.models.manifest import GGUF, GGUF_SHARDS, GGUF_WEIGHTS, read_manif
 from paceline.models.names import as_path, canonical
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import WheelModel
-from paceline.models.shards import first_shard, join, shards_beside
+from paceline.models.shards import check_shards, first_shard, join, shards_beside
 from paceline.models.to_gguf import Plan, UnknownFamily, plan, write_folder
 from paceline.models.wheel import fetch_member
 from paceline.storage.files import sha256_of
@@ -28,9 +35,16 @@ from paceline.storage.manifest import MANIFEST
 
 USUAL_WEIGHTS = "int8"
 """Weights form of a checkpoint that is converted because it is used."""
+GGUF_FORM = "int8"
+"""The one form besides its own that the weights of a GGUF file can have."""
 _FORM = 1
 """Version of what is derived from a GGUF file."""
 _DERIVED_BYTES = 64 << 20
+_READ = (
+    *("*.safetensors", "pytorch_model*.bin", "config.json", "generation_config.json"),
+    *("tokenizer*.json", "chat_template*"),
+)
+"""Files of a checkpoint that a conversion reads."""
 _CHECKPOINT_ROOM = 3
 """Disk bytes that optimum-intel needs per byte of a checkpoint's weights, about, at most."""
 
@@ -64,6 +78,8 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
         with workspace(models, final.name, needed=needed) as work:
             made = work / "model"
             made.mkdir()
+            if shards:
+                check_shards(shards)
             check_supported(path, content := read(path, progress))
             source = {"kind": GGUF, "from": str(path), "fingerprint": fingerprint}
             if shards:
@@ -80,7 +96,7 @@ def _path_to_open(path: Path, models: Path) -> Path:
 
     Links are kept: a link in the hub's cache has the suffix, and the name that shards share; the
     blob that it leads to has neither. A file without the suffix, such as a blob of ollama, gets a
-    link in the folder `models`. Raises ModelError for a missing or wrong shard.
+    link in the folder `models`. Raises ModelError for a missing shard.
     """
     path = path.parent.resolve() / path.name
     if SHARD.fullmatch(path.name) is not None:
@@ -103,13 +119,18 @@ def _path_to_open(path: Path, models: Path) -> Path:
 
 
 def gguf_as_int8(path: Path, models: Path, progress: Progress) -> ModelFiles:
-    """Files of a GGUF model with 8-bit weights; converted in the folder `models` at first."""
+    """Files of a GGUF model with 8-bit weights; converted in the folder `models` at first.
+
+    Of a split model, the joined file is converted.
+    """
     path = _path_to_open(path, models)
+    if shards_beside(path):
+        path = from_gguf(path, models, progress).path
+    name = f"{path}@{GGUF_FORM}"
     final = models / f"int8-{_slug(path.stem)}-{_short_hash(stat_fingerprint([path]) + str(path))}"
-    name = f"{path}@int8"
     if not (final / MANIFEST).is_file():
         with workspace(models, final.name, needed=peak_disk_bytes(path.stat().st_size)) as work:
-            source = {"kind": "gguf", "from": str(path), "weights": "int8"}
+            source = {"kind": "gguf", "from": str(path), "weights": GGUF_FORM}
             _prepare_gguf(path, work, final, source, name=name, progress=progress)
     return open_folder(final, name)
 
@@ -127,24 +148,31 @@ def _prepare_gguf(
 
 
 def from_checkpoint(
-    folder: Path, given: str, models: Path, progress: Progress, *, name: str
+    folder: Path,
+    given: str,
+    models: Path,
+    progress: Progress,
+    weights: str = USUAL_WEIGHTS,
+    *,
+    name: str,
 ) -> ModelFiles:
     """Files of the Hugging Face checkpoint in `folder`; converted at the first call.
 
-    It gets 8-bit weights, and is converted again when its files have changed.
+    It is converted again when its files have changed.
 
     Args:
         folder: config.json, tokenizer.json and safetensors.
         given: what the result is found by; see `converted_folder`.
         models: folder of prepared models.
         progress: shows long work.
+        weights: `int8`, `int4` or `f16`.
         name: the name that the user gave.
 
     Raises ModelError or MissingExtra; see `convert`.
     """
-    final = models / _converted_name(given, USUAL_WEIGHTS)
-    if not _is_current(final, folder):
-        _convert(folder, given, USUAL_WEIGHTS, final, progress)
+    final = models / _converted_name(given, weights)
+    if not is_current(final, folder):
+        _convert(folder, given, weights, final, progress)
     return open_folder(final, name)
 
 
@@ -211,10 +239,10 @@ def _plan(folder: Path, weights: str) -> Plan | None:
         return None
     if made.arch in FAMILIES:
         return made
-    _check_optimum(
-        f"{folder}: GGUF files of the family {made.arch} do not run here yet; expected one of "
-        f"{', '.join(FAMILIES)}"
-    )
+    fault = f"{folder}: the family {made.arch} does not run here from GGUF"
+    if made.arch in CAPPED:
+        raise ModelError(f"{fault}; expected one of {', '.join(FAMILIES)}. {instead_of(made.arch)}")
+    _check_optimum(f"{fault} yet; expected one of {', '.join(FAMILIES)}")
     return None
 
 
@@ -231,15 +259,21 @@ def _is_for_optimum(folder: Path) -> bool:
     return not any(folder.glob("*.safetensors")) and any(folder.glob("pytorch_model*.bin"))
 
 
-def _is_current(final: Path, folder: Path) -> bool:
+def is_current(final: Path, folder: Path) -> bool:
     """Whether `final` was made of the checkpoint in `folder` as it is now."""
     if not (final / MANIFEST).is_file():
         return False
     return read_manifest(final).source.get("identity") == _identity(folder)
 
 
+def weights_of(converted: Path) -> str:
+    """Weights form of a converted checkpoint. Raises ModelError for a damaged one."""
+    return read_manifest(converted).source["weights"]
+
+
 def _identity(folder: Path) -> str:
-    return stat_fingerprint([folder / "config.json", *sorted(folder.glob("*.safetensors"))])
+    """Identity of the files of a checkpoint that a conversion reads."""
+    return stat_fingerprint(sorted(path for name in _READ for path in folder.glob(name)))
 
 
 def core_ml_folder(name: str, cache: Path | None = None) -> Path:

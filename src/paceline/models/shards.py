@@ -17,7 +17,7 @@ _NUMBER, _COUNT, _TENSORS = _FIELDS = ("split.no", "split.count", "split.tensors
 def first_shard(path: Path) -> Path:
     """The first shard of the model that the shard `path` is of; `path` itself if it is whole.
 
-    Raises ModelError if a shard is missing, damaged, or not of this model.
+    Raises ModelError if a shard is missing.
     """
     paths = shards_beside(path)
     if not paths:
@@ -27,7 +27,6 @@ def first_shard(path: Path) -> Path:
             f"{path.name} is one of {len(paths)} files of a model; {', '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing in {path.parent}"
         )
-    _check(paths)
     return paths[0]
 
 
@@ -55,8 +54,11 @@ def join(paths: Sequence[Path], target: Path, progress: Progress) -> GgufFile:
     return read_gguf(target)
 
 
-def _check(paths: Sequence[Path]) -> None:
-    """Raise ModelError unless each file says that it is this part of the same model."""
+def check_shards(paths: Sequence[Path]) -> None:
+    """Raise ModelError unless each file is whole, and says that it is this part of one model.
+
+    It takes long, as each file is read; so once for files that have not changed.
+    """
     files = [read_gguf(path) for path in paths]
     for number, (path, file) in enumerate(zip(paths, files, strict=True)):
         expected = {_NUMBER: number, _COUNT: len(paths)}

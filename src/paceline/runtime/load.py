@@ -28,6 +28,7 @@ def load(
     drafters: Sequence[str] = ("auto",),
     generation_config: str = "auto",
     revision: str | None = None,
+    weights: str | None = None,
     progress: Progress = QUIET,
 ) -> Model:
     """Load a model; fetch or convert it first if it is not in the cache folder.
@@ -48,6 +49,8 @@ def load(
         generation_config: `auto`: options that a request leaves out come from the registry, else
             from the model's own files; `none`: from neither, which is greedy.
         revision: branch, tag or commit of a model on the hub; None: the main branch.
+        weights: `int8`, `int4` or `f16`, as in `NAME@int8`: a GGUF model can get int8, a checkpoint
+            each of them. None: a GGUF file's own, int8 of a checkpoint.
         progress: gets the progress of long work.
 
     Raises:
@@ -68,7 +71,7 @@ def load(
     )
     if engine is not None:
         check_settings(engine, settings)  # before anything is fetched
-    files = _files_for(str(name_or_path), engine, revision, progress)
+    files = _files_for(str(name_or_path), engine, revision, weights, progress)
     if files.chat_template is not None:
         PROCESS.start()  # ready when the model is
 
@@ -88,7 +91,11 @@ def load(
 
 
 def _files_for(
-    name: str, engine: str | None, revision: str | None, progress: Progress
+    name: str,
+    engine: str | None,
+    revision: str | None,
+    weights: str | None,
+    progress: Progress,
 ) -> ModelFiles:
     if engine is not None and engine not in ENGINES:
         raise InvalidRequest(f"no engine is called {engine!r}; expected {', '.join(ENGINES)}")
@@ -96,4 +103,4 @@ def _files_for(
         from paceline.engines.mlx.model import require_mlx_lm
 
         require_mlx_lm()
-    return resolve(name, progress=progress, engine=engine, revision=revision)
+    return resolve(name, progress=progress, engine=engine, revision=revision, weights=weights)

@@ -1,0 +1,68 @@
+"""The memory that a process may use, with the files of control groups that Linux would have."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.storage import memory
+from paceline.storage.memory import memory_bytes
+
+MACHINE = 16_000_000_000
+UNLIMITED = "9223372036854771712"
+"""What version 1 says without a limit."""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(memory, "_machine_bytes", lambda: MACHINE)
+    monkeypatch.setattr(memory, "_PROC", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_MOUNT", tmp_path / "mount")
+    return tmp_path
+
+
+def write(root: Path, groups: str, **limits: str) -> None:
+    """`limits`: path below the mount, with __ for a slash and _DOT_ for a dot -> content."""
+    (root / "cgroup").write_text(groups)
+    for name, content in limits.items():
+        path = root / "mount" / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+
+
+def test_without_control_groups_it_is_the_machines(root: Path):
+    assert memory_bytes() == MACHINE
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        # A container of version 2 sees its own group at the top.
+        ("0::/\n", {"memory_DOT_max": "8000"}, 8000),
+        ("0::/\n", {"memory_DOT_max": "max"}, MACHINE),
+        # A service: its own limit, and that of the slice around it.
+        ("0::/a/b\n", {"a__b__memory_DOT_max": "max", "a__memory_DOT_max": "7000"}, 7000),
+        ("0::/a/b\n", {"a__b__memory_DOT_max": "6000", "a__memory_DOT_max": "7000"}, 6000),
+        # Version 1: Docker shows the group of the host, and mounts the container's own.
+        (
+            "3:cpu,cpuacct:/docker/x\n2:memory:/docker/x\n0::/\n",
+            {"memory__memory_DOT_limit_in_bytes": "5000", "cpu__memory_DOT_max": "1"},
+            5000,
+        ),
+        ("2:memory:/s\n", {"memory__s__memory_DOT_limit_in_bytes": "4000"}, 4000),
+        ("2:memory:/s\n", {"memory__s__memory_DOT_limit_in_bytes": UNLIMITED}, MACHINE),
+        ("2:memory:/s\n", {"memory__s__memory_DOT_limit_in_bytes": "many"}, MACHINE),
+        ("2:memory:/../..\n", {"memory__memory_DOT_limit_in_bytes": "3000"}, 3000),
+        ("", {"memory_DOT_max": "1"}, MACHINE),
+        ("nothing that is known\n", {"memory_DOT_max": "1"}, MACHINE),
+    ],
+)
+def test_the_least_limit_of_the_groups_holds(
+    groups: str, limits: dict[str, str], expected: int, root: Path
+):
+    write(root, groups, **limits)
+    assert memory_bytes() == expected
+
+
+def test_a_limit_above_the_machines_memory_is_none(root: Path):
+    write(root, "0::/\n", memory_DOT_max=str(2 * MACHINE))
+    assert memory_bytes() == MACHINE
