@@ -29,9 +29,8 @@ def _limits() -> Iterator[int]:
     except OSError:  # not Linux
         return
     for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        for controller in controllers.split(","):
+        number, controllers, group = [*line.split(":", 2), "", ""][:3]
+        for controller in controllers.split(",") if number.isdecimal() else ():
             if controller in _LIMITS:
                 yield from _limits_of(_MOUNT / controller, group, _LIMITS[controller])
 
