@@ -48,7 +48,7 @@ def test_without_optimum_a_checkpoint_of_an_unknown_family_is_refused_by_name(
 
 def test_a_family_that_does_not_run_here_yet_is_refused_by_name(tmp_path: Path):
     folder = write_checkpoint("gemma2", tmp_path / "checkpoint")
-    with pytest.raises(ModelError, match=r"the family gemma2 does not run here.*; expected.*caps the scores"):
+    with pytest.raises(ModelError, match=r"family gemma2 does not run.*caps the scores"):
         convert(str(folder), "int8", tmp_path / "cache")
 
 
