@@ -1,6 +1,7 @@
-"""Answers of the tiny model to a few prompts, for training."""
+"""Answers of the tiny model to a few prompts, and easy ones that were made up, for training."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
 from paceline.tools.train.answers import (
     ANSWERS,
+    Answer,
     Settings,
     make_answers,
 )
@@ -58,3 +60,25 @@ def alone(model: Model, prompt: Any, **options: Any) -> Result:
 
 def other_weights(model: Model) -> Model:
     return Model(replace(model.files, fingerprint="f" * 64), model.engine)
+
+
+LETTERS = range(100, 112)
+"""Tokens that the tiny target is ready to say."""
+
+
+def easy_answers(count: int = 24, length: int = 30) -> list[Answer]:
+    """Texts in which each token says which one follows."""
+    texts = [[LETTERS[(first + at) % 12] for at in range(8 + length)] for first in range(count)]
+    return [Answer(number, text[:8], text[8:]) for number, text in enumerate(texts)]
+
+
+class Stopped(Exception):
+    """As if the process had been ended."""
+
+
+def stop_at(step: int) -> Callable[[int], None]:
+    def reach(done: int) -> None:
+        if done == step:
+            raise Stopped
+
+    return reach

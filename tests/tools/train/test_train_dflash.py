@@ -20,28 +20,21 @@ from paceline.models import QUIET, ModelFiles, Progress
 from paceline.tools.train.answers import Answer
 from paceline.tools.train.hidden_states import ROWS, HiddenStates, record_hidden_states
 from support.dflash import ends_of, tiny_config
+from support.training import LETTERS, Stopped, easy_answers, stop_at
 
 torch = pytest.importorskip("torch")
 
 from paceline.tools.train import dflash  # noqa: E402
-from paceline.tools.train.dflash import Schedule, Trainer, most_frequent, share_weights  # noqa: E402
+from paceline.tools.train.dflash import Schedule, Trainer  # noqa: E402
 from paceline.tools.train.plot import plot_curve  # noqa: E402
+from paceline.tools.train.target_tensors import most_frequent, share_weights  # noqa: E402
 
 pytestmark = pytest.mark.reference
-
-LETTERS = range(100, 112)
-"""Tokens that the tiny target is ready to say."""
 
 SCHEDULE = Schedule(steps=40, texts=4, anchors=8, rate=5e-3, evaluate_every=10)
 
 Telling = Callable[[Callable[[int], object]], Progress]
 MakeTrainer = Callable[..., Trainer]
-
-
-def easy_answers(count: int = 24, length: int = 30) -> list[Answer]:
-    """Texts in which each token says which one follows."""
-    texts = [[LETTERS[(first + at) % 12] for at in range(8 + length)] for first in range(count)]
-    return [Answer(number, text[:8], text[8:]) for number, text in enumerate(texts)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,7 +117,7 @@ def test_a_run_that_has_ended_is_not_run_again(make_trainer: MakeTrainer, run: P
 
 def test_a_curve_is_drawn(make_trainer: MakeTrainer, run: Path, tmp_path: Path):
     pytest.importorskip("matplotlib")
-    path = plot_curve(make_trainer(run).curve, tmp_path)
+    path = plot_curve(make_trainer(run).curve, tmp_path, x="blocks")
     assert path == tmp_path / "curve.png"
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -210,18 +203,6 @@ def test_too_few_answers_to_train_on_are_rejected(
 
 
 # -- stopping and going on -------------------------------------------------------------------------
-
-
-class Stopped(Exception):
-    """As if the process had been ended."""
-
-
-def stop_at(step: int) -> Callable[[int], None]:
-    def reach(done: int) -> None:
-        if done == step:
-            raise Stopped
-
-    return reach
 
 
 def assert_same_run(found: Trainer, expected: Trainer) -> None:

@@ -4,16 +4,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.drafters.networks.target import read_matrix, read_target
+from paceline.drafters.networks.target import TargetWeights, read_matrix, read_target
 from paceline.drafters.table import entry_bytes
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest, MissingExtra
-from paceline.models import Progress, resolve
+from paceline.models import ModelFiles, Progress, resolve
 from paceline.runtime.load import load
 from paceline.storage.report import Report
-from paceline.tools.train.answers import Settings, held_out, make_answers, provenance, read_answers
-from paceline.tools.train.config import default_config, even_taps, mask_token
-from paceline.tools.train.hidden_states import record_hidden_states
+from paceline.tools.train.answers import (
+    Answer,
+    Settings,
+    held_out,
+    make_answers,
+    provenance,
+    read_answers,
+)
+from paceline.tools.train.config import (
+    default_config,
+    default_head_config,
+    even_taps,
+    mask_token,
+)
+from paceline.tools.train.hidden_states import HiddenStates, record_hidden_states
 from paceline.tools.train.prompts import LONGEST_PROMPT, write_prompts
 from paceline.tools.train.table import accuracy, count_table, write_table
 
@@ -104,7 +116,7 @@ def table(
     return Report({"folder": str(out), "entries": len(entries.keys), **found}, text=text)
 
 
-def check_training(*, block: int, rate: float, gamma: float, device: str) -> None:
+def check_training(*, rate: float, device: str) -> None:
     """Check packages and settings before any data is generated.
 
     Raises:
@@ -118,16 +130,20 @@ def check_training(*, block: int, rate: float, gamma: float, device: str) -> Non
         raise MissingExtra(
             f"training needs {error.name}; install it with: pip install 'paceline[train]'"
         ) from error
+    if not 0 < rate < 1:
+        raise InvalidRequest(f"rate is {rate}; expected a learning rate above 0 and below 1")
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise InvalidRequest(f"there is no device {device} here; expected cpu, or cuda with a GPU")
+
+
+def check_blocks(*, block: int, gamma: float) -> None:
+    """Check what `dflash` alone has. Raises InvalidRequest if a setting is out of range."""
     if block < 2:
         raise InvalidRequest(
             f"block is {block}; expected 2 rows or more: the last token and draft tokens"
         )
-    if not 0 < rate < 1:
-        raise InvalidRequest(f"rate is {rate}; expected a learning rate above 0 and below 1")
     if not gamma > 0:
         raise InvalidRequest(f"gamma is {gamma}; expected a number of positions above 0")
-    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
-        raise InvalidRequest(f"there is no device {device} here; expected cpu, or cuda with a GPU")
 
 
 def dflash(
@@ -144,25 +160,15 @@ def dflash(
     progress: Progress,
 ) -> Report:
     """Train a DFlash drafter on answers; `out` also has the state of the run."""
-    from paceline.tools.train.dflash import Schedule, Trainer, most_frequent, share_weights
+    from paceline.tools.train.dflash import Schedule, Trainer
     from paceline.tools.train.plot import plot_curve
+    from paceline.tools.train.target_tensors import most_frequent, share_weights
 
-    files = resolve(target, progress=progress)
-    if files.engine != "openvino":
-        raise InvalidRequest(
-            f"{target} is for the engine {files.engine}; training needs the form for openvino"
-        )
-    graph = read_target(files.path)
+    files, graph = _files_to_train_on(target, progress)
+    answers = _read_all(folders, files)
     layer_ids = even_taps(graph.layers, taps)
-    known = files.fingerprint
-    answers = [answer for folder in folders for answer in read_answers(folder, known)]
-    longest = max(len(each.tokens) for each in answers)
-    shown = tuple(sorted({*layer_ids, graph.layers - 1}))
-    settings = EngineSettings(cache_tokens=longest, taps=shown)
-    engine = open_engine("openvino", files.path, files.context_length, settings)
-    hidden_states = record_hidden_states(
-        engine, answers, out / "features", fingerprint=known, progress=progress
-    )
+    # The last layer is a training target.
+    hidden_states = _record(files, answers, {*layer_ids, graph.layers - 1}, out, progress)
     special = sorted(files.tokenizer().special_tokens().values())
     mask = mask_token(answers, special, graph.vocab_size)
     config = default_config(graph, layers=layers, block=block, taps=layer_ids, mask_token_id=mask)
@@ -177,7 +183,75 @@ def dflash(
         device=device,
     )
     tau = trainer.run(progress, drafted)
-    picture = plot_curve(trainer.curve, out)
+    picture = plot_curve(trainer.curve, out, x="blocks")
     value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
     text = f"a drafter with tau {tau:.3f} on held-out answers is in {out}; see {picture.name}"
     return Report(value, text=text)
+
+
+def mtp(
+    target: str,
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    vocab: int,
+    schedule: Mapping[str, Any],
+    device: str,
+    progress: Progress,
+) -> Report:
+    """Train an MTP head in EAGLE-3's form on answers; `out` also has the state of the run."""
+    from paceline.tools.train.mtp import Schedule, Trainer
+    from paceline.tools.train.plot import plot_curve
+    from paceline.tools.train.target_tensors import most_frequent, share_weights
+
+    files, graph = _files_to_train_on(target, progress)
+    answers = _read_all(folders, files)
+    drafted = most_frequent(answers, vocab)
+    config = default_head_config(
+        graph, draft_vocab_size=len(drafted), context_length=files.context_length
+    )
+    trainer = Trainer(
+        config,
+        share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device),
+        hidden_states=_record(files, answers, set(config.taps), out, progress),
+        answers=answers,
+        target_layers=graph.layers,
+        schedule=Schedule(**schedule),
+        folder=out,
+        device=device,
+    )
+    tau = trainer.train(progress)
+    picture = plot_curve(trainer.curve, out, x="texts")
+    measured = trainer.curve[-1]
+    value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
+    text = (
+        f"a head that predicts {measured['named_1']:.1%} of held-out tokens, with tau {tau:.3f}, "
+        f"is in {out}; see {picture.name}"
+    )
+    return Report(value, text=text)
+
+
+def _files_to_train_on(target: str, progress: Progress) -> tuple[ModelFiles, TargetWeights]:
+    """Files of a target in the form for openvino, and what a drafter shares with it."""
+    files = resolve(target, progress=progress)
+    if files.engine != "openvino":
+        raise InvalidRequest(
+            f"{target} is for the engine {files.engine}; training needs the form for openvino"
+        )
+    return files, read_target(files.path)
+
+
+def _read_all(folders: Sequence[Path], files: ModelFiles) -> list[Answer]:
+    return [answer for folder in folders for answer in read_answers(folder, files.fingerprint)]
+
+
+def _record(
+    files: ModelFiles, answers: Sequence[Answer], taps: set[int], out: Path, progress: Progress
+) -> HiddenStates:
+    """Hidden states of the answers after the layers `taps`, in `out`/features."""
+    longest = max(len(each.tokens) for each in answers)
+    settings = EngineSettings(cache_tokens=longest, taps=tuple(sorted(taps)))
+    engine = open_engine("openvino", files.path, files.context_length, settings)
+    return record_hidden_states(
+        engine, answers, out / "features", fingerprint=files.fingerprint, progress=progress
+    )

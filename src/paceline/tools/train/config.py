@@ -1,11 +1,37 @@
-"""Default shape of a DFlash drafter for a target: taps, mask token and sizes."""
+"""Default shapes of a DFlash drafter and of an MTP head for a target: taps, mask token, sizes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from paceline.drafters.dflash import Config
 from paceline.drafters.networks.target import TargetWeights
 from paceline.errors import InvalidRequest
 from paceline.tools.train.answers import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """Shape of a head in EAGLE-3's form."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    """Of the target."""
+    draft_vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    taps: tuple[int, ...]
+    """Layers of the target, from 0, after which hidden states are tapped."""
+
+    @property
+    def tapped_size(self) -> int:
+        """Width of a token's tapped hidden states, all taps concatenated."""
+        return len(self.taps) * self.hidden_size
+
 
 _HEAD = 64
 _ROPE_THETA = 100_000.0
@@ -23,6 +49,15 @@ def even_taps(layers: int, count: int) -> tuple[int, ...]:
     if len(taps) < count:
         raise InvalidRequest(f"the target has {layers} layers; {count} of them cannot be tapped")
     return tuple(sorted(taps))
+
+
+def head_taps(layers: int) -> tuple[int, ...]:
+    """Layers of the target that a head in EAGLE-3's form taps, if its checkpoint names none.
+
+    Runtimes give it the inputs of layers 2, L // 2 and L - 3. A target of few layers has fewer.
+    """
+    last = max(layers - 2, 0)
+    return tuple(sorted({min(max(tap, 0), last) for tap in (1, layers // 2 - 1, layers - 4)}))
 
 
 def mask_token(answers: Sequence[Answer], special: Sequence[int], vocab_size: int) -> int:
@@ -46,11 +81,10 @@ def default_config(
     through values, and attention to the context is cheap in one layer.
     """
     d = target.hidden_size
-    head = _HEAD if d % _HEAD == 0 and d > _HEAD else d // 2
-    heads = d // head
+    heads, head = _heads(d)
     return Config(
         hidden_size=d,
-        intermediate_size=-(-d * 8 // 3 // 64) * 64,
+        intermediate_size=_feed_forward(d),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
@@ -64,3 +98,34 @@ def default_config(
         mask_token_id=mask_token_id,
         windows=(None,) * layers,
     )
+
+
+def default_head_config(
+    target: TargetWeights, *, draft_vocab_size: int, context_length: int
+) -> HeadConfig:
+    """A head with the hidden size d of its target, and a feed-forward of 8/3 d."""
+    d = target.hidden_size
+    heads, head = _heads(d)
+    return HeadConfig(
+        hidden_size=d,
+        intermediate_size=_feed_forward(d),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=head,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        rms_norm_eps=1e-5,
+        rope_theta=_ROPE_THETA,
+        max_position_embeddings=context_length,
+        taps=head_taps(target.layers),
+    )
+
+
+def _heads(d: int) -> tuple[int, int]:
+    """Attention heads of a hidden size, and the size of one."""
+    head = _HEAD if d % _HEAD == 0 and d > _HEAD else d // 2
+    return d // head, head
+
+
+def _feed_forward(d: int) -> int:
+    return -(-d * 8 // 3 // 64) * 64

@@ -78,11 +78,10 @@ class Rope:
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """SwiGLU of width `d`, with `ff` inner values."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, d: int, ff: int) -> None:
         super().__init__()
-        d, ff = config.hidden_size, config.intermediate_size
         self.gate_proj = nn.Linear(d, ff, bias=False)
         self.up_proj = nn.Linear(d, ff, bias=False)
         self.down_proj = nn.Linear(ff, d, bias=False)
@@ -99,7 +98,7 @@ class Layer(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.self_attn = Attention(config)
-        self.mlp = FeedForward(config)
+        self.mlp = FeedForward(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -128,11 +127,7 @@ class Network(nn.Module):
         self.fc = nn.Linear(config.tapped_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        for name, weight in self.named_parameters():
-            if weight.dim() == 2:
-                deep = (2 * config.num_hidden_layers) ** -0.5
-                into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(weight, std=0.02 * (deep if into_stream else 1.0))
+        initialise(self, config.num_hidden_layers)
 
     def forward(self, tapped: Tensor, embedded: Tensor, anchors: Tensor) -> Tensor:
         """Final hidden states of blocks, the input of the target's head.
@@ -172,6 +167,14 @@ class Network(nn.Module):
         taken = {name: torch.as_tensor(weights[name]) for name in self.state_dict()}
         taken["fc.weight"] = taken["fc.weight"] * self.std
         self.load_state_dict(taken)
+
+
+def initialise(network: nn.Module, layers: int) -> None:
+    """Draw matrices from a normal distribution: 0.02, less for those that add to the stream."""
+    for name, weight in network.named_parameters():
+        if weight.dim() == 2:
+            into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
+            nn.init.normal_(weight, std=0.02 * ((2 * layers) ** -0.5 if into_stream else 1.0))
 
 
 def _mask(anchors: Tensor, places: Tensor, length: int, window: int | None) -> Tensor:

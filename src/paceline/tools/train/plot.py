@@ -1,4 +1,4 @@
-"""Plots a training run: acceptance length tau and loss against trained blocks."""
+"""Plots a training run: acceptance length tau and loss against trained blocks or texts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,18 +7,21 @@ from typing import Any
 PICTURE = "curve.png"
 
 
-def plot_curve(curve: Sequence[Mapping[str, Any]], folder: Path) -> Path:
-    """Plot a run's evaluations into `folder`; return the path."""
+def plot_curve(curve: Sequence[Mapping[str, Any]], folder: Path, *, x: str) -> Path:
+    """Plot a run's evaluations into `folder`; return the path.
+
+    `x` names what the run counted: `blocks` or `texts`.
+    """
     from matplotlib.figure import Figure
 
-    blocks = [point["blocks"] / 1e6 for point in curve]
+    done = [point[x] / 1e3 for point in curve]
     figure = Figure(figsize=(7, 4), layout="constrained")
     left = figure.add_subplot()
-    left.plot(blocks, [point["tau"] for point in curve], "o-", color="black", label="tau")
-    left.set_xlabel("trained blocks, millions")
+    left.plot(done, [point["tau"] for point in curve], "o-", color="black", label="tau")
+    left.set_xlabel(f"trained {x}, thousands")
     left.set_ylabel("tau: tokens per target call, held-out answers")
     right = left.twinx()
-    right.plot(blocks, [point["loss"] for point in curve], "--", color="gray", label="loss")
+    right.plot(done, [point["loss"] for point in curve], "--", color="gray", label="loss")
     right.set_ylabel("loss")
     lines = [*left.get_lines(), *right.get_lines()]
     left.legend(lines, [str(line.get_label()) for line in lines], loc="center right")

@@ -1,0 +1,154 @@
+"""Trains a head for multi-token prediction (MTP) in EAGLE-3's form, on the target's answers.
+
+The loss is cross-entropy to the target's next tokens, over several draft steps: in each but the
+first, the head reads its own last output, as it does when it drafts. Later steps weigh less.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from paceline.storage.files import digest_of
+from paceline.tools.train import trainer
+from paceline.tools.train.answers import Answer
+from paceline.tools.train.config import HeadConfig
+from paceline.tools.train.hidden_states import HiddenStates
+from paceline.tools.train.mtp_checkpoint import save_head
+from paceline.tools.train.mtp_network import Head, Rows
+from paceline.tools.train.target_tensors import TargetTensors
+from paceline.tools.train.trainer import Text, mean_tokens_kept, split_answers
+
+_DECAY = 0.8
+"""Weight of a draft step, relative to the step before (EAGLE-3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule(trainer.Schedule):
+    """Hyperparameters of a run."""
+
+    depth: int = 4
+    """Draft steps that are trained and evaluated."""
+    shallow: float = 0.5
+    """Share of the run that trains the first draft step alone."""
+    dropout: float = 0.1
+
+
+class Trainer(trainer.Trainer):
+    """A training run."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        shared: TargetTensors,
+        *,
+        hidden_states: HiddenStates,
+        answers: Sequence[Answer],
+        target_layers: int,
+        schedule: Schedule,
+        folder: Path,
+        device: str = "cpu",
+    ) -> None:
+        """Prepare to train on `answers`, whose `hidden_states` are in the same order.
+
+        A row has the head's taps first. One answer in twenty is held out. A state in `folder` is
+        resumed. Raises InvalidRequest if there are too few answers, or the state in `folder` is of
+        another run.
+        """
+        data = split_answers(answers, hidden_states, schedule.depth + 1)
+        self._config, self._shared, self._steps = config, shared, schedule
+        self._target_layers = target_layers
+        torch.manual_seed(schedule.seed)
+        std = data.std(config.tapped_size)
+        self.network = Head(config, std, dropout=schedule.dropout).to(device)
+        with torch.no_grad():
+            self.network.lm_head.weight.copy_(shared.head.float())
+        drafted = shared.drafted.tolist()
+        about = {
+            "head": asdict(config),
+            "drafted_tokens": f"{len(drafted)}, {digest_of(drafted)}",
+        }
+        super().__init__(
+            self.network, data, about=about, schedule=schedule, folder=folder, device=device
+        )
+
+    def measures(self) -> dict[str, float]:
+        """`tau`, and `named_1` to `named_n` on held-out answers.
+
+        `named_k` is the share of positions whose k-th draft token is right if those before it are;
+        tokens that are never drafted count as wrong.
+        """
+        self.network.eval()
+        depth = self._steps.depth
+        accepted, right, seen = [], np.zeros(depth), np.zeros(depth)
+        for text in self._data.held_out:
+            same, known = self._right(text)
+            right += same.sum(0)
+            seen += known.sum(0)
+            accepted.append(same.cumprod(1).sum(1).tolist())
+        self.network.train()
+        shares = {f"named_{step + 1}": float(right[step] / seen[step]) for step in range(depth)}
+        return {"tau": mean_tokens_kept(accepted), **shares}
+
+    def _loss(self, texts: list[Text], rng: np.random.Generator) -> Tensor:
+        steps = self._depth()
+        losses = []
+        # Many CPUs only emulate bf16.
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._device.startswith("cuda")):
+            found = self.network(self._rows(texts), steps)
+        for step, logits in enumerate(found):
+            targets = torch.cat([self._targets(text, step) for text in texts])
+            wrong = F.cross_entropy(logits.float(), targets, ignore_index=-1, reduction="sum")
+            losses.append(_DECAY**step * wrong / (targets >= 0).sum().clamp(min=1))
+        return torch.stack(losses).sum() / sum(_DECAY**step for step in range(steps))
+
+    def _depth(self) -> int:
+        """Draft steps that this step trains."""
+        return 1 if self.step < self._steps.shallow * self._steps.steps else self._steps.depth
+
+    def _right(self, text: Text) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """[m, depth] each: whether a draft token is right, and whether the text has one there."""
+        same, known = [], []
+        with torch.no_grad():
+            found = self.network(self._rows([text]), self._steps.depth)
+        for step, logits in enumerate(found):
+            truth = np.array(text.tokens[text.first + 1 + step :])
+            draft = self._shared.drafted[logits.argmax(-1)].cpu().numpy()
+            there = np.arange(len(draft)) < len(truth)
+            known.append(there)
+            same.append(there & (draft == np.pad(truth, (0, len(draft) - len(truth)))))
+        return np.stack(same, axis=1), np.stack(known, axis=1)
+
+    def _rows(self, texts: Sequence[Text]) -> list[Rows]:
+        """Rows of texts: of all tokens but the last one, which no row predicts from."""
+        return [
+            Rows(
+                states[:-1, : self._config.tapped_size],
+                self._shared.embeddings[torch.tensor(text.tokens, device=self._device)],
+                text.first - 1,
+            )
+            for text, states in zip(texts, self._states_of(texts), strict=True)
+        ]
+
+    def _targets(self, text: Text, step: int) -> Tensor:
+        """[m]: what the rows predict in a step, as indices of drafted tokens; -1: not drafted."""
+        truth = torch.tensor(text.tokens[text.first + 1 + step :], device=self._device)
+        missing = len(text.tokens) - text.first - 1 - len(truth)
+        return F.pad(self._shared.column[truth], (0, missing), value=-1)
+
+    def _write(self) -> None:
+        save_head(
+            self.network.weights(),
+            self._config,
+            self._shared.drafted,
+            self._folder,
+            target_layers=self._target_layers,
+        )
+
+    def _amount(self) -> dict[str, float]:
+        return {"texts": self.step * self._steps.texts}
