@@ -166,6 +166,13 @@ FORMS: dict[str, dict[str, Any]] = {
         **{"block_auto_adjust_ff_dim": True, "conv_bias": False},
         "layer_types": ["conv", "full_attention", "conv", "conv"],
     },
+    "lfm2_moe": {
+        **{**_SIZES, **_MOE, "model_type": "lfm2_moe", "num_hidden_layers": 4, "head_dim": None},
+        **{"norm_eps": 1e-5, "rms_norm_eps": None, "hidden_act": None, "conv_L_cache": 3},
+        **{"tie_word_embeddings": True, "conv_bias": False, "moe_intermediate_size": 64},
+        **{"num_dense_layers": 1, "use_expert_bias": True, "routed_scaling_factor": 1.0},
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+    },
     "qwen3_5_text": {
         **{**_SIZES, "model_type": "qwen3_5_text", "num_hidden_layers": 4},
         **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16},

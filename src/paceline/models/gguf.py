@@ -22,6 +22,7 @@ from paceline.storage.gguf_file import GgufFile, read_gguf, short
 
 FAMILIES = (
     *("exaone4", "gemma", "gemma3", "gemma4", "glm4moe", "gpt-oss", "hunyuan-dense", "lfm2"),
+    "lfm2moe",
     *("llama", "minicpm", "mistral3", "olmoe", "phi3", "qwen2", "qwen3", "qwen35", "qwen3moe"),
     "smollm3",
 )

@@ -9,12 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.engines.openvino.experts import ExpertProducts
 from paceline.engines.openvino.gguf_matrix import floats, matrix
 from paceline.engines.openvino.gguf_rope import rotate_halves, rotation
 from paceline.engines.openvino.graph import WANTED_ROWS
 from paceline.engines.openvino.paged import Heads, Inputs, attention, short_convolution
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, Tensor
+
+_LEAST_TOTAL = np.float32(1e-6)
+"""Added to the sum of the chosen experts' weights, as in transformers."""
 
 
 class Built(NamedTuple):
@@ -49,14 +53,14 @@ class Blocks:
         """The tokens' rows of the matrix `name`, and the matrix."""
         from openvino import opset13
 
-        weights = matrix(self.tensor(f"{name}.weight"))
+        weights = self._matrix(name)
         tokens = self._inputs.take("input_ids")
         rows = opset13.gather(weights, tokens, np.int64(0))
         return opset13.unsqueeze(rows, np.array([0, 1])).output(0), weights
 
     def linear(self, rows: Any, name: str) -> Any:
         """Rows times the matrix `name`."""
-        return product(rows, matrix(self.tensor(f"{name}.weight")))
+        return product(rows, self._matrix(name))
 
     def norm(self, rows: Any, name: str, node: str = "") -> Any:
         """Rows over their root mean square, times the vector `name`; `node` names the result."""
@@ -103,6 +107,39 @@ class Blocks:
         gate, up = (self.linear(rows, f"blk.{layer}.ffn_{part}") for part in ("gate", "up"))
         product = opset13.multiply(opset13.swish(gate), up)
         return self.linear(product.output(0), f"blk.{layer}.ffn_down")
+
+    def mixture(self, rows: Any, layer: int, used: int, products: ExpertProducts) -> Any:
+        """Experts of SwiGLU: the `used` with the greatest sigmoid, plus a bias, of their logits.
+
+        They are weighted by their sigmoids, over the sum of those.
+        """
+        from openvino import opset13
+
+        prefix = f"blk.{layer}."
+        scores = opset13.sigmoid(self.linear(rows, f"{prefix}ffn_gate_inp"))
+        chosen_by = scores
+        if (bias := self._tensors.get(f"{prefix}exp_probs_b.bias")) is not None:
+            chosen_by = opset13.add(scores, floats(bias))
+        chosen = opset13.topk(chosen_by, np.int64(used), 3, "max", "value", "i32").output(1)
+        weights = opset13.gather_elements(scores, chosen, 3)
+        total = opset13.reduce_sum(weights, np.array([3]), True)
+        weights = opset13.divide(weights, opset13.add(total, _LEAST_TOTAL))
+        last = opset13.reshape(weights, np.array([-1, used]), False)
+        by_choice = opset13.unsqueeze(opset13.transpose(last, np.array([1, 0])), np.int64(2))
+
+        experts = opset13.reshape(chosen, np.array([-1, used]), False).output(0)
+        three = opset13.squeeze(rows, np.array([0])).output(0)
+        gate, up = (
+            products.product(three, self._matrix(f"{prefix}ffn_{part}_exps"), experts)
+            for part in ("gate", "up")
+        )
+        both = opset13.multiply(opset13.swish(gate), up).output(0)
+        down = products.product(both, self._matrix(f"{prefix}ffn_down_exps"), experts)
+        summed = opset13.reduce_sum(opset13.multiply(down, by_choice), np.array([0]), False)
+        return opset13.unsqueeze(summed, np.array([0, 1])).output(0)
+
+    def _matrix(self, name: str) -> Any:
+        return matrix(self.tensor(f"{name}.weight"))
 
     def wanted(self, rows: Any) -> Any:
         """The rows that get logits."""

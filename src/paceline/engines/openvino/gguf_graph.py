@@ -27,7 +27,7 @@ from paceline.storage.gguf import read_gguf_graph
 from paceline.storage.gguf_file import GgufFile, read_gguf
 from paceline.storage.openvino import reason_of
 
-_BUILT = {"lfm2": lfm2}
+_BUILT = {"lfm2": lfm2, "lfm2moe": lfm2}
 """`general.architecture` of graphs that are built here, as the frontend does not know them."""
 _INPUTS = {"inp_tokens": "input_ids", "inp_pos": "position_ids", "inp_out_ids": WANTED_ROWS}
 """The frontend's inputs that stay -> their names here."""

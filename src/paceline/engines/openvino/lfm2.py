@@ -1,12 +1,13 @@
-"""The graph of LFM2 and LFM2.5: gated short convolutions, and attention in some layers.
+"""The graph of LFM2, LFM2.5 and LFM2-MoE: gated short convolutions, attention in some layers.
 
-As in transformers' modeling_lfm2.py, of the tensors and keys of llama.cpp's GGUF files.
+As in transformers' modeling_lfm2_moe.py, of the tensors and keys of llama.cpp's GGUF files.
 """
 
 from pathlib import Path
 from typing import Any
 
 from paceline.engines.openvino.blocks import Blocks, Built, added, product
+from paceline.engines.openvino.experts import ExpertProducts
 from paceline.engines.openvino.paged import Inputs
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray
@@ -26,6 +27,10 @@ def lfm2(file: GgufFile, path: Path, inputs: Inputs) -> Built:
     )
     rows, embeddings = blocks.embed("token_embd")
     layers = {}
+    dense = len(kv_heads)
+    if about.arch == "lfm2moe":
+        dense = int(about.number("leading_dense_block_count", 0, least=0))
+    products = ExpertProducts(max(len(kv_heads) - dense, 0))
     for layer, count in enumerate(kv_heads):
         prefix = f"blk.{layer}."
         normed = blocks.norm(rows, f"{prefix}attn_norm")
@@ -36,7 +41,12 @@ def lfm2(file: GgufFile, path: Path, inputs: Inputs) -> Built:
         )
         rows = added(rows, mixed)
         normed = blocks.norm(rows, f"{prefix}ffn_norm")
-        rows = layers[layer] = added(rows, blocks.feed_forward(normed, layer), f"{prefix}l_out")
+        fed = (
+            blocks.feed_forward(normed, layer)
+            if layer < dense
+            else blocks.mixture(normed, layer, int(about.number("expert_used_count")), products)
+        )
+        rows = layers[layer] = added(rows, fed, f"{prefix}l_out")
     last = blocks.norm(blocks.wanted(rows), "token_embd_norm", "result_norm")
     has_head = any(tensor.name == f"{_HEAD}.weight" for tensor in file.tensors)
     logits = blocks.linear(last, _HEAD) if has_head else product(last, embeddings)
@@ -48,18 +58,18 @@ class _About:
 
     def __init__(self, file: GgufFile, path: Path) -> None:
         self._fields, self._path = file.fields, path
-        self._arch = file.fields["general.architecture"]
+        self.arch = file.fields["general.architecture"]
 
-    def number(self, name: str, default: float | None = None) -> Any:
-        """The value of `name`, a positive number."""
-        value = self._fields.get(f"{self._arch}.{name}", default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+    def number(self, name: str, default: float | None = None, least: float = 1e-30) -> Any:
+        """The value of `name`, a number of at least `least`."""
+        value = self._fields.get(f"{self.arch}.{name}", default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < least:
             raise self._wrong(name, value, "a positive number")
         return value
 
     def by_layer(self, name: str, layers: int) -> list[int]:
         """A whole number for each layer; a single one is for all."""
-        value = self._fields.get(f"{self._arch}.{name}")
+        value = self._fields.get(f"{self.arch}.{name}")
         if isinstance(value, NumberArray) and len(value.values) == layers:
             return [int(each) for each in value.values]
         if isinstance(value, int) and value > 0:
@@ -68,4 +78,4 @@ class _About:
 
     def _wrong(self, name: str, value: object, expected: str) -> ModelError:
         shown = "is missing" if value is None else f"is {str(value)[:80]}"
-        return ModelError(f"{self._path}: {self._arch}.{name} {shown}; expected {expected}")
+        return ModelError(f"{self._path}: {self.arch}.{name} {shown}; expected {expected}")

@@ -6,14 +6,21 @@ because GGUF is what its reader expects.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from paceline.errors import ModelError
 from paceline.models.to_gguf import gemma4, lfm2, qwen35
 from paceline.models.to_gguf.config import Config
-from paceline.models.to_gguf.family import FOUR_NORMS, POST_NORMS, QK_NORMS, Experts, Family, Value
+from paceline.models.to_gguf.family import (
+    FOUR_NORMS,
+    MOST_EXPERTS,
+    POST_NORMS,
+    QK_NORMS,
+    Experts,
+    Family,
+    Value,
+)
 
-MOST_EXPERTS = 4096
-"""A bound for a number that cannot be checked before it is used."""
 GELU = ("gelu_pytorch_tanh", "gelu")
 """Gemma's old configurations say gelu and mean its approximation by tanh."""
 
@@ -148,7 +155,7 @@ def _glm4_experts(config: Config) -> Experts:
         ff=ff,
         dense_layers=config.integer("first_k_dense_replace", default=1, least=0),
         shared_ff=ff * config.integer("n_shared_experts", default=1),
-        has_score_bias=True,
+        score_bias="mlp.gate.e_score_correction_bias",
     )
 
 
@@ -207,6 +214,27 @@ _GEMMA4 = Family(
     only={"enable_moe_block": (False, None), "use_bidirectional_attention": (None, "vision")},
 )
 
+_LFM2 = Family(
+    arch="lfm2",
+    rope_theta=1_000_000.0,
+    norms=("operator_norm", "ffn_norm"),
+    last_norm="model.embedding_norm",
+    qk_norms=("q_layernorm", "k_layernorm"),
+    output="out_proj",
+    feed_forward=("feed_forward.", "w1", "w3", "w2"),
+    layers=lfm2.layers,
+    recurrent=lfm2.recurrent,
+    metadata=lfm2.metadata,
+    defaults={"norm_eps": 1e-5, "tie_word_embeddings": True},
+    only={"conv_bias": (False, None)},
+)
+_LFM2_MOE = replace(
+    _LFM2,
+    arch="lfm2moe",
+    experts=lfm2.experts,
+    metadata=lfm2.moe_metadata,
+    only={**_LFM2.only, "norm_topk_prob": (True, None), "routed_scaling_factor": (1.0, None)},
+)
 _QWEN35 = Family(
     arch="qwen35",
     norm_shift=1.0,
@@ -295,20 +323,8 @@ FAMILIES: Mapping[str, Family] = {
         only={"n_group": (1, None), "topk_group": (1, None)},
     ),
     "exaone4": Family(arch="exaone4", norms=POST_NORMS, qk_norms=QK_NORMS, window=_exaone_window),
-    "lfm2": Family(
-        arch="lfm2",
-        rope_theta=1_000_000.0,
-        norms=("operator_norm", "ffn_norm"),
-        last_norm="model.embedding_norm",
-        qk_norms=("q_layernorm", "k_layernorm"),
-        output="out_proj",
-        feed_forward=("feed_forward.", "w1", "w3", "w2"),
-        layers=lfm2.layers,
-        recurrent=lfm2.recurrent,
-        metadata=lfm2.metadata,
-        defaults={"norm_eps": 1e-5, "tie_word_embeddings": True},
-        only={"conv_bias": (False, None)},
-    ),
+    "lfm2": _LFM2,
+    "lfm2_moe": _LFM2_MOE,
     "qwen3_5": _QWEN35,
     "qwen3_5_text": _QWEN35,
     "minicpm": Family(arch="minicpm", rope_pairs=True, metadata=_minicpm_metadata),

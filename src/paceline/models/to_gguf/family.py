@@ -17,6 +17,8 @@ PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 FOUR_NORMS = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 QK_NORMS = ("q_norm", "k_norm")
+MOST_EXPERTS = 4096
+"""A bound for a number that cannot be checked before it is used."""
 
 
 MakeOutput = Callable[[str, tuple[int, ...], Form], Output]
@@ -53,7 +55,8 @@ class Experts:
     shared_ff: int = 0
     """Width of the experts that every token takes; 0: there are none."""
     router: str = "mlp.gate"
-    has_score_bias: bool = False
+    score_bias: str | None = None
+    """Name in a layer of what is added to choose experts."""
     interleaved: bool = False
     """gpt-oss: gate and up are alternate columns of one matrix, [experts, in, out], with biases."""
 

@@ -198,11 +198,10 @@ class _Layout:
         """The router and the experts, in any of the forms in which checkpoints have them."""
         router = f"{layer}{experts.router}"
         yield self._whole(f"{router}.weight", (experts.count, self._sizes.hidden), Form.PLAIN)
-        if experts.has_score_bias:
-            name = self._target(f"{router}.e_score_correction.bias")
-            source = f"{router}.e_score_correction_bias"
-            yield whole(name, source, (experts.count,), Form.PLAIN)
-        prefix = f"{layer}mlp.experts."
+        if experts.score_bias is not None:
+            name = self._target(f"{layer}mlp.gate.e_score_correction.bias")
+            yield whole(name, layer + experts.score_bias, (experts.count,), Form.PLAIN)
+        prefix = f"{layer}{self._family.feed_forward[0]}experts."
         if experts.interleaved:
             yield self._whole(f"{router}.bias", (experts.count,), Form.PLAIN)
             yield from self._alternating(prefix, experts)
@@ -215,8 +214,9 @@ class _Layout:
 
     def _single(self, prefix: str, experts: Experts) -> Iterator[Output]:
         """Experts as matrices of their own, as on the hub."""
-        for part, shape in self._expert_shapes(experts).items():
-            sources = [f"{prefix}{i}.{part}_proj.weight" for i in range(experts.count)]
+        names = self._family.feed_forward[1:]
+        for (part, shape), own in zip(self._expert_shapes(experts).items(), names, strict=True):
+            sources = [f"{prefix}{i}.{own}.weight" for i in range(experts.count)]
             yield stacked(self._target(f"{prefix}{part}_proj.weight"), sources, shape, Form.MATRIX)
 
     def _halves(self, prefix: str, experts: Experts) -> Iterator[Output]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from paceline.models.to_gguf.config import Config
-from paceline.models.to_gguf.family import Layer, Value
+from paceline.models.to_gguf.family import MOST_EXPERTS, Experts, Layer, Value
 from paceline.models.to_gguf.outputs import Form, Output, rearranged, whole
 
 _CONV, _ATTENTION = "conv", "full_attention"
@@ -35,6 +35,28 @@ def metadata(config: Config) -> dict[str, Value]:
     return {"shortconv.l_cache": _kernel(config)}
 
 
+def moe_metadata(config: Config) -> dict[str, Value]:
+    """Keys of lfm2moe alone."""
+    return {
+        **metadata(config),
+        "leading_dense_block_count": _dense_layers(config),
+        "expert_gating_func": 2,  # sigmoid
+    }
+
+
+def experts(config: Config) -> Experts:
+    """Sizes of the experts of LFM2-MoE."""
+    has_bias = config.flag("use_expert_bias", default=True)
+    return Experts(
+        count=config.integer("num_experts", most=MOST_EXPERTS),
+        used=config.integer("num_experts_per_tok"),
+        ff=config.integer("moe_intermediate_size"),
+        dense_layers=_dense_layers(config),
+        router="feed_forward.gate",
+        score_bias="feed_forward.expert_bias" if has_bias else None,
+    )
+
+
 def recurrent(config: Config, prefix: str, name: Callable[[str], str]) -> Iterator[Output]:
     """Tensors of the layer `prefix`, which has a short convolution."""
     hidden, kernel = config.integer("hidden_size"), _kernel(config)
@@ -44,6 +66,10 @@ def recurrent(config: Config, prefix: str, name: Callable[[str], str]) -> Iterat
     source = f"{prefix}conv.conv.weight"
     shapes = (hidden, 1, kernel), (hidden, kernel)
     yield rearranged(name(source), source, shapes, lambda values: values[:, 0].copy())
+
+
+def _dense_layers(config: Config) -> int:
+    return config.integer("num_dense_layers", default=2, least=0)
 
 
 def _kernel(config: Config) -> int:
