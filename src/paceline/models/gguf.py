@@ -33,6 +33,9 @@ WITH_OPTIMUM = ("glm4", "granite", "olmo2")
 CAPPED = ("gemma2",)
 """Families whose attention PagedAttention does not compute; optimum-intel 2.2 refuses them, too."""
 
+_LEAVE_OUT = ("qwen35",)
+"""Families whose layers that predict the tokens after the next are left out of the graph."""
+
 WEIGHTS = (
     *("F32", "F16", "BF16", "MXFP4"),
     *("Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"),
@@ -52,7 +55,7 @@ def check_supported(path: Path, source: GgufFile) -> None:
             f"{path} has the architecture {short(repr(family))}; expected one of "
             f"{', '.join(FAMILIES)}. {instead_of(family)}"
         )
-    if source.fields.get(f"{family}.nextn_predict_layers"):
+    if family not in _LEAVE_OUT and source.fields.get(f"{family}.nextn_predict_layers"):
         raise ModelError(
             f"{path} has layers that predict the tokens after the next, which the openvino engine "
             "cannot leave out; its Hugging Face checkpoint works: give its folder or hub name"
