@@ -168,7 +168,7 @@ def test_an_architecture_that_cannot_be_built_is_refused_with_the_other_way(
 ):
     said = refused(write_tiny(tmp_path / "bad.gguf", "mamba"))
     assert "architecture 'mamba'" in said
-    assert "hunyuan-dense, lfm2, llama" in said
+    assert "hunyuan-dense, lfm2, lfm2moe, llama" in said
     assert "checkpoint may work" in said
 
 
