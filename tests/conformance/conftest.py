@@ -12,6 +12,7 @@ from support import mlx
 from support.coreml import SMALLER, tiny_source
 from support.engine_rows import Plain, Rows, run
 from support.networks import FORMS, NETWORKS, Case, MakeCase
+from support.tiny_checkpoints import write_gguf_of
 from support.toy import ToyEngine
 
 # What an engine here must be like: a context of at least 160 slots, a cache that holds ten
@@ -20,6 +21,8 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     "toy": lambda _: ToyEngine(),
     "toy-padded": lambda _: ToyEngine(min_rows=2, best=True),
     "openvino": lambda request: _openvino(request.getfixturevalue("tiny_files")),
+    "openvino-lfm2": lambda request: _hybrid("lfm2", request),
+    "openvino-qwen3_5": lambda request: _hybrid("qwen3_5_text", request),
     "coreml": lambda request: _coreml(request.getfixturevalue("tmp_path_factory")),
     **{f"mlx-{name}": partial(mlx.engine, name) for name in mlx.CASES},
 }
@@ -30,6 +33,13 @@ MARKS = {"coreml": pytest.mark.coreml, "mlx": pytest.mark.mlx}
 def _openvino(files: ModelFiles) -> Engine:
     settings = EngineSettings(cache_tokens=3 * files.context_length)
     return open_engine("openvino", files.path, files.context_length, settings)
+
+
+def _hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
+    """A model with recurrent layers beside attention."""
+    folder = request.getfixturevalue("tmp_path_factory").mktemp(form)
+    settings = EngineSettings(cache_tokens=3 * 512)
+    return open_engine("openvino", write_gguf_of(form, folder / "m.gguf"), 512, settings)
 
 
 def _coreml(folders: pytest.TempPathFactory) -> Engine:

@@ -32,7 +32,12 @@ def slow(engine: Engine) -> bool:
 
 def many(engine: Engine) -> bool:
     """Whether it is one of many of its kind, so that each need not see every case."""
-    return engine.name == "mlx"
+    return engine.name == "mlx" or hybrid(engine)
+
+
+def hybrid(engine: Engine) -> bool:
+    """Whether it is one of those whose random texts hardly repeat themselves."""
+    return "states" in engine.describe()
 
 
 def some(engine: Engine, cases: Sequence[Any]) -> Sequence[Any]:
@@ -104,7 +109,7 @@ def test_no_drafter_and_no_policy_changes_a_token(
     # Otherwise nothing was shown: some drafts must have stood, and some must have fallen.
     elif not many(engine):
         assert 0 < counters.accepted < counters.drafted
-    elif policy == "fixed":
+    elif policy == "fixed" and (not hybrid(engine) or "model:itself" in spec):
         assert counters.accepted > 0
 
 

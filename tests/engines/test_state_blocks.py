@@ -1,5 +1,7 @@
 """State blocks of hybrid models, with recurrent layers whose state is the tokens themselves."""
 
+from itertools import count
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -87,6 +89,16 @@ def test_a_fork_begins_at_the_last_checkpoint_and_makes_one_where_it_was_wanted(
     assert not layers.rerun
 
 
+def test_a_prompt_is_written_to_few_blocks():
+    layers = Layers(20)
+    table = layers.open()
+    block = Block(list(range(100)), 1, prefill=True)
+    table.reserve(100)
+    restore_and_take(layers.states, [(table, block)], layers.run_again)
+    (read, *written), interval = table.state_rows(100)
+    assert (read, interval, len(written)) == (layers.states.zero, 96, 2)
+
+
 def test_a_prompt_of_whole_kv_blocks_is_found_again():
     layers = Layers(20)
     table = layers.open()
@@ -114,6 +126,17 @@ def test_rewinding_to_the_end_of_the_prompt_runs_nothing_again():
     table.rewind(26)
     decode(layers, table, [5, 6], 2)
     assert layers.rerun == 2  # from the checkpoint at 24
+
+
+def test_a_state_of_other_tokens_is_not_found_after_rewinding():
+    layers = Layers(20)
+    table = layers.open()
+    read(layers, table, list(range(48)))
+    read(layers, table, list(range(52)))
+    table.rewind(48)
+    read(layers, table, list(range(60)))
+    assert table.fork(103).length == 48  # the checkpoint at 96 was of the old tokens
+    assert table.fork(104).length == 104
 
 
 def test_a_new_sequence_evicts_the_oldest_states_and_they_are_computed_again():
@@ -162,6 +185,7 @@ class AnyUse(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.layers = Layers(12)
+        self.tokens = count()  # no two are equal, so a state shows all of its tokens
         self.held: list[tuple[StateTable, list[int]]] = []
 
     def teardown(self) -> None:
@@ -189,7 +213,7 @@ class AnyUse(RuleBasedStateMachine):
         for place, (rows, kept, prefill, committed) in wanted.items():
             if place < len(self.held):
                 table, tokens = self.held[place]
-                new = [len(tokens) * 7 + place + row for row in range(min(rows, 180 - len(tokens)))]
+                new = [next(self.tokens) for _ in range(min(rows, 180 - len(tokens)))]
                 if new:
                     prompt = prefill and table.shareable_length == table.length
                     work.append((table, tokens, Block(new, 1, prefill=prompt), kept, committed))
@@ -203,19 +227,21 @@ class AnyUse(RuleBasedStateMachine):
             self.check(table, tokens)
 
     @precondition(lambda self: self.held)
-    @rule(place=st.integers(0, 4), length=st.integers(0, 200))
-    def rewind(self, place: int, length: int) -> None:
+    @rule(place=st.integers(0, 4), percent=st.integers(0, 100))
+    def rewind(self, place: int, percent: int) -> None:
         table, tokens = self.held[place % len(self.held)]
-        table.rewind(min(length, len(tokens)))
+        table.rewind(len(tokens) * percent // 100)
         del tokens[table.length :]
 
     @precondition(lambda self: 0 < len(self.held) < 5)
-    @rule(place=st.integers(0, 4), length=st.integers(0, 200))
-    def fork(self, place: int, length: int) -> None:
+    @rule(place=st.integers(0, 4), percent=st.integers(0, 110))
+    def fork(self, place: int, percent: int) -> None:
         table, tokens = self.held[place % len(self.held)]
+        length = len(tokens) * percent // 100
         child = table.fork(length)
         assert child.length <= min(length, table.shareable_length)
         self.held.append((child, tokens[: child.length]))
+        self.check(*self.held[-1])
 
     @precondition(lambda self: self.held)
     @rule(place=st.integers(0, 4))

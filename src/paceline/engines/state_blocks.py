@@ -222,7 +222,6 @@ class StateTable(PrefillTable):
         """Drop all slots from `length` on; see `BlockTable.rewind`."""
         super().rewind(length)
         self._drop_written()
-        self._block = ()
         del self._tokens[self.length :]
         self._keep_states([state for state in self._states if state.at <= self.length])
 

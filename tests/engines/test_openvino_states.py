@@ -1,0 +1,209 @@
+"""Recurrent states of hybrid models in the openvino engine. All comparisons are bitwise."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from openvino import Model, Shape, Type, opset13
+
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import LEAST_STATES, KVSequence
+from paceline.engines.invariance import CONDITIONS, measure_invariance
+from paceline.engines.openvino.engine import OpenVinoEngine
+from paceline.engines.profile import measure_profile
+from paceline.engines.state_blocks import StatePool, StateTable
+from paceline.errors import ModelError
+from support.engine_rows import feed, random_text, run
+from support.tiny_checkpoints import write_gguf_of
+
+FORMS = ("lfm2", "qwen3_5_text")
+CONTEXT = 512
+PROMPT = 70
+ROWS = 8
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf_of(request.param, tmp_path_factory.mktemp("hybrid") / "m.gguf")
+
+
+def opened(path: Path, **settings: int) -> OpenVinoEngine:
+    engine = open_engine(
+        "openvino", path, CONTEXT, EngineSettings(cache_tokens=3 * CONTEXT, **settings)
+    )
+    assert isinstance(engine, OpenVinoEngine)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path) -> OpenVinoEngine:
+    return opened(path)
+
+
+def state_of(engine: OpenVinoEngine, sequence: KVSequence) -> dict[str, bytes]:
+    """The state of every recurrent layer that the next call would read, as it is in memory."""
+    assert isinstance(sequence, StateTable)
+    found = sequence._last(sequence.length)
+    assert found is not None
+    assert found.at == sequence.length
+    assert found.block is not None
+    tables = {name: array for name, (array, _) in engine._bound.items() if "state_table" in name}
+    assert tables
+    return {name: array[found.block].tobytes() for name, array in tables.items()}
+
+
+def alone(engine: OpenVinoEngine, prompt: list[int]) -> KVSequence:
+    sequence = engine.open()
+    feed(engine, sequence, prompt)
+    return sequence
+
+
+def after_a_fork(engine: OpenVinoEngine, prompt: list[int]) -> KVSequence:
+    """Shares a prefix; its parent goes on with other tokens."""
+    with closing(alone(engine, prompt)) as parent:
+        child = parent.fork(PROMPT - 1)
+        assert child.length == 64
+        run(engine, (parent, [1, 2, 3], 3))
+        parent.commit(3)
+        feed(engine, child, prompt[child.length :])
+    return child
+
+
+def after_a_fork_of_a_longer_prompt(engine: OpenVinoEngine, prompt: list[int]) -> KVSequence:
+    """Shares the part of another prompt that a third one shared before."""
+    with closing(alone(engine, [*prompt[:40], *random_text(engine, 60, 9)])) as parent:
+        with closing(parent.fork(40)) as second:
+            assert second.length == 0
+            feed(engine, second, [*prompt[:40], *random_text(engine, 60, 8)])
+            child = second.fork(40)
+        assert child.length == 32
+        feed(engine, child, prompt[child.length :])
+    return child
+
+
+def after_going_back(engine: OpenVinoEngine, prompt: list[int]) -> KVSequence:
+    sequence = alone(engine, [*prompt[:45], *random_text(engine, 30, 7)])
+    sequence.rewind(45)
+    feed(engine, sequence, prompt[45:])
+    return sequence
+
+
+BEGINNINGS = (alone, after_a_fork, after_a_fork_of_a_longer_prompt, after_going_back)
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS)
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("kept", range(1, ROWS + 1))
+def test_the_state_after_acceptance_is_that_of_plain_decoding(
+    engine: OpenVinoEngine,
+    begin: Callable[[OpenVinoEngine, list[int]], KVSequence],
+    beside: bool,
+    kept: int,
+):
+    prompt, answer = random_text(engine, PROMPT), random_text(engine, ROWS, 1)
+    with closing(alone(engine, prompt)) as plain:
+        for token in answer[:kept]:
+            run(engine, (plain, [token], 1))
+            plain.commit(1)
+        expected = state_of(engine, plain)
+        (following,) = run(engine, (plain, [5], 1))
+    draft = [*answer[:kept], *[(token + 1) % engine.vocab_size for token in answer[kept:]]]
+    with closing(begin(engine, prompt)) as one, closing(engine.open()) as other:
+        feed(engine, other, random_text(engine, 20, 2))
+        with closing(engine.open()) as third:
+            company = [(other, [1, 2, 3], 3)] if beside else []
+            prompts = [(third, random_text(engine, 50, 3), 1)] if beside else []
+            run(engine, (one, draft, ROWS), *company, prompts=prompts)
+            one.commit(kept)
+            if beside:
+                other.commit(2)
+                third.commit(50)
+            assert state_of(engine, one) == expected
+            (found,) = run(engine, (one, [5], 1))
+    assert found.tobytes() == following.tobytes()
+
+
+def test_every_token_shows_in_the_state(engine: OpenVinoEngine):
+    # Without this, states that ignore the tokens would pass the test above.
+    text = random_text(engine, 20)
+    changed = [*text[:-2], (text[-2] + 1) % engine.vocab_size, text[-1]]
+    with closing(alone(engine, text)) as one, closing(alone(engine, changed)) as other:
+        found, others = state_of(engine, one), state_of(engine, other)
+        assert all(found[name] != others[name] for name in found)
+
+
+def test_the_bits_of_a_row_depend_on_nothing_else_and_costs_are_measured(path: Path):
+    found = measure_invariance(opened(path))
+    assert found.keys() == {*CONDITIONS}
+    assert all(each.holds for each in found.values())
+    assert measure_profile(opened(path), (1, 2, 8)).row_invariant
+
+
+@pytest.mark.parametrize("blocks", [LEAST_STATES, 4])
+def test_a_pool_that_is_too_small_costs_time_and_no_bit(
+    path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int
+):
+    plenty = opened(path)
+    monkeypatch.setattr(EngineSettings, "state_blocks", lambda *_: blocks)
+    engine = opened(path)
+    texts = [random_text(engine, 60, seed) for seed in range(4)]
+    rows: dict[str, list[np.ndarray]] = {}
+    for name, each in (("plenty", plenty), ("few", engine)):
+        sequences = [alone(each, text[:40]) for text in texts]
+        rows[name] = []
+        for at in range(40, 60, 5):
+            for one, text in zip(sequences, texts, strict=True):
+                rows[name] += run(each, (one, text[at : at + 8], 8))
+                one.commit(5)
+        for sequence in sequences:
+            sequence.close()
+        assert each._states is not None
+        assert each._states.free == each._states.blocks
+        assert each.free_slots == each._pool.blocks * each.block_size
+    for found, expected in zip(rows["few"], rows["plenty"], strict=True):
+        assert found.tobytes() == expected.tobytes()
+
+
+def test_memory_of_states_stays_flat(engine: OpenVinoEngine):
+    pool = engine._states
+    assert isinstance(pool, StatePool)
+    free = pool.free
+    for seed in range(6):
+        with closing(alone(engine, random_text(engine, 90, seed))) as one:
+            for token in range(5):
+                run(engine, (one, [token, 1, 2, 3], 4))
+                one.commit(1 + token % 4)
+            assert free - pool.free <= 4
+            with closing(one.fork(80)) as child:
+                assert free - pool.free <= 4
+                feed(engine, child, random_text(engine, 20, seed))
+    assert pool.free == free
+
+
+def test_states_that_do_not_fit_in_memory_are_refused_at_load(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("paceline.engines.openvino.engine.memory_bytes", lambda: 10_000)
+    with pytest.raises(ModelError, match=r"no memory for the states of .*: 48 blocks of") as caught:
+        opened(path)
+    assert "GiB" in str(caught.value)
+
+
+def test_a_recurrent_state_of_an_unknown_kind_is_refused_by_name(tmp_path: Path, tiny_int8):
+    import openvino as ov
+
+    model = ov.Core().read_model(tiny_int8.path)
+    head = model.output("logits").node
+    variable = opset13.read_value(
+        opset13.constant(np.zeros(1, np.float32)), "ssm.7", Type.f32, Shape([1])
+    )
+    logits = opset13.add(head.input_value(0), variable)
+    head.input(0).replace_source_output(logits.output(0))
+    kept = opset13.assign(opset13.constant(np.ones(1, np.float32)), "ssm.7")
+    changed = Model(model.get_results(), [*model.get_sinks(), kept], model.get_parameters())
+    path = tmp_path / "openvino_model.xml"
+    ov.save_model(changed, path)
+    with pytest.raises(ModelError, match=r"recurrent states of a kind .*ssm\.7"):
+        open_engine("openvino", path, CONTEXT, EngineSettings())
