@@ -13,12 +13,19 @@ from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block
 from paceline.drafters import DrafterResources, create
 from paceline.drafters.dflash import DFlashDrafter
+from paceline.drafters.mtp import drafter as mtp_drafter
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.models import ModelFiles
 from support.dflash import Rehearsed, tiny_config, write_checkpoint
 from support.driver import POLICIES, generation, run, total
 from support.exactness import SAMPLINGS, TOKENS, Plainly, plain_answers, prompt_of
+from support.mtp import HeadForm, write_head
+
+SPECS = [
+    *("dflash", "suffix+dflash:window=8", "dflash:int8=0+suffix"),
+    *("mtp", "suffix+mtp:length=3", "mtp:own,int8=0,vocab=200"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +51,31 @@ def dflash(
     folder = tmp_path_factory.mktemp("dflash")
     drafted = sorted(token for token, _ in often.most_common(6))
     write_checkpoint(folder, tiny_config(tiny_files, block_size=16), draft_vocab=drafted)
+    heads = {
+        "mtp": HeadForm(drafted=drafted),
+        "own": HeadForm(own=True, taps=(1,), kv_heads=1, rotary=0.5),
+    }
+    for name, form in heads.items():
+        write_head(folder / name, form)
     return DrafterResources(
-        vocab_size=tapped.vocab_size, graph=tiny_files.path, shipped={"dflash": folder}
+        vocab_size=tapped.vocab_size,
+        graph=tiny_files.path,
+        shipped={"dflash": folder, "mtp": folder / "mtp"},
+        find=lambda name: folder / name,
     )
 
 
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
-@pytest.mark.parametrize("spec", ["dflash", "suffix+dflash:window=8", "dflash:int8=0+suffix"])
+@pytest.mark.parametrize("spec", SPECS)
 def test_a_drafter_that_reads_hidden_states_changes_no_token(
-    tapped: Engine, plainly_tapped: Plainly, dflash: DrafterResources, spec: str, policy: str
+    tapped: Engine,
+    plainly_tapped: Plainly,
+    dflash: DrafterResources,
+    spec: str,
+    policy: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(mtp_drafter, "LEAST_CHANCE", 0.0)  # random heads are never sure
     ran = []
     for block in range(2, 17):
         asks = [(i % 8, (block + i) % len(SAMPLINGS)) for i in range(1 + block % 5)]
@@ -73,7 +95,11 @@ def test_a_drafter_that_reads_hidden_states_changes_no_token(
         for (prompt, sampling), told in zip(asks, run(tapped, going), strict=True):
             assert told == plainly_tapped(prompt, sampling), f"{block=} {SAMPLINGS[sampling]}"
     assert 0 < total(ran).accepted < total(ran).drafted
-    assert sum(one.counters.drafted_by["dflash"] for one in ran) > 0
+    drafted = Counter[str]()
+    for one in ran:
+        drafted.update(one.counters.drafted_by)
+    for name in ("dflash", "mtp"):
+        assert (drafted[name] > 0) is (name in spec), name
 
 
 @pytest.mark.parametrize("block", range(2, 17))

@@ -35,6 +35,7 @@ class _LeftOut:
 LEFT_OUT: Any = _LeftOut()
 """Instead of a value in config.json, or of a tensor: it is not there."""
 
+_WHOLE = {"int64": "I64", "bool": "BOOL"}
 _KINDS = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
 
 
@@ -97,7 +98,7 @@ def write_checkpoint(
     for number in range(files):
         name = "model" if files == 1 else f"model-{number + 1:05}-of-{files:05}"
         part = {prefix + each: weights[each] for each in names[number::files]}
-        _write_safetensors(folder / f"{name}.safetensors", part, kind)
+        write_tensors(folder / f"{name}.safetensors", part, kind)
     if draft_vocab is not None:
         np.save(folder / "draft_vocab.npy", np.array(draft_vocab, np.uint32))
     return {name: _rounded(rows, kind) for name, rows in weights.items()}
@@ -130,17 +131,29 @@ def config_json(config: Config) -> dict[str, Any]:
     }
 
 
-def _write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], kind: str) -> None:
-    """The format itself: the length of a JSON header, the header, and all bytes in a row."""
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, np.ndarray],
+    kind: str,
+    whole: Mapping[str, np.ndarray] | None = None,
+) -> Weights:
+    """Write a safetensors file: the length of a JSON header, the header, and all bytes in a row.
+
+    `whole` are int64 or bool. Returns `tensors` as they can be read.
+    """
     header, data = {}, b""
-    for name, rows in tensors.items():
-        stored = _halves(rows) if kind == "BF16" else rows.astype(_KINDS[kind])
+    for name, rows in {**tensors, **(whole or {})}.items():
+        said = _WHOLE.get(rows.dtype.name, kind)
+        stored = rows
+        if said == kind:
+            stored = _halves(rows) if kind == "BF16" else rows.astype(_KINDS[kind])
         ends = [len(data), len(data) + stored.nbytes]
-        header[name] = {"dtype": kind, "shape": rows.shape, "data_offsets": ends}
+        header[name] = {"dtype": said, "shape": rows.shape, "data_offsets": ends}
         data += stored.tobytes()
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return {name: _rounded(rows, kind) for name, rows in tensors.items()}
 
 
 def _halves(rows: np.ndarray) -> np.ndarray:

@@ -65,11 +65,13 @@ def write_tiny(
     fields: Mapping[str, Any] | None = None,
     exact: bool = False,
     split: int = 0,
+    tensors: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     """Write a tiny model and return its path; of the first shard, if it is split.
 
     `fields` replaces metadata (None leaves a field out). `exact` writes the same values as the
     file of type `weights` has, as F32. `split` is the most tensors of a shard; 0: one file.
+    `tensors` are written as F32 in place of random ones, or beside them.
     """
     writer = GGUFWriter(path, architecture, split_max_tensors=split)
     for key, value in {**_fields(architecture, sizes), **(fields or {})}.items():
@@ -85,6 +87,8 @@ def write_tiny(
             writer.add_array(key, value)
     rng = np.random.default_rng(seed)
     for name, shape in _shapes(architecture, sizes).items():
+        if name in (tensors or {}):
+            continue
         if len(shape) == 1:
             around = 1.0 if name.endswith("norm.weight") else 0.0
             writer.add_tensor(name, rng.normal(around, 0.1, shape).astype(np.float32))
@@ -94,6 +98,8 @@ def write_tiny(
             writer.add_tensor(name, dequantize(stored, weights).astype(np.float32))
         else:
             writer.add_tensor(name, stored, raw_dtype=weights)
+    for name, rows in (tensors or {}).items():
+        writer.add_tensor(name, rows.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -16,8 +16,19 @@ from paceline.drafters.dflash import (
     read_config,
 )
 from paceline.drafters.model import DraftModel, ModelDrafter
+from paceline.drafters.mtp import (
+    DraftHead,
+    MlxHead,
+    MtpDrafter,
+    OpenVinoHead,
+    has_head,
+    names_head,
+    read_head,
+)
+from paceline.drafters.mtp import read_config as read_head_config
 from paceline.drafters.networks.context import ContextCache
 from paceline.drafters.networks.mlx import MlxTarget
+from paceline.drafters.networks.target import layers_of
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.recycle import RecycleDrafter
 from paceline.drafters.spec import DrafterPart, DrafterSpec, ngram_drafter
@@ -40,12 +51,15 @@ class DrafterResources:
     find: Callable[[str], Path] = Path
     """Resolves the name of a drafter, e.g. a path, to its folder."""
     graph: Path | None = None
-    """The target's OpenVINO graph, whose embeddings and head a dflash drafter uses."""
+    """The target's files, as `read_target` takes them: for drafters that share its embeddings and
+    head. The folder of a checkpoint if MLX runs it."""
     mlx: MlxTarget | None = None
     """The target in MLX, for the same use."""
     tables: dict[str, Table] = field(default_factory=dict)
     networks: dict[str, Network] = field(default_factory=dict)
     """Open networks, by the argument of their part."""
+    heads: dict[str, DraftHead] = field(default_factory=dict)
+    """Open heads of `mtp`, in the same way."""
     open_model: Callable[[str], DraftModel] | None = None
     """Opens a draft model and checks its vocabulary; None: this target cannot have one."""
     models: dict[str, DraftModel] = field(default_factory=dict)
@@ -55,14 +69,22 @@ class DrafterResources:
     """The thread of the drafters that draft ahead."""
 
 
-def shipped(model: str) -> dict[str, Path]:
-    """Kind of drafter -> its folder, of the drafters shipped for the model named `model`."""
-    if Path(model).name != model:  # a path is no name
-        return {}
+_LONGEST_CHAIN = 8
+"""Most tokens that `mtp` drafts if its option `length` does not say."""
+
+
+def shipped(model: str, files: Path | None = None) -> dict[str, Path]:
+    """Kind of drafter -> where it is, of those that come with a model.
+
+    Args:
+        model: its name; a path has none shipped for it.
+        files: the model itself, which may have an MTP head.
+    """
+    own = {"mtp": files} if files is not None and has_head(files) else {}
     folder = Path(__file__).parent / "shipped" / model
-    if not folder.is_dir():
-        return {}
-    return {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
+    if Path(model).name != model or not folder.is_dir():
+        return own
+    return own | {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
 class DraftKV(dict[str, ContextCache[Any]]):
@@ -120,11 +142,18 @@ def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
     Raises what `create` raises.
     """
     needed: set[int] = set()
-    for part in DrafterSpec.parse(spec).parts:
-        if part.kind == "dflash" and part.argument in shared.networks:
-            needed.update(shared.networks[part.argument].taps)
-        elif part.kind == "dflash":
-            needed.update(read_config(_folder(part, shared)).target_layer_ids)
+    for part in DrafterSpec.parse(spec).resolve(shared.shipped).parts:
+        opened: DraftHead | Network | None = None
+        if part.kind == "dflash":
+            opened = shared.networks.get(part.argument)
+            if opened is None:
+                needed.update(read_config(_folder(part, shared)).target_layer_ids)
+        elif part.kind == "mtp":
+            opened = shared.heads.get(part.argument)
+            if opened is None:
+                needed.update(read_head_config(_folder(part, shared), _layers(shared)).taps)
+        if opened is not None:
+            needed.update(opened.taps)
     return tuple(sorted(needed))
 
 
@@ -166,24 +195,62 @@ def _dflash(part: DrafterPart, shared: DrafterResources, request: RequestContext
 
 
 def _network(part: DrafterPart, shared: DrafterResources) -> Network:
-    options = part.options
-    window, bits = options.get("window"), options.get("bits")
+    graph, options = _target_graph(part, shared), part.options
+    folder, window = _folder(part, shared), options.get("window")
     if shared.mlx is not None:
-        if "int8" in options:
+        return MlxNetwork(folder, shared.mlx, window=window, bits=options.get("bits"))
+    int8 = bool(options.get("int8", 1))
+    return OpenVinoNetwork(folder, graph, window=window, int8=int8)
+
+
+def _mtp(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
+    if part.argument not in shared.heads:
+        shared.heads[part.argument] = _head(part, shared)
+    head = shared.heads[part.argument]
+    # `dflash` of the same folder has a cache of another kind.
+    cache: Any = request.kv.setdefault(str(part), head.new_cache())
+    return MtpDrafter(head, cache, part.options.get("length", _LONGEST_CHAIN))
+
+
+def _head(part: DrafterPart, shared: DrafterResources) -> DraftHead:
+    graph, options = _target_graph(part, shared), part.options
+    head, vocab = read_head(_folder(part, shared), _layers(shared)), options.get("vocab")
+    if shared.mlx is not None:
+        return MlxHead(head, shared.mlx, vocab=vocab, bits=options.get("bits"))
+    return OpenVinoHead(head, graph, vocab=vocab, int8=bool(options.get("int8", 1)))
+
+
+def _target_graph(part: DrafterPart, shared: DrafterResources) -> Path:
+    """The target's files. Raises InvalidRequest for an option that is of another engine."""
+    bits = part.options.get("bits")
+    if shared.mlx is not None:
+        if "int8" in part.options:
             raise InvalidRequest(
-                "dflash has int8, which is for drafting with OpenVINO; this target runs in MLX: "
-                "expected bits=8 or bits=4, or neither for the drafter's own precision"
+                f"{part.kind} has int8, which is for drafting with OpenVINO; this target runs in "
+                "MLX: expected bits=8 or bits=4, or neither for the drafter's own precision"
             )
-        return MlxNetwork(_folder(part, shared), shared.mlx, window=window, bits=bits)
+        return shared.graph or Path()
     if shared.graph is None:
-        raise InvalidRequest("dflash needs a target whose embeddings and head it can use")
+        raise InvalidRequest(f"{part.kind} needs a target whose embeddings and head it can use")
     if bits is not None:
         raise InvalidRequest(
-            f"dflash has bits={bits}, which is for targets of the engine mlx; here expected "
+            f"{part.kind} has bits={bits}, which is for targets of the engine mlx; here expected "
             "int8=1, or int8=0 for float32"
         )
-    folder, int8 = _folder(part, shared), bool(options.get("int8", 1))
-    return OpenVinoNetwork(folder, shared.graph, window=window, int8=int8)
+    return shared.graph
+
+
+def _layers(shared: DrafterResources) -> Callable[[], int]:
+    """Counts the target's layers when called."""
+
+    def count() -> int:
+        if shared.mlx is not None:
+            return shared.mlx.layers
+        if shared.graph is None:
+            raise InvalidRequest("mtp needs a target whose embeddings and head it can use")
+        return layers_of(shared.graph)
+
+    return count
 
 
 def _model(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
@@ -211,6 +278,7 @@ _MAKERS: Mapping[str, Callable[[DrafterPart, DrafterResources, RequestContext], 
     "recycle": _recycle,
     "table": _table,
     "dflash": _dflash,
+    "mtp": _mtp,
     "model": _model,
     "ahead": _ahead,
     "prediction": _prediction,
@@ -222,6 +290,8 @@ def _folder(part: DrafterPart, shared: DrafterResources) -> Path:
         return shared.find(part.name)
     kind = part.kind
     if kind not in shared.shipped:
+        if kind == "mtp" and shared.graph is not None and names_head(shared.graph):
+            return shared.graph  # reading it says what is missing
         raise InvalidRequest(
             f"no {kind} comes with {shared.target}; train one with `paceline train {kind}` and "
             f"name its folder: {kind}:FOLDER"

@@ -11,6 +11,12 @@ from pathlib import Path
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest
 
+_BEST = ("suffix", "table", "mtp")
+"""Kinds of `auto`, as far as the target has them."""
+
+_COUNTS = {"dflash": ("window",), "mtp": ("length", "vocab")}
+"""Options of drafters with a network, of 1 or more."""
+
 MAX_PARTS = 8
 """Maximum drafters of a request: each indexes the whole context."""
 
@@ -20,7 +26,7 @@ class DrafterPart:
     """One drafter of a spec: the text between two `+`."""
 
     kind: str
-    """`ngram`, `suffix`, `recycle`, `table`, `dflash`, `model`, `ahead` or `prediction`."""
+    """`ngram`, `suffix`, `recycle`, `table`, `dflash`, `mtp`, `model`, `ahead` or `prediction`."""
     argument: str = ""
     """The text after the colon."""
     name: str = ""
@@ -45,10 +51,11 @@ class DrafterSpec:
 
         The parts: `ngram[:min=,max=,length=]`, `suffix[:earlier]` (also searches earlier answers of
         the process), `recycle`, `table[:FOLDER]`, `dflash[:FOLDER][,window=,int8=,bits=]` (`bits`
-        for a target that MLX runs, `int8` for any other), `model:NAME` (a smaller model),
-        `ahead:model:NAME` (the same, while the target verifies), `prediction`. Without a folder it
-        is the drafter shipped with the target. Raises InvalidRequest for an unknown drafter, option
-        or value, whatever the target.
+        for a target that MLX runs, `int8` for any other), `mtp[:FOLDER][,length=,vocab=,int8=,
+        bits=]`, `model:NAME` (a smaller model), `ahead:model:NAME` (the same, while the target
+        verifies), `prediction`. Without a folder it is the drafter shipped with the target, or the
+        MTP head inside it. Raises InvalidRequest for an unknown drafter, option or value, whatever
+        the target.
         """
         if isinstance(text, DrafterSpec):
             return text
@@ -90,7 +97,7 @@ class DrafterSpec:
         """Replace `auto` by the best drafters for the target.
 
         Args:
-            shipped: kinds of drafters shipped with the target.
+            shipped: kinds of drafters shipped with the target, or inside it.
             prediction: whether the answer has a prediction. Its drafter goes first if the spec
                 does not name it.
         """
@@ -98,8 +105,9 @@ class DrafterSpec:
             return self
         parts = self.parts
         if self.auto:
-            kinds = ("suffix", "table") if "table" in shipped else ("suffix",)
-            parts = tuple(map(DrafterPart, kinds))
+            parts = tuple(
+                DrafterPart(kind) for kind in _BEST if kind == "suffix" or kind in shipped
+            )
         if prediction and not self.has("prediction"):
             parts = (DrafterPart("prediction"), *parts)
         return DrafterSpec(parts)
@@ -132,27 +140,29 @@ def _part(text: str) -> DrafterPart:
             return DrafterPart(kind)
         case "table":
             return DrafterPart(kind, argument, argument)
-        case "dflash":
-            return _dflash(argument)
+        case "dflash" | "mtp":
+            return _network(kind, argument, _COUNTS[kind])
         case "model" | "ahead":
             return _model(kind, argument)
     raise InvalidRequest(
         f"no drafter is called {kind[:40]!r}; expected none, auto, or ngram, suffix, recycle, "
-        "table, dflash, model, ahead, prediction joined by +"
+        "table, dflash, mtp, model, ahead, prediction joined by +"
     )
 
 
-def _dflash(argument: str) -> DrafterPart:
+def _network(kind: str, argument: str, counts: tuple[str, ...]) -> DrafterPart:
+    """A drafter with a network: its folder, its precision, and options `counts` of 1 or more."""
     parts = argument.split(",")
     folder = "" if "=" in parts[0] else parts.pop(0)
-    options = _options("dflash", ",".join(parts), ("bits", "int8", "window"))
-    if options.get("window", 1) < 1:
-        raise InvalidRequest(f"dflash has window={options['window']}; expected 1 or more")
+    options = _options(kind, ",".join(parts), tuple(sorted((*counts, "bits", "int8"))))
+    for name in counts:
+        if options.get(name, 1) < 1:
+            raise InvalidRequest(f"{kind} has {name}={options[name]}; expected 1 or more")
     if options.get("int8", 1) not in (0, 1):
-        raise InvalidRequest(f"dflash has int8={options['int8']}; expected 1, or 0 for float32")
+        raise InvalidRequest(f"{kind} has int8={options['int8']}; expected 1, or 0 for float32")
     if options.get("bits", 8) not in (4, 8):
-        raise InvalidRequest(f"dflash has bits={options['bits']}; expected 4 or 8")
-    return DrafterPart("dflash", argument, folder, options)
+        raise InvalidRequest(f"{kind} has bits={options['bits']}; expected 4 or 8")
+    return DrafterPart(kind, argument, folder, options)
 
 
 def _model(kind: str, argument: str) -> DrafterPart:

@@ -46,7 +46,7 @@ def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources
     """Return what the drafters of all requests to a model share."""
     return DrafterResources(
         target=files.name,
-        shipped=drafting.shipped(files.name),
+        shipped=drafting.shipped(files.name, files.path),
         find=lambda name: resolve_drafter(name, progress),
         graph=files.path,
     )
@@ -262,7 +262,7 @@ class Model:
         """Give drafters that run in MLX the engine's embeddings and head."""
         if self.engine.name == "mlx":
             engine: Any = self.engine
-            self._shared.mlx, self._shared.networks = engine.model, {}
+            self._shared.mlx, self._shared.networks, self._shared.heads = engine.model, {}, {}
 
     def _open_draft_model(self, name: str) -> DraftModel:
         """Open another model to draft with. Raises ModelError if its vocabulary differs."""

@@ -17,6 +17,7 @@ from paceline.errors import ModelError
 from paceline.storage.coreml import EMBEDDINGS, HEAD
 from paceline.storage.files import read_json
 from paceline.storage.gguf import read_gguf_graph
+from paceline.storage.gguf_file import read_gguf
 from paceline.storage.manifest import MANIFEST
 
 
@@ -94,6 +95,28 @@ def read_target(path: Path) -> TargetWeights:
     return _core_ml(path) if path.is_dir() else _openvino(path)
 
 
+def layers_of(path: Path) -> int:
+    """Number of layers of a language model, without those of an MTP head.
+
+    Args:
+        path: as for `read_target`, or the folder of a checkpoint.
+
+    Raises:
+        ModelError: it cannot be read, or its form is not supported.
+    """
+    if path.suffix == ".gguf":
+        fields = read_gguf(path).fields
+        family = fields.get("general.architecture")
+        counts = (
+            fields.get(f"{family}.{name}", 0) for name in ("block_count", "nextn_predict_layers")
+        )
+        return int(next(counts)) - int(next(counts))
+    if (path / "config.json").is_file():
+        config = read_json(path / "config.json")
+        return int(config.get("text_config", config).get("num_hidden_layers", 0))
+    return read_target(path).layers
+
+
 def _core_ml(folder: Path) -> TargetWeights:
     from openvino import opset13
 
@@ -122,6 +145,8 @@ def _openvino(path: Path) -> TargetWeights:
         and node.get_output_partial_shape(0).rank.get_length() == 3
     ]
     layers = sum(node.get_type_name() == "ScaledDotProductAttention" for node in ops)
+    if path.suffix == ".gguf":  # layers may have another kind of state than keys and values
+        layers = layers_of(path)
     if head.get_type_name() != "MatMul" or not gathers or not layers:
         raise ModelError(f"{path} has no embeddings, head or layers that a drafter can share")
     weights = head.input_value(1)

@@ -1,0 +1,90 @@
+"""The drafter `mtp` of one request. All requests to a target share its head."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.decoding.types import ComputedBlock, Drafter, Proposal
+from paceline.drafters.mtp.cache import HeadCache
+from paceline.drafters.mtp.head import DraftHead, Rows
+from paceline.drafters.networks.context import PREFILL_CHUNK
+
+LEAST_CHANCE = 0.15
+"""A chain ends where all its drafts are right with less than this probability by the head's own
+estimate: one more row of the target costs about a tenth of a call."""
+
+_LENGTH_WEIGHT = 0.2
+"""Weight of the newest chain in the mean length of chains."""
+
+
+class MtpDrafter(Drafter):
+    """Drafts a chain, one token a step, for one request."""
+
+    name = "mtp"
+
+    def __init__(self, head: DraftHead, cache: HeadCache[Any], length: int) -> None:
+        """Draft with `head` at most `length` tokens; `cache` may have earlier tokens."""
+        self._head = head
+        self._cache = cache
+        self._length = length
+        self._mean = 1.0
+        """Running mean of the drafts of a chain."""
+        self._drafted_at = -1
+        """Length of the context that `_chain` was drafted for."""
+        self._chain = Proposal((), self.name)
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        """The draft after the last token.
+
+        Empty unless the hidden states of all tokens before the last one were observed.
+        """
+        if self._drafted_at != len(context):
+            self._drafted_at = len(context)
+            self._chain = Proposal((), self.name)
+            cache = self._cache
+            if cache.pending and cache.pending_start + cache.pending_count == len(context) - 1:
+                self._complete(context[-1])
+                drafts, chances = self._head.draft(
+                    cache, self._take_pending(), min(limit, self._length), LEAST_CHANCE
+                )
+                self._chain = Proposal(drafts, self.name, 0, chances)
+                self._mean += _LENGTH_WEIGHT * (len(drafts) - self._mean)
+        return self._chain.cut(limit)
+
+    def observe(self, computed: ComputedBlock) -> None:
+        """Keep the hidden states of the rows that are now part of the sequence."""
+        if not computed.taps or not computed.kept:
+            return
+        cache = self._cache
+        count = cache.pending_count
+        follows = cache.pending_start + count == computed.start
+        if count and follows:
+            self._complete(computed.tokens[0])
+        # Pending rows are contiguous, and few: a long prompt is prefilled as it comes.
+        if count > PREFILL_CHUNK or (count and not follows):
+            rows = self._take_pending()
+            if known := len(rows.tokens):
+                self._head.prefill(cache, rows._replace(tapped=cache.kv.first(rows.tapped, known)))
+        if not cache.pending:
+            cache.pending_start = computed.start
+        cache.pending.append(self._head.tapped(computed.taps, computed.kept))
+        cache.following += computed.tokens[1 : computed.kept]
+
+    def cost(self, limit: int) -> float:
+        """Seconds of a chain of up to `limit` tokens, of the mean length so far, at this context.
+
+        A long prompt that the head has not read yet is not counted: it is read once.
+        """
+        context = len(self._cache) + self._cache.pending_count
+        return self._head.cost(context, min(max(self._mean, 1.0), limit, self._length))
+
+    def _complete(self, token: int) -> None:
+        """The last pending row is followed by `token`."""
+        if len(self._cache.following) < self._cache.pending_count:
+            self._cache.following.append(token)
+
+    def _take_pending(self) -> Rows:
+        """The pending rows, of which none are left then; the last one may lack its token."""
+        cache = self._cache
+        rows = Rows(self._head.concat(cache.pending), cache.following, cache.pending_start)
+        cache.pending, cache.following = [], []
+        return rows

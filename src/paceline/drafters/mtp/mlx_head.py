@@ -1,0 +1,233 @@
+"""Runs a head with MLX, on the device of its target.
+
+Each step's graph is built before the step before it is evaluated, so that the device does not wait
+for the host to see whether the chain goes on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.decoding.types import tap_name
+from paceline.drafters.mtp.cache import HeadCache
+from paceline.drafters.mtp.checkpoint import Head, HeadWeights, cut_vocabulary
+from paceline.drafters.mtp.head import Rows, measure_cost
+from paceline.drafters.networks.context import PREFILL_CHUNK
+from paceline.drafters.networks.mlx import (
+    DeviceKV,
+    Matrix,
+    MlxArray,
+    MlxShape,
+    MlxTarget,
+    evaluate,
+)
+from paceline.drafters.networks.target import check_pair
+from paceline.drafters.networks.tensors import Array
+
+
+class MlxHead:
+    """A head opened for a target; see `DraftHead`."""
+
+    def __init__(
+        self, head: Head, target: MlxTarget, *, vocab: int | None = None, bits: int | None = None
+    ) -> None:
+        """Check that the head fits the target, and put its weights on the device.
+
+        Args:
+            head: as `read_head` returns it.
+            target: with embeddings and head.
+            vocab: draft only the first so many tokens; None: all.
+            bits: 8 or 4 bits per weight; None: in the precision of the target's embeddings.
+
+        Raises:
+            ModelError: the head is one of another target.
+        """
+        import mlx.core as mx
+
+        embedded = target.embed(mx.array([0]))  # lazy: only its shape and dtype are used
+        shape = MlxShape(target.layers, embedded.shape[-1], target.head(embedded).shape[-1])
+        check_pair(head.path, head.config, shape)
+        self.config = head.config
+        self.taps = head.config.taps
+        self._dtype = embedded.dtype
+        self._weights: HeadWeights[Any] = _on_device(head.weights, self._dtype, bits)
+        self._embed = target.embed
+        self._head: Callable[[MlxArray], MlxArray] = self._weights.head or target.head
+        draft_vocab = head.draft_vocab
+        if vocab is not None:
+            draft_vocab = cut_vocabulary(head, vocab)
+        self._draft_vocab = None
+        if draft_vocab is not None:
+            self._draft_vocab = mx.array(draft_vocab.astype(np.int32))
+            if self._weights.head is None:
+                self._head = target.head_of(self._draft_vocab)
+        self.cost = measure_cost(
+            self, lambda rows: mx.zeros((rows, self.config.tapped_size), self._dtype)
+        )
+
+    def new_cache(self) -> HeadCache[DeviceKV]:
+        """An empty cache for a sequence."""
+        return HeadCache(DeviceKV(1))
+
+    def tapped(self, taps: Mapping[str, Array], rows: int) -> MlxArray:
+        """Hidden states of a call's first `rows` rows, [rows, taps * d].
+
+        Taken from `taps.arrays` (layer -> array on the device) where the engine has it.
+        """
+        import mlx.core as mx
+
+        arrays = getattr(taps, "arrays", None)
+        if arrays is None:
+            arrays = {tap: mx.array(taps[tap_name(tap)]) for tap in self.taps}
+        found = mx.concatenate([arrays[tap][:rows] for tap in self.taps], axis=1)
+        return evaluate(found.astype(self._dtype))
+
+    def concat(self, parts: Sequence[MlxArray]) -> MlxArray:
+        """Concatenate along tokens; see `DraftHead`."""
+        import mlx.core as mx
+
+        return mx.concatenate([*parts])
+
+    def prefill(self, cache: HeadCache[DeviceKV], rows: Rows) -> None:
+        """Append rows to the cache; see `DraftHead`."""
+        tapped, tokens, start = rows
+        for at in range(0, len(tokens), PREFILL_CHUNK):
+            end = at + PREFILL_CHUNK
+            self._append(cache, Rows(tapped[at:end], tokens[at:end], start + at))
+            evaluate(cache.kv.arrays())
+
+    def draft(
+        self, cache: HeadCache[DeviceKV], rows: Rows, limit: int, least: float
+    ) -> tuple[list[int], list[float]]:
+        """Append rows and draft after the last one; see `DraftHead`."""
+        import mlx.core as mx
+
+        tapped, tokens, start = rows
+        surplus = max(len(tokens) - PREFILL_CHUNK, 0)
+        self.prefill(cache, Rows(tapped[:surplus], tokens[:surplus], start))
+        carried = self._append(cache, Rows(tapped[surplus:], tokens[surplus:], start + surplus))
+        drafts: list[int] = []
+        chances: list[float] = []
+        likely, position = 1.0, start + len(tokens)
+        token, chance, carried = self._pick(carried)
+        mx.async_eval(token, chance)
+        while True:
+            ahead = None
+            if len(drafts) + 1 < limit:
+                ahead = self._pick(self._step(cache, token, carried, position))
+                mx.async_eval(ahead[:2])
+            drafts.append(int(token.item()))
+            chances.append(float(chance.item()))
+            likely *= chances[-1]
+            if ahead is None or likely < least:
+                return drafts, chances
+            token, chance, carried = ahead
+            position += 1
+
+    def _append(self, cache: HeadCache[DeviceKV], rows: Rows) -> MlxArray:
+        """Append rows; the residual stream after the last one, [1, d]."""
+        import mlx.core as mx
+
+        weights = self._weights
+        if isinstance(weights.fuse, Matrix):
+            hidden = weights.fuse(rows.tapped)
+        else:
+            hidden = self._norm(rows.tapped, weights.fuse)
+        cache.kv.truncate(len(cache))  # drafted rows go
+        found = self._layer(cache, mx.array([*rows.tokens]), hidden, rows.start)
+        cache.positions += range(rows.start, rows.start + len(rows.tokens))
+        return found
+
+    def _step(
+        self, cache: HeadCache[DeviceKV], token: MlxArray, carried: MlxArray, position: int
+    ) -> MlxArray:
+        return self._layer(cache, token, carried, position)
+
+    def _layer(
+        self, cache: HeadCache[DeviceKV], tokens: MlxArray, hidden: MlxArray, start: int
+    ) -> MlxArray:
+        """The residual stream after the last of n rows, [1, d]; keys and values of all are kept."""
+        import mlx.core as mx
+
+        weights, config = self._weights, self.config
+        embedded = self._embed(tokens).astype(self._dtype)
+        both = mx.concatenate(
+            [
+                self._norm(embedded, weights.embedding_norm),
+                self._norm(hidden, weights.hidden_norm),
+            ],
+            axis=-1,
+        )
+        stream, rows = hidden, both
+        if weights.join is not None:
+            stream = weights.join(both)
+            rows = self._norm(stream, weights.attention_norm)
+        count = len(tokens)
+        queries = self._rotated(weights.query(rows), weights.query_norm, start)
+        pairs = weights.keys_values(rows)
+        keys, values = mx.split(pairs, 2, axis=-1)
+        keys = self._rotated(keys, weights.key_norm, start)
+        values = values.reshape(count, -1, config.head_dim).swapaxes(0, 1)[None]
+        keys, values = cache.kv.caches[0].update_and_fetch(keys, values)
+        attended = mx.fast.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            scale=config.head_dim**-0.5,
+            mask="causal" if count > 1 else None,
+        )
+        attended = attended[0].swapaxes(0, 1).reshape(count, -1)
+        if weights.attention_gate is not None:
+            attended = attended * mx.sigmoid(weights.attention_gate(rows))
+        last = stream[-1:] + weights.output(attended[-1:])
+        gate, up = mx.split(weights.gate_up(self._norm(last, weights.post_norm)), 2, axis=-1)
+        return last + weights.down(gate * mx.sigmoid(gate) * up)
+
+    def _rotated(self, rows: MlxArray, norm: MlxArray | None, start: int) -> MlxArray:
+        """[n, heads * head_dim] -> [1, heads, n, head_dim], normed and rotated."""
+        import mlx.core as mx
+
+        heads = rows.reshape(len(rows), -1, self.config.head_dim).swapaxes(0, 1)[None]
+        if norm is not None:
+            heads = self._norm(heads, norm)
+        return mx.fast.rope(
+            heads,
+            self.config.rotary_dims,
+            traditional=False,
+            base=self.config.rope_theta,
+            scale=1.0,
+            offset=start,
+        )
+
+    def _pick(self, stream: MlxArray) -> tuple[MlxArray, MlxArray, MlxArray]:
+        """The likeliest token [1] int32, its probability, and what the next step carries."""
+        import mlx.core as mx
+
+        out = self._norm(stream, self._weights.norm)
+        logits = self._head(out)[0].astype(mx.float32)
+        token = mx.argmax(logits, keepdims=True)
+        chance = mx.exp(logits.max() - mx.logsumexp(logits))
+        if self._draft_vocab is not None:
+            token = self._draft_vocab[token]
+        return token.astype(mx.int32), chance, stream if self._weights.join is None else out
+
+    def _norm(self, rows: MlxArray, weight: MlxArray) -> MlxArray:
+        import mlx.core as mx
+
+        return mx.fast.rms_norm(rows, weight, self.config.rms_norm_eps)
+
+
+def _on_device(weights: HeadWeights[Array], dtype: Any, bits: int | None) -> HeadWeights[Any]:
+    """Matrices as `Matrix`, vectors as arrays."""
+    from dataclasses import fields
+
+    import mlx.core as mx
+
+    def put(value: Array | None) -> Any:
+        if value is None:
+            return None
+        array = mx.array(value).astype(dtype)
+        return Matrix(array, bits) if value.ndim == 2 else array
+
+    return HeadWeights(**{each.name: put(getattr(weights, each.name)) for each in fields(weights)})

@@ -1,0 +1,169 @@
+"""Runs a head with OpenVINO on the CPU, for a target that OpenVINO or Core ML runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.types import tap_name
+from paceline.drafters.mtp.cache import HeadCache
+from paceline.drafters.mtp.checkpoint import Head, cut_vocabulary
+from paceline.drafters.mtp.graph import KEYS, LONGEST, VALUES, HeadGraph
+from paceline.drafters.mtp.head import Rows, measure_cost
+from paceline.drafters.networks.context import PREFILL_CHUNK
+from paceline.drafters.networks.target import TargetWeights, check_pair, read_target
+from paceline.drafters.networks.tensors import Array
+
+_SLOTS = 32
+"""Slots of a KV block; PagedAttention's own number."""
+
+
+class PagedKV:
+    """Keys and values of one sequence in blocks, [blocks, kv_heads, 32, head_dim]; they grow."""
+
+    def __init__(self, kv_heads: int, head_dim: int, kind: Any) -> None:
+        self._blocks: list[npt.NDArray[Any]] = [
+            np.zeros((0, kv_heads, _SLOTS, head_dim), kind) for _ in (KEYS, VALUES)
+        ]
+
+    def copy(self) -> "PagedKV":
+        """An independent copy."""
+        other = PagedKV(0, 0, np.float32)
+        other._blocks = [blocks.copy() for blocks in self._blocks]
+        return other
+
+    def first(self, tapped: Array, count: int) -> Array:
+        """The first `count` rows of pending hidden states."""
+        return tapped[:count]
+
+    def reserved(self, slots: int) -> list[npt.NDArray[Any]]:
+        """Keys and values with room for this many slots; PagedAttention writes into them."""
+        wanted, held = -(-slots // _SLOTS), len(self._blocks[0])
+        if wanted > held:
+            more = max(wanted, 2 * held) - held
+            self._blocks = [
+                np.concatenate([blocks, np.zeros((more, *blocks.shape[1:]), blocks.dtype)])
+                for blocks in self._blocks
+            ]
+        return self._blocks
+
+
+class OpenVinoHead:
+    """A head opened for a target; see `DraftHead`."""
+
+    def __init__(
+        self, head: Head, graph: Path, *, int8: bool = True, vocab: int | None = None
+    ) -> None:
+        """Check that the head fits the target, and compile its graph.
+
+        Args:
+            head: as `read_head` returns it.
+            graph: the target, as `read_target` takes it.
+            int8: quantize matrices to 8 bits per output channel, and keys and values to float16;
+                else float32.
+            vocab: draft only the first so many tokens; None: all.
+
+        Raises:
+            ModelError: the head is one of another target.
+        """
+        import openvino as ov
+
+        target = read_target(graph)
+        check_pair(head.path, head.config, target)
+        draft_vocab = head.draft_vocab
+        if vocab is not None:
+            draft_vocab = cut_vocabulary(head, vocab)
+        options = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32" if int8 else "0",
+            "KV_CACHE_PRECISION": "f16" if int8 else "f32",
+        }
+        model = HeadGraph(head, int8=int8).build(target, draft_vocab)
+        self._target: TargetWeights = target  # its weights are in the graph
+        self._request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
+        self._kind = np.float16 if int8 else np.float32
+        self.config = head.config
+        self.taps = head.config.taps
+        self._none = {
+            "tapped": np.zeros((0, self.config.tapped_size), np.float32),
+            "carried": np.zeros((0, self.config.hidden_size), np.float32),
+        }
+        self.cost = measure_cost(
+            self, lambda rows: np.zeros((rows, self.config.tapped_size), np.float32)
+        )
+
+    def new_cache(self) -> HeadCache[PagedKV]:
+        """An empty cache for a sequence."""
+        config = self.config
+        return HeadCache(PagedKV(config.num_key_value_heads, config.head_dim, self._kind))
+
+    def tapped(self, taps: Mapping[str, Array], rows: int) -> Array:
+        """Hidden states of a call's first `rows` rows, [rows, taps * d] float32."""
+        return np.concatenate([taps[tap_name(tap)][:rows] for tap in self.taps], axis=1)
+
+    def concat(self, parts: Sequence[Array]) -> Array:
+        """Concatenate along tokens; see `DraftHead`."""
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def prefill(self, cache: HeadCache[PagedKV], rows: Rows) -> None:
+        """Append rows to the cache; see `DraftHead`."""
+        tapped, tokens, start = rows
+        for at in range(0, len(tokens), PREFILL_CHUNK):
+            end = at + PREFILL_CHUNK
+            self._append(cache, Rows(tapped[at:end], tokens[at:end], start + at))
+
+    def draft(
+        self, cache: HeadCache[PagedKV], rows: Rows, limit: int, least: float
+    ) -> tuple[list[int], list[float]]:
+        """Append rows and draft after the last one; see `DraftHead`."""
+        tapped, tokens, start = rows
+        surplus = max(len(tokens) - PREFILL_CHUNK, 0)
+        self.prefill(cache, Rows(tapped[:surplus], tokens[:surplus], start))
+        found = self._append(cache, Rows(tapped[surplus:], tokens[surplus:], start + surplus))
+        position = start + len(tokens)
+        drafts, chances = [int(found["drafts"][0])], [float(found["chances"][0])]
+        likely = chances[0]
+        while len(drafts) < limit and likely >= least:
+            carried = found["carried_out"].copy()
+            slot = len(cache) + len(drafts) - 1
+            found = self._run(cache, [drafts[-1]], [position], slot, carried=carried)
+            drafts.append(int(found["drafts"][0]))
+            chances.append(float(found["chances"][0]))
+            likely *= chances[-1]
+            position += 1
+        return drafts, chances
+
+    def _append(self, cache: HeadCache[PagedKV], rows: Rows) -> Any:
+        positions = range(rows.start, rows.start + len(rows.tokens))
+        found = self._run(cache, rows.tokens, positions, len(cache), tapped=rows.tapped)
+        cache.positions += positions
+        return found
+
+    def _run(
+        self,
+        cache: HeadCache[PagedKV],
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        slot: int,
+        **hidden: Array,
+    ) -> Any:
+        """Run rows, which write the slots from `slot` on; `hidden` is `tapped` or `carried`."""
+        end = slot + len(tokens)
+        keys, values = cache.kv.reserved(end)
+        inputs = {
+            **self._none,
+            **hidden,
+            "tokens": np.array(tokens, np.int64),
+            "positions": np.array(positions, np.float32),
+            "past_lens": np.array([slot], np.int32),
+            "subsequence_begins": np.array([0, len(tokens)], np.int32),
+            "block_indices": np.arange(len(keys), dtype=np.int32),
+            "block_indices_begins": np.array([0, len(keys)], np.int32),
+            LONGEST: np.array(end, np.int32),
+            KEYS: keys,
+            VALUES: values,
+        }
+        return self._request.infer(inputs, share_inputs=True, share_outputs=True)

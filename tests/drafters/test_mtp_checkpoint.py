@@ -1,0 +1,295 @@
+"""Reading heads of `mtp`: both forms, their files, and every fault in one clear message."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+
+from paceline.drafters import DrafterResources, create, shipped
+from paceline.drafters.mtp import OpenVinoHead, has_head, names_head, read_config, read_head
+from paceline.errors import ModelError
+from paceline.models import ModelFiles
+from support.dflash import LEFT_OUT
+from support.mtp import HeadForm, config_json, write_head
+
+EAGLE = HeadForm(drafted=range(5, 300, 3))
+OWN = HeadForm(own=True, taps=(1,), kv_heads=1, rotary=0.5)
+
+
+def two() -> int:
+    return 2
+
+
+def rejection(folder: Path, form: HeadForm, **more: Any) -> str:
+    """The one-line message for a head with these changes."""
+    write_head(folder, form, **more)
+    with pytest.raises(ModelError) as error:
+        read_head(folder, two)
+    return str(error.value)
+
+
+# -- EAGLE-3 ---------------------------------------------------------------------------------------
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    ("change", "layers", "taps"),
+    [
+        ({"eagle_config": LEFT_OUT}, 30, (1, 14, 26)),
+        ({"eagle_config": {}}, 32, (1, 15, 28)),
+        ({"eagle_config": {IDS: [0, 3, 5]}}, 8, (0, 3, 5)),
+        ({"eagle_config": LEFT_OUT, IDS: [1, 4, 6]}, 8, (0, 3, 5)),
+    ],
+)
+def test_taps_are_those_of_vllm_and_sglang(
+    tmp_path: Path, change: dict[str, Any], layers: int, taps: tuple[int, ...]
+):
+    write_head(tmp_path, EAGLE, change=change)
+    assert read_config(tmp_path, lambda: layers).taps == taps
+
+
+def test_a_target_too_short_for_the_usual_taps_is_named(tmp_path: Path):
+    assert "a target of 2 layers is too short" in rejection(
+        tmp_path, EAGLE, change={"eagle_config": LEFT_OUT}
+    )
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16", "F32"])
+def test_weights_are_read_as_written(tmp_path: Path, kind: str):
+    weights = write_head(tmp_path, EAGLE, kind=kind)
+    head = read_head(tmp_path, two)
+    assert head.draft_vocab is not None
+    assert head.draft_vocab.tolist() == list(range(5, 300, 3))
+    assert head.weights.head is not None
+    assert np.array_equal(head.weights.head, weights["lm_head.weight"])
+    keys = weights["midlayer.self_attn.k_proj.weight"]
+    assert np.array_equal(head.weights.keys_values[: len(keys)], keys)
+
+
+def test_the_names_of_speculators_are_read_too(tmp_path: Path):
+    weights = write_head(tmp_path / "a", EAGLE)
+    renamed = {name.replace("midlayer", "layers.0"): rows for name, rows in weights.items()}
+    write_head(tmp_path / "b", EAGLE, renamed)
+    one, other = (read_head(tmp_path / name, two).weights for name in "ab")
+    assert np.array_equal(one.query, other.query)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "config.json: architectures"),
+        ({"architectures": LEFT_OUT}, "config.json: architectures"),
+        ({"hidden_size": None}, "config.json: hidden_size"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers: Input should be less than or equal to 1"),
+        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads"),
+        ({"draft_vocab_size": 400}, "draft_vocab_size is 400, the vocabulary has 320"),
+        ({"target_hidden_size": 128}, "target_hidden_size is 128, hidden_size 64"),
+        ({"norm_before_residual": True}, "norm_before_residual"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type"),
+        ({"eagle_config": {IDS: [-1]}}, IDS),
+    ],
+)
+def test_an_unsupported_config_is_rejected(tmp_path: Path, change: Mapping[str, Any], reason: str):
+    assert reason in rejection(tmp_path, EAGLE, change=change)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"fc.weight": LEFT_OUT}, "fc.weight is missing"),
+        ({"midlayer.mlp.up_proj.weight": LEFT_OUT}, "midlayer.mlp.up_proj.weight is missing"),
+        ({"norm.weight": np.zeros(63)}, "norm.weight is [63], expected [64]"),
+        ({"fc.weight": np.zeros((64, 192))}, "fc.weight is [64, 192], expected [64, 128]"),
+        ({"lm_head.weight": np.full((99, 64), np.nan)}, "values that are not finite"),
+        ({"d2t": LEFT_OUT}, "d2t is missing"),
+        ({"d2t": np.zeros(98, np.int64)}, "d2t is [98], not [99]"),
+        ({"d2t": np.full(99, -5, np.int64)}, "expected ascending tokens below 320"),
+        ({"d2t": np.full(99, 300, np.int64)}, "expected ascending tokens below 320"),
+    ],
+)
+def test_faulty_tensors_are_named(tmp_path: Path, tensors: Mapping[str, Any], reason: str):
+    assert reason in rejection(tmp_path, EAGLE, tensors=tensors)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 8, 500, -1])
+def test_cut_safetensors_are_rejected(tmp_path: Path, cut: int):
+    for form in (EAGLE, OWN):
+        write_head(tmp_path, form)
+        path = tmp_path / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:cut])
+        with pytest.raises(ModelError, match=r"model\.safetensors cannot be read") as error:
+            read_head(tmp_path, two)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("form", [EAGLE, OWN], ids=["eagle3", "qwen3_5"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"vocab_size": 400}, "its vocabulary is 400, the target's 320")],
+)
+def test_a_head_of_another_target_is_rejected(
+    tiny_files: ModelFiles, tmp_path: Path, form: HeadForm, change: Mapping[str, Any], reason: str
+):
+    write_head(tmp_path, form, change=change)
+    with pytest.raises(ModelError, match="is a drafter for another target") as error:
+        OpenVinoHead(read_head(tmp_path, two), tiny_files.path)
+    assert reason in str(error.value)
+
+
+def test_a_head_with_another_width_or_depth_is_rejected(tiny_files: ModelFiles, tmp_path: Path):
+    wide = HeadForm(d=128)
+    deep = HeadForm(own=True, taps=(4,), kv_heads=1, layers=5)
+    for form, reason in ((wide, "hidden size is 128"), (deep, "number of target layers is 5")):
+        write_head(tmp_path, form)
+        with pytest.raises(ModelError, match=reason):
+            OpenVinoHead(read_head(tmp_path, two), tiny_files.path)
+
+
+# -- Qwen3.5 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers"),
+        ({"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers"),
+        ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings"),
+        ({"attn_output_gate": False}, "attn_output_gate"),
+        ({"num_attention_heads": "4"}, "num_attention_heads"),
+    ],
+)
+def test_an_unsupported_model_is_rejected(tmp_path: Path, change: Mapping[str, Any], reason: str):
+    said = rejection(tmp_path, OWN, change=change)
+    assert reason in said
+    assert "MTP head" in said
+
+
+def test_a_checkpoint_that_names_a_head_and_lacks_its_tensors_is_rejected(tmp_path: Path):
+    names = [name for name in write_head(tmp_path, OWN) if name.startswith("mtp.")]
+    said = rejection(tmp_path, OWN, tensors=dict.fromkeys(names, LEFT_OUT))
+    assert "names an MTP head in its config.json and has no tensors mtp.*" in said
+    assert names_head(tmp_path)
+    assert not has_head(tmp_path)
+    assert shipped("x", tmp_path) == {}, "auto does without"
+    with pytest.raises(ModelError, match=r"has no tensors mtp\.\*"):
+        create("mtp", DrafterResources(graph=tmp_path))
+    assert "mtp.fc.weight is missing" in rejection(
+        tmp_path, OWN, tensors={"mtp.fc.weight": LEFT_OUT}
+    )
+    norm = {"model.language_model.norm.weight": LEFT_OUT}
+    assert "target_norm.weight is missing" in rejection(tmp_path, OWN, tensors=norm)
+
+
+def test_a_checkpoint_converted_for_mlx_is_rejected(tmp_path: Path):
+    conv = {"model.layers.0.linear_attn.conv1d.weight": np.zeros((8, 4, 1))}
+    assert "was converted for MLX" in rejection(tmp_path, OWN, tensors=conv)
+
+
+def test_a_checkpoint_with_a_head_is_its_own_drafter(tmp_path: Path):
+    write_head(tmp_path, OWN)
+    assert has_head(tmp_path)
+    assert shipped("x", tmp_path) == {"mtp": tmp_path}
+    write_head(tmp_path, OWN, change={"mtp_num_hidden_layers": LEFT_OUT})
+    assert not names_head(tmp_path)
+
+
+# -- Qwen3.5 in a GGUF file ------------------------------------------------------------------------
+
+GGUF_NAMES = {
+    "mtp.fc": "blk.2.nextn.eh_proj",
+    "mtp.pre_fc_norm_embedding": "blk.2.nextn.enorm",
+    "mtp.pre_fc_norm_hidden": "blk.2.nextn.hnorm",
+    "mtp.norm": "blk.2.nextn.shared_head_norm",
+    "model.language_model.norm": "output_norm",
+    "input_layernorm": "blk.2.attn_norm",
+    "post_attention_layernorm": "blk.2.post_attention_norm",
+    **{f"self_attn.{name}_proj": f"blk.2.attn_{name}" for name in "qkv"},
+    "self_attn.o_proj": "blk.2.attn_output",
+    **{f"self_attn.{name}_norm": f"blk.2.attn_{name}_norm" for name in "qk"},
+    **{f"mlp.{name}_proj": f"blk.2.ffn_{name}" for name in ("gate", "up", "down")},
+}
+
+
+def write_gguf(
+    path: Path,
+    weights: Mapping[str, np.ndarray],
+    kind: GGMLQuantizationType,
+    *,
+    family: str = "qwen35",
+    left_out: str = "",
+) -> None:
+    """The parts of a GGUF file that a head is read from, as llama.cpp's converter writes them."""
+    writer = GGUFWriter(path, family)
+    text = config_json(OWN)["text_config"]
+    about = {
+        "block_count": 3,
+        "nextn_predict_layers": 1,
+        "embedding_length": OWN.d,
+        "feed_forward_length": OWN.ff,
+        "attention.head_count": OWN.heads,
+        "attention.head_count_kv": OWN.kv_heads,
+        "attention.key_length": OWN.head_dim,
+        "rope.dimension_count": int(OWN.head_dim * OWN.rotary),
+    }
+    for name, value in about.items():
+        writer.add_uint32(f"{family}.{name}", value)
+    writer.add_float32(f"{family}.rope.freq_base", OWN.theta)
+    writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", text["rms_norm_eps"])
+    writer.add_tensor("token_embd.weight", np.zeros((OWN.vocab, OWN.d), np.float32))
+    for name, rows in weights.items():
+        stem = name.removeprefix("mtp.layers.0.").removesuffix(".weight")
+        if GGUF_NAMES[stem] == left_out:
+            continue
+        if rows.ndim == 1:
+            writer.add_tensor(f"{GGUF_NAMES[stem]}.weight", rows + 1)
+        else:
+            stored = quantize(rows, kind)
+            writer.add_tensor(f"{GGUF_NAMES[stem]}.weight", stored, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        (GGMLQuantizationType.F32, 1e-7),
+        (GGMLQuantizationType.F16, 1e-3),
+        (GGMLQuantizationType.BF16, 1e-2),
+        (GGMLQuantizationType.Q8_0, 1e-2),
+    ],
+)
+def test_a_gguf_file_has_the_same_head(tmp_path: Path, kind: GGMLQuantizationType, step: float):
+    weights = write_head(tmp_path / "checkpoint", OWN)
+    write_gguf(tmp_path / "model.gguf", weights, kind)
+    expected, found = (read_head(tmp_path / n, two) for n in ("checkpoint", "model.gguf"))
+    epsilon = expected.config.rms_norm_eps
+    assert found.config.rms_norm_eps == pytest.approx(epsilon)
+    assert replace(found.config, rms_norm_eps=epsilon) == expected.config
+    for name in ("fuse", "join", "query", "attention_gate", "keys_values", "down", "key_norm"):
+        one, other = getattr(found.weights, name), getattr(expected.weights, name)
+        np.testing.assert_allclose(one, other, atol=step * np.abs(other).max())
+    assert has_head(tmp_path / "model.gguf")
+
+
+def test_faults_of_a_gguf_file_are_named(tmp_path: Path):
+    weights = write_head(tmp_path / "checkpoint", OWN)
+    path, kind = tmp_path / "model.gguf", GGMLQuantizationType.F32
+    for left_out in ("blk.2.nextn.eh_proj", "blk.2.attn_q", "output_norm"):
+        write_gguf(path, weights, kind, left_out=left_out)
+        assert names_head(path)
+        assert has_head(path) is (left_out != "blk.2.nextn.eh_proj")
+        with pytest.raises(ModelError, match=f"{left_out}.weight is missing"):
+            read_head(path, two)
+    write_gguf(path, weights, kind, family="glm4moe")
+    assert not has_head(path)
+    with pytest.raises(ModelError, match="is a glm4moe model; expected qwen35"):
+        read_head(path, two)

@@ -1,0 +1,382 @@
+"""Random heads of both forms, and what they compute once more, in plain numpy; perfect heads.
+
+`reference_chain` is written from vLLM's `llama_eagle3` and `qwen3_5_mtp`, in float64, row by row
+with the whole past recomputed; it shares nothing with the graphs and takes the weights under the
+names that the files have.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.storage.files import write_json
+from support.dflash import LEFT_OUT, Ends, write_tensors
+
+Weights = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """Sizes of a tiny head."""
+
+    own: bool = False
+    """Whether it is Qwen3.5's, not EAGLE-3's."""
+    d: int = 64
+    ff: int = 96
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    rotary: float = 1.0
+    """Part of a head that is rotated."""
+    vocab: int = 320
+    drafted: Sequence[int] | None = None
+    """The tokens that are drafted; None: all, by the target's head."""
+    taps: Sequence[int] = (0, 1)
+    layers: int = 2
+    theta: float = 10_000.0
+    epsilon: float = 1e-5
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of config.json that are otherwise."""
+
+
+def config_json(form: HeadForm) -> dict[str, Any]:
+    """config.json; of Qwen3.5 the model's."""
+    sizes = {
+        "hidden_size": form.d,
+        "intermediate_size": form.ff,
+        "num_attention_heads": form.heads,
+        "num_key_value_heads": form.kv_heads,
+        "head_dim": form.head_dim,
+        "rms_norm_eps": form.epsilon,
+        "vocab_size": form.vocab,
+    }
+    if form.own:
+        rope = {"rope_theta": form.theta, "partial_rotary_factor": form.rotary}
+        text = {"model_type": "qwen3_5_text", "num_hidden_layers": form.layers, **sizes}
+        text |= {"mtp_num_hidden_layers": 1, "rope_parameters": rope, **form.extra}
+        return {"model_type": "qwen3_5", "text_config": text}
+    drafted = {} if form.drafted is None else {"draft_vocab_size": len(form.drafted)}
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "rope_theta": form.theta,
+        "tie_word_embeddings": False,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(form.taps)},
+        **sizes,
+        **drafted,
+        **form.extra,
+    }
+
+
+def shapes(form: HeadForm) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape, as the checkpoints of this form have them."""
+    d, ff, q, kv = form.d, form.ff, form.heads * form.head_dim, form.kv_heads * form.head_dim
+    prefix, width = ("mtp.layers.0.", d) if form.own else ("midlayer.", 2 * d)
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (d,),
+        "post_attention_layernorm": (d,),
+        "self_attn.q_proj": (2 * q if form.own else q, width),
+        "self_attn.k_proj": (kv, width),
+        "self_attn.v_proj": (kv, width),
+        "self_attn.o_proj": (d, q),
+        "mlp.gate_proj": (ff, d),
+        "mlp.up_proj": (ff, d),
+        "mlp.down_proj": (d, ff),
+    }
+    if form.own:
+        hd = (form.head_dim,)
+        layer |= {"self_attn.q_norm": hd, "self_attn.k_norm": hd}
+        around = {
+            "mtp.fc": (d, 2 * d),
+            "mtp.pre_fc_norm_embedding": (d,),
+            "mtp.pre_fc_norm_hidden": (d,),
+            "mtp.norm": (d,),
+            "model.language_model.norm": (d,),
+        }
+    else:
+        layer["hidden_norm"] = (d,)
+        around = {"fc": (d, len(form.taps) * d), "norm": (d,)}
+        if form.drafted is not None:
+            around["lm_head"] = (len(form.drafted), d)
+    named = {**around, **{prefix + name: shape for name, shape in layer.items()}}
+    return {f"{name}.weight": shape for name, shape in named.items()}
+
+
+def random_weights(form: HeadForm, seed: int = 0) -> Weights:
+    """Norms around what multiplies by 1; matrices that keep the size of what goes through them."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for name, shape in shapes(form).items():
+        around = 0.0 if form.own or len(shape) == 2 else 1.0
+        spread = 0.2 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5
+        found[name] = rng.normal(around, spread, shape).astype(np.float32)
+    return found
+
+
+def write_head(
+    folder: Path,
+    form: HeadForm,
+    weights: Weights | None = None,
+    *,
+    change: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    kind: str = "F32",
+) -> Weights:
+    """Write a head, and return its weights as they can be read.
+
+    Args:
+        folder: made when needed; of Qwen3.5 its files beside the head's are left out.
+        form: its sizes.
+        weights: None: random ones.
+        change: what config.json says otherwise; `LEFT_OUT` leaves an entry out.
+        tensors: tensors that are otherwise; `LEFT_OUT` leaves one out.
+        kind: type of the tensors in the file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    said = config_json(form)
+    inner = said["text_config"] if form.own else said
+    inner |= change or {}
+    for name in [name for name, value in inner.items() if value is LEFT_OUT]:
+        del inner[name]
+    write_json(folder / "config.json", said)
+    all_of = {**(random_weights(form) if weights is None else weights), **(tensors or {})}
+    stored: dict[str, Any] = {n: rows for n, rows in all_of.items() if rows is not LEFT_OUT}
+    whole = {}
+    if form.drafted is not None and not form.own:
+        drafted = np.array(form.drafted)
+        whole = {
+            "d2t": drafted - np.arange(len(drafted)),
+            "t2d": np.isin(range(form.vocab), drafted),
+        }
+    given = {"d2t": stored.pop("d2t")} if "d2t" in stored else {}
+    whole = {n: rows for n, rows in whole.items() if n not in (tensors or {})} | given
+    return write_tensors(folder / "model.safetensors", stored, kind, whole)
+
+
+class Chain(NamedTuple):
+    """A chain of drafts as it should be."""
+
+    tokens: list[int]
+    chances: list[float]
+    margins: list[float]
+    """For each token, how far its logit is ahead of the next."""
+    logits: list[np.ndarray]
+
+
+def reference_chain(
+    form: HeadForm,
+    weights: Mapping[str, np.ndarray],
+    ends: Ends,
+    tapped: np.ndarray,
+    tokens: Sequence[int],
+    drafts: int,
+    *,
+    positions: Sequence[int] | None = None,
+) -> Chain:
+    """The chain after rows of hidden states.
+
+    Args:
+        form: the head's sizes.
+        weights: under their names in the file.
+        ends: the target's embeddings and head.
+        tapped: [n, taps * d], the hidden states of n tokens.
+        tokens: the n tokens that follow each of them.
+        drafts: steps of the chain.
+        positions: of the hidden states; None: from 0 on.
+    """
+    layer = _Layer(form, {name: np.asarray(rows, np.float64) for name, rows in weights.items()})
+    places = list(range(len(tokens)) if positions is None else positions)
+    hidden = layer.fused(np.asarray(tapped, np.float64))
+    following, chain = list(tokens), Chain([], [], [], [])
+    allowed = np.arange(form.vocab) if form.drafted is None else np.array(form.drafted)
+    head = layer.w.get("lm_head.weight", ends.head[allowed])
+    for _ in range(drafts):
+        out, carried = layer.run(ends.embeddings[following], hidden, np.array(places))
+        logits = head @ out
+        best = int(np.argmax(logits))
+        ranked = np.sort(logits)
+        chain.tokens.append(int(allowed[best]))
+        chain.chances.append(float(1 / np.exp(logits - ranked[-1]).sum()))
+        chain.margins.append(float(ranked[-1] - ranked[-2]))
+        chain.logits.append(logits)
+        following.append(chain.tokens[-1])
+        hidden = np.concatenate([hidden, carried[None]])
+        places.append(places[-1] + 1)
+    return chain
+
+
+class _Layer:
+    """Both forms, each written out on its own where they differ."""
+
+    def __init__(self, form: HeadForm, w: Mapping[str, np.ndarray]) -> None:
+        self.form, self.w = form, w
+        self._prefix = "mtp.layers.0." if form.own else "midlayer."
+
+    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        weight = self.w[f"{name}.weight"] + (1 if self.form.own else 0)
+        return weight * x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + self.form.epsilon)
+
+    def fused(self, tapped: np.ndarray) -> np.ndarray:
+        if self.form.own:
+            return self.norm(tapped, "model.language_model.norm")
+        return tapped @ self.w["fc.weight"].T
+
+    def run(
+        self, embedded: np.ndarray, hidden: np.ndarray, places: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What the head multiplies, and what the next step gets: of the last row, [d] each."""
+        p = self._prefix
+        if self.form.own:
+            both = [
+                self.norm(embedded, "mtp.pre_fc_norm_embedding"),
+                self.norm(hidden, "mtp.pre_fc_norm_hidden"),
+            ]
+            stream = np.concatenate(both, 1) @ self.w["mtp.fc.weight"].T
+            rows = self.norm(stream, f"{p}input_layernorm")
+        else:
+            both = [
+                self.norm(embedded, f"{p}input_layernorm"),
+                self.norm(hidden, f"{p}hidden_norm"),
+            ]
+            stream, rows = hidden, np.concatenate(both, 1)
+        stream = stream + self._attention(rows, places) @ self._matrix("self_attn.o_proj").T
+        fed = self.norm(stream, f"{p}post_attention_layernorm")
+        gate, up = (fed @ self._matrix(f"mlp.{name}_proj").T for name in ("gate", "up"))
+        stream = stream + (gate / (1 + np.exp(-gate)) * up) @ self._matrix("mlp.down_proj").T
+        if self.form.own:
+            out = self.norm(stream, "mtp.norm")
+            return out[-1], out[-1]
+        return self.norm(stream, "norm")[-1], stream[-1]
+
+    def _matrix(self, name: str) -> np.ndarray:
+        return self.w[f"{self._prefix}{name}.weight"]
+
+    def _attention(self, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+        form, hd, n = self.form, self.form.head_dim, len(rows)
+        queries = rows @ self._matrix("self_attn.q_proj").T
+        gate = None
+        if form.own:  # each head: its query, then its gate
+            pairs = queries.reshape(n, form.heads, 2 * hd)
+            queries, gate = pairs[..., :hd], pairs[..., hd:]
+        queries = queries.reshape(n, form.heads, hd)
+        keys, values = (
+            (rows @ self._matrix(f"self_attn.{name}_proj").T).reshape(n, form.kv_heads, hd)
+            for name in ("k", "v")
+        )
+        if form.own:
+            queries = self.norm(queries, f"{self._prefix}self_attn.q_norm")
+            keys = self.norm(keys, f"{self._prefix}self_attn.k_norm")
+        queries, keys = self._rotated(queries, places), self._rotated(keys, places)
+        out = np.zeros((n, form.heads, hd))
+        for head in range(form.heads):
+            shared = head // (form.heads // form.kv_heads)
+            for row in range(n):
+                scores = keys[: row + 1, shared] @ queries[row, head] / np.sqrt(hd)
+                weights = np.exp(scores - scores.max())
+                out[row, head] = weights / weights.sum() @ values[: row + 1, shared]
+        if gate is not None:
+            out /= 1 + np.exp(-gate)
+        return out.reshape(n, -1)
+
+    def _rotated(self, x: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Each pair (x[i], x[i + r / 2]) is a point, turned by place * theta^(-2i / r)."""
+        r = int(self.form.head_dim * self.form.rotary)
+        point = x[..., : r // 2] + 1j * x[..., r // 2 : r]
+        angle = places[:, None] * self.form.theta ** (-np.arange(0, r, 2) / r)
+        turned = point * np.exp(1j * angle)[:, None]
+        return np.concatenate([turned.real, turned.imag, x[..., r:]], -1)
+
+
+# -- a target that repeats rounds of eight tokens, and heads that know them ------------------------
+
+ROUND = 8
+"""After token t comes `next_in_round(t)`, whatever stood before."""
+
+
+def next_in_round(token: int) -> int:
+    """The token after `token`: each eight tokens are a round."""
+    return token // ROUND * ROUND + (token + 1) % ROUND
+
+
+class Rounds:
+    """Embeddings in which the next token's is the token's, turned.
+
+    Entry 0 is the same for every token, and all have the same length, so that a norm is a factor.
+    """
+
+    def __init__(self, vocab: int = 320, d: int = 64) -> None:
+        rng = np.random.default_rng(5)
+        planes = (d - 1) // 2
+        self.turn = np.zeros((d, d))
+        """[d, d]: embedding of a token -> of the next one."""
+        self.turn[0, 0] = 1
+        for plane in range(planes):
+            angle = 2 * np.pi / ROUND * rng.choice([1, 3, 5, 7])
+            at = 1 + 2 * plane
+            c, s = np.cos(angle), np.sin(angle)
+            self.turn[at : at + 2, at : at + 2] = [[c, -s], [s, c]]
+        firsts = np.zeros((-(-vocab // ROUND), d))
+        firsts[:, 1 : 1 + 2 * planes] = rng.normal(size=(len(firsts), 2 * planes))
+        firsts *= np.sqrt(d - 1) / np.linalg.norm(firsts, axis=1, keepdims=True)
+        firsts[:, 0] = 1
+        rows, turned = [], firsts
+        for _ in range(ROUND):
+            rows.append(turned)
+            turned = turned @ self.turn.T
+        self.embeddings = np.stack(rows, 1).reshape(-1, d)[:vocab].astype(np.float32)
+        """[vocab, d], each of length sqrt(d)."""
+        self.head = (self.embeddings @ self.turn).astype(np.float32)
+        """[vocab, d]: best for the token after the one whose embedding it gets."""
+
+    def target_tensors(self, layers: int = 2) -> Weights:
+        """Tensors of a llama in a GGUF file whose layers add nothing."""
+        d = self.embeddings.shape[1]
+        found = {
+            "token_embd.weight": self.embeddings,
+            "output.weight": self.head,
+            "output_norm.weight": np.ones(d),
+        }
+        for layer in range(layers):
+            found[f"blk.{layer}.attn_output.weight"] = np.zeros((d, d))
+            found[f"blk.{layer}.ffn_down.weight"] = np.zeros((d, 128))
+        return found
+
+
+def perfect_weights(form: HeadForm, rounds: Rounds, *, reads: str) -> Weights:
+    """Weights of a head that is right after every context.
+
+    `reads` is all that it looks at: the `hidden` state of a position, or the `token` after it. Fed
+    with those of another position it is always wrong.
+    """
+    found = {name: np.zeros(shape, np.float32) for name, shape in shapes(form).items()}
+    d, identity = form.d, np.eye(form.d)
+    if form.own:  # the layer adds nothing
+        parts = [identity, 0 * identity] if reads == "token" else [0 * identity, rounds.turn]
+        found["mtp.fc.weight"][:] = np.concatenate(parts, 1)
+        return found
+    for name, rows in found.items():
+        if rows.ndim == 1:
+            found[name] = np.ones_like(rows)
+    found["lm_head.weight"][:] = rounds.head
+    if reads == "hidden":  # through the layer's feed-forward: stream + (turn - 1) stream
+        found["fc.weight"][:, :d] = identity
+        found["midlayer.mlp.gate_proj.weight"][:d, 0] = 20  # swish(20 * entry 0) is 20
+        found["midlayer.mlp.up_proj.weight"][:d] = rounds.turn - identity
+        found["midlayer.mlp.down_proj.weight"][:, :d] = identity / 20
+        return found
+    # Through attention to the row itself alone: stream + embedding - stream. Queries and keys are
+    # the same for all rows, so a score falls with the distance; values have both halves of d.
+    size, heads, kv_heads = form.head_dim, form.heads, form.kv_heads
+    found["midlayer.self_attn.q_proj.weight"][:, 0] = 60
+    found["midlayer.self_attn.k_proj.weight"][:, 0] = 60
+    part = np.zeros((kv_heads * size, 2 * d))
+    assert kv_heads * size == d
+    assert heads == kv_heads
+    part[:, :d], part[:, d:] = identity, -identity
+    found["midlayer.self_attn.v_proj.weight"][:] = part
+    found["midlayer.self_attn.o_proj.weight"][:] = identity
+    return found
