@@ -1,4 +1,4 @@
-"""What a head is: its shape, its weights in one order for all forms, and how one is read.
+"""What a head is: its shape, and its weights in one order for all forms.
 
 A head reads the target's hidden state after token i and the embedding of token i + 1, and predicts
 token i + 2. Two forms are known: `eagle3` (a checkpoint of its own) and `qwen3_5` (tensors inside
@@ -101,39 +101,6 @@ class Head(NamedTuple):
     weights: HeadWeights[Array]
     draft_vocab: npt.NDArray[np.int64] | None
     """[draft vocabulary] ascending: the token of each row of its own output matrix."""
-
-
-def read_config(path: Path, target_layers: Callable[[], int]) -> HeadConfig:
-    """Read the shape of a head.
-
-    Args:
-        path: the folder of an EAGLE-3 head, or of a Qwen3.5 checkpoint, or a GGUF file.
-        target_layers: counts the target's layers; called if the checkpoint leaves its taps out.
-
-    Raises:
-        ModelError: it is none of these, or of an unsupported form.
-    """
-    from paceline.drafters.mtp import eagle3, qwen3_5
-
-    if path.suffix == ".gguf":
-        return qwen3_5.gguf_config(path)
-    if qwen3_5.is_checkpoint(path):
-        return qwen3_5.checkpoint_config(path)
-    return eagle3.read_config(path, target_layers)
-
-
-def read_head(path: Path, target_layers: Callable[[], int]) -> Head:
-    """Read a head with its weights.
-
-    Raises ModelError as `read_config` does, and for tensors that are missing, damaged, or of
-    another shape.
-    """
-    from paceline.drafters.mtp import eagle3, qwen3_5
-
-    config = read_config(path, target_layers)
-    if not config.own:
-        return eagle3.read_head(path, config)
-    return qwen3_5.read_head(path, config)
 
 
 def cut_vocabulary(head: Head, tokens: int) -> npt.NDArray[np.int64]:
