@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.decoding.types import tap_name
+from paceline.engines.openvino.positions import POSITIONS, read_positions
 from paceline.engines.openvino.visual import join_embeddings
 from paceline.errors import ModelError
 from paceline.storage.openvino import EMBEDDINGS, LANGUAGE, reason_of
@@ -32,7 +33,6 @@ STATE_TABLES = ("conv_state_table.", "gated_delta_state_table.")
 
 _RECURRENT = {"PagedCausalConv1D", "PagedGatedDeltaNet"}
 _BEGINS = "subsequence_begins"
-_POSITIONS = "position_ids"
 
 
 def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
@@ -72,8 +72,10 @@ def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
             f"({left[0]} and {len(left) - 1} more); it knows short convolutions and gated delta "
             "rules"
         )
-    # Positions that the transformation made have several names.
-    model.input(_POSITIONS).node.output(0).set_names({_POSITIONS})
+    read_positions(model)
+    for port in model.inputs:
+        if POSITIONS in port.names:  # those that the transformation made have several names
+            port.node.output(0).set_names({POSITIONS})
     _separate_recurrent(model)
     hidden = _gather_before_head(model, path)
     if taps:
