@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.decoding.types import Block
 from paceline.drafters.networks.target import read_target
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
@@ -17,6 +19,7 @@ from paceline.models import QUIET, ModelFiles, Progress
 from paceline.tools.train.answers import Answer
 from paceline.tools.train.config import HeadConfig, default_head_config
 from paceline.tools.train.hidden_states import HiddenStates, record_hidden_states
+from paceline.tools.train.target_logits import TargetLogits
 from support.dflash import ends_of
 from support.training import LETTERS, Stopped, easy_answers, stop_at
 
@@ -30,6 +33,9 @@ from paceline.tools.train.target_tensors import share_weights  # noqa: E402
 from paceline.tools.train.trainer import mean_tokens_kept  # noqa: E402
 
 pytestmark = pytest.mark.reference
+
+_HIDDEN = 64
+"""The tiny target's hidden size."""
 
 SCHEDULE = Schedule(steps=40, texts=4, depth=3, rate=5e-3, evaluate_every=10)
 
@@ -53,9 +59,30 @@ def config(tiny_files: ModelFiles) -> HeadConfig:
     )
 
 
+class Told(HiddenStates):
+    """Recorded hidden states, with a last layer that says which letter follows."""
+
+    def __init__(self, states: HiddenStates, answers: Sequence[Answer]) -> None:
+        self.width = states.width
+        self._states, self._answers = states, answers
+
+    def of(self, text: int) -> Any:
+        rows = self._states.of(text).copy()
+        rows[:, -_HIDDEN:] = 0
+        for place, token in enumerate(self._answers[text].tokens[1:]):
+            rows[place, LETTERS.index(token) - _HIDDEN] = 20
+        return rows
+
+
+def told_logits(drafted: Sequence[int]) -> Callable[[np.ndarray], np.ndarray]:
+    """Logits of `drafted` from the last layer of `Told`."""
+    columns = [LETTERS.index(token) if token in LETTERS else -1 for token in drafted]
+    return lambda hidden: hidden[:, columns]
+
+
 @pytest.fixture(scope="module")
-def engine(tiny_files: ModelFiles, config: HeadConfig) -> Engine:
-    settings = EngineSettings(cache_tokens=tiny_files.context_length, taps=config.taps)
+def engine(tiny_files: ModelFiles) -> Engine:
+    settings = EngineSettings(cache_tokens=tiny_files.context_length, taps=(0, 1))
     return open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
 
 
@@ -73,6 +100,8 @@ def make_trainer(tiny_files: ModelFiles, features: HiddenStates, config: HeadCon
         shape = replace(config, draft_vocab_size=len(drafted))
         given: dict[str, Any] = {"config": shape, "answers": easy_answers(), "target_layers": 2}
         given |= {"hidden_states": features, "schedule": SCHEDULE, **changes}
+        given["hidden_states"] = Told(given["hidden_states"], given["answers"])
+        given["target_logits"] = told_logits(drafted)
         shared = share_weights(*matrices, drafted, "cpu")
         return Trainer(given.pop("config"), shared, folder=folder, **given)
 
@@ -174,6 +203,24 @@ def test_a_head_learns_from_texts_of_any_length(
     trainer = make_trainer(tmp_path, answers=answers, hidden_states=states, schedule=schedule)
     trainer.train(QUIET)
     assert np.isfinite([point["loss"] for point in trainer.curve]).all()
+
+
+# -- labels ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["tiny_files", "tiny_int8"])
+def test_labels_are_the_logits_that_the_engine_computes(form: str, request: pytest.FixtureRequest):
+    files: ModelFiles = request.getfixturevalue(form)
+    settings = EngineSettings(cache_tokens=files.context_length, taps=(1,))
+    engine = open_engine("openvino", files.path, files.context_length, settings)
+    [answer] = easy_answers(1)
+    with closing(engine.open()) as sequence:
+        block = Block(answer.tokens[:8], 8)
+        found = engine.step([(sequence, block)])
+    drafted = [3, 100, 107, 200]
+    logits = TargetLogits(read_target(files.path), drafted)(found.taps[0]["tap.1"])
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, found.logits[0][:, drafted], atol=2e-3)
 
 
 # -- stopping and going on -------------------------------------------------------------------------

@@ -71,6 +71,8 @@ class TargetWeights:
     head: Any
     """[vocab, d], a graph output."""
     layers: int
+    logits: Any = None
+    """A graph output; None for Core ML."""
 
     @property
     def vocab_size(self) -> int:
@@ -155,7 +157,7 @@ def _openvino(path: Path) -> TargetWeights:
             f"{path}: the head is {weights.partial_shape} and the embeddings "
             f"{gathers[0].partial_shape}; a drafter needs both as [vocabulary, hidden]"
         )
-    return TargetWeights(path, model, gathers[0], weights, layers)
+    return TargetWeights(path, model, gathers[0], weights, layers, logits)
 
 
 def _graph(path: Path) -> tuple[Any, Any]:

@@ -202,6 +202,7 @@ def mtp(
     """Train an MTP head in EAGLE-3's form on answers; `out` also has the state of the run."""
     from paceline.tools.train.mtp import Schedule, Trainer
     from paceline.tools.train.plot import plot_curve
+    from paceline.tools.train.target_logits import TargetLogits
     from paceline.tools.train.target_tensors import most_frequent, share_weights
 
     files, graph = _files_to_train_on(target, progress)
@@ -210,11 +211,14 @@ def mtp(
     config = default_head_config(
         graph, draft_vocab_size=len(drafted), context_length=files.context_length
     )
+    # The last layer has the labels.
+    hidden_states = _record(files, answers, {*config.taps, graph.layers - 1}, out, progress)
     trainer = Trainer(
         config,
         share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device),
-        hidden_states=_record(files, answers, set(config.taps), out, progress),
+        hidden_states=hidden_states,
         answers=answers,
+        target_logits=TargetLogits(graph, drafted),
         target_layers=graph.layers,
         schedule=Schedule(**schedule),
         folder=out,

@@ -1,10 +1,11 @@
 """Trains a head for multi-token prediction (MTP) in EAGLE-3's form, on the target's answers.
 
-The loss is cross-entropy to the target's next tokens, over several draft steps: in each but the
-first, the head reads its own last output, as it does when it drafts. Later steps weigh less.
+The loss is cross-entropy to the target's distribution over the tokens to draft, in several draft
+steps: in each but the first, the head reads its own last output, as it does when it drafts. Later
+steps weigh less.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from paceline.tools.train.mtp_checkpoint import save_head
 from paceline.tools.train.mtp_network import Head, Rows
 from paceline.tools.train.target_tensors import TargetTensors
 from paceline.tools.train.trainer import Text, mean_tokens_kept, split_answers
+
+Array = npt.NDArray[np.float32]
 
 _DECAY = 0.8
 """Weight of a draft step, relative to the step before (EAGLE-3)."""
@@ -49,6 +52,7 @@ class Trainer(trainer.Trainer):
         *,
         hidden_states: HiddenStates,
         answers: Sequence[Answer],
+        target_logits: Callable[[Array], Array],
         target_layers: int,
         schedule: Schedule,
         folder: Path,
@@ -56,13 +60,14 @@ class Trainer(trainer.Trainer):
     ) -> None:
         """Prepare to train on `answers`, whose `hidden_states` are in the same order.
 
-        A row has the head's taps first. One answer in twenty is held out. A state in `folder` is
-        resumed. Raises InvalidRequest if there are too few answers, or the state in `folder` is of
-        another run.
+        A row has the head's taps first and the target's last layer at its end, from which
+        `target_logits` computes logits of the drafted tokens ([n, d] -> [n, drafted]). One answer
+        in twenty is held out. A state in `folder` is resumed. Raises InvalidRequest if there are
+        too few answers, or the state in `folder` is of another run.
         """
         data = split_answers(answers, hidden_states, schedule.depth + 1)
         self._config, self._shared, self._steps = config, shared, schedule
-        self._target_layers = target_layers
+        self._target_logits, self._target_layers = target_logits, target_layers
         torch.manual_seed(schedule.seed)
         std = data.std(config.tapped_size)
         self.network = Head(config, std, dropout=schedule.dropout).to(device)
@@ -97,14 +102,17 @@ class Trainer(trainer.Trainer):
 
     def _loss(self, texts: list[Text], rng: np.random.Generator) -> Tensor:
         steps = self._depth()
-        losses = []
+        states = self._states_of(texts)
         # Many CPUs only emulate bf16.
         with torch.autocast("cuda", torch.bfloat16, enabled=self._device.startswith("cuda")):
-            found = self.network(self._rows(texts), steps)
+            found = self.network(self._rows(texts, states), steps)
+        pairs = zip(texts, states, strict=True)
+        labels = [self._labels(text, rows) for text, rows in pairs]
+        losses = []
         for step, logits in enumerate(found):
-            targets = torch.cat([self._targets(text, step) for text in texts])
-            wrong = F.cross_entropy(logits.float(), targets, ignore_index=-1, reduction="sum")
-            losses.append(_DECAY**step * wrong / (targets >= 0).sum().clamp(min=1))
+            shares = torch.cat([F.pad(rows[step:], (0, 0, 0, step)) for rows in labels])
+            wrong = F.cross_entropy(logits.float(), shares, reduction="sum")
+            losses.append(_DECAY**step * wrong / shares.sum().clamp(min=1))
         return torch.stack(losses).sum() / sum(_DECAY**step for step in range(steps))
 
     def _depth(self) -> int:
@@ -115,7 +123,8 @@ class Trainer(trainer.Trainer):
         """[m, depth] each: whether a draft token is right, and whether the text has one there."""
         same, known = [], []
         with torch.no_grad():
-            found = self.network(self._rows([text]), self._steps.depth)
+            rows = self._rows([text], self._states_of([text]))
+            found = self.network(rows, self._steps.depth)
         for step, logits in enumerate(found):
             truth = np.array(text.tokens[text.first + 1 + step :])
             draft = self._shared.drafted[logits.argmax(-1)].cpu().numpy()
@@ -124,22 +133,26 @@ class Trainer(trainer.Trainer):
             same.append(there & (draft == np.pad(truth, (0, len(draft) - len(truth)))))
         return np.stack(same, axis=1), np.stack(known, axis=1)
 
-    def _rows(self, texts: Sequence[Text]) -> list[Rows]:
+    def _rows(self, texts: Sequence[Text], states: Sequence[Tensor]) -> list[Rows]:
         """Rows of texts: of all tokens but the last one, which no row predicts from."""
         return [
             Rows(
-                states[:-1, : self._config.tapped_size],
+                rows[:-1, : self._config.tapped_size],
                 self._shared.embeddings[torch.tensor(text.tokens, device=self._device)],
                 text.first - 1,
             )
-            for text, states in zip(texts, self._states_of(texts), strict=True)
+            for text, rows in zip(texts, states, strict=True)
         ]
 
-    def _targets(self, text: Text, step: int) -> Tensor:
-        """[m]: what the rows predict in a step, as indices of drafted tokens; -1: not drafted."""
-        truth = torch.tensor(text.tokens[text.first + 1 + step :], device=self._device)
-        missing = len(text.tokens) - text.first - 1 - len(truth)
-        return F.pad(self._shared.column[truth], (0, missing), value=-1)
+    def _labels(self, text: Text, states: Tensor) -> Tensor:
+        """[m, drafted]: the target's distribution of what the rows predict in the first step.
+
+        Zeros where the token is one that is not drafted.
+        """
+        last = states[text.first : -1, -self._config.hidden_size :]
+        logits = torch.from_numpy(self._target_logits(last.cpu().numpy())).to(self._device)
+        said = torch.tensor(text.tokens[text.first + 1 :], device=self._device)
+        return logits.softmax(-1) * (self._shared.column[said] >= 0)[:, None]
 
     def _write(self) -> None:
         save_head(
