@@ -120,7 +120,9 @@ class AnyUse(RuleBasedStateMachine):
     @rule(place=places, length=st.integers(0, LONGEST))
     def fork(self, place: int, length: int):
         one = self.held[place % len(self.held)]
+        expected = one.sequence.fork_length(length)
         child = one.sequence.fork(length)
+        assert child.length == expected
         self.held.append(Held(child, one.tokens[: child.length], child.length))
         assert child.length <= min(length, one.sequence.shareable_length)
 

@@ -238,7 +238,9 @@ class AnyUse(RuleBasedStateMachine):
     def fork(self, place: int, percent: int) -> None:
         table, tokens = self.held[place % len(self.held)]
         length = len(tokens) * percent // 100
+        expected = table.fork_length(length)
         child = table.fork(length)
+        assert child.length == expected
         assert child.length <= min(length, table.shareable_length)
         self.held.append((child, tokens[: child.length]))
         self.check(*self.held[-1])

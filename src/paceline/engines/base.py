@@ -70,6 +70,10 @@ class KVSequence(Protocol):
         """Drop all slots from `length` on, and the rest of a shared KV block before it."""
         ...
 
+    def fork_length(self, length: int) -> int:
+        """The length that `fork(length)` would have."""
+        ...
+
     def fork(self, length: int) -> "KVSequence":
         """A new sequence that shares up to `length` slots of this one's shareable prefix.
 

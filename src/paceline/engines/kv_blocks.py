@@ -136,6 +136,10 @@ class BlockTable:
         self._length = self._reserved = length
         self._release(-(-length // self._pool.block_size))
 
+    def fork_length(self, length: int) -> int:
+        """The length that `fork(length)` would have."""
+        return min(length, self._length) // self._pool.block_size * self._pool.block_size
+
     def fork(self, length: int) -> Self:
         """A new sequence that shares the full KV blocks among the first `length` slots."""
         if length < 0:
@@ -194,6 +198,10 @@ class PrefillTable(BlockTable):
         """Drop all slots from `length` on; see `BlockTable.rewind`."""
         super().rewind(length)
         self._shareable_length = min(self._shareable_length, self.length)
+
+    def fork_length(self, length: int) -> int:
+        """The length that `fork(length)` would have."""
+        return super().fork_length(min(length, self._shareable_length))
 
     def fork(self, length: int) -> Self:
         """A new sequence that shares the full KV blocks of the prefilled prefix, up to `length`."""

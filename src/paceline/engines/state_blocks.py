@@ -225,22 +225,29 @@ class StateTable(PrefillTable):
         del self._tokens[self.length :]
         self._keep_states([state for state in self._states if state.at <= self.length])
 
+    def fork_length(self, length: int) -> int:
+        """The length that `fork(length)` would have: that of a checkpoint."""
+        return max((state.at for state in self._shared(length)), default=0)
+
     def fork(self, length: int) -> Self:
         """A new sequence that shares the slots up to the last checkpoint at or before `length`.
 
         It makes a checkpoint at `length` itself when it gets there: a prefix that was asked for
         twice is likely to be asked for again (as in Marconi, arXiv 2411.19379).
         """
-        size = self._pool.block_size
-        wanted = min(length, self.shareable_length) // size * size
-        shared = [state for state in self._alive() if state.at <= wanted and not state.at % size]
+        shared = self._shared(length)
         other = super().fork(shared[-1].at if shared else min(length, 0))
         other._states = [self._state_pool.share(state) for state in shared]
         other._tokens = self._tokens[: other.length]
-        other._branch = wanted
+        other._branch = super().fork_length(length)
         if shared:
             self._state_pool.use(shared[-1])
         return other
+
+    def _shared(self, length: int) -> list[State]:
+        """Checkpoints that a fork shares, ascending: a fork has whole KV blocks."""
+        end, size = super().fork_length(length), self._pool.block_size
+        return [state for state in self._alive() if state.at <= end and not state.at % size]
 
     def _new(self) -> Self:
         return type(self)(self._pool, self._state_pool, self._context_length)

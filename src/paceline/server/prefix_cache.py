@@ -98,17 +98,21 @@ class PrefixCache:
             close_sequence(prefix.sequence)
 
     def find(self, prompt: Tokens, salt: str = "") -> int:
-        """Length of the longest cached prefix; its entry becomes the most recently used."""
-        best, length = None, 0
+        """Length of the longest cached prefix; its entry becomes the most recently used.
+
+        Of several entries, that which can share most of it: hybrids share up to a checkpoint.
+        """
+        best, most = None, (0, 0)
         for entry in self._entries:
             # The last prompt token is always computed: its row picks the answer's first token.
             match = entry.match(prompt[:-1]) if entry.salt == salt else 0
-            if match > length:
-                best, length = entry, match
+            found = entry.sequence.fork_length(match), match
+            if found > most:
+                best, most = entry, found
         if best is not None:
             self._entries.remove(best)
             self._entries.append(best)
-        return length
+        return most[1]
 
     def register(self, prompt: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
         """Share the KV of a running request, as its prefill goes on, until `unregister`."""

@@ -72,6 +72,11 @@ class CoreMlSequence(BlockTable):
         if not self.length:
             self._written = 0
 
+    def fork_length(self, length: int) -> int:
+        """The length that `fork(length)` would have."""
+        del length
+        return 0
+
     def fork(self, length: int) -> Self:
         """An empty sequence: states are not shared."""
         if length < 0:

@@ -55,6 +55,10 @@ class MlxSequence(PrefillTable):
         del self.tokens[length:]
         self._block = ()
 
+    def fork_length(self, length: int) -> int:
+        """The length that `fork(length)` would have, if the cache has slots for it."""
+        return self.states.fork_length(min(length, self.shareable_length))
+
     def fork(self, length: int) -> Self:
         """A new sequence with up to `length` prefilled slots of this one.
 

@@ -99,15 +99,9 @@ class States:
 
     def fork(self, length: int) -> "States":
         """A copy with up to `length` slots, as many as are possible without running the model."""
-        best = self._nearest(length)
         other = States(self._make, self._recorder)
-        if not self._recurrent or self.held <= length:
-            at, arrays = min(length, self.held), None
-        elif best is not None:
-            at, arrays = best.at, best.recurrent
-        else:
-            return other
-        if not all(can_trim(cache, self.held - at) for cache in self._slots):
+        at, arrays = self._fork_point(length)
+        if not at:
             return other
         other._use([copy_without(cache, self.held - at) for cache in self.caches])
         if arrays is not None:
@@ -115,6 +109,10 @@ class States:
         other.held = at
         other._kept = [saved._replace(recorded=[]) for saved in self._kept if saved.at <= at]
         return other
+
+    def fork_length(self, length: int) -> int:
+        """Slots that `fork(length)` would have."""
+        return self._fork_point(length)[0]
 
     def arrays(self) -> list[Any]:
         """All arrays to evaluate before another thread may make the next call."""
@@ -124,6 +122,17 @@ class States:
             [*each.args, *each.kwargs.values()] for saved in self._recent for each in saved.recorded
         ]
         return [[cache.state for cache in leaves(self.caches)], states, projected, given]
+
+    def _fork_point(self, length: int) -> tuple[int, list[list[Array | None]] | None]:
+        """Slots of a fork, and the recurrent arrays to restore; None: those of now."""
+        at, arrays = min(length, self.held), None
+        if self._recurrent and length < self.held:
+            best = self._nearest(length)
+            if best is None:
+                return 0, None
+            at, arrays = best.at, best.recurrent
+        possible = all(can_trim(cache, self.held - at) for cache in self._slots)
+        return (at, arrays) if possible else (0, None)
 
     def _reset(self) -> None:
         self._use(self._make())

@@ -1,0 +1,103 @@
+"""Hybrid models behind the scheduler: prefixes shared at checkpoints, exact answers."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.openvino.engine import OpenVinoEngine
+from paceline.models import resolve
+from paceline.runtime.model import Model
+from paceline.server.scheduler import Scheduler
+from support.scheduling import Submitted
+from support.tiny_checkpoints import write_gguf_of
+
+CONTEXT = 512
+SYSTEM = "this is the one and the other in the rain, and that is all there is to it; " * 2
+QUESTIONS = ("who is it?", "and where?", "when is it then?", "why is it so?")
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_5_text"])
+def hybrid(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Model]:
+    folder = tmp_path_factory.mktemp("hybrid")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(folder / "cache"))
+        files = resolve(str(write_gguf_of(request.param, folder / "m.gguf")), folder / "cache")
+        settings = EngineSettings(cache_tokens=8 * CONTEXT)
+        yield Model(files, open_engine("openvino", files.path, CONTEXT, settings))
+
+
+@pytest.fixture
+def scheduler(hybrid: Model) -> Iterator[Scheduler]:
+    """Leaves no KV block and no state block behind."""
+    engine = hybrid.engine
+    assert isinstance(engine, OpenVinoEngine)
+    assert engine._states is not None
+    free = engine.free_slots, engine._states.free
+    made = Scheduler(hybrid)
+    made.start()
+    yield made
+    made.close()
+    assert (engine.free_slots, engine._states.free) == free
+
+
+def alone(model: Model, prompt: str, tokens: int) -> list[int]:
+    return model.generate(prompt, raw=True, drafter="none", max_tokens=tokens).token_ids
+
+
+def test_a_prompt_that_comes_again_is_computed_from_its_last_checkpoint(
+    hybrid: Model, scheduler: Scheduler
+):
+    expected = alone(hybrid, SYSTEM, 12)
+    for _ in range(3):
+        assert Submitted(scheduler, SYSTEM, max_tokens=12).result().token_ids == expected
+    count = len(hybrid.tokens(SYSTEM, raw=True))
+    assert scheduler.prefix_cache.hit_tokens == 2 * ((count - 1) // 32 * 32) > 0
+
+
+def test_a_system_prompt_is_shared_from_the_third_request_on(hybrid: Model, scheduler: Scheduler):
+    hits = []
+    for question in QUESTIONS:
+        before = scheduler.prefix_cache.hit_tokens
+        found = Submitted(scheduler, SYSTEM + question * 8, max_tokens=8).result()
+        assert found.token_ids == alone(hybrid, SYSTEM + question * 8, 8)
+        hits.append(scheduler.prefix_cache.hit_tokens - before)
+    shared = len(hybrid.tokens(SYSTEM, raw=True)) // 32 * 32
+    assert hits[0] == 0
+    assert hits[2] >= shared - 32
+    assert hits[3] >= shared - 32
+
+
+@pytest.mark.parametrize("blocks", [None, 12])
+def test_answers_of_many_requests_are_those_of_each_alone(
+    hybrid: Model, monkeypatch: pytest.MonkeyPatch, blocks: int | None
+):
+    model = hybrid
+    if blocks is not None:  # far too few states for all: they are evicted and computed again
+        monkeypatch.setattr(EngineSettings, "state_blocks", lambda *_: blocks)
+        settings = EngineSettings(cache_tokens=8 * CONTEXT)
+        engine = open_engine("openvino", hybrid.files.path, CONTEXT, settings)
+        model = Model(hybrid.files, engine)
+    assert isinstance(model.engine, OpenVinoEngine)
+    assert model.engine._states is not None
+    free = model.engine._states.free
+    scheduler = Scheduler(model, max_running=8)
+    scheduler.start()
+    picked = random.Random(0)
+    drafters = ("none", "suffix", "recycle", "ngram:min=1")
+    asked = []
+    for number in range(24):
+        prompt = SYSTEM[: picked.randrange(20, len(SYSTEM))] + picked.choice(QUESTIONS)
+        options = {"policy": "fixed", "max_block": 5, "drafter": drafters[number % 4]}
+        asked.append((prompt, Submitted(scheduler, prompt, max_tokens=10, **options)))
+    for _, each in asked[::6]:
+        each.queued.cancel()
+    results = [each.result() if at % 6 else None for at, (_, each) in enumerate(asked)]
+    scheduler.close()
+    assert model.engine._states.free == free
+    for (prompt, _), found in zip(asked, results, strict=True):
+        if found is not None:
+            assert found.token_ids == alone(hybrid, prompt, 10)
