@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from paceline.decoding.sampling import Sampler, Sampling, uniform
+from paceline.decoding.sampling import Sampler, Sampling, exponentials, noise_key
 
 
 def row(*logits: float) -> np.ndarray:
@@ -28,40 +28,79 @@ def picked(made: Sampler, logits: np.ndarray, positions: range = range(200)) -> 
     return {made.pick(logits, position) for position in positions}
 
 
-# What `uniform` returned when paceline 0.1.0 was written; the next test has its definition.
+# Written down when paceline 0.1.0 was: (seed, position, key), and the numbers of the tail and of
+# tokens 0, 1 and 49151. The next tests have their definitions.
 GOLDEN = [
-    (0, 0, 0.12311943861730135),
-    (0, 1, 0.5826717794384204),
-    (1, 0, 0.5363207289114678),
-    (42, 1000, 0.7121887160507674),
-    (2**64 - 1, 2**32, 0.3037532839811059),
+    (
+        0,
+        0,
+        2271152774672154522,
+        [0.8940873559679, 2.4133763512904, 0.7045547639828, 0.8690263641568],
+    ),
+    (
+        0,
+        1,
+        10748397194273482063,
+        [0.7459408752105, 0.8637942340394, 1.3234442097604, 0.4119507918360],
+    ),
+    (
+        42,
+        1000,
+        13137562977172310887,
+        [0.1699617026575, 0.8849247861407, 1.3424366396659, 0.4051832737324],
+    ),
+    (
+        2**64 - 1,
+        2**32,
+        5603259091148282353,
+        [1.342890304815, 0.266863989422, 1.603014345051, 0.635436958948],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("seed", "position", "expected"), GOLDEN)
-def test_the_random_number_of_a_position_is_the_same_on_every_machine(
-    seed: int, position: int, expected: float
+@pytest.mark.parametrize(("seed", "position", "key", "numbers"), GOLDEN)
+def test_the_random_numbers_of_a_position_are_the_same_on_every_machine(
+    seed: int, position: int, key: int, numbers: list[float]
 ):
     # Answers that users made with a seed must come out again with the next version.
-    assert uniform(seed, position) == expected
+    assert noise_key(seed, position) == key
+    assert exponentials(key, np.array([-1, 0, 1, 49151])) == pytest.approx(numbers, rel=1e-11)
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40))
-def test_the_random_number_is_a_keyed_hash_of_the_position(seed: int, position: int):
+def test_the_key_is_a_keyed_hash_of_the_position(seed: int, position: int):
     key, message = (number.to_bytes(8, "little") for number in (seed, position))
     number = int.from_bytes(blake2b(message, digest_size=8, key=key).digest(), "little")
-    assert uniform(seed, position) == (number // 2**12) / 2**52
-    assert 0 <= uniform(seed, position) < 1
+    assert noise_key(seed, position) == number
 
 
-def test_random_numbers_of_neighbouring_positions_are_uncorrelated():
-    for numbers in (
-        [uniform(5, position) for position in range(2000)],
-        [uniform(seed, 5) for seed in range(2000)],
-    ):
-        assert abs(np.mean(numbers) - 0.5) < 0.03
-        assert abs(np.var(numbers) - 1 / 12) < 0.01
-        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.08
+@given(key=st.integers(0, 2**64 - 1), token=st.integers(-1, 2**20))
+def test_a_tokens_number_is_an_output_of_splitmix64(key: int, token: int):
+    word = 2**64 - 1
+    mixed = (key + (token + 1) * 0x9E3779B97F4A7C15) & word
+    mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & word
+    mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & word
+    mixed ^= mixed >> 31
+    expected = -math.log(((mixed >> 12) + 0.5) / 2**52)
+    (found,) = exponentials(key, np.array([token]))
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert 0 < found < 37
+    # Whichever other tokens are asked for.
+    assert exponentials(key, np.array([3, token, 99]))[1] == found
+
+
+@pytest.mark.parametrize("varied", ["tokens", "positions", "seeds"])
+def test_the_numbers_are_exponential_and_uncorrelated(varied: str):
+    if varied == "tokens":
+        numbers = exponentials(noise_key(5, 5), np.arange(4000))
+    elif varied == "positions":
+        numbers = np.array([exponentials(noise_key(5, at), np.array([9]))[0] for at in range(4000)])
+    else:
+        numbers = np.array([exponentials(noise_key(at, 5), np.array([9]))[0] for at in range(4000)])
+    # The cumulative distribution, by Kolmogorov's statistic: 1.95 is its 99.9 % quantile.
+    order = np.sort(1 - np.exp(-numbers))
+    assert np.abs(order - (np.arange(4000) + 0.5) / 4000).max() * math.sqrt(4000) < 1.95
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.06
 
 
 def test_a_pick_depends_on_row_history_and_position_alone():
@@ -161,14 +200,32 @@ def test_sampling_filters_follow_their_definitions(logits: list[float], how: Sam
     weight = [math.exp((x - max(logits)) / how.temperature) for x in logits]
     tokens, margin = kept(weight, how)
     assume(margin > 1e-5)  # float32 may fall on the other side
-    ends = np.cumsum([weight[token] for token in tokens])
-    ends /= ends[-1]
     one = Sampler(how, (), len(logits))
     for position in range(40):
-        # The first token, in the order of ids, at which the kept probabilities exceed u.
-        u = uniform(how.seed, position)
-        if np.abs(ends - u).min() > 1e-5:
-            assert one.pick(row(*logits), position) == tokens[np.argmax(ends > u)]
+        # The first arrival of a race in which each kept token runs at the rate of its weight.
+        numbers = exponentials(noise_key(how.seed, position), np.array(tokens))
+        arrivals = numbers / [weight[token] for token in tokens]
+        first, second = np.sort([*arrivals, math.inf])[:2]
+        if second - first > 1e-5 * first:
+            assert one.pick(row(*logits), position) == tokens[int(arrivals.argmin())]
+
+
+def test_the_tail_of_a_row_has_its_share():
+    # Four tokens just within and thousands beyond the window that is looked at first.
+    size, beyond = 20_004, 20_000
+    logits = np.full(size, -10.5, np.float32)
+    logits[:4] = [0, -1, -2, -9.9]
+    one = sampler(temperature=1.0, seed=8, vocab_size=size)
+    draws = 4000
+    tokens = np.array([one.pick(logits, position) for position in range(draws)])
+    weights = np.exp(logits.astype(np.float64))
+    shares = np.array([*weights[:3], weights[3] + weights[4:].sum()]) / weights.sum()
+    seen = np.bincount(np.minimum(tokens, 3), minlength=4)
+    assert ((seen - draws * shares) ** 2 / (draws * shares)).sum() < 16.27  # 99.9 %, 3 degrees
+    tail = tokens[tokens >= 4]
+    # Evenly over all of it.
+    quarters = np.bincount((tail - 4) * 4 // beyond, minlength=4)
+    assert ((quarters - len(tail) / 4) ** 2 / (len(tail) / 4)).sum() < 16.27
 
 
 def test_top_p_applies_after_top_k():

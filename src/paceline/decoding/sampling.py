@@ -18,8 +18,9 @@ from paceline.decoding.types import Constraint
 _GREEDY_BELOW = 1e-5
 """Dividing float32 logits by a smaller temperature could overflow."""
 
-_NUCLEUS_WINDOW = 10.0
-"""Nats below the highest logit within which the nucleus (top-p) nearly always lies."""
+_NEAR = 10.0
+"""Nats below the highest logit within which the pick, and the nucleus (top-p), nearly always lie.
+Changing it changes the picks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,15 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether the most likely token is always chosen."""
         return self.temperature < _GREEDY_BELOW
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a pick depends on the tokens before it, by penalties."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
 
 
 class Sampler:
@@ -141,9 +151,27 @@ class Sampler:
             rest = logits.copy()
             rest[list(banned)] = -np.inf
             logits = rest if rest.max() > -np.inf else logits
+        return self._sample(logits, position)[0]
+
+    def pick_draft(self, logits: npt.NDArray[np.float32], position: int) -> tuple[int, float]:
+        """A draft token for `position` from a drafter's row of logits, [vocab] float32.
+
+        It is the target's pick if the target's row is the same, and no constraint forbids it.
+
+        Returns:
+            The token, and an estimate of P(the target picks it): the softmax of the scores that
+            decided, which are the logits if greedy.
+        """
+        token, scores = self._sample(self._adjusted(logits), position)
+        return token, float(1 / np.exp(scores - scores.max()).sum())
+
+    def _sample(
+        self, logits: npt.NDArray[np.float32], position: int
+    ) -> tuple[int, npt.NDArray[np.floating]]:
+        """The token, and the scores among which its own was the highest."""
         if self._sampling.greedy:
-            return int(logits.argmax())
-        return _sample(logits, self._sampling, uniform(self._sampling.seed, position))
+            return int(logits.argmax()), logits
+        return _sample(logits, self._sampling, noise_key(self._sampling.seed, position))
 
     def _adjusted(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Apply penalties and bias to a copy; returns the row itself if there are none."""
@@ -165,22 +193,67 @@ class Sampler:
         return logits
 
 
-def uniform(seed: int, position: int) -> float:
-    """The random number of a position: in [0, 1), the same on every machine.
+def noise_key(seed: int, position: int) -> int:
+    """The 64-bit key of a position's random numbers: the same on every machine.
 
     A hash and no generator, whose state would depend on the numbers drawn before, and so on the
-    drafts. 52 bits, so that its product with any float64 total stays below that total.
+    drafts.
     """
     digest = blake2b(
         position.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")
     ).digest()
-    return (int.from_bytes(digest, "little") >> 12) * 2.0**-52
+    return int.from_bytes(digest, "little")
 
 
-def _sample(logits: npt.NDArray[np.float32], sampling: Sampling, u: float) -> int:
-    """Inverse-CDF sampling, in token-id order, of the tokens that pass top-k, top-p and min-p."""
-    top = logits.max()
-    scaled = (logits - top) / np.float32(sampling.temperature)
+def exponentials(key: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """A random number for each token id of a position, [n], distributed as Exponential(1).
+
+    A token's number depends on `key` and its id alone: it is output `id` + 1 of SplitMix64 (Steele,
+    Lea and Flood 2014, doi 10.1145/2714064.2660195) whose state begins at `key`.
+    """
+    mixed = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed += np.uint64(key)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    # 52 bits and a half: neither 0 nor 1.
+    found: npt.NDArray[np.float64] = -np.log(((mixed >> np.uint64(12)) + 0.5) * 2.0**-52)
+    return found
+
+
+_TAIL = np.array([-1])
+"""The id whose number decides whether a token of the tail is picked."""
+
+
+def _sample(
+    logits: npt.NDArray[np.float32], sampling: Sampling, key: int
+) -> tuple[int, npt.NDArray[np.float64]]:
+    """The Gumbel-max trick on the tokens that pass top-k, top-p and min-p.
+
+    The pick is the argmax of `logit / temperature - log(e)`, e the token's own `exponentials`: a
+    sample of the softmax. Who picks by the same numbers from nearly the same distribution nearly
+    always picks the same token (Daliri, Musco and Suresh 2024, arXiv 2408.07978).
+    """
+    scaled = (logits - logits.max()) / np.float32(sampling.temperature)
+    floor = _floor(scaled, sampling)
+    near = np.flatnonzero(scaled >= np.float32(max(floor, -_NEAR)))
+    scores = scaled[near] - np.log(exponentials(key, near))
+    best = int(scores.argmax())
+    if floor < -_NEAR:
+        # The highest score of a set is distributed as that of one token with the set's weight,
+        # whichever token has it. So the tail, most of a vocabulary, seldom needs all its numbers.
+        tail = np.flatnonzero((scaled < np.float32(-_NEAR)) & (scaled >= np.float32(floor)))
+        weight = np.exp(scaled[tail]).sum(dtype=np.float64)
+        if weight > math.exp(scores[best]) * exponentials(key, _TAIL)[0]:
+            tail_scores = scaled[tail] - np.log(exponentials(key, tail))
+            return int(tail[tail_scores.argmax()]), tail_scores
+    return int(near[best]), scores
+
+
+def _floor(scaled: npt.NDArray[np.float32], sampling: Sampling) -> float:
+    """The lowest scaled logit that passes top-k, then top-p, then min-p."""
     floor = -math.inf
     if sampling.top_k and sampling.top_k < scaled.size:
         floor = float(np.partition(scaled, -sampling.top_k)[-sampling.top_k])
@@ -188,25 +261,20 @@ def _sample(logits: npt.NDArray[np.float32], sampling: Sampling, u: float) -> in
         floor = max(floor, _nucleus_floor(scaled, floor, sampling.top_p))
     if sampling.min_p > 0:
         floor = max(floor, math.log(sampling.min_p))
-    if floor == -math.inf:
-        cumulative = np.exp(scaled).cumsum(dtype=np.float64)
-        return int(cumulative.searchsorted(u * cumulative[-1], side="right"))
-    kept = np.flatnonzero(scaled >= np.float32(floor))
-    cumulative = np.exp(scaled[kept]).cumsum(dtype=np.float64)
-    return int(kept[cumulative.searchsorted(u * cumulative[-1], side="right")])
+    return floor
 
 
 def _nucleus_floor(scaled: npt.NDArray[np.float32], floor: float, top_p: float) -> float:
     """The smallest scaled logit in the nucleus of the tokens at or above `floor`.
 
     Sorting the whole vocabulary is the slowest part of sampling. So only the tokens within
-    `_NUCLEUS_WINDOW` are sorted if they hold enough of the mass.
+    `_NEAR` are sorted if they hold enough of the mass.
     """
     weights = np.exp(scaled)
     if floor > -math.inf:
         weights[scaled < np.float32(floor)] = 0
     need = top_p * float(weights.sum(dtype=np.float64))
-    near = scaled[scaled >= np.float32(max(floor, -_NUCLEUS_WINDOW))]
+    near = scaled[scaled >= np.float32(max(floor, -_NEAR))]
     if float(np.exp(near).sum(dtype=np.float64)) < need:
         near = scaled[scaled >= np.float32(floor)]
     ordered = np.sort(near)[::-1]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Drafter
 from paceline.drafters.ahead import AheadDrafter
 from paceline.drafters.dflash import (
@@ -112,6 +113,8 @@ class RequestContext:
     prediction: Sequence[int] = ()
     """The predicted answer."""
     prompt_length: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    """How the target picks: drafters with a distribution pick alike."""
 
 
 def create(
@@ -253,12 +256,12 @@ def _layers(shared: DrafterResources) -> Callable[[], int]:
     return count
 
 
-def _model(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
+def _model(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
     if part.name not in shared.models:
         if shared.open_model is None:
             raise InvalidRequest(f"{shared.target} cannot have another model as its drafter")
         shared.models[part.name] = shared.open_model(part.name)
-    return ModelDrafter(shared.models[part.name])
+    return ModelDrafter(shared.models[part.name], request.sampling, request.prompt_length)
 
 
 def _ahead(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from paceline.decoding.costs import CostTable
+from paceline.decoding.draft_sampling import DraftSampler
+from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import Block, Drafter, Logits, Proposal, common_prefix_length
 from paceline.errors import CacheFull
 
@@ -50,6 +50,11 @@ class DraftEngine(Protocol):
     """The part of an engine that a draft model needs."""
 
     @property
+    def vocab_size(self) -> int:
+        """Width of a row of logits."""
+        ...
+
+    @property
     def context_length(self) -> int:
         """Maximum slots of one sequence."""
         ...
@@ -82,16 +87,19 @@ class ModelDrafter(Drafter):
 
     name = "model"
 
-    def __init__(self, model: DraftModel) -> None:
-        """Draft with `model`; `close` frees its slots."""
+    def __init__(
+        self, model: DraftModel, sampling: Sampling | None = None, prompt_length: int = 0
+    ) -> None:
+        """Draft with `model`, as `sampling` picks after a prompt; `close` frees its slots."""
         self._model = model
+        self._sampler = DraftSampler(sampling or Sampling(), prompt_length, model.engine.vocab_size)
         self._sequence: DraftSequence = model.engine.open()
         self._held: list[int] = []  # tokens whose KV the sequence holds
         self._length = 1.0  # running mean of tokens per draft
         self._prefilling = False  # whether its KV does not reach the end of the text yet
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The draft model's greedy continuation, each token with its probability."""
+        """The draft model's continuation by the request's sampling; see `DraftSampler`."""
         # Each draft token but the last takes a slot.
         limit = min(limit, self._model.engine.context_length - len(context))
         if not context or limit < 1:
@@ -99,10 +107,11 @@ class ModelDrafter(Drafter):
         tokens: list[int] = []
         probabilities: list[float] = []
         all_accepted = 1.0
+        self._sampler.follow(context)
         try:
             logits = self._catch_up(context)
             while logits is not None:
-                token, probability = _argmax(logits)
+                token, probability = self._sampler.pick(logits, len(context) + len(tokens))
                 all_accepted *= probability
                 tokens.append(token)
                 probabilities.append(probability)
@@ -151,8 +160,3 @@ class ModelDrafter(Drafter):
         self._held += tokens
         row: Logits = result.logits[0][0]
         return row
-
-
-def _argmax(logits: Logits) -> tuple[int, float]:
-    token = int(logits.argmax())
-    return token, float(1 / np.exp(logits - logits[token]).sum())

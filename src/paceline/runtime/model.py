@@ -327,11 +327,14 @@ class Model:
         acceptance = self._acceptance.discounted()
         spec = request.drafter.resolve(self._shared.shipped, prediction=bool(request.prediction))
         prediction = request.prediction[: self.engine.context_length]
-        own = RequestContext(DraftKV() if memory is None else memory, prediction, len(tokens))
+        own = RequestContext(
+            DraftKV() if memory is None else memory, prediction, len(tokens), request.sampling
+        )
         chosen = drafting.create(spec, self._shared, own)
         if fault is not None:
             chosen = [GuardedDrafter(each, fault) for each in chosen]
-        watched = drafting.create(request.probe, self._shared) if request.probe else []
+        asked = RequestContext(prompt_length=len(tokens), sampling=request.sampling)
+        watched = drafting.create(request.probe, self._shared, asked) if request.probe else []
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         stopping = request.stopping(self.files.stop_token_ids)
         decode = self.files.tokenizer().continuation

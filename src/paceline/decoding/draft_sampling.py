@@ -1,0 +1,49 @@
+"""Picks draft tokens as the target's sampler would.
+
+A draft token is accepted if it equals the target's own pick, which at a temperature depends on the
+random numbers of (seed, position, token). A drafter with a distribution picks by the same numbers:
+the nearer its distribution is to the target's, the more often the picks are equal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.sampling import Sampler, Sampling
+from paceline.decoding.types import common_prefix_length
+
+
+class DraftSampler:
+    """The sampler of one request, for a drafter.
+
+    Penalties count the text, but not the tokens of the draft itself. No constraint is applied.
+    """
+
+    def __init__(self, sampling: Sampling, prompt_length: int, vocab_size: int) -> None:
+        """Sample as `sampling` says, from rows of `vocab_size` logits."""
+        bias = {token: each for token, each in sampling.logit_bias.items() if token < vocab_size}
+        self._sampling = replace(sampling, logit_bias=bias)
+        self._prompt_length, self._vocab_size = prompt_length, vocab_size
+        self._counted: list[int] = []
+        self._sampler = self._new(())
+
+    def follow(self, context: Sequence[int]) -> None:
+        """Count `context`, the prompt and the answer so far, for the penalties."""
+        if not self._sampling.counts_tokens:
+            return
+        known = common_prefix_length(self._counted, context)
+        if known < max(len(self._counted), self._prompt_length):
+            known = min(self._prompt_length, len(context))
+            self._sampler = self._new(context[:known])
+        for token in context[known:]:
+            self._sampler.push(token)
+        self._counted = list(context)
+
+    def pick(self, logits: npt.NDArray[np.float32], position: int) -> tuple[int, float]:
+        """A draft token and the estimate of its acceptance; see `Sampler.pick_draft`."""
+        return self._sampler.pick_draft(logits, position)
+
+    def _new(self, prompt: Sequence[int]) -> Sampler:
+        return Sampler(self._sampling, prompt, self._vocab_size)

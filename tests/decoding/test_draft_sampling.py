@@ -1,0 +1,94 @@
+"""A drafter's picks follow the target's: equal rows, equal tokens; similar rows, mostly."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.decoding.draft_sampling import DraftSampler
+from paceline.decoding.sampling import Sampler, Sampling
+
+VOCAB = 64
+
+
+def rows(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 2, (count, VOCAB)).astype(np.float32)
+
+
+@settings(max_examples=60)
+@given(
+    how=st.builds(
+        Sampling,
+        temperature=st.sampled_from([0.0, 0.2, 0.8, 1.0]),
+        top_k=st.sampled_from([0, 5]),
+        top_p=st.sampled_from([0.7, 1.0]),
+        min_p=st.sampled_from([0.0, 0.1]),
+        repetition_penalty=st.sampled_from([1.0, 1.3]),
+        frequency_penalty=st.sampled_from([0.0, 0.5]),
+        logit_bias=st.sampled_from([{}, {3: 2.0}]),
+        seed=st.integers(0, 9),
+    ),
+    seed=st.integers(0, 99),
+)
+def test_equal_rows_give_the_targets_own_pick(how: Sampling, seed: int):
+    prompt = [1, 2, 3]
+    target, drafter = Sampler(how, prompt, VOCAB), DraftSampler(how, len(prompt), VOCAB)
+    text = list(prompt)
+    for row in rows(12, seed):
+        # A draft that is rejected, in between, changes nothing.
+        drafter.follow([*text, 7, 7, 7])
+        drafter.follow(text)
+        token = target.pick(row, len(text))
+        drafted, probability = drafter.pick(row, len(text))
+        assert drafted == token
+        assert 0 < probability <= 1
+        target.push(token)
+        text.append(token)
+
+
+def test_a_bias_beyond_the_drafters_vocabulary_is_left_out():
+    how = Sampling(logit_bias={VOCAB + 5: 9.0, 4: 99.0})
+    assert DraftSampler(how, 0, VOCAB).pick(rows(1, 0)[0], 0)[0] == 4
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize("distance", [0.3, 1.0])
+def test_acceptance_is_near_the_best_that_is_possible(temperature: float, distance: float):
+    # No coupling of two samples agrees more often than 1 - TV; this one at least by (1 - TV) /
+    # (1 + TV) (Daliri, Musco and Suresh 2024, theorem 3), an independent argmax far less.
+    how = Sampling(temperature=temperature, seed=3)
+    target, drafter = Sampler(how, (), VOCAB), DraftSampler(how, 0, VOCAB)
+    given_rows = rows(3000, 1)
+    noise = np.random.default_rng(2).normal(0, distance, given_rows.shape).astype(np.float32)
+    drafts = given_rows + noise
+    agreed = argmax_agreed = 0
+    least, most = [], []
+    for at, (row, draft) in enumerate(zip(given_rows, drafts, strict=True)):
+        token = target.pick(row, at)
+        agreed += drafter.pick(draft, at)[0] == token
+        argmax_agreed += int(draft.argmax()) == token
+        one, other = (np.exp((each - each.max()) / temperature) for each in (row, draft))
+        distance_tv = np.abs(one / one.sum() - other / other.sum()).sum() / 2
+        least.append((1 - distance_tv) / (1 + distance_tv))
+        most.append(1 - distance_tv)
+    spread = 3 * math.sqrt(0.25 / len(given_rows))
+    share = agreed / len(given_rows)
+    assert np.mean(least) - spread < share < np.mean(most) + spread
+    assert share > argmax_agreed / len(given_rows) + 0.02
+
+
+def test_the_estimate_of_acceptance_ranks_the_drafts():
+    # Drafts that were estimated as more likely are accepted more often.
+    how = Sampling(temperature=1.0, seed=4)
+    target, drafter = Sampler(how, (), VOCAB), DraftSampler(how, 0, VOCAB)
+    given_rows = rows(3000, 5)
+    noise = np.random.default_rng(6).normal(0, 1, given_rows.shape).astype(np.float32)
+    found = []
+    for at, (row, draft) in enumerate(zip(given_rows, given_rows + noise, strict=True)):
+        token, estimate = drafter.pick(draft, at)
+        found.append((estimate, token == target.pick(row, at)))
+    found.sort()
+    thirds = [np.mean([hit for _, hit in found[at : at + 1000]]) for at in (0, 1000, 2000)]
+    assert thirds[0] + 0.1 < thirds[1] < thirds[2] - 0.1
