@@ -40,17 +40,17 @@ def test_one_lane_gives_the_rows_of_three(
     assert np.array_equal(rows(three, sizes), rows(one, [12]))
 
 
-@pytest.mark.parametrize(("memory", "rows"), [(1 << 30, (2, 8, 32)), (0, (2,))])
-def test_large_weights_are_packed_by_one_call_for_each_compiled_graph(
-    memory: int, rows: tuple[int, ...], tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+def test_large_weights_are_packed_once_while_the_model_is_loaded(
+    tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(engine, "memory_bytes", lambda: memory)
-    assert opened(tiny_files).warm_rows == (), "small ones are packed in no time"
+    small = opened(tiny_files, threads=1)
+    assert small.warm_rows == (), "packed in no time"
+    assert len(small._graphs) > 1
     monkeypatch.setattr(engine, "_PACKED_AT_ONCE_BYTES", 0)
     large = opened(tiny_files, threads=1)
-    assert large.warm_rows == rows
-    chosen = [large._choose_graph([Block([0] * count, 1)])[0] for count in rows]
-    assert chosen == large._graphs
+    assert large.warm_rows == (2, 8)
+    assert len(large._graphs) == 1
+    assert np.array_equal(rows(small, [2, 8, 2]), rows(large, [12]))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 12])

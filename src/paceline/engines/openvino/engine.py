@@ -39,12 +39,12 @@ from paceline.storage.openvino import reason_of
 
 _COPIES = 3
 _MOST_COPIED_SHARE = 0.1
-"""The graph is compiled `_COPIES` times where all copies of the weights, each of which is packed as
-well, take at most this share of the machine's memory. Calls of a larger model take so long that
-preparing a graph again adds little."""
-
 _PACKED_AT_ONCE_BYTES = 1 << 28
-"""Weights up to which packing them takes a few tenths of a second at most."""
+"""The graph is compiled `_COPIES` times where the weights are at most so large, which takes a few
+tenths of a second to pack, and where all copies of them, each packed as well, take at most that
+share of the machine's memory. With larger ones, start and memory would be two to three times as
+large, to save about 5 ms where the number of rows changes (docs/decisions/gguf-weights.md).
+"""
 
 _ATTENTION = "an answer's rows one by one"
 """How rows are computed. Change this string with any change to a row's bits or a call's cost:
@@ -111,7 +111,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         self._pool = self._make_cache(settings, graph)
         for each in self._graphs:
             self._bind(each)
-        self.warm_rows = _warm_rows(graph, self._graphs)
+        self.warm_rows = _warm_rows(graph)
         self._of_gguf = graph.suffix == ".gguf"
         if self._of_gguf and not self.warm_rows:
             self._check_shapes(graph)
@@ -314,10 +314,15 @@ def _compile(graph: Path, taps: Sequence[int], options: Mapping[str, str]) -> Co
 
 
 def _copies(graph: Path) -> int:
-    """Number of compiled graphs: one for all calls where copies would take too much memory."""
+    """Number of compiled graphs: one for all calls, or `_COPIES` where these take little."""
+    size = _weights_bytes(graph)
+    fits = 2 * _COPIES * size <= _MOST_COPIED_SHARE * memory_bytes()
+    return _COPIES if fits and size <= _PACKED_AT_ONCE_BYTES else 1
+
+
+def _weights_bytes(graph: Path) -> int:
     weights = graph if graph.suffix == ".gguf" else graph.with_suffix(".bin")
-    size = weights.stat().st_size if weights.exists() else 0
-    return _COPIES if 2 * _COPIES * size <= _MOST_COPIED_SHARE * memory_bytes() else 1
+    return weights.stat().st_size if weights.exists() else 0
 
 
 def _sizes(min_rows: int, threads: int) -> list[tuple[int, ...]]:
@@ -326,10 +331,9 @@ def _sizes(min_rows: int, threads: int) -> list[tuple[int, ...]]:
     return [(plain,), (8,), (16, 32)]
 
 
-def _warm_rows(graph: Path, graphs: Sequence[CompiledGraph]) -> tuple[int, ...]:
-    """See `Engine`: one call for each compiled graph, as OpenVINO packs weights in the first."""
-    weights = graph.with_suffix(".bin")
-    size = sum(path.stat().st_size for path in {graph, weights} if path.exists())
-    if size < _PACKED_AT_ONCE_BYTES:
-        return ()
-    return tuple(each.sizes[-1] if each.sizes else 2 for each in graphs)
+def _warm_rows(graph: Path) -> tuple[int, ...]:
+    """See `Engine`: OpenVINO packs weights in the first call.
+
+    Without AVX-512, some products of eight rows take another form of them than those of two.
+    """
+    return () if _weights_bytes(graph) <= _PACKED_AT_ONCE_BYTES else (2, 8)

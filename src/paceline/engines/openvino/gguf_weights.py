@@ -9,7 +9,9 @@ where g(x) are the sums of x over the 32 inputs of each group: a second product,
 whose weights are small and are stored in 8 bits. docs/decisions/gguf-weights.md has the figures.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,9 @@ from paceline.storage.gguf_file import GgufFile, Tensor
 
 Floats = npt.NDArray[np.float32]
 
-_ROWS_AT_ONCE = 4096
+_WEIGHTS_AT_ONCE = 1 << 16
+"""As float32 they fit into a core's own cache."""
+
 WEIGHT = "weight.weight_"
 """Begins the names of the frontend's nodes of weights; the rest is the tensor's name."""
 
@@ -47,9 +51,12 @@ def exact_zero_points(model: Any, file: GgufFile) -> None:
 def regroup_six_bits(model: Any) -> None:
     """Store Q6_K, which has groups of 16, in 8 bits and groups of 32, which the fast kernel takes.
 
-    A weight moves by less than 1/8 of its own step.
+    A weight moves by less than 1/8 of its own step. The new codes overwrite the frontend's, which
+    has all weights in one buffer: those of no use would stay in memory.
     """
-    for node in model.get_ordered_ops():
+    nodes = model.get_ordered_ops()
+    addresses = Counter(_address(node) for node in nodes if _is_eight_bits(node))
+    for node in nodes:
         if node.get_friendly_name().startswith(WEIGHT) and node.get_type_name() == "Reshape":
             multiply = node.input_value(0).get_node()
             convert = multiply.input_value(0).get_node()
@@ -58,28 +65,89 @@ def regroup_six_bits(model: Any) -> None:
             codes, scale = convert.input_value(0).get_node(), _constant(multiply.input_value(1))
             shape = [int(each) for each in codes.get_output_shape(0)]
             if scale is not None and len(shape) == 3 and shape[2] == 16 and shape[1] % 2 == 0:
-                node.output(0).replace(_as_groups_of_32(codes.get_data(), scale).output(0))
+                if _is_eight_bits(codes) and addresses[_address(codes)] > 1:
+                    codes = _copy_of(codes)
+                node.output(0).replace(_as_groups_of_32(codes, scale).output(0))
 
 
-def _as_groups_of_32(codes: npt.NDArray[np.int8], scale: Floats) -> Any:
-    """A matrix [out, groups of 16, 16] of 6-bit codes, with scales [out, groups, 1]."""
+def _is_eight_bits(node: Any) -> bool:
+    import openvino as ov
+
+    return bool(node.get_type_name() == "Constant" and node.get_element_type() == ov.Type.i8)
+
+
+def _address(constant: Any) -> int:
+    return int(constant.get_data().ctypes.data)
+
+
+def _copy_of(constant: Any) -> Any:
     from openvino import opset13
 
-    out, groups, size = codes.shape
-    ends = np.maximum(codes.max(axis=2), -codes.min(axis=2).astype(np.int16))
-    largest = (ends * np.abs(scale[..., 0])).reshape(out, groups // 2, 2).max(axis=2)
-    step = np.maximum(largest / 127, np.finfo(np.float16).tiny).astype(np.float16)
-    ratio = scale.reshape(out, groups // 2, 2, 1) / step[..., None, None].astype(np.float32)
-    whole = np.empty((out, groups // 2, 2 * size), np.int8)
-    for at in range(0, out, _ROWS_AT_ONCE):
-        rows = slice(at, at + _ROWS_AT_ONCE)
-        old = codes[rows].reshape(-1, groups // 2, 2, size)
-        whole[rows] = np.rint(old * ratio[rows]).clip(-127, 127).reshape(whole[rows].shape)
-    values = opset13.convert(opset13.constant(whole), np.float16)
-    values = opset13.multiply(values, opset13.constant(step[..., None]))
+    return opset13.constant(constant.get_data())
+
+
+def _as_groups_of_32(codes: Any, scale: Floats) -> Any:
+    """A matrix [out, groups of 16, 16] of 6-bit codes, with scales [out, groups, 1].
+
+    Overwrites the constant `codes`.
+    """
+    from openvino import opset13
+
+    out, groups, size = (int(each) for each in codes.get_output_shape(0))
+    step = np.empty((out, groups // 2, 1), np.float16)
+    values = np.asarray(_Writable(codes))
+    count = max(_WEIGHTS_AT_ONCE // (groups * size), 1)
+
+    def regroup(at: int) -> None:
+        rows = slice(at, at + count)
+        step[rows] = _regroup(values[rows], scale[rows])
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(regroup, range(0, out, count)))
+    whole = _reshaped(codes, [out, groups // 2, 2 * size])
+    steps = opset13.multiply(opset13.convert(whole, np.float16), opset13.constant(step))
     return opset13.convert(
-        opset13.reshape(values, np.array([out, groups * size]), False), np.float32
+        opset13.reshape(steps, np.array([out, groups * size]), False), np.float32
     )
+
+
+def _regroup(codes: npt.NDArray[np.int8], scale: Floats) -> npt.NDArray[np.float16]:
+    """Overwrite codes [rows, groups, 16] with those for steps [rows, groups / 2, 1], returned."""
+    rows, groups = codes.shape[:2]
+    ends = np.abs(codes).reshape(-1)  # a 6-bit code is at least -32
+    while ends.size > rows * groups:
+        # The largest of each pair: much faster in numpy than along short rows.
+        ends = np.maximum(ends[0::2], ends[1::2])
+    largest = ends.reshape(rows, groups) * np.abs(scale[..., 0])
+    largest = largest.reshape(rows, groups // 2, 2).max(axis=2, keepdims=True)
+    step: npt.NDArray[np.float16]
+    step = np.maximum(largest / 127, np.finfo(np.float16).tiny).astype(np.float16)
+    ratio = scale.reshape(rows, groups // 2, 2) / step.astype(np.float32)
+    moved = codes.astype(np.float32)
+    np.multiply(moved, ratio.reshape(rows, groups, 1), out=moved)
+    np.rint(moved, out=moved)
+    codes[:] = np.clip(moved, -127, 127, out=moved)
+    return step
+
+
+class _Writable:
+    """The values of a constant as an array that may be written; numpy keeps the constant alive."""
+
+    def __init__(self, constant: Any) -> None:
+        self._constant = constant
+        about = constant.get_data().__array_interface__
+        self.__array_interface__ = {**about, "data": (about["data"][0], False)}
+
+
+def _reshaped(constant: Any, shape: Sequence[int]) -> Any:
+    """A constant with the same memory and another shape, which Python's Constant cannot make."""
+    import openvino as ov
+    from openvino import opset13
+    from openvino.passes import ConstantFolding
+
+    model = ov.Model([opset13.reshape(constant, np.array(shape), False)], [])
+    ConstantFolding().run_on_model(model)
+    return model.get_results()[0].input_value(0).get_node()
 
 
 def _groups(output: Any, tensors: Mapping[str, Tensor]) -> _Groups | None:
