@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from paceline.drafters import DrafterResources, DrafterSpec, create, taps
-from paceline.drafters.mtp import OpenVinoHead, read_head
+from paceline.drafters.mtp import read_head
+from paceline.drafters.mtp.openvino_head import _Request
 from paceline.drafters.networks.target import layers_of, read_target
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
@@ -62,17 +63,17 @@ def test_a_head_with_inputs_of_the_position_before_is_never_right(
 ):
     # Without this, the test above might pass with positions that are not aligned.
     write_head(tmp_path, form, perfect_weights(form, Rounds(), reads=reads))
-    run_rows, turn = OpenVinoHead._run, Rounds().turn.astype(np.float32)
+    run_rows, turn = _Request.run, Rounds().turn.astype(np.float32)
 
-    def late(self: Any, cache: Any, tokens: Any, positions: Any, slot: int, **hidden: Any) -> Any:
+    def late(self: Any, kv: Any, slot: int, tokens: Any, positions: Any, hidden: Any) -> Any:
         if reads == "token":
             tokens = [token // 8 * 8 + (token - 1) % 8 for token in tokens]
-        elif "tapped" in hidden:
-            parts = np.split(hidden["tapped"], len(form.taps), axis=1)
-            hidden["tapped"] = np.concatenate([part @ turn for part in parts], axis=1)
-        return run_rows(self, cache, tokens, positions, slot, **hidden)
+        elif self._kind == "tapped":
+            parts = np.split(hidden, len(form.taps), axis=1)
+            hidden = np.concatenate([part @ turn for part in parts], axis=1)
+        return run_rows(self, kv, slot, tokens, positions, hidden)
 
-    monkeypatch.setattr(OpenVinoHead, "_run", late)
+    monkeypatch.setattr(_Request, "run", late)
     shared = DrafterResources(graph=target)
     ran = answers_in_rounds(engine, f"mtp:{tmp_path},int8=0", shared, 4)
     assert total(ran).drafted > 0

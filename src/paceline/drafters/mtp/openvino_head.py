@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import tap_name
 from paceline.drafters.mtp.cache import HeadCache
-from paceline.drafters.mtp.checkpoint import Head, cut_vocabulary
+from paceline.drafters.mtp.checkpoint import Head, HeadConfig, cut_vocabulary
 from paceline.drafters.mtp.graph import KEYS, LONGEST, VALUES, HeadGraph
 from paceline.drafters.mtp.head import Rows, measure_cost
 from paceline.drafters.networks.context import PREFILL_CHUNK
@@ -83,14 +83,13 @@ class OpenVinoHead:
         }
         model = HeadGraph(head, int8=int8).build(target, draft_vocab)
         self._target: TargetWeights = target  # its weights are in the graph
-        self._request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
+        compiled = ov.Core().compile_model(model, "CPU", options)
+        # Rows of the target and drafted ones have requests of their own, so that shapes stay.
+        self._rows = _Request(compiled, head.config, "tapped")
+        self._step = _Request(compiled, head.config, "carried")
         self._kind = np.float16 if int8 else np.float32
         self.config = head.config
         self.taps = head.config.taps
-        self._none = {
-            "tapped": np.zeros((0, self.config.tapped_size), np.float32),
-            "carried": np.zeros((0, self.config.hidden_size), np.float32),
-        }
         self.cost = measure_cost(
             self, lambda rows: np.zeros((rows, self.config.tapped_size), np.float32)
         )
@@ -124,46 +123,91 @@ class OpenVinoHead:
         self.prefill(cache, Rows(tapped[:surplus], tokens[:surplus], start))
         found = self._append(cache, Rows(tapped[surplus:], tokens[surplus:], start + surplus))
         position = start + len(tokens)
-        drafts, chances = [int(found["drafts"][0])], [float(found["chances"][0])]
-        likely = chances[0]
+        drafts, chances = [found.token], [found.chance]
+        likely = found.chance
         while len(drafts) < limit and likely >= least:
-            carried = found["carried_out"].copy()
             slot = len(cache) + len(drafts) - 1
-            found = self._run(cache, [drafts[-1]], [position], slot, carried=carried)
-            drafts.append(int(found["drafts"][0]))
-            chances.append(float(found["chances"][0]))
-            likely *= chances[-1]
+            found = self._step.run(cache.kv, slot, [found.token], [position], found.carried)
+            drafts.append(found.token)
+            chances.append(found.chance)
+            likely *= found.chance
             position += 1
         return drafts, chances
 
-    def _append(self, cache: HeadCache[PagedKV], rows: Rows) -> Any:
+    def _append(self, cache: HeadCache[PagedKV], rows: Rows) -> "_Found":
         positions = range(rows.start, rows.start + len(rows.tokens))
-        found = self._run(cache, rows.tokens, positions, len(cache), tapped=rows.tapped)
+        found = self._rows.run(cache.kv, len(cache), rows.tokens, positions, rows.tapped)
         cache.positions += positions
         return found
 
-    def _run(
+
+class _Found(NamedTuple):
+    """Outputs of a call, of its last row."""
+
+    token: int
+    chance: float
+    carried: Array
+    """[1, d], valid until the next call of the same request."""
+
+
+class _Request:
+    """A request of the graph for rows of one kind: `tapped`, or `carried`.
+
+    Its inputs stay bound from call to call and are overwritten where shapes are the same: handing
+    them over anew takes longer than the graph of a small head.
+    """
+
+    def __init__(self, compiled: Any, config: HeadConfig, kind: str) -> None:
+        self._request = compiled.create_infer_request()
+        self._bound: dict[str, npt.NDArray[Any]] = {}
+        self._kv: tuple[npt.NDArray[Any], ...] = ()
+        self._kind = kind
+        none = {"tapped": config.tapped_size, "carried": config.hidden_size}
+        for name, width in none.items():
+            self._bind(name, np.zeros((0, width), np.float32))
+
+    def run(
         self,
-        cache: HeadCache[PagedKV],
+        kv: PagedKV,
+        slot: int,
         tokens: Sequence[int],
         positions: Sequence[int],
-        slot: int,
-        **hidden: Array,
-    ) -> Any:
-        """Run rows, which write the slots from `slot` on; `hidden` is `tapped` or `carried`."""
+        hidden: Array,
+    ) -> _Found:
+        """Run rows, which write the slots of `kv` from `slot` on."""
         end = slot + len(tokens)
-        keys, values = cache.kv.reserved(end)
-        inputs = {
-            **self._none,
-            **hidden,
-            "tokens": np.array(tokens, np.int64),
-            "positions": np.array(positions, np.float32),
-            "past_lens": np.array([slot], np.int32),
-            "subsequence_begins": np.array([0, len(tokens)], np.int32),
-            "block_indices": np.arange(len(keys), dtype=np.int32),
-            "block_indices_begins": np.array([0, len(keys)], np.int32),
-            LONGEST: np.array(end, np.int32),
-            KEYS: keys,
-            VALUES: values,
-        }
-        return self._request.infer(inputs, share_inputs=True, share_outputs=True)
+        self._bind_kv(kv.reserved(end))
+        self._set(self._kind, hidden)
+        self._set("tokens", np.array(tokens, np.int64))
+        self._set("positions", np.array(positions, np.float32))
+        self._set("past_lens", np.array([slot], np.int32))
+        self._set("subsequence_begins", np.array([0, len(tokens)], np.int32))
+        self._set(LONGEST, np.array(end, np.int32))
+        self._request.infer()
+        drafts, chances, carried = (
+            self._request.get_tensor(name).data for name in ("drafts", "chances", "carried_out")
+        )
+        return _Found(int(drafts[0]), float(chances[0]), carried)
+
+    def _bind_kv(self, blocks: Sequence[npt.NDArray[Any]]) -> None:
+        if len(self._kv) and all(a is b for a, b in zip(self._kv, blocks, strict=True)):
+            return
+        self._kv = tuple(blocks)
+        count = len(blocks[0])
+        self._set("block_indices", np.arange(count, dtype=np.int32))
+        self._set("block_indices_begins", np.array([0, count], np.int32))
+        for name, array in zip((KEYS, VALUES), blocks, strict=True):
+            self._bind(name, array)
+
+    def _set(self, name: str, values: npt.NDArray[Any]) -> None:
+        bound = self._bound.get(name)
+        if bound is not None and bound.shape == values.shape:
+            bound[...] = values
+        else:
+            self._bind(name, values.copy())
+
+    def _bind(self, name: str, values: npt.NDArray[Any]) -> None:
+        from openvino import Tensor
+
+        self._bound[name] = values  # an array that is collected is read as noise
+        self._request.set_tensor(name, Tensor(values, shared_memory=values.size > 0))
