@@ -15,7 +15,7 @@ from paceline.drafters.mtp import OpenVinoHead, has_head, names_head, read_confi
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from support.dflash import LEFT_OUT
-from support.mtp import HeadForm, config_json, write_head
+from support.mtp import HeadForm, config_json, gguf_name, write_head
 
 EAGLE = HeadForm(drafted=range(5, 300, 3))
 OWN = HeadForm(own=True, taps=(1,), kv_heads=1, rotary=0.5)
@@ -202,20 +202,6 @@ def test_a_checkpoint_with_a_head_is_its_own_drafter(tmp_path: Path):
 
 # -- Qwen3.5 in a GGUF file ------------------------------------------------------------------------
 
-GGUF_NAMES = {
-    "mtp.fc": "blk.2.nextn.eh_proj",
-    "mtp.pre_fc_norm_embedding": "blk.2.nextn.enorm",
-    "mtp.pre_fc_norm_hidden": "blk.2.nextn.hnorm",
-    "mtp.norm": "blk.2.nextn.shared_head_norm",
-    "model.language_model.norm": "output_norm",
-    "input_layernorm": "blk.2.attn_norm",
-    "post_attention_layernorm": "blk.2.post_attention_norm",
-    **{f"self_attn.{name}_proj": f"blk.2.attn_{name}" for name in "qkv"},
-    "self_attn.o_proj": "blk.2.attn_output",
-    **{f"self_attn.{name}_norm": f"blk.2.attn_{name}_norm" for name in "qk"},
-    **{f"mlp.{name}_proj": f"blk.2.ffn_{name}" for name in ("gate", "up", "down")},
-}
-
 
 def write_gguf(
     path: Path,
@@ -244,14 +230,13 @@ def write_gguf(
     writer.add_float32(f"{family}.attention.layer_norm_rms_epsilon", text["rms_norm_eps"])
     writer.add_tensor("token_embd.weight", np.zeros((OWN.vocab, OWN.d), np.float32))
     for name, rows in weights.items():
-        stem = name.removeprefix("mtp.layers.0.").removesuffix(".weight")
-        if GGUF_NAMES[stem] == left_out:
+        stored = gguf_name(name, 2)
+        if stored == f"{left_out}.weight":
             continue
         if rows.ndim == 1:
-            writer.add_tensor(f"{GGUF_NAMES[stem]}.weight", rows + 1)
+            writer.add_tensor(stored, rows + 1)
         else:
-            stored = quantize(rows, kind)
-            writer.add_tensor(f"{GGUF_NAMES[stem]}.weight", stored, raw_dtype=kind)
+            writer.add_tensor(stored, quantize(rows, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

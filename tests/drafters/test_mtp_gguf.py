@@ -1,0 +1,100 @@
+"""The MTP head inside a GGUF file of Qwen3.5 that OpenVINO runs."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline.drafters import DrafterResources, DrafterSpec, shipped
+from paceline.engines import EngineSettings, open_engine
+from paceline.runtime.stream import run_together
+from paceline.storage.gguf_file import Tensor, read_gguf, write_gguf
+from support.heads import LENGTH, answers_in_rounds
+from support.mtp import HeadForm, Rounds, gguf_name, perfect_weights, random_weights
+from support.tiny_checkpoints import write_gguf_of
+
+LAYERS = 4
+FORM = HeadForm(own=True, taps=(3,), heads=4, kv_heads=2, rotary=0.25, layers=LAYERS)
+
+
+def with_head(
+    path: Path, weights: Mapping[str, np.ndarray], others: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a tiny Qwen3.5 with the head `weights`; `others` replace tensors called so."""
+    fields = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": LAYERS + 1}
+    plain = write_gguf_of(
+        "qwen3_5_text",
+        path.with_name("plain.gguf"),
+        fields=fields,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=FORM.ff,
+        tie_word_embeddings=False,
+    )
+    file = read_gguf(plain)
+    tensors = {each.name: each for each in file.tensors}
+    for end, rows in (others or {}).items():
+        for name, old in tensors.items():
+            if name.split(".")[-2] == end:
+                tensors[name] = _tensor(name, np.broadcast_to(rows, old.shape))
+    for name, rows in weights.items():
+        if name.startswith("mtp."):
+            stored = gguf_name(name, LAYERS)
+            tensors[stored] = _tensor(stored, rows + 1 if rows.ndim == 1 else rows)
+    forms = {name: (each.kind, each.data.nbytes) for name, each in tensors.items()}
+    made = replace(file, tensors=list(tensors.values()))
+    write_gguf(path, made, forms, lambda tensor: tensor.data, lambda _done: None)
+    return path
+
+
+def _tensor(name: str, rows: np.ndarray) -> Tensor:
+    stored = np.ascontiguousarray(rows, np.float32)
+    return Tensor(name, stored.shape, 0, stored.view(np.uint8))
+
+
+@pytest.mark.parametrize("reads", ["hidden", "token"])
+def test_all_drafts_of_a_perfect_head_are_accepted(tmp_path: Path, reads: str):
+    rounds, none = Rounds(), np.zeros(1)
+    path = with_head(
+        tmp_path / "model.gguf",
+        perfect_weights(FORM, rounds, reads=reads),
+        {
+            "token_embd": rounds.embeddings,
+            "output": rounds.head,
+            "output_norm": none + 1,
+            **dict.fromkeys(("attn_output", "ssm_out", "ffn_down"), none),
+        },
+    )
+    engine = open_engine("openvino", path, 512, EngineSettings(cache_tokens=2048, taps=(3,)))
+    shared = DrafterResources(graph=path, shipped=shipped("x", path))
+    for block in (2, 6):
+        for one in answers_in_rounds(engine, "mtp:int8=0", shared, block):
+            assert one.counters.accepted == one.counters.drafted > 0
+            assert one.counters.steps == -(-(LENGTH - 1) // block)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_answers_with_its_own_head(tmp_path: Path):
+    path = with_head(tmp_path / "model.gguf", random_weights(FORM))
+    model = paceline.load(path, cache_tokens=2048)
+    assert model.engine.taps == (3,), "auto has it, so the engine was opened for it"
+    assert str(DrafterSpec.parse("auto").resolve({"mtp"})) == "suffix+mtp"
+    options: dict[str, Any] = {"raw": True, "max_tokens": 12, "temperature": 0.0}
+    texts = ["the the the", "in the rain", "a"]
+    plain = [model.generate(text, drafter="none", **options).token_ids for text in texts]
+    drafted = 0
+    for spec in ("auto", "mtp", "mtp:vocab=100,length=3"):
+        for policy in ("fixed", "auto"):
+            going = [
+                model.stream(text, drafter=spec, policy=policy, max_block=4, **options)
+                for text in texts
+            ]
+            run_together(going)
+            assert [stream.result.token_ids for stream in going] == plain
+            drafted += sum(stream.result.stats.drafted_by.get("mtp", 0) for stream in going)
+    assert drafted > 0
