@@ -44,9 +44,12 @@ _PROFILES = "measurements"
 
 def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources:
     """Return what the drafters of all requests to a model share."""
+    shipped = drafting.shipped(files.name, files.path)
+    if files.engine == "coreml":  # has hidden states only if it was converted for them
+        shipped.pop("mtp", None)
     return DrafterResources(
         target=files.name,
-        shipped=drafting.shipped(files.name, files.path),
+        shipped=shipped,
         find=lambda name: resolve_drafter(name, progress),
         graph=files.path,
     )

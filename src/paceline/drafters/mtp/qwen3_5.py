@@ -111,15 +111,21 @@ def names_head(path: Path) -> bool:
 
 
 def has_head(path: Path) -> bool:
-    """Whether a target names an MTP head of this form, and has its tensors."""
+    """Whether a target has an MTP head that can be used; for `auto`, which must not fail on one.
+
+    Only the values of its tensors are not looked at.
+    """
     if not names_head(path):
         return False
-    if path.suffix == ".gguf":
-        return _begins_with(path, f"{_FAMILY}.nextn_predict_layers".encode(), b".nextn.eh_proj.")
     try:
-        return "mtp.fc.weight" in stored_tensors(path)
-    except ModelError:  # the target's own reader says what is wrong
+        if path.suffix == ".gguf":
+            file = read_gguf(path)
+            _gguf_tensors(path, file, _gguf_config(path, file))
+        else:
+            _tensors(path, checkpoint_config(path), finite=False)
+    except ModelError:
         return False
+    return True
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -186,7 +192,10 @@ def _gguf_config(path: Path, file: GgufFile) -> HeadConfig:
 
 def read_head(path: Path, config: HeadConfig) -> Head:
     """Read the weights. Raises ModelError; the message names the faulty tensors."""
-    named = _gguf_tensors(path, config) if path.suffix == ".gguf" else _tensors(path, config)
+    if path.suffix == ".gguf":
+        named = _gguf_tensors(path, read_gguf(path), config)
+    else:
+        named = _tensors(path, config)
 
     def of(*names: str) -> Array:
         return np.concatenate([named(f"layers.0.{name}") for name in names])
@@ -205,8 +214,11 @@ def read_head(path: Path, config: HeadConfig) -> Head:
     return Head(path, config, weights, None)
 
 
-def _tensors(folder: Path, config: HeadConfig) -> Callable[[str], Array]:
-    """Reads a tensor of a checkpoint by its name after `mtp.`; `target_norm` is the target's."""
+def _tensors(folder: Path, config: HeadConfig, *, finite: bool = True) -> Callable[[str], Array]:
+    """Reads a tensor of a checkpoint by its name after `mtp.`; `target_norm` is the target's.
+
+    `finite` checks all numbers.
+    """
     stored = stored_tensors(folder)
     if any(name.endswith("conv1d.weight") and each.shape[-1] == 1 for name, each in stored.items()):
         raise ModelError(
@@ -225,7 +237,7 @@ def _tensors(folder: Path, config: HeadConfig) -> Callable[[str], Array]:
     names["mtp.target_norm.weight"] = (config.hidden_size,)
     if norms:
         found["mtp.target_norm.weight"] = stored[norms[0]]
-    check_tensors(folder, names, found)
+    check_tensors(folder, names, found, finite=finite)
 
     def read(name: str) -> Array:
         values = found[f"mtp.{name}.weight"].floats()
@@ -234,12 +246,12 @@ def _tensors(folder: Path, config: HeadConfig) -> Callable[[str], Array]:
     return read
 
 
-def _gguf_tensors(path: Path, config: HeadConfig) -> Callable[[str], Array]:
+def _gguf_tensors(path: Path, file: GgufFile, config: HeadConfig) -> Callable[[str], Array]:
     """Reads a tensor of a GGUF file by its name in a checkpoint."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    stored: Mapping[str, Tensor] = {each.name: each for each in read_gguf(path).tensors}
+    stored: Mapping[str, Tensor] = {each.name: each for each in file.tensors}
     block = f"blk.{config.num_target_layers}."
     names = {name: f"{block}{inside}.weight" for name, inside in _AROUND.items()}
     names |= {f"layers.0.{name}": f"{block}{inside}.weight" for name, inside in _LAYER.items()}
@@ -304,7 +316,7 @@ def _text_config(folder: Path) -> dict[str, Any]:
     return text if isinstance(text, dict) else {}
 
 
-def _begins_with(path: Path, *texts: bytes) -> bool:
-    """Whether the first part of a GGUF file, where its metadata are, has all these texts."""
+def _begins_with(path: Path, text: bytes) -> bool:
+    """Whether the first part of a GGUF file, where its metadata are, has this text."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return all(content.find(text, 0, _METADATA) >= 0 for text in texts)
+        return content.find(text, 0, _METADATA) >= 0

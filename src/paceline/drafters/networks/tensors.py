@@ -100,9 +100,13 @@ def _tensor(path: Path, name: str, about: Any, data: int, size: int) -> StoredTe
 
 
 def check_tensors(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, StoredTensor]
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, StoredTensor],
+    *,
+    finite: bool = True,
 ) -> None:
-    """Check names, shapes and values of tensors.
+    """Check names and shapes of tensors, and if `finite` is set their values.
 
     Raises ModelError: the message names the first five faults and counts the others.
     """
@@ -112,7 +116,7 @@ def check_tensors(
             faults.append(f"{name} is missing")
         elif found[name].shape != shape:
             faults.append(f"{name} is {list(found[name].shape)}, expected {list(shape)}")
-        elif not np.isfinite(found[name].floats()).all():
+        elif finite and not np.isfinite(found[name].floats()).all():
             faults.append(f"{name} has values that are not finite")
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""

@@ -106,7 +106,8 @@ def drafter_resources(
     """
     shared = DrafterResources(
         target=model,
-        shipped=drafting.shipped(model),
+        # `auto` does without hidden states, which a recorded text has none of.
+        shipped={k: path for k, path in drafting.shipped(model).items() if k != "mtp"},
         find=lambda name: resolve_drafter(name, progress),
     )
     for each in options.values():
