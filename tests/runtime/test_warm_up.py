@@ -44,9 +44,11 @@ def test_calls_that_contradict_the_profile_have_it_measured_again_by_the_next_mo
     watched = Model(model.files, model.engine, progress=Progress(said))
     cost = watched.measure_profile(again=True).cost
     said.truncate(0)
-    fast: Any = SimpleNamespace(calls=[(2, 256, cost(2) / 10)] * 200)
-    watched._check_profile(fast)
-    watched._check_profile(fast)
+    stats = SimpleNamespace(prefill_seconds=0.1, decode_seconds=0.1)
+    calls = [(2, 256, cost(2) / 10)] * 200
+    fast: Any = SimpleNamespace(calls=calls, failed=False, stats=stats)
+    watched._profile.learn(fast)
+    watched._profile.learn(fast)
     (line,) = said.getvalue().strip("\0").splitlines()
     assert line.startswith("calls of 2 rows take 0.1 times")
     said = StringIO()

@@ -5,8 +5,8 @@ depends on. The `auto` policy uses the costs. `exact` in a result comes from thi
 says which conditions of `invariance.py` held.
 
 Invariants: no first call is timed, because large weights are packed in the first call of each
-compiled graph; a profile of too few rounds is not stored; and a stored one from which later calls
-differ (`profile_watch.py`) is marked, and measured again at the next load.
+compiled graph; a profile of too few rounds is not taken for a whole one; and a stored one from
+which later calls differ (`profile_watch.py`) is marked. `profile_parts.py` measures in parts.
 """
 
 import contextlib
@@ -256,12 +256,10 @@ def load_profile(
     """
     depends = _depends(engine, fingerprint)
     path = _path(depends, folder)
-    outdated = _mark(path)
+    stored, outdated = known_profile(engine, fingerprint, folder)
     reason = f"again: {outdated}" if outdated else "once for this model"
-    if not (again or outdated):
-        stored = _stored(path)
-        if stored and (len(stored.compared) == len(CONDITIONS) or not has_room(engine)):
-            return stored
+    if stored and is_whole(stored, engine) and not (again or outdated):
+        return stored
     say(f"measuring this machine, {reason}")
     profile = measure_profile(engine)
     if profile.rounds < _ROUNDS[1]:
@@ -273,6 +271,31 @@ def load_profile(
     else:
         _write(path, profile, depends)
     return profile
+
+
+def known_profile(engine: Engine, fingerprint: str, folder: Path) -> tuple[CostProfile | None, str]:
+    """The stored profile, whole or in part, and why it is outdated; None: there is none."""
+    path = _path(_depends(engine, fingerprint), folder)
+    return _stored(path), _mark(path)
+
+
+def is_whole(profile: CostProfile, engine: Engine) -> bool:
+    """Whether a profile has all rounds, and every condition that fits into the free slots."""
+    whole = len(profile.compared) == len(CONDITIONS) or not has_room(engine)
+    return profile.rounds >= _ROUNDS[1] and whole
+
+
+def store_profile(engine: Engine, fingerprint: str, folder: Path, profile: CostProfile) -> None:
+    """Store a profile, whole or in part, in place of another one; it is not outdated."""
+    depends = _depends(engine, fingerprint)
+    _write(_path(depends, folder), profile, depends)
+
+
+def unmark(engine: Engine, fingerprint: str, folder: Path) -> None:
+    """Take back `mark_outdated`."""
+    path = _path(_depends(engine, fingerprint), folder)
+    with contextlib.suppress(OSError):
+        path.with_suffix(_MARK).unlink(missing_ok=True)
 
 
 def mark_outdated(engine: Engine, fingerprint: str, folder: Path, reason: str) -> bool:

@@ -46,6 +46,8 @@ class ProfileWatch:
         self._tables: dict[int, CostTable] = {}
         self._windows = defaultdict[int, list[float]](list)
         self._fast = defaultdict[int, int](int)
+        self.fits = False
+        """Whether a window was neither fast nor slow."""
         self._slow: dict[int, tuple[int, float]] = {}
         """T -> number of consecutive slow windows, and when the first of them ended."""
 
@@ -79,6 +81,7 @@ class ProfileWatch:
         if quantiles(ratios, n=10)[0] > _DEVIATION:
             count += 1
             self._slow[rows] = count, since
+        self.fits = self.fits or 1 / _DEVIATION <= middle <= _DEVIATION
         slow = count >= _SLOW_WINDOWS and now - since >= _SLOW_SECONDS
         if not slow and self._fast[rows] < _FAST_WINDOWS:
             return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -24,12 +24,12 @@ from paceline.drafters import (
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine, KVSequence
 from paceline.engines.invariance import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, Compared
-from paceline.engines.profile import CostProfile, load_profile, mark_outdated, warm_up
-from paceline.engines.profile_watch import ProfileWatch
-from paceline.errors import CacheFull, InvalidRequest, ModelError
+from paceline.engines.profile import CostProfile, load_profile, warm_up
+from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.options import Options, Request, check, defaults_of
+from paceline.runtime.profile import ModelProfile
 from paceline.runtime.prompt import Message, Prompt, encode_prompt
 from paceline.runtime.result import Result, Stats
 from paceline.runtime.stream import Stream
@@ -92,7 +92,7 @@ class Model:
         self._opened = 0  # sequences of requests and conversations
         self._slots = engine.free_slots
         self._progress = progress
-        self._watch: ProfileWatch | None = None  # of the profile, once it was used
+        self._profile = self._profile_of_engine()
         self._acceptance = Acceptance()
         self._shared = drafter_resources(files, progress)
         self._shared.vocab_size = engine.vocab_size
@@ -105,33 +105,18 @@ class Model:
         other._shared = replace(self._shared, history=AnswerHistory())
         return other
 
-    @cached_property
+    @property
     def profile(self) -> CostProfile:
         """What calls cost on this machine: measured once, then read from the cache folder."""
-        return self.measure_profile()
+        return self._profile.whole()
 
     def measure_profile(self, *, again: bool = False) -> CostProfile:
         """Return the cost profile, measured now if there is none, or if `again`."""
-        self.__dict__["profile"] = found = self._profile_of(self.engine, self.files, again=again)
-        self._watch = ProfileWatch(found)
-        return found
+        return self._profile.whole(again=again)
 
-    def _profile_of(self, engine: Engine, files: ModelFiles, *, again: bool = False) -> CostProfile:
-        return load_profile(
-            engine,
-            files.fingerprint,
-            cache_dir() / _PROFILES,
-            again=again,
-            say=self._progress.say,
-        )
-
-    def _check_profile(self, stream: Stream) -> None:
-        """Compare an answer's calls with the profile; the next load renews one that is outdated."""
-        deviation = self._watch.add(stream.calls) if self._watch else None
-        if deviation and mark_outdated(
-            self.engine, self.files.fingerprint, cache_dir() / _PROFILES, deviation
-        ):
-            self._progress.say(f"{deviation}: it is measured again when the model is loaded next")
+    def _profile_of_engine(self) -> ModelProfile:
+        folder = cache_dir() / _PROFILES
+        return ModelProfile(self.engine, self.files.fingerprint, folder, self._progress)
 
     def tokens(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Return the prompt as token ids.
@@ -213,13 +198,8 @@ class Model:
             PREFIX_CACHE: cached or shared,
             BATCH: shared,
         }
-        if not any(names.values()):
-            return {}
-        try:
-            found = self.profile.compared
-        except CacheFull:
-            return None
-        return {name: each for name, each in found.items() if names[name]}
+        wanted = [name for name in names if names[name]]
+        return self._profile.compared(wanted) if wanted else {}
 
     def taps_for(self, request: Request) -> set[int]:
         """Return the layers whose hidden states the request's drafters read.
@@ -258,8 +238,7 @@ class Model:
             )
         self.engine = self._open_with(tuple(sorted(needed)))
         self._share_network()
-        self.__dict__.pop("profile", None)
-        self._watch = None
+        self._profile = self._profile_of_engine()
 
     def _share_network(self) -> None:
         """Give drafters that run in MLX the engine's embeddings and head."""
@@ -282,7 +261,8 @@ class Model:
         settings = EngineSettings(min_rows=1, cache_tokens=slots)
         opened = open_engine(files.engine, files.path, files.context_length, settings)
         engine = warmed_up(opened, self._progress)
-        cost = self._profile_of(engine, files).cost
+        folder = cache_dir() / _PROFILES
+        cost = load_profile(engine, files.fingerprint, folder, say=self._progress.say).cost
         worth = min(cost(1) / self.profile.cost(1), 1.0)
         return DraftModel(engine, cost, worth, slots=engine.free_slots)
 
@@ -341,6 +321,9 @@ class Model:
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         stopping = request.stopping(self.files.stop_token_ids)
         decode = self.files.tokenizer().continuation
+        # The time of a drafter is in seconds, and so have calls to be.
+        priced = any(each.cost(1) for each in chosen)
+        costs = (lambda: self.profile.cost) if priced else self._profile.costs
         stats = Stats(load_seconds=self.load_seconds, cached_tokens=sequence.length)
         try:
             generation = Generation(
@@ -350,7 +333,7 @@ class Model:
                 sampling=request.sampling,
                 stopping=stopping,
                 drafters=[*probes, *chosen],
-                policy=request.policy_for(lambda: self.profile.cost, acceptance, len(tokens)),
+                policy=request.policy_for(costs, acceptance, len(tokens)),
                 decode=decode,
                 cached=sequence.length,
                 constraint=request.constraint,
@@ -362,9 +345,12 @@ class Model:
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
 
+        compared = partial(self.exactness, spec, cached=sequence.length > 0, shared=shared)
+        # Of a small model, before the prompt takes slots.
+        found = None if self._profile.in_parts else compared()
+
         def learn(stream: Stream) -> None:
             self._acceptance = acceptance
-            self._check_profile(stream)
             if spec.uses_earlier_answers:
                 self._shared.history.add(stream.answer)
 
@@ -376,8 +362,8 @@ class Model:
             stats,
             model=self.files.name,
             drafter=str(spec),
-            exactness=self.exactness(spec, cached=sequence.length > 0, shared=shared),
+            exactness=compared if self._profile.in_parts else lambda: found,
             started=started,
             probes=probes,
-            on_end=(learn, end),
+            on_end=(learn, end, partial(self._profile.learn, shared=shared)),
         )

@@ -44,7 +44,7 @@ class Stream:
         *,
         model: str,
         drafter: str,
-        exactness: Mapping[str, Compared] | None,
+        exactness: Callable[[], Mapping[str, Compared] | None],
         started: float,
         probes: Sequence[Probe] = (),
         on_end: Sequence[Callable[["Stream"], None]] = (),
@@ -59,7 +59,7 @@ class Stream:
             stats: counts what `generation` does; the times are added here.
             model: the model's name, for the result.
             drafter: the drafter's name, for the result.
-            exactness: what `Result.exactness` will be; None: it could not be measured.
+            exactness: called at the end for `Result.exactness`; None: it could not be measured.
             started: when the request came (`perf_counter`).
             probes: drafters that are only watched.
             on_end: called once each, in this order, when the answer has ended in any way.
@@ -252,7 +252,7 @@ class Stream:
             stats.probe = {probe.watched: probe.count(self.tokens) for probe in self._probes}
         generation.close()
         assert generation.finish_reason is not None
-        exactness = self._exactness
+        exactness = None if self.failed else self._exactness()
         self._result = Result(
             text="".join(piece.final for piece in self._text),
             token_ids=generation.answer,

@@ -1,0 +1,148 @@
+"""The cost profile of a model, used as early as it can be and measured as late.
+
+A small model is measured before its first answer with drafts: that takes a second. A large one is
+measured in parts after its answers (`engines/profile_parts.py`), so that no first token waits.
+Until then a policy gets costs that are too high for drafts rather than too low. A profile that is
+outdated is used for one more answer: if its calls agree with it, it stays; else it is measured
+again. Invariant: nothing here changes a token, only how many are drafted.
+"""
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+
+from paceline.decoding.costs import CostTable
+from paceline.engines.base import Engine
+from paceline.engines.invariance import Compared
+from paceline.engines.profile import (
+    CostProfile,
+    is_whole,
+    known_profile,
+    load_profile,
+    mark_outdated,
+    store_profile,
+    unmark,
+)
+from paceline.engines.profile_parts import PRIOR, measure_part, without_times
+from paceline.engines.profile_watch import ProfileWatch
+from paceline.errors import CacheFull
+from paceline.models import Progress
+from paceline.runtime.stream import Stream
+
+_SHARE = 0.1
+"""Share of the time of answers that further parts may take."""
+
+
+class ModelProfile:
+    """What calls of an engine cost on this machine, and what was compared of its rows."""
+
+    def __init__(self, engine: Engine, fingerprint: str, folder: Path, progress: Progress) -> None:
+        """Measures and reads nothing yet. `folder` is that of stored profiles."""
+        self._engine, self._fingerprint, self._folder = engine, fingerprint, folder
+        self._progress = progress
+        self.in_parts = bool(engine.warm_rows)
+        """Whether it is measured in parts: weights that are packed while loading are large."""
+        self._found: CostProfile | None = None
+        self._whole = False
+        self._outdated = ""
+        self._watch: ProfileWatch | None = None
+        self._seconds = 0.0  # that further parts may take now
+
+    def whole(self, *, again: bool = False) -> CostProfile:
+        """The whole profile, measured now if there is none, if it is outdated, or if `again`."""
+        if again or not self._whole or self._found is None:
+            found = load_profile(
+                self._engine, self._fingerprint, self._folder, again=again, say=self._progress.say
+            )
+            self._outdated, self._whole = "", True
+            self._use(found)
+            return found
+        return self._found
+
+    def costs(self) -> CostTable:
+        """Costs for a policy: those that are known; of a small model, measured now."""
+        found = self._known()
+        if found is not None:
+            return found.cost
+        return PRIOR if self.in_parts else self.whole().cost
+
+    def compared(self, names: Collection[str]) -> Mapping[str, Compared] | None:
+        """Conditions `names` -> comparison, measured now where one is missing.
+
+        None: there were no slots to measure.
+        """
+        try:
+            found = self._known()
+            if not self.in_parts and found is None:
+                found = self.whole()
+            while self.in_parts and (found is None or not found.compared.keys() >= {*names}):
+                before, found = found, self._measure(names)
+                if found is before:  # it does not fit
+                    break
+        except CacheFull:
+            return None
+        assert found is not None
+        return {name: each for name, each in found.compared.items() if name in names}
+
+    def learn(self, stream: Stream, *, shared: bool = False) -> None:
+        """Compare an answer's calls with the profile, and measure a part if it is time.
+
+        In calls that others share, nothing is measured.
+        """
+        if self._watch is None or stream.failed:
+            return
+        deviation = self._watch.add(stream.calls)
+        with suppress(CacheFull):
+            if self._outdated and self._watch.fits:
+                self._outdated = ""
+                unmark(self._engine, self._fingerprint, self._folder)
+            elif (self._outdated or (deviation and self.in_parts)) and not shared:
+                self._renew()
+            elif deviation and self._mark(deviation):
+                self._progress.say(f"{deviation}: it is measured again when the model is used next")
+            if not shared:
+                stats = stream.stats
+                self._seconds += _SHARE * (stats.prefill_seconds + stats.decode_seconds)
+                self._measure_further()
+
+    def _known(self) -> CostProfile | None:
+        """What was measured so far, here or in an earlier process."""
+        if self._found is None:
+            found, outdated = known_profile(self._engine, self._fingerprint, self._folder)
+            if found is not None and (self.in_parts or is_whole(found, self._engine)):
+                self._outdated = outdated
+                self._use(found)
+        return self._found
+
+    def _use(self, found: CostProfile) -> None:
+        self._found, self._watch = found, ProfileWatch(found)
+
+    def _measure(self, wanted: Collection[str] = ()) -> CostProfile:
+        """Measure a part and store it; the same object if there is none that fits."""
+        found = measure_part(self._engine, self._found, wanted)
+        if found is not self._found:
+            store_profile(self._engine, self._fingerprint, self._folder, found)
+            self._use(found)
+        return found
+
+    def _measure_further(self) -> None:
+        """Measure parts for as long as answers have left time for them."""
+        while self.in_parts and self._seconds > 0:
+            started, before = perf_counter(), self._found
+            if self._measure() is before:
+                return
+            self._seconds -= perf_counter() - started
+
+    def _renew(self) -> None:
+        """Replace the times of an outdated profile."""
+        if not self.in_parts:
+            self.whole(again=True)
+        elif self._found is not None:
+            found = measure_part(self._engine, without_times(self._found))
+            self._outdated, self._whole = "", False
+            store_profile(self._engine, self._fingerprint, self._folder, found)
+            self._use(found)
+
+    def _mark(self, deviation: str) -> bool:
+        return mark_outdated(self._engine, self._fingerprint, self._folder, deviation)
