@@ -1,0 +1,36 @@
+"""Opens the GGUF files whose paths come in, a line each, and answers with each; run by path.
+
+Prints a line of JSON for each: what was said, and the seconds of processor time and the bytes of
+memory that it took. A process of its own, so that a crash is a test's failure and not its end.
+"""
+
+import json
+import resource
+import sys
+import time
+import traceback
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.runtime.load import load
+
+
+def opened(path: str) -> dict[str, Any]:
+    """Load and answer once; `error` is an error of ours, `fault` any other."""
+    try:
+        model = load(path, cache_tokens=256)
+        found = model.generate("a", raw=True, max_tokens=2, drafter="none", temperature=0.0)
+    except PacelineError as error:
+        return {"error": str(error)}
+    except Exception:
+        return {"fault": traceback.format_exc()}
+    return {"tokens": len(found.token_ids)}
+
+
+for line in sys.stdin:
+    started = time.process_time()
+    told = opened(line.rstrip("\n"))
+    seconds = time.process_time() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sys.stdout.write(json.dumps({**told, "seconds": seconds, "peak": peak}) + "\n")
+    sys.stdout.flush()
