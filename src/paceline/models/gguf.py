@@ -43,6 +43,13 @@ WEIGHTS = (
 """Types of weights that are kept as they are."""
 
 
+_POSITIVE = (
+    *("block_count", "embedding_length", "attention.head_count"),
+    *("attention.head_count_kv", "attention.key_length"),
+    *("attention.value_length", "rope.dimension_count", "rope.freq_base"),
+)
+
+
 def check_supported(path: Path, source: GgufFile) -> None:
     """Raise ModelError for a family, or a type of weights, that the openvino engine cannot run."""
     from gguf import GGMLQuantizationType
@@ -55,6 +62,12 @@ def check_supported(path: Path, source: GgufFile) -> None:
             f"{path} has the architecture {short(repr(family))}; expected one of "
             f"{', '.join(FAMILIES)}. {instead_of(family)}"
         )
+    for name in _POSITIVE:  # of which OpenVINO divides
+        value = source.fields.get(f"{family}.{name}", 1)
+        if isinstance(value, int | float) and not value > 0:
+            raise ModelError(
+                f"{path} has {family}.{name} of {value}; expected more than 0: fetch it again"
+            )
     if family not in _LEAVE_OUT and source.fields.get(f"{family}.nextn_predict_layers"):
         raise ModelError(
             f"{path} has layers that predict the tokens after the next, which the openvino engine "
