@@ -238,7 +238,13 @@ def test_what_cannot_be_trained_is_refused_before_data_is_made(
 @pytest.mark.reference
 @pytest.mark.parametrize(("kind", "more"), [("dflash", ("--taps", 1)), ("mtp", ())])
 def test_a_network_is_trained_on_answers_and_training_continues(
-    kind: str, more: Any, train: Any, prompts: Path, tmp_path: Path
+    kind: str,
+    more: Any,
+    train: Any,
+    prompts: Path,
+    tmp_path: Path,
+    model: Any,
+    capsys: pytest.CaptureFixture[str],
 ):
     for package in ("torch", "matplotlib"):
         pytest.importorskip(package)
@@ -254,6 +260,16 @@ def test_a_network_is_trained_on_answers_and_training_continues(
     assert longer["curve"][:2] == found["curve"]
     names = {"config.json", "model.safetensors", "curve.json", "curve.png", "state.pt", "features"}
     assert names <= {path.name for path in out.iterdir()}
+    drafted, plain = (
+        answer_of(model, capsys, "--drafter", spec) for spec in (f"{kind}:{out}", "none")
+    )
+    assert drafted["token_ids"] == plain["token_ids"]
+
+
+def answer_of(model: Any, capsys: pytest.CaptureFixture[str], *options: str) -> Any:
+    given = ("--model", model.files.name, "--max-tokens", "12", "--temperature", "0", "--json")
+    assert main(["generate", "Hello", *given, *options]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "mtp"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.tools.train.config import HeadConfig
+from paceline.drafters.mtp import HeadConfig
 
 Weights = Mapping[str, np.ndarray]
 
@@ -43,7 +43,7 @@ def head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     return {
         "fc.weight": (d, len(config.taps) * d),
         "norm.weight": (d,),
-        "lm_head.weight": (config.draft_vocab_size, d),
+        "lm_head.weight": (config.draft_vocab_size or config.vocab_size, d),
         **{f"midlayer.{name}.weight": shape for name, shape in layer.items()},
     }
 

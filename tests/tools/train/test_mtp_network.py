@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.tools.train.config import HeadConfig, head_taps
+from paceline.drafters.mtp import HeadConfig, read_config, read_head
+from paceline.tools.train.config import head_taps
 from support.eagle import head_shapes, random_head, read_as_vllm, reference_logits
 
 torch = pytest.importorskip("torch")
@@ -17,7 +18,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 
 from paceline.tools.train.mtp_checkpoint import save_head  # noqa: E402
-from paceline.tools.train.mtp_network import Head, Rows  # noqa: E402
+from paceline.tools.train.mtp_network import HeadNetwork, Rows  # noqa: E402
 
 pytestmark = pytest.mark.reference
 
@@ -27,12 +28,13 @@ CONFIG = HeadConfig(
     num_attention_heads=4,
     num_key_value_heads=4,
     head_dim=8,
+    rotary_dims=8,
     vocab_size=30,
     draft_vocab_size=12,
     rms_norm_eps=1e-5,
     rope_theta=100.0,
-    max_position_embeddings=64,
     taps=(1, 4, 6),
+    num_target_layers=10,
 )
 FORMS: dict[str, dict[str, Any]] = {
     "a head for each head's keys": {},
@@ -42,7 +44,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 DEPTH = 4
 
-MakeHead = Callable[..., Head]
+MakeHead = Callable[..., HeadNetwork]
 
 
 @pytest.fixture(params=FORMS)
@@ -55,8 +57,8 @@ def weights(config: HeadConfig) -> dict[str, np.ndarray]:
     return random_head(config)
 
 
-def made(config: HeadConfig, weights: dict[str, np.ndarray], std: Any = None) -> Head:
-    head = Head(config, std, dropout=0.5)
+def made(config: HeadConfig, weights: dict[str, np.ndarray], std: Any = None) -> HeadNetwork:
+    head = HeadNetwork(config, std, dropout=0.5)
     taken = {name: torch.from_numpy(rows) for name, rows in weights.items()}
     taken["fc.weight"] = taken["fc.weight"] * head.std
     head.load_state_dict(taken)
@@ -149,10 +151,10 @@ def test_a_head_runs_in_bf16_as_it_does_on_a_gpu():
 # -- the form --------------------------------------------------------------------------------------
 
 
-def saved(folder: Path, config: HeadConfig, layers: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def saved(folder: Path, config: HeadConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     drafted = torch.tensor([2, 3, 5, 7, 11, 13, 17, 19, 23, 27, 28, 29])
     head = made(config, random_head(config))
-    save_head(head.weights(), config, drafted, folder, target_layers=layers)
+    save_head(head.weights(), config, drafted, folder, context_length=64)
     return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
 
 
@@ -164,7 +166,8 @@ def saved(folder: Path, config: HeadConfig, layers: int) -> tuple[dict[str, Any]
 def test_a_head_is_read_as_vllm_reads_it(
     taps: tuple[int, ...], layers: int, named: bool, tmp_path: Path
 ):
-    config, tensors = saved(tmp_path, replace(CONFIG, taps=taps), layers)
+    shape = replace(CONFIG, taps=taps, num_target_layers=layers)
+    config, tensors = saved(tmp_path, shape)
     rows, inputs = read_as_vllm(config, tensors, layers)
     assert rows == [2, 3, 5, 7, 11, 13, 17, 19, 23, 27, 28, 29]
     assert inputs == [tap + 1 for tap in taps]
@@ -176,15 +179,28 @@ def test_a_head_is_read_as_vllm_reads_it(
 
 
 def test_a_saved_head_has_its_weights_in_bf16(tmp_path: Path):
-    _, tensors = saved(tmp_path, CONFIG, 10)
+    _, tensors = saved(tmp_path, CONFIG)
     for name, rows in random_head(CONFIG).items():
         assert torch.equal(tensors[name], torch.from_numpy(rows).to(torch.bfloat16)), name
     assert set(tensors) == {*head_shapes(CONFIG), "d2t", "t2d"}
 
 
+@pytest.mark.parametrize("taps", [(1, 4, 6), (0, 2, 5)], ids=["usual", "others"])
+def test_a_saved_head_is_one_that_drafts(taps: tuple[int, ...], tmp_path: Path):
+    shape = replace(CONFIG, taps=taps, draft_vocab_size=12)
+    _, tensors = saved(tmp_path, shape)
+    # The form does not say how many layers the target has.
+    expected = replace(shape, num_target_layers=None)
+    assert read_config(tmp_path, lambda: 10) == expected
+    found = read_head(tmp_path, lambda: 10)
+    np.testing.assert_array_equal(found.weights.fuse, tensors["fc.weight"].float().numpy())
+    assert found.draft_vocab is not None
+    assert found.draft_vocab.tolist() == tensors["t2d"].nonzero().flatten().tolist()
+
+
 def test_transformers_reads_the_config(tmp_path: Path):
     transformers = pytest.importorskip("transformers")
-    config, _ = saved(tmp_path, CONFIG, 10)
+    config, _ = saved(tmp_path, CONFIG)
     found = transformers.AutoConfig.from_pretrained(tmp_path)
     assert isinstance(found, transformers.LlamaConfig)
     assert found.hidden_size == CONFIG.hidden_size

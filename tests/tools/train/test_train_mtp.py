@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from paceline.decoding.types import Block
+from paceline.drafters.mtp import HeadConfig
 from paceline.drafters.networks.target import read_target
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET, ModelFiles, Progress
 from paceline.tools.train.answers import Answer
-from paceline.tools.train.config import HeadConfig, default_head_config
+from paceline.tools.train.config import default_head_config
 from paceline.tools.train.hidden_states import HiddenStates, record_hidden_states
 from paceline.tools.train.target_logits import TargetLogits
 from support.dflash import ends_of
@@ -54,9 +55,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def config(tiny_files: ModelFiles) -> HeadConfig:
-    return default_head_config(
-        read_target(tiny_files.path), draft_vocab_size=len(LETTERS), context_length=64
-    )
+    return default_head_config(read_target(tiny_files.path), draft_vocab_size=len(LETTERS))
 
 
 class Told(HiddenStates):
@@ -98,7 +97,7 @@ def make_trainer(tiny_files: ModelFiles, features: HiddenStates, config: HeadCon
 
     def make(folder: Path, drafted: Sequence[int] = LETTERS, **changes: Any) -> Trainer:
         shape = replace(config, draft_vocab_size=len(drafted))
-        given: dict[str, Any] = {"config": shape, "answers": easy_answers(), "target_layers": 2}
+        given: dict[str, Any] = {"config": shape, "answers": easy_answers(), "context_length": 64}
         given |= {"hidden_states": features, "schedule": SCHEDULE, **changes}
         given["hidden_states"] = Told(given["hidden_states"], given["answers"])
         given["target_logits"] = told_logits(drafted)

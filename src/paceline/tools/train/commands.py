@@ -208,9 +208,7 @@ def mtp(
     files, graph = _files_to_train_on(target, progress)
     answers = _read_all(folders, files)
     drafted = most_frequent(answers, vocab)
-    config = default_head_config(
-        graph, draft_vocab_size=len(drafted), context_length=files.context_length
-    )
+    config = default_head_config(graph, draft_vocab_size=len(drafted))
     # The last layer has the labels.
     hidden_states = _record(files, answers, {*config.taps, graph.layers - 1}, out, progress)
     trainer = Trainer(
@@ -219,7 +217,7 @@ def mtp(
         hidden_states=hidden_states,
         answers=answers,
         target_logits=TargetLogits(graph, drafted),
-        target_layers=graph.layers,
+        context_length=files.context_length,
         schedule=Schedule(**schedule),
         folder=out,
         device=device,

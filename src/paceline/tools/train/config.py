@@ -1,37 +1,12 @@
 """Default shapes of a DFlash drafter and of an MTP head for a target: taps, mask token, sizes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from paceline.drafters.dflash import Config
+from paceline.drafters.mtp import HeadConfig
 from paceline.drafters.networks.target import TargetWeights
 from paceline.errors import InvalidRequest
 from paceline.tools.train.answers import Answer
-
-
-@dataclass(frozen=True, slots=True)
-class HeadConfig:
-    """Shape of a head in EAGLE-3's form."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    """Of the target."""
-    draft_vocab_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
-    taps: tuple[int, ...]
-    """Layers of the target, from 0, after which hidden states are tapped."""
-
-    @property
-    def tapped_size(self) -> int:
-        """Width of a token's tapped hidden states, all taps concatenated."""
-        return len(self.taps) * self.hidden_size
-
 
 _HEAD = 64
 _ROPE_THETA = 100_000.0
@@ -100,9 +75,7 @@ def default_config(
     )
 
 
-def default_head_config(
-    target: TargetWeights, *, draft_vocab_size: int, context_length: int
-) -> HeadConfig:
+def default_head_config(target: TargetWeights, *, draft_vocab_size: int) -> HeadConfig:
     """A head with the hidden size d of its target, and a feed-forward of 8/3 d."""
     d = target.hidden_size
     heads, head = _heads(d)
@@ -112,12 +85,13 @@ def default_head_config(
         num_attention_heads=heads,
         num_key_value_heads=heads,
         head_dim=head,
+        rotary_dims=head,
         vocab_size=target.vocab_size,
-        draft_vocab_size=draft_vocab_size,
         rms_norm_eps=1e-5,
         rope_theta=_ROPE_THETA,
-        max_position_embeddings=context_length,
         taps=head_taps(target.layers),
+        num_target_layers=target.layers,
+        draft_vocab_size=draft_vocab_size,
     )
 
 

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from paceline.drafters.mtp import HeadConfig
 from paceline.storage.files import digest_of
 from paceline.tools.train import trainer
 from paceline.tools.train.answers import Answer
-from paceline.tools.train.config import HeadConfig
 from paceline.tools.train.hidden_states import HiddenStates
 from paceline.tools.train.mtp_checkpoint import save_head
-from paceline.tools.train.mtp_network import Head, Rows
+from paceline.tools.train.mtp_network import HeadNetwork, Rows
 from paceline.tools.train.target_tensors import TargetTensors
 from paceline.tools.train.trainer import Text, mean_tokens_kept, split_answers
 
@@ -53,7 +53,7 @@ class Trainer(trainer.Trainer):
         hidden_states: HiddenStates,
         answers: Sequence[Answer],
         target_logits: Callable[[Array], Array],
-        target_layers: int,
+        context_length: int,
         schedule: Schedule,
         folder: Path,
         device: str = "cpu",
@@ -67,10 +67,10 @@ class Trainer(trainer.Trainer):
         """
         data = split_answers(answers, hidden_states, schedule.depth + 1)
         self._config, self._shared, self._steps = config, shared, schedule
-        self._target_logits, self._target_layers = target_logits, target_layers
+        self._target_logits, self._context_length = target_logits, context_length
         torch.manual_seed(schedule.seed)
         std = data.std(config.tapped_size)
-        self.network = Head(config, std, dropout=schedule.dropout).to(device)
+        self.network = HeadNetwork(config, std, dropout=schedule.dropout).to(device)
         with torch.no_grad():
             self.network.lm_head.weight.copy_(shared.head.float())
         drafted = shared.drafted.tolist()
@@ -160,7 +160,7 @@ class Trainer(trainer.Trainer):
             self._config,
             self._shared.drafted,
             self._folder,
-            target_layers=self._target_layers,
+            context_length=self._context_length,
         )
 
     def _amount(self) -> dict[str, float]:

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.drafters.mtp import HeadConfig
 from paceline.storage.files import write_json, writing
-from paceline.tools.train.config import HeadConfig
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 CONFIG = "config.json"
@@ -25,7 +25,7 @@ def save_head(
     drafted: Tensor,
     folder: Path,
     *,
-    target_layers: int,
+    context_length: int,
 ) -> None:
     """Write `config.json` and the weights in bf16. Each file is replaced atomically.
 
@@ -34,7 +34,7 @@ def save_head(
         config: its shape.
         drafted: [draft_vocab], the tokens of the head's rows, ascending.
         folder: created if missing.
-        target_layers: number of the target's layers.
+        context_length: of the target, in tokens.
     """
     drafted = drafted.cpu().long()
     halved = {name: each.detach().to("cpu", torch.bfloat16) for name, each in weights.items()}
@@ -45,15 +45,16 @@ def save_head(
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / f".{WEIGHTS}", metadata={"format": "pt"})
         (folder / f".{WEIGHTS}").replace(folder / WEIGHTS)
-        write_json(folder / CONFIG, config_json(config, target_layers))
+        write_json(folder / CONFIG, config_json(config, context_length))
 
 
-def config_json(config: HeadConfig, target_layers: int) -> dict[str, Any]:
+def config_json(config: HeadConfig, context_length: int) -> dict[str, Any]:
     """The fields of `config.json`: transformers' Llama, and those of EAGLE-3.
 
     Tapped layers are named only if they are not those that runtimes take by themselves.
     """
-    own = (1, target_layers // 2 - 1, target_layers - 4)
+    layers = config.num_target_layers or 0
+    usual = (1, layers // 2 - 1, layers - 4)
     # vLLM counts layers by their inputs: its layer j has the output of layer j - 1.
     named = {"eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps]}
     return {
@@ -64,7 +65,7 @@ def config_json(config: HeadConfig, target_layers: int) -> dict[str, Any]:
         "mlp_bias": False,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
-        "max_position_embeddings": config.max_position_embeddings,
+        "max_position_embeddings": context_length,
         "rope_scaling": None,
         "rope_theta": config.rope_theta,
         "rms_norm_eps": config.rms_norm_eps,
@@ -76,5 +77,5 @@ def config_json(config: HeadConfig, target_layers: int) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
-        **({} if config.taps == own else named),
+        **({} if config.taps == usual else named),
     }

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline.tools.train.config import HeadConfig
+from paceline.drafters.mtp import HeadConfig
 from paceline.tools.train.network import FeedForward, RMSNorm, Rope, initialise
 
 
@@ -57,7 +57,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """The weights of the only layer; `Head` has its forward pass."""
+    """The weights of the only layer; `HeadNetwork` has its forward pass."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Layer(nn.Module):
         return torch.cat([self.input_layernorm(embedded), self.hidden_norm(hidden)], dim=-1)
 
 
-class Head(nn.Module):
+class HeadNetwork(nn.Module):
     """The head's own weights, under the names of public checkpoints."""
 
     def __init__(
@@ -91,7 +91,8 @@ class Head(nn.Module):
         self.midlayer = Layer(config)
         self.fc = nn.Linear(config.tapped_size, config.hidden_size, bias=False)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        drafted = config.draft_vocab_size or config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, drafted, bias=False)
         self._dropout = nn.Dropout(dropout)
         initialise(self, layers=1)
 
@@ -142,7 +143,7 @@ class Head(nn.Module):
 class _Past:
     """Keys and values of a text, and of the steps of its rows so far."""
 
-    def __init__(self, head: Head, x: Tensor, text: Rows) -> None:
+    def __init__(self, head: HeadNetwork, x: Tensor, text: Rows) -> None:
         """`x` [n, 2 d] is the attention's input for all rows."""
         config = head.config
         self._head_dim, self._theta = config.head_dim, config.rope_theta
