@@ -5,6 +5,7 @@ F16, BF16, Q8_0, Q4_0 and Q4_K stay as they are. Other types become 8 bits in gr
 the fast kernel takes: with up to 6 bits a weight then moves by less than 1/8 of its step.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ Bytes = npt.NDArray[np.uint8]
 
 _GROUP = 32
 _ROWS_AT_ONCE = 4096
+_VALUES_AT_ONCE = 1 << 19
+"""About 2 MB as float32."""
 
 
 def floats(tensor: Tensor) -> Floats:
@@ -36,7 +39,8 @@ def matrix(tensor: Tensor) -> Any:
     from openvino import opset13
 
     kind = GGMLQuantizationType(tensor.kind).name
-    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+    # As an array of its own kind: a view of a mapped file is slow to cut up.
+    rows = np.asarray(tensor.data).view(np.ndarray).reshape(-1, tensor.data.shape[-1])
     if kind in ("F32", "F16", "BF16"):
         node = _plain(rows, kind, tensor.shape)
     else:
@@ -60,17 +64,19 @@ def _plain(rows: Bytes, kind: str, shape: tuple[int, ...]) -> Any:
     return node if kind == "F32" else opset13.convert(node, np.float32)
 
 
-def _q8_0(rows: Bytes, _tensor: Tensor) -> Any:
+def _q8_0(rows: Bytes, tensor: Tensor) -> Any:
     """Blocks of 34 bytes: a float16 scale, 32 codes."""
     blocks = rows.reshape(len(rows), -1, 34)
-    return _scaled(_constant(blocks[..., 2:].view(np.int8), "i8"), _half(blocks, 0))
+    codes = _constant(blocks[..., 2:].view(np.int8), tensor)
+    return _scaled(codes, _half(blocks, 0), tensor)
 
 
-def _q4_0(rows: Bytes, _tensor: Tensor) -> Any:
+def _q4_0(rows: Bytes, tensor: Tensor) -> Any:
     """Blocks of 18 bytes: a float16 scale, 16 bytes with codes i and i + 16, less 8."""
     blocks = rows.reshape(len(rows), -1, 18)
     # Less 8, in 4 bits, is the highest bit inverted.
-    return _scaled(_nibbles(blocks[..., 2:] ^ np.uint8(0x88), "i4"), _half(blocks, 0))
+    codes = _nibbles(blocks[..., 2:] ^ np.uint8(0x88), "i4", tensor)
+    return _scaled(codes, _half(blocks, 0), tensor)
 
 
 def _q4_k(rows: Bytes, tensor: Tensor) -> Any:
@@ -83,10 +89,10 @@ def _q4_k(rows: Bytes, tensor: Tensor) -> Any:
 
     blocks = rows.reshape(-1, 144)
     scales, offsets = Q4_K.get_scale_min(blocks[:, 4:16])
-    shape = (len(rows), -1, 1)
+    shape = (*tensor.shape[:-1], -1, 1)
     scale = (_half(blocks, 0) * scales).astype(np.float32).reshape(shape)
     offset = (_half(blocks, 2) * offsets).astype(np.float32).reshape(shape)
-    codes = _nibbles(rows.reshape(len(rows), -1, 144)[..., 16:], "u4")
+    codes = _nibbles(rows.reshape(len(rows), -1, 144)[..., 16:], "u4", tensor)
     zeros = offset / np.where(scale == 0, np.inf, scale)
     zero, step = (
         opset13.convert(opset13.constant(each.astype(np.float16)), np.float32)
@@ -96,21 +102,27 @@ def _q4_k(rows: Bytes, tensor: Tensor) -> Any:
 
 
 def _eight_bits(rows: Bytes, tensor: Tensor) -> Any:
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
+    kind = GGMLQuantizationType(tensor.kind)
+    of_blocks = getattr(quants, kind.name).dequantize_blocks
     groups = tensor.shape[-1] // _GROUP
     codes = np.empty((len(rows), groups, _GROUP), np.int8)
     scale = np.empty((len(rows), groups, 1), np.float16)
-    for at in range(0, len(rows), _ROWS_AT_ONCE):
-        part = slice(at, at + _ROWS_AT_ONCE)
-        values = dequantize(rows[part], GGMLQuantizationType(tensor.kind)).reshape(
-            codes[part].shape
-        )
-        largest = np.abs(values).max(axis=2, keepdims=True)
+    step = max(1, _VALUES_AT_ONCE // tensor.shape[-1])
+
+    def fill(at: int) -> None:
+        part = slice(at, at + step)
+        blocks = np.ascontiguousarray(rows[part]).reshape(-1, GGML_QUANT_SIZES[kind][1])
+        values = of_blocks(blocks).reshape(codes[part].shape)
+        largest = np.maximum(values.max(axis=2, keepdims=True), -values.min(axis=2, keepdims=True))
         scale[part] = np.maximum(largest / 127, np.finfo(np.float16).tiny)
-        codes[part] = np.rint(values / scale[part].astype(np.float32)).clip(-127, 127)
-    return _scaled(_constant(codes, "i8"), scale)
+        values /= scale[part].astype(np.float32)
+        codes[part] = np.rint(values, out=values).clip(-127, 127, out=values)
+
+    with ThreadPoolExecutor() as pool:  # numpy leaves the interpreter free while it computes
+        list(pool.map(fill, range(0, len(rows), step)))
+    return _scaled(_constant(codes, tensor), scale, tensor)
 
 
 def _half(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
@@ -119,23 +131,25 @@ def _half(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
     return found
 
 
-def _scaled(codes: Any, scale: npt.NDArray[np.float16]) -> Any:
+def _scaled(codes: Any, scale: npt.NDArray[np.float16], tensor: Tensor) -> Any:
     from openvino import opset13
 
-    return opset13.multiply(opset13.convert(codes, np.float16), opset13.constant(scale))
+    steps = opset13.constant(scale.reshape(*tensor.shape[:-1], -1, 1))
+    return opset13.multiply(opset13.convert(codes, np.float16), steps)
 
 
-def _constant(values: npt.NDArray[np.int8], kind: str) -> Any:
+def _constant(values: npt.NDArray[np.int8], tensor: Tensor) -> Any:
+    """A constant of codes [..., out, groups, 32]: experts are a dimension of their own."""
     import openvino as ov
     from openvino import opset13
 
-    held = ov.Tensor(getattr(ov.Type, kind), ov.Shape(values.shape))
-    held.data[...] = values
+    held = ov.Tensor(ov.Type.i8, ov.Shape((*tensor.shape[:-1], *values.shape[1:])))
+    held.data.reshape(values.shape)[...] = values
     return opset13.constant(held)
 
 
-def _nibbles(blocks: Bytes, kind: str) -> Any:
-    """A constant [rows, groups, 32] of 4-bit codes.
+def _nibbles(blocks: Bytes, kind: str, tensor: Tensor) -> Any:
+    """A constant [..., out, groups, 32] of 4-bit codes.
 
     `blocks` is [rows, blocks, bytes]; of each run of bytes, of 32 or of a whole block if that is
     less, the lower halves come first. OpenVINO's 4-bit types have the first code of two in the
@@ -144,8 +158,8 @@ def _nibbles(blocks: Bytes, kind: str) -> Any:
     import openvino as ov
     from openvino import opset13
 
-    count = blocks.shape[1] * blocks.shape[2] * 2
-    held = ov.Tensor(getattr(ov.Type, kind), ov.Shape((len(blocks), count // _GROUP, _GROUP)))
+    shape = (*tensor.shape[:-1], tensor.shape[-1] // _GROUP, _GROUP)
+    held = ov.Tensor(getattr(ov.Type, kind), ov.Shape(shape))
     packed = held.data.reshape(-1).view(np.uint8).reshape(len(blocks), -1)
     for at in range(0, len(blocks), _ROWS_AT_ONCE):
         part = slice(at, at + _ROWS_AT_ONCE)
