@@ -1,7 +1,8 @@
 """The MTP head inside a GGUF file of Qwen3.5 that OpenVINO runs."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,25 @@ import pytest
 
 import paceline
 from paceline.drafters import DrafterResources, DrafterSpec, shipped
+from paceline.drafters.mtp import HeadWeights, has_head, read_head
+from paceline.drafters.networks.tensors import stored_tensors
 from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import Engine
+from paceline.models.to_gguf import plan, write
 from paceline.runtime.stream import run_together
 from paceline.storage.gguf_file import Tensor, read_gguf, write_gguf
+from support.dflash import write_tensors
+from support.engine_rows import run
 from support.heads import LENGTH, answers_in_rounds
 from support.mtp import HeadForm, Rounds, gguf_name, perfect_weights, random_weights
-from support.tiny_checkpoints import write_gguf_of
+from support.tiny_checkpoints import write_checkpoint, write_gguf_of
 
 LAYERS = 4
+CONFIG: dict[str, Any] = {
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+    **{"intermediate_size": 96, "tie_word_embeddings": False, "mtp_num_hidden_layers": 1},
+}
+SETTINGS = EngineSettings(cache_tokens=2048, taps=(3,))
 FORM = HeadForm(own=True, taps=(3,), heads=4, kv_heads=2, rotary=0.25, layers=LAYERS)
 
 
@@ -25,16 +37,12 @@ def with_head(
     path: Path, weights: Mapping[str, np.ndarray], others: Mapping[str, Any] | None = None
 ) -> Path:
     """Write a tiny Qwen3.5 with the head `weights`; `others` replace tensors called so."""
-    fields = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": LAYERS + 1}
+    about = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": LAYERS + 1}
     plain = write_gguf_of(
         "qwen3_5_text",
         path.with_name("plain.gguf"),
-        fields=fields,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=FORM.ff,
-        tie_word_embeddings=False,
+        fields=about,
+        **CONFIG,
     )
     file = read_gguf(plain)
     tensors = {each.name: each for each in file.tensors}
@@ -50,6 +58,12 @@ def with_head(
     made = replace(file, tensors=list(tensors.values()))
     write_gguf(path, made, forms, lambda tensor: tensor.data, lambda _done: None)
     return path
+
+
+def _logits(engine: Engine, text: list[int]) -> np.ndarray:
+    """[tokens, vocab]"""
+    with closing(engine.open()) as sequence:
+        return run(engine, prompts=[(sequence, text, len(text))])[0].copy()
 
 
 def _tensor(name: str, rows: np.ndarray) -> Tensor:
@@ -70,12 +84,34 @@ def test_all_drafts_of_a_perfect_head_are_accepted(tmp_path: Path, reads: str):
             **dict.fromkeys(("attn_output", "ssm_out", "ffn_down"), none),
         },
     )
-    engine = open_engine("openvino", path, 512, EngineSettings(cache_tokens=2048, taps=(3,)))
+    engine = open_engine("openvino", path, 512, SETTINGS)
     shared = DrafterResources(graph=path, shipped=shipped("x", path))
     for block in (2, 6):
         for one in answers_in_rounds(engine, "mtp:int8=0", shared, block):
             assert one.counters.accepted == one.counters.drafted > 0
             assert one.counters.steps == -(-(LENGTH - 1) // block)
+
+
+def test_a_converted_checkpoint_keeps_its_head(tmp_path: Path):
+    weights = random_weights(FORM)
+    folder = write_checkpoint("qwen3_5_text", tmp_path / "checkpoint", **CONFIG)
+    tensors = {name: each.floats() for name, each in stored_tensors(folder).items()}
+    tensors |= {name: rows for name, rows in weights.items() if name.startswith("mtp.")}
+    write_tensors(folder / "model.safetensors", tensors, "F32")
+    write(plan(folder, "f32"), tmp_path / "made.gguf", lambda _done: None)
+    assert has_head(tmp_path / "made.gguf")
+    found = read_head(tmp_path / "made.gguf", lambda: LAYERS)
+    expected = read_head(with_head(tmp_path / "model.gguf", weights), lambda: LAYERS)
+    assert found.config == expected.config
+    for each in fields(HeadWeights):
+        one, other = getattr(found.weights, each.name), getattr(expected.weights, each.name)
+        assert np.array_equal(one, other), each.name
+    text = [*range(5, 90)]
+    plain = write_gguf_of("qwen3_5_text", tmp_path / "p.gguf", **CONFIG)
+    engines = [
+        open_engine("openvino", path, 512, SETTINGS) for path in (tmp_path / "made.gguf", plain)
+    ]
+    assert np.array_equal(*(_logits(engine, text) for engine in engines))
 
 
 @pytest.mark.usefixtures("cache")

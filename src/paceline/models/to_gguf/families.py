@@ -241,6 +241,7 @@ _QWEN35 = Family(
     partial_rotary=0.25,
     qk_norms=QK_NORMS,
     gated=True,
+    has_mtp=True,
     layers=qwen35.layers,
     recurrent=qwen35.recurrent,
     metadata=qwen35.metadata,

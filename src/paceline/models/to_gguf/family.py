@@ -95,6 +95,8 @@ class Family:
     recurrent: Callable[[Config, str, Callable[[str], str]], Iterator[Output]] | None = None
     """Tensors of layers without attention: of the layer's name, with a dot, and of a function that
     gives a tensor's name in GGUF."""
+    has_mtp: bool = False
+    """Whether checkpoints may have an MTP head (`mtp.*`), and GGUF a place for it."""
     fused: bool = False
     """Whether q, k, v are one matrix, and gate and up another."""
     activation: tuple[str, ...] = ("silu", "swish")

@@ -28,7 +28,15 @@ _SHOWN = 3
 _UNUSED = re.compile(
     r"rotary_emb\.inv_freq$|rotary_pos_emb|^model\.layers\.\d+\.attention\.masked|^mtp\."
 )
-"""`mtp.` predicts the tokens after the next."""
+"""`mtp.` predicts the tokens after the next, and is left out where GGUF has no place for it."""
+_HEAD, _HEAD_LAYER = "mtp.fc.weight", "mtp.layers.0."
+_HEAD_NAMES = {
+    _HEAD: "nextn.eh_proj.weight",
+    "mtp.pre_fc_norm_embedding.weight": "nextn.enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
+    "mtp.norm.weight": "nextn.shared_head_norm.weight",
+}
+"""Tensors around the layer of an MTP head -> in GGUF, inside a block after the last layer."""
 _OTHER_MODALITIES = re.compile(r"vision|visual|audio|multi_modal|mm_|image|embedder")
 
 
@@ -120,6 +128,25 @@ class _Layout:
                 yield from self._feed_forward(prefix + self._family.feed_forward[0], layer.ff)
         if self._family.extra is not None:
             yield from self._family.extra(self._config, self._whole)
+        if self._family.has_mtp and _HEAD in self._there:
+            yield from self._mtp_head()
+
+    def _mtp_head(self) -> Iterator[Output]:
+        """One layer like those with full attention, and what joins it to the model."""
+        hidden = self._sizes.hidden
+        yield self._whole(_HEAD, (hidden, 2 * hidden))
+        for name in _HEAD_NAMES:
+            if name != _HEAD:
+                yield self._norm(name, hidden)
+        for norm in self._family.norms:
+            yield self._norm(f"{_HEAD_LAYER}{norm}.weight", hidden)
+        layer = self._sizes.layers[self._full_attention()]
+        yield from self._attention(f"{_HEAD_LAYER}self_attn.", layer)
+        yield from self._feed_forward(f"{_HEAD_LAYER}{self._family.feed_forward[0]}", layer.ff)
+
+    def _full_attention(self) -> int:
+        """Number of the first layer with full attention."""
+        return next(i for i, layer in enumerate(self._sizes.layers) if layer.has_attention)
 
     def _is_tied(self) -> bool:
         """Whether the head is the embeddings. Where config.json is silent, a head speaks."""
@@ -262,6 +289,12 @@ class _Layout:
 
     def _target(self, source: str) -> str:
         """Name in GGUF."""
+        block = f"blk.{len(self._sizes.layers)}."
+        if source in _HEAD_NAMES:
+            return block + _HEAD_NAMES[source]
+        if source.startswith(_HEAD_LAYER):  # as in a layer of the model
+            like = f"model.layers.{self._full_attention()}."
+            return block + self._target(like + source.removeprefix(_HEAD_LAYER)).split(".", 2)[2]
         name: str | None = self._names.get_name(source, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise ValueError(f"gguf knows no name for {source} of {self._family.arch}")

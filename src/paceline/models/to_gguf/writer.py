@@ -78,6 +78,9 @@ def plan(folder: Path, weights: str) -> Plan:
     fields = metadata(config, family, sizes)
     shards = Shards(folder, plain_name)
     found = outputs(config, family, sizes, shards)
+    if any(".nextn." in output.name for output in found):  # readers count its layer, too
+        fields[f"{family.arch}.block_count"] = len(sizes.layers) + 1
+        fields[f"{family.arch}.nextn_predict_layers"] = 1
     # Experts in MXFP4 are most of a model: what is left beside them is not worth four bits.
     has_mxfp4 = any(output.form is Form.MXFP4 for output in found)
     form = "int8" if weights == "int4" and has_mxfp4 else weights
