@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from openvino import Model, Shape, Type, opset13
+from openvino import Model, PartialShape, Shape, Type, opset13
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import LEAST_STATES, KVSequence
@@ -15,12 +15,15 @@ from paceline.engines.openvino.engine import OpenVinoEngine
 from paceline.engines.profile import measure_profile
 from paceline.engines.state_blocks import StatePool, StateTable
 from paceline.errors import ModelError
+from paceline.models import ModelFiles
 from support.engine_rows import feed, random_text, run
 from support.tiny_checkpoints import write_gguf_of
 
-FORMS = ("lfm2", "qwen3_5_text")
+FORMS = ("lfm2", "lfm2_moe", "qwen3_5_text")
 CONTEXT = 512
 PROMPT = 70
+WIDE = "[?,?,64]"
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32"}
 ROWS = 8
 
 
@@ -207,3 +210,63 @@ def test_a_recurrent_state_of_an_unknown_kind_is_refused_by_name(tmp_path: Path,
     ov.save_model(changed, path)
     with pytest.raises(ModelError, match=r"recurrent states of a kind .*ssm\.7"):
         open_engine("openvino", path, CONTEXT, EngineSettings())
+
+
+@pytest.fixture
+def exported(tiny_int8: ModelFiles, tmp_path: Path) -> Path:
+    """A stateful graph as exporters write it, with a short convolution behind the embeddings."""
+    import openvino as ov
+
+    model = ov.Core().read_model(tiny_int8.path)
+    used = [node for node in model.get_ordered_ops() if node.get_type_name() == "Gather"]
+    embedded = next(node for node in used if node.get_output_partial_shape(0).to_string() == WIDE)
+    places = list(embedded.output(0).get_target_inputs())
+    name, weights = "cache_params.past.conv.0", np.random.default_rng(3).normal(size=(64, 1, 1, 3))
+    rows = opset13.transpose(embedded, np.array([0, 2, 1]))
+    state = opset13.read_value(
+        opset13.constant(np.zeros((1, 64, 3), np.float32)),
+        name,
+        Type.f32,
+        PartialShape([-1, 64, 3]),
+    )
+    state = opset13.gather(state, model.input("beam_idx").node, opset13.constant(np.int64(0)))
+    joined = opset13.concat([state, rows], -1)
+    convolved = opset13.group_convolution(
+        joined, opset13.constant(weights.astype(np.float32)), [1], [0], [0], [1]
+    )
+    end, one, axis = np.array([2**31 - 1]), np.array([1]), np.array([2])
+    kept = opset13.assign(opset13.slice(joined, np.array([-3]), end, one, axis), name)
+    result = opset13.slice(convolved, one, end, one, axis)
+    added = opset13.add(opset13.transpose(result, np.array([0, 2, 1])), embedded)
+    for place in places:
+        place.replace_source_output(added.output(0))
+    changed = Model(model.get_results(), [*model.get_sinks(), kept], model.get_parameters())
+    path = tmp_path / "openvino_model.xml"
+    ov.save_model(changed, path)
+    return path
+
+
+def test_an_exported_hybrid_gives_the_logits_of_its_stateful_graph(exported: Path):
+    import openvino as ov
+
+    engine = opened(exported)
+    assert "states" in engine.describe()
+    text = random_text(engine, 40)
+    request = ov.Core().compile_model(exported, "CPU", EXACT).create_infer_request()
+    expected = request.infer(
+        {
+            "input_ids": np.array([text]),
+            "attention_mask": np.ones((1, 40), np.int64),
+            "position_ids": np.arange(40)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+    )["logits"][0]
+    with closing(engine.open()) as sequence:
+        for at in (0, 3, 17):
+            (rows,) = run(engine, prompts=[(sequence, text[at:20], 20 - at)])
+            assert np.abs(rows - expected[at:20]).max() < 1e-2
+            sequence.commit({0: 3, 3: 14, 17: 3}[at])
+        (rows,) = run(engine, (sequence, [*text[20:24], 0, 0, 0, 0], 8))
+        sequence.commit(4)
+        (more,) = run(engine, (sequence, text[24:40], 16))
+    assert np.abs(np.concatenate([rows[:4], more]) - expected[20:]).max() < 1e-2

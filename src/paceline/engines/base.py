@@ -77,7 +77,8 @@ class KVSequence(Protocol):
     def fork(self, length: int) -> "KVSequence":
         """A new sequence that shares up to `length` slots of this one's shareable prefix.
 
-        Its own `length` is the number of shared slots.
+        With recurrent layers: up to a position whose state was kept. Its own `length` is the
+        number of shared slots.
         """
         ...
 
