@@ -8,6 +8,7 @@ import pytest
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.openvino.engine import OpenVinoEngine
 from paceline.models import resolve
+from paceline.runtime.conversation import Conversation
 from paceline.runtime.model import Model
 from paceline.server.scheduler import Scheduler
 from support.scheduling import Submitted
@@ -101,3 +102,32 @@ def test_answers_of_many_requests_are_those_of_each_alone(
     for (prompt, _), found in zip(asked, results, strict=True):
         if found is not None:
             assert found.token_ids == alone(hybrid, prompt, 10)
+
+
+def test_preempted_answers_go_on_to_the_same_tokens(hybrid: Model):
+    settings = EngineSettings(cache_tokens=352)
+    engine = open_engine("openvino", hybrid.files.path, CONTEXT, settings)
+    model = Model(hybrid.files, engine)
+    scheduler = Scheduler(model)
+    scheduler.start()
+    options = {"max_tokens": 220, "min_tokens": 220, "temperature": 1.0, "seed": 3}
+    prompts = [question * 2 for question in QUESTIONS[:3]]
+    asked = [Submitted(scheduler, prompt, **options) for prompt in prompts]
+    results = [each.result() for each in asked]
+    scheduler.close()
+    assert scheduler.load.preempted > 0
+    for prompt, found in zip(prompts, results, strict=True):
+        expected = hybrid.generate(prompt, raw=True, drafter="none", **options)
+        assert found.token_ids == expected.token_ids
+
+
+def test_turns_of_a_chat_are_answered_as_if_all_were_read_anew(hybrid: Model):
+    chat = Conversation(hybrid)
+    for question in QUESTIONS[:3]:
+        asked = [*chat.messages, {"role": "user", "content": question}]
+        stream = chat.say(question, max_tokens=20, seed=1)
+        for _ in stream:
+            pass
+        again = hybrid.generate(asked, max_tokens=20, seed=1, drafter="none")
+        assert stream.result.token_ids == again.token_ids
+    chat.close()
