@@ -14,11 +14,13 @@ from paceline.engines import EngineSettings
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.runtime.stream import run_together
+from paceline.server.scheduler import Scheduler
 from paceline.storage.files import read_json, write_json
 from support import mlx
 from support.dflash import write_tensors
 from support.heads import LENGTH, answers_in_rounds
 from support.mtp import HeadForm, Rounds, perfect_weights, random_weights
+from support.scheduling import Submitted
 
 pytestmark = pytest.mark.mlx
 
@@ -106,6 +108,17 @@ def test_a_model_answers_with_its_own_head(model: Model):
         run_together(together)
         assert [stream.result.token_ids for stream in together] == plain
     assert drafted > 0
+    scheduler = Scheduler(model)
+    scheduler.start()
+    try:
+        sent = [
+            Submitted(scheduler, text, drafter=spec, policy="fixed", **OPTIONS)
+            for spec in ("mtp", "auto")
+            for text in TEXTS * 2
+        ]
+        assert [each.result().token_ids for each in sent] == plain * 4
+    finally:
+        scheduler.close()
 
 
 @pytest.mark.usefixtures("cache")

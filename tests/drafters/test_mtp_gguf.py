@@ -17,11 +17,13 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.models.to_gguf import plan, write
 from paceline.runtime.stream import run_together
+from paceline.server.scheduler import Scheduler
 from paceline.storage.gguf_file import Tensor, read_gguf, write_gguf
 from support.dflash import write_tensors
 from support.engine_rows import run
 from support.heads import LENGTH, answers_in_rounds
 from support.mtp import HeadForm, Rounds, gguf_name, perfect_weights, random_weights
+from support.scheduling import Submitted
 from support.tiny_checkpoints import write_checkpoint, write_gguf_of
 
 LAYERS = 4
@@ -134,3 +136,18 @@ def test_a_model_answers_with_its_own_head(tmp_path: Path):
             assert [stream.result.token_ids for stream in going] == plain
             drafted += sum(stream.result.stats.drafted_by.get("mtp", 0) for stream in going)
     assert drafted > 0
+    scheduler = Scheduler(model)
+    scheduler.start()
+    try:
+        asked = [*texts, *texts, *(text + " the" for text in texts)]
+        sent = [
+            Submitted(scheduler, text, drafter=spec, policy="fixed", **options)
+            for spec in ("mtp", "auto")
+            for text in asked
+        ]
+        found = [each.result() for each in sent]
+    finally:
+        scheduler.close()
+    expected = {text: model.generate(text, drafter="none", **options).token_ids for text in asked}
+    assert [each.token_ids for each in found] == [expected[text] for text in asked] * 2
+    assert sum(each.stats.drafted_by.get("mtp", 0) for each in found) > 0
