@@ -72,7 +72,7 @@ def test_a_missing_tensor_is_refused_by_name(form: str, tmp_path: Path):
     ("fields", "reason"),
     [
         ({"lfm2.attention.head_count_kv": [2, 2]}, "head_count_kv .*; expected 4 numbers"),
-        ({"lfm2.attention.head_count": 0}, "head_count is 0; expected a positive number"),
+        ({"lfm2.attention.head_count": 0}, "head_count is 0; expected an integer from 1"),
         ({"lfm2.attention.head_count": 3}, "cannot be opened by OpenVINO"),
     ],
 )
@@ -80,6 +80,26 @@ def test_sizes_that_cannot_be_are_refused(fields: dict[str, Any], reason: str, t
     path = write_gguf_of("lfm2", tmp_path / "m.gguf", fields=fields)
     with pytest.raises(ModelError, match=reason):
         opened(path)
+
+
+@pytest.mark.parametrize(
+    ("form", "fields"),
+    [
+        ("lfm2", {"lfm2.attention.head_count_kv": [0, 0, 0, 0]}),
+        ("qwen3_5_text", {"qwen35.block_count": 3}),
+    ],
+)
+def test_a_model_without_attention_is_refused(form: str, fields: dict[str, Any], tmp_path: Path):
+    path = write_gguf_of(form, tmp_path / "m.gguf", fields=fields)
+    with pytest.raises(ModelError, match=r"no layer with attention|has no tensor"):
+        opened(path)
+
+
+def test_a_table_of_positions_beyond_any_head_is_refused_before_it_is_made(tmp_path: Path):
+    more = {"qwen35.rope.dimension_count": 2**31 - 1}
+    path = write_gguf_of("qwen3_5_text", tmp_path / "m.gguf", fields=more)
+    with pytest.raises(ModelError, match="dimension_count of 2147483647"):
+        resolve(str(path), tmp_path / "cache")
 
 
 def test_qwen35_leaves_out_layers_that_predict_further_tokens(tmp_path: Path):

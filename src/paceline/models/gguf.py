@@ -49,6 +49,9 @@ _POSITIVE = (
     *("attention.value_length", "rope.dimension_count", "rope.freq_base"),
 )
 
+_MOST_ROTATED = 1 << 16
+"""Values of a head that are rotated; OpenVINO makes a table of them before it compares sizes."""
+
 
 def check_supported(path: Path, source: GgufFile) -> None:
     """Raise ModelError for a family, or a type of weights, that the openvino engine cannot run."""
@@ -68,6 +71,12 @@ def check_supported(path: Path, source: GgufFile) -> None:
             raise ModelError(
                 f"{path} has {family}.{name} of {value}; expected more than 0: fetch it again"
             )
+    rotated = source.fields.get(f"{family}.rope.dimension_count", 0)
+    if isinstance(rotated, int) and rotated > _MOST_ROTATED:
+        raise ModelError(
+            f"{path} has {family}.rope.dimension_count of {rotated}; expected at most "
+            f"{_MOST_ROTATED}: fetch it again"
+        )
     if family not in _LEAVE_OUT and source.fields.get(f"{family}.nextn_predict_layers"):
         raise ModelError(
             f"{path} has layers that predict the tokens after the next, which the openvino engine "

@@ -56,6 +56,11 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
         built = build(file, path, inputs) if build else _of_frontend(file, path, inputs, taps)
     except RuntimeError as error:  # of a node whose inputs do not fit
         raise ModelError(f"{path} cannot be opened by OpenVINO: {reason_of(error)}") from error
+    if not inputs.has_attention:
+        raise ModelError(
+            f"{path} has no layer with attention, so the openvino engine has no KV cache for it; "
+            "fetch or convert it again"
+        )
     results = [_result(built.logits, "logits")]
     for tap in taps:
         if tap not in built.layers:

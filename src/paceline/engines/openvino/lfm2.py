@@ -4,7 +4,6 @@ As in transformers' modeling_lfm2_moe.py, of the tensors and keys of llama.cpp's
 """
 
 from pathlib import Path
-from typing import Any
 
 from paceline.engines.openvino.blocks import Blocks, Built, added, product
 from paceline.engines.openvino.experts import ExpertProducts
@@ -14,12 +13,15 @@ from paceline.storage.gguf_file import GgufFile, NumberArray
 
 _HEAD = "output"
 _ROPE_BASE = 1_000_000.0
+_MOST = 1 << 31
 
 
 def lfm2(file: GgufFile, path: Path, inputs: Inputs) -> Built:
     """Build the graph of `file`, at `path`. Raises ModelError for missing keys or tensors."""
     about = _About(file, path)
-    kv_heads = about.by_layer("attention.head_count_kv", about.number("block_count"))
+    layer_count = about.count("block_count", most=len(file.tensors))
+    kv_heads = about.by_layer("attention.head_count_kv", layer_count)
+    heads = about.count("attention.head_count")
     blocks = Blocks(
         *(file, path, inputs),
         epsilon=about.number("attention.layer_norm_rms_epsilon"),
@@ -29,13 +31,13 @@ def lfm2(file: GgufFile, path: Path, inputs: Inputs) -> Built:
     layers = {}
     dense = len(kv_heads)
     if about.arch == "lfm2moe":
-        dense = int(about.number("leading_dense_block_count", 0, least=0))
+        dense = about.count("leading_dense_block_count", 0, least=0)
     products = ExpertProducts(max(len(kv_heads) - dense, 0))
     for layer, count in enumerate(kv_heads):
         prefix = f"blk.{layer}."
         normed = blocks.norm(rows, f"{prefix}attn_norm")
         mixed = (
-            blocks.attend(normed, layer, int(about.number("attention.head_count")), count)
+            blocks.attend(normed, layer, heads, count)
             if count
             else blocks.gated_convolution(normed, layer)
         )
@@ -44,7 +46,7 @@ def lfm2(file: GgufFile, path: Path, inputs: Inputs) -> Built:
         fed = (
             blocks.feed_forward(normed, layer)
             if layer < dense
-            else blocks.mixture(normed, layer, int(about.number("expert_used_count")), products)
+            else blocks.mixture(normed, layer, about.count("expert_used_count"), products)
         )
         rows = layers[layer] = added(rows, fed, f"{prefix}l_out")
     last = blocks.norm(blocks.wanted(rows), "token_embd_norm", "result_norm")
@@ -60,22 +62,37 @@ class _About:
         self._fields, self._path = file.fields, path
         self.arch = file.fields["general.architecture"]
 
-    def number(self, name: str, default: float | None = None, least: float = 1e-30) -> Any:
-        """The value of `name`, a number of at least `least`."""
+    def number(self, name: str, default: float | None = None) -> float:
+        """The value of `name`, a positive number."""
         value = self._fields.get(f"{self.arch}.{name}", default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
             raise self._wrong(name, value, "a positive number")
+        return value
+
+    def count(
+        self, name: str, default: int | None = None, *, least: int = 1, most: int = _MOST
+    ) -> int:
+        """The value of `name`, an integer from `least` to `most`."""
+        value = self._fields.get(f"{self.arch}.{name}", default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(name, value, f"an integer from {least} to {most}")
         return value
 
     def by_layer(self, name: str, layers: int) -> list[int]:
         """A whole number for each layer; a single one is for all."""
         value = self._fields.get(f"{self.arch}.{name}")
         if isinstance(value, NumberArray) and len(value.values) == layers:
-            return [int(each) for each in value.values]
-        if isinstance(value, int) and value > 0:
+            return [self._heads(name, int(each)) for each in value.values]
+        if isinstance(value, int) and 0 < value < _MOST:
             return [value] * layers
         raise self._wrong(name, value, f"{layers} numbers, one a layer")
 
+    def _heads(self, name: str, value: int) -> int:
+        if not 0 <= value < _MOST:
+            raise self._wrong(name, value, f"numbers from 0 to {_MOST}")
+        return value
+
     def _wrong(self, name: str, value: object, expected: str) -> ModelError:
+        value = value.values.tolist() if isinstance(value, NumberArray) else value
         shown = "is missing" if value is None else f"is {str(value)[:80]}"
         return ModelError(f"{self._path}: {self.arch}.{name} {shown}; expected {expected}")

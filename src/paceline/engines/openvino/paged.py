@@ -37,6 +37,11 @@ class Inputs:
         """Their nodes."""
         return list(self._made.values())
 
+    @property
+    def has_attention(self) -> bool:
+        """Whether the graph reads a KV cache."""
+        return any(name.startswith("key_cache.") for name in self._made)
+
     def take(self, name: str, rank: int = 1) -> Any:
         """The int32 input `name`."""
         return self._take(name, np.int32, [-1] * rank)
