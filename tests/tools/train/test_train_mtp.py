@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from paceline.models import QUIET, ModelFiles, Progress
 from paceline.tools.train.answers import Answer
 from paceline.tools.train.config import default_head_config
 from paceline.tools.train.hidden_states import HiddenStates, record_hidden_states
-from paceline.tools.train.target_logits import TargetLogits
+from paceline.tools.train.target_logits import TargetLogits, check_end
 from support.dflash import ends_of
 from support.training import LETTERS, Stopped, easy_answers, stop_at
 
@@ -220,6 +220,17 @@ def test_labels_are_the_logits_that_the_engine_computes(form: str, request: pyte
     logits = TargetLogits(read_target(files.path), drafted)(found.taps[0]["tap.1"])
     assert logits.dtype == np.float32
     np.testing.assert_allclose(logits, found.logits[0][:, drafted], atol=2e-3)
+
+
+def test_a_target_whose_last_layer_is_another_is_refused(tiny_files: ModelFiles):
+    drafted = list(LETTERS)
+    [answer] = easy_answers(1)
+    logits = TargetLogits(read_target(tiny_files.path), drafted)
+    for tap, refused in ((1, False), (0, True)):
+        settings = EngineSettings(cache_tokens=tiny_files.context_length, taps=(tap,))
+        engine = open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
+        with pytest.raises(InvalidRequest, match="after layer 0") if refused else nullcontext():
+            check_end(engine, logits, drafted, answer.tokens)
 
 
 # -- stopping and going on -------------------------------------------------------------------------

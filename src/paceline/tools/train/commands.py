@@ -7,6 +7,7 @@ from typing import Any
 from paceline.drafters.networks.target import TargetWeights, read_matrix, read_target
 from paceline.drafters.table import entry_bytes
 from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import ModelFiles, Progress, resolve
 from paceline.runtime.load import load
@@ -168,7 +169,8 @@ def dflash(
     answers = _read_all(folders, files)
     layer_ids = even_taps(graph.layers, taps)
     # The last layer is a training target.
-    hidden_states = _record(files, answers, {*layer_ids, graph.layers - 1}, out, progress)
+    engine = _open(files, answers, {*layer_ids, graph.layers - 1})
+    hidden_states = _record(engine, files, answers, out, progress)
     special = sorted(files.tokenizer().special_tokens().values())
     mask = mask_token(answers, special, graph.vocab_size)
     config = default_config(graph, layers=layers, block=block, taps=layer_ids, mask_token_id=mask)
@@ -202,7 +204,7 @@ def mtp(
     """Train an MTP head in EAGLE-3's form on answers; `out` also has the state of the run."""
     from paceline.tools.train.mtp import Schedule, Trainer
     from paceline.tools.train.plot import plot_curve
-    from paceline.tools.train.target_logits import TargetLogits
+    from paceline.tools.train.target_logits import TargetLogits, check_end
     from paceline.tools.train.target_tensors import most_frequent, share_weights
 
     files, graph = _files_to_train_on(target, progress)
@@ -210,13 +212,17 @@ def mtp(
     drafted = most_frequent(answers, vocab)
     config = default_head_config(graph, draft_vocab_size=len(drafted))
     # The last layer has the labels.
-    hidden_states = _record(files, answers, {*config.taps, graph.layers - 1}, out, progress)
+    engine = _open(files, answers, {*config.taps, graph.layers - 1})
+    shared = share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device)
+    target_logits = TargetLogits(graph, drafted)
+    check_end(engine, target_logits, drafted, answers[0].prompt)
+    hidden_states = _record(engine, files, answers, out, progress)
     trainer = Trainer(
         config,
-        share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device),
+        shared,
         hidden_states=hidden_states,
         answers=answers,
-        target_logits=TargetLogits(graph, drafted),
+        target_logits=target_logits,
         context_length=files.context_length,
         schedule=Schedule(**schedule),
         folder=out,
@@ -247,13 +253,16 @@ def _read_all(folders: Sequence[Path], files: ModelFiles) -> list[Answer]:
     return [answer for folder in folders for answer in read_answers(folder, files.fingerprint)]
 
 
-def _record(
-    files: ModelFiles, answers: Sequence[Answer], taps: set[int], out: Path, progress: Progress
-) -> HiddenStates:
-    """Hidden states of the answers after the layers `taps`, in `out`/features."""
+def _open(files: ModelFiles, answers: Sequence[Answer], taps: set[int]) -> Engine:
+    """The target, to record hidden states after the layers `taps`."""
     longest = max(len(each.tokens) for each in answers)
     settings = EngineSettings(cache_tokens=longest, taps=tuple(sorted(taps)))
-    engine = open_engine("openvino", files.path, files.context_length, settings)
+    return open_engine("openvino", files.path, files.context_length, settings)
+
+
+def _record(
+    engine: Engine, files: ModelFiles, answers: Sequence[Answer], out: Path, progress: Progress
+) -> HiddenStates:
     return record_hidden_states(
         engine, answers, out / "features", fingerprint=files.fingerprint, progress=progress
     )

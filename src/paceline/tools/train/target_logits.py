@@ -5,15 +5,21 @@ that comes after the last layer (norm, head, and what follows the head) is the t
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.decoding.types import Block, tap_name
 from paceline.drafters.networks.target import TargetWeights
-from paceline.errors import ModelError
+from paceline.engines.base import Engine
+from paceline.errors import InvalidRequest, ModelError
 
 Array = npt.NDArray[np.float32]
+
+_TOLERANCE = 0.05
+"""Of the largest logit: engines round, other layers give wholly other logits."""
 
 
 class TargetLogits:
@@ -55,6 +61,26 @@ class TargetLogits:
         """Hidden states after the last layer [n, d] -> logits [n, drafted], both float32."""
         found = self._compiled([hidden.reshape(*self._before, *hidden.shape)])[0]
         return np.asarray(found, np.float32).reshape(len(hidden), self._count)
+
+
+def check_end(
+    engine: Engine, logits: TargetLogits, drafted: Sequence[int], tokens: Sequence[int]
+) -> None:
+    """Check, on the text `tokens`, that `logits` of the engine's last tap are the engine's own.
+
+    Raises InvalidRequest if they differ: there is more in the target than its layers and its end.
+    """
+    with closing(engine.open()) as sequence:
+        found = engine.step([(sequence, Block(tokens, 1, prefill=True))])
+        hidden = found.taps[0][tap_name(engine.taps[-1])][-1:]
+        expected = found.logits[0][:, list(drafted)]
+        differ = np.abs(logits(hidden) - expected).max()
+    if not differ <= _TOLERANCE * max(np.abs(expected).max(), 1):
+        raise InvalidRequest(
+            f"the target's logits do not follow from its hidden states after layer "
+            f"{engine.taps[-1]} alone, so a head has no labels; expected a dense target whose last "
+            "layer that is"
+        )
 
 
 def _is_matmul(node: Any) -> bool:
