@@ -7,7 +7,7 @@ OpenVINO prepares a graph again for every change in the number of rows: about 5 
 half the cost of two rows. So each number of rows that decoding often uses has its own copy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import Block
-from paceline.engines.kv_blocks import BlockTable
+from paceline.engines.kv_blocks import BlockTable, PrefillTable
 from paceline.engines.openvino.graph import BY_ROW, STATE_TABLES, STATES, WANTED_ROWS
 from paceline.engines.state_blocks import StatePool, StateTable
 
@@ -225,6 +225,36 @@ class Batch:
             # one, which takes another, slow kernel.
             WANTED_ROWS: self._wanted + [0] * (self._min_rows - len(self._wanted)),
         }
+
+
+Placed = tuple[PrefillTable, Block, int]
+"""A block of a sequence, and the slots before it."""
+
+
+def parts_of(call: Sequence[Placed], most: int) -> Iterator[list[tuple[int, Placed]]]:
+    """A call in parts of at most `most` rows, in order; each block with its number in `call`.
+
+    Prompts are cut. Blocks of decode, which are shorter than `most`, stay whole.
+    """
+    part: list[tuple[int, Placed]] = []
+    room = most
+    for number, (table, block, past) in enumerate(call):
+        own, at = len(block.tokens), 0
+        while at < own:
+            count = min(room, own - at) if block.prefill else own
+            if part and (count > room or (block.prefill and room < 2)):
+                yield part
+                part, room = [], most
+                continue
+            wanted = max(0, min(count, at + count - (own - block.rows)))
+            piece = block._replace(tokens=block.tokens[at : at + count], rows=wanted)
+            part.append((number, (table, piece, past + at)))
+            at, room = at + count, room - max(count, 2)
+        if room < 1:
+            yield part
+            part, room = [], most
+    if part:
+        yield part
 
 
 def padded_rows(block: Block, min_rows: int) -> int:

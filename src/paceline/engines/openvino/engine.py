@@ -27,10 +27,13 @@ from paceline.engines.openvino.batch import (
     KV_CACHES,
     Batch,
     CompiledGraph,
+    Placed,
     is_deterministic,
     padded_rows,
+    parts_of,
 )
 from paceline.engines.openvino.gguf_graph import gguf_model
+from paceline.engines.openvino.gguf_rows import MOST_ROWS
 from paceline.engines.openvino.graph import STATE_TABLES, paged_model
 from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
 from paceline.errors import ModelError
@@ -51,7 +54,7 @@ _ATTENTION = "an answer's rows one by one"
 stored profiles are then measured again, and so must be `benchmarks/results`
 (`tests/test_records.py`)."""
 
-_WEIGHTS = "as in the GGUF file, 1"
+_WEIGHTS = "as in the GGUF file, 2"
 """The same for the graph that is made of a GGUF file, and its weights."""
 
 _STATES = "a block per row, f32"
@@ -113,6 +116,8 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             self._bind(each)
         self.warm_rows = _warm_rows(graph)
         self._of_gguf = graph.suffix == ".gguf"
+        # A recurrent layer takes its block in one call.
+        self._most_rows = MOST_ROWS if self._of_gguf and self._states is None else 0
         if self._of_gguf and not self.warm_rows:
             self._check_shapes(graph)
 
@@ -129,9 +134,10 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         restored = self._take_states(tables, blocks) if self._states is not None else 0.0
         for table, block in zip(tables, blocks, strict=True):
             table.ran(block)
-        graph, starts, seconds = self._run(
-            [(table, block, table.length) for table, block in zip(tables, blocks, strict=True)]
-        )
+        call = [(table, block, table.length) for table, block in zip(tables, blocks, strict=True)]
+        if self._most_rows and sum(len(block.tokens) for block in blocks) > self._most_rows:
+            return self._run_parts(call, restored)
+        graph, starts, seconds = self._run(call)
         logits = graph.output("logits")
         per_block = []
         at = 0
@@ -139,6 +145,26 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             per_block.append(logits[at : at + block.rows])
             at += block.rows
         return StepResult(per_block, self._tapped(graph, starts, work), restored + seconds)
+
+    def _run_parts(self, call: Sequence[Placed], restored: float) -> StepResult:
+        """Run a step of many rows in several calls; its arrays are copies."""
+        logits: list[list[Any]] = [[] for _ in call]
+        taps: list[list[Taps]] = [[] for _ in call]
+        seconds = restored
+        for part in parts_of(call, self._most_rows):
+            graph, starts, taken = self._run([placed for _, placed in part])
+            seconds += taken
+            found, at = graph.output("logits"), 0
+            tapped = self._tapped(graph, starts, [(table, block) for _, (table, block, _) in part])
+            for (number, (_, block, _)), each in zip(part, tapped, strict=True):
+                logits[number].append(found[at : at + block.rows].copy())
+                taps[number].append({name: rows.copy() for name, rows in each.items()})
+                at += block.rows
+        joined = [
+            {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+            for parts in taps
+        ]
+        return StepResult([np.concatenate(each) for each in logits], joined, seconds)
 
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on; recorded results hold these strings."""

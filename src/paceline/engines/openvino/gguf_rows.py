@@ -1,0 +1,111 @@
+"""Keeps a row's bits independent of the number of rows in a call, where weights are in groups.
+
+OpenVINO's kernel for weights in groups of 32 adds the products of a row in parts, and where the
+parts end depends on the number of rows and of inputs. Measured with 2026.4.1 on a Zen 4 (groups of
+32, activations in 8 bits): up to 80 rows and 4,096 inputs all give the same bits; more than 80
+rows give others from 576 inputs on, and at 4,864 to 6,144 inputs 2 to 4 rows give others than 5. So
+calls have at most `MOST_ROWS`, and a product of more inputs becomes a sum of several.
+"""
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MOST_ROWS = 64
+"""Most rows of a call."""
+
+_MOST_INPUTS = 4096
+
+
+class _Chain(NamedTuple):
+    """Weights [out, inputs], stored in groups: scale * (codes - zero)."""
+
+    codes: Any
+    """Constant node [out, groups, size]."""
+    zero: Any
+    """Output of a zero point, [out, groups, 1] or a scalar; None without."""
+    scale: Any
+    """Output of a scale, [out, groups, 1]."""
+
+
+def split_long_products(model: Any) -> None:
+    """Replace each product of more than `_MOST_INPUTS` inputs with weights in groups by a sum."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "MatMul" and (found := _chain(node.input_value(1))):
+            _, groups, size = (int(each) for each in found.codes.get_output_shape(0))
+            if groups * size > _MOST_INPUTS:
+                _split(node, found)
+
+
+def _chain(output: Any) -> _Chain | None:
+    node = _behind(output, "Convert")
+    if node.get_type_name() != "Reshape":
+        return None
+    multiply = node.input_value(0).get_node()
+    if multiply.get_type_name() != "Multiply":
+        return None
+    codes, zero = multiply.input_value(0).get_node(), None
+    if codes.get_type_name() == "Subtract":
+        zero = codes.input_value(1)
+        codes = codes.input_value(0).get_node()
+    codes = _behind(codes.output(0), "Convert")
+    if codes.get_type_name() != "Constant" or len(codes.get_output_shape(0)) != 3:
+        return None
+    return _Chain(codes, zero, multiply.input_value(1))
+
+
+def _behind(output: Any, kind: str) -> Any:
+    node = output.get_node()
+    return node.input_value(0).get_node() if node.get_type_name() == kind else node
+
+
+def _split(product: Any, found: _Chain) -> None:
+    from openvino import opset13
+
+    out, groups, size = (int(each) for each in found.codes.get_output_shape(0))
+    count = -(-groups * size // _MOST_INPUTS)
+    ends = [groups * part // count for part in range(count + 1)]
+    lengths = np.diff(ends) * size
+    parts = opset13.variadic_split(product.input_value(0), np.int64(-1), lengths)
+    sums: list[Any] = []
+    for number, (begin, end) in enumerate(pairwise(ends)):
+        values = opset13.convert(_sliced(found.codes, begin, end), np.float16)
+        if found.zero is not None:
+            zero = _sliced_groups(found.zero, begin, end)
+            values = opset13.subtract(values, opset13.convert(zero, np.float16))
+        values = opset13.multiply(values, _sliced_groups(found.scale, begin, end))
+        shape = np.array([out, (end - begin) * size])
+        weights = opset13.convert(opset13.reshape(values, shape, False), np.float32)
+        part = opset13.matmul(parts.output(number), weights, False, True)
+        sums.append(opset13.add(sums[-1], part) if sums else part)
+    product.output(0).replace(sums[-1].output(0))
+
+
+def _sliced_groups(output: Any, begin: int, end: int) -> Any:
+    """A constant of one value for each group, or of one for all, without its conversion."""
+    constant = _behind(output, "Convert")
+    shape = [int(each) for each in constant.get_output_shape(0)]
+    return _sliced(constant, begin, end) if len(shape) == 3 and shape[1] > 1 else constant
+
+
+def _sliced(constant: Any, begin: int, end: int) -> Any:
+    """Groups [begin, end) of a constant [out, groups, size]."""
+    import openvino as ov
+    from openvino import opset13
+
+    kind = constant.get_element_type()
+    out, groups, size = (int(each) for each in constant.get_output_shape(0))
+    if kind.bitwidth >= 8:
+        return opset13.constant(constant.get_data()[:, begin:end].copy(), dtype=kind)
+    data = constant.data.view(np.uint8).reshape(-1)
+    tensor = ov.Tensor(kind, ov.Shape([out, end - begin, size]))
+    if size % 2:  # one value for each group
+        nibbles = np.stack([data & 15, data >> 4], axis=1).reshape(-1)[: out * groups * size]
+        kept = nibbles.reshape(out, groups, size)[:, begin:end].reshape(-1)
+        kept = np.append(kept, np.zeros(kept.size % 2, np.uint8))
+        tensor.data.view(np.uint8).reshape(-1)[:] = kept[0::2] | kept[1::2] << 4
+    else:
+        kept = data.reshape(out, groups, size // 2)[:, begin:end]
+        tensor.data.view(np.uint8).reshape(kept.shape)[:] = kept
+    return opset13.constant(tensor)

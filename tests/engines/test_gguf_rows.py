@@ -1,0 +1,75 @@
+"""Rows of matrices of real width, in groups: the same bits whatever the number of rows in a call.
+
+Tiny models do not show it: OpenVINO changes its kernel with 576 inputs and more.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.invariance import CONDITIONS
+from paceline.engines.openvino.batch import parts_of
+from paceline.tools.bench.verify import checks
+from paceline.tools.bench.verify.checks import Verdict, check_rows
+from support.tiny_checkpoints import write_gguf_of
+
+WIDE: dict[str, Any] = {
+    **{"head_dim": 128, "hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 8},
+    "num_hidden_layers": 1,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["int4", "int8"])
+@pytest.mark.parametrize("inputs", [128, 6144])
+def test_rows_of_wide_matrices_do_not_depend_on_how_they_are_computed(
+    weights: str, inputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "m.gguf"
+    write_gguf_of("qwen3", path, weights=weights, **WIDE, intermediate_size=inputs)
+    engine = open_engine("openvino", path, 512, EngineSettings(cache_tokens=700))
+    monkeypatch.setattr(checks, "_CONTEXTS", (64, 300))
+    verdict = Verdict()
+    check_rows(engine, verdict)
+    assert verdict.conditions.keys() == {*CONDITIONS}
+    assert {
+        name: each.differing for name, each in verdict.conditions.items() if not each.holds
+    } == {}
+
+
+def cut(*blocks: tuple[int, int, bool], most: int = 10) -> Sequence[Any]:
+    """Parts of a call of blocks (tokens, rows, prefill): block, first slot, tokens, rows."""
+    call: Any = [
+        (None, Block(range(count), rows, prefill=prefill), 100) for count, rows, prefill in blocks
+    ]
+    return [
+        [(number, past - 100, len(block.tokens), block.rows) for number, (_, block, past) in part]
+        for part in parts_of(call, most)
+    ]
+
+
+def test_a_prompt_is_cut_and_its_last_rows_are_wanted():
+    assert cut((25, 1, True)) == [[(0, 0, 10, 0)], [(0, 10, 10, 0)], [(0, 20, 5, 1)]]
+    assert cut((21, 21, True)) == [[(0, 0, 10, 10)], [(0, 10, 10, 10)], [(0, 20, 1, 1)]]
+    assert cut((12, 4, True)) == [[(0, 0, 10, 2)], [(0, 10, 2, 2)]]
+    assert cut((10, 0, True)) == [[(0, 0, 10, 0)]]
+
+
+def test_blocks_of_decode_stay_whole():
+    assert cut((4, 4, False), (4, 4, False), (4, 4, False)) == [
+        [(0, 0, 4, 4), (1, 0, 4, 4)],
+        [(2, 0, 4, 4)],
+    ]
+    assert cut((12, 12, False)) == [[(0, 0, 12, 12)]]
+    assert cut((4, 4, False), (9, 1, True), (2, 2, False)) == [
+        [(0, 0, 4, 4), (1, 0, 6, 0)],
+        [(1, 6, 3, 1), (2, 0, 2, 2)],
+    ]
+
+
+def test_no_part_of_a_prompt_is_one_row_in_a_full_part():
+    assert cut((9, 9, False), (3, 1, True)) == [[(0, 0, 9, 9)], [(1, 0, 3, 1)]]
