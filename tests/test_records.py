@@ -24,7 +24,7 @@ OF_GGUF_FILES = {"calls-0.6b", "calls-1.7b"}
 
 WAITING = dict.fromkeys(("calls-0.6b", "calls-1.7b"), "weights is 'as in the GGUF file, 1'")
 """Records to be made again -> what is otherwise today: calls have at most 64 rows now, and products
-of more than 4,096 inputs are sums. So their prompts, and the 1.7B's calls, were of another engine."""
+of more than 4,096 inputs are sums. Their prompts and the 1.7B's calls are of another engine."""
 
 WITHOUT_ENGINE = {"zaya-lesson"}
 """Counts of multiplications and bytes: no engine's time and no engine's rows are in them."""
