@@ -1,9 +1,9 @@
 """Keeps a row's bits independent of the number of rows in a call, where weights are in groups.
 
 OpenVINO's kernel for weights in groups of 32 adds the products of a row in parts, and where the
-parts end depends on the number of rows and of inputs. Measured with 2026.4.1 on a Zen 4 (groups of
-32, activations in 8 bits): up to 80 rows and 4,096 inputs all give the same bits; more than 80
-rows give others from 576 inputs on, and at 4,864 to 6,144 inputs 2 to 4 rows give others than 5. So
+parts end depends on the number of rows and of inputs. Measured with 2026.4.1 on a CPU with AVX2 and
+without VNNI, groups of 32: up to 80 rows and 4,096 inputs all give the same bits; more than 80 rows
+give others from 576 inputs on, and at 4,864 to 6,144 inputs 2 to 4 rows give others than 5. So
 calls have at most `MOST_ROWS`, and a product of more inputs becomes a sum of several.
 """
 
