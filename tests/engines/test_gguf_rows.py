@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
@@ -31,6 +33,22 @@ def test_rows_of_wide_matrices_do_not_depend_on_how_they_are_computed(
 ):
     path = tmp_path / "m.gguf"
     write_gguf_of("qwen3", path, weights=weights, **WIDE, intermediate_size=inputs)
+    check_all_conditions(path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["lfm2", "qwen3_5_text"])
+def test_rows_of_wide_hybrids_do_not_depend_on_how_they_are_computed(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Their prompts are cut at states that are not committed yet.
+    path = tmp_path / "m.gguf"
+    wide = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
+    write_gguf_of(form, path, weights="int4", **wide, intermediate_size=6144)
+    check_all_conditions(path, monkeypatch)
+
+
+def check_all_conditions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_engine("openvino", path, 512, EngineSettings(cache_tokens=700))
     monkeypatch.setattr(checks, "_CONTEXTS", (64, 300))
     verdict = Verdict()
@@ -64,7 +82,7 @@ def test_blocks_of_decode_stay_whole():
         [(0, 0, 4, 4), (1, 0, 4, 4)],
         [(2, 0, 4, 4)],
     ]
-    assert cut((12, 12, False)) == [[(0, 0, 12, 12)]]
+    assert cut((12, 12, False)) == [[(0, 0, 10, 10)], [(0, 10, 2, 2)]]  # longer than a part
     assert cut((4, 4, False), (9, 1, True), (2, 2, False)) == [
         [(0, 0, 4, 4), (1, 0, 6, 0)],
         [(1, 6, 3, 1), (2, 0, 2, 2)],
@@ -73,3 +91,25 @@ def test_blocks_of_decode_stay_whole():
 
 def test_no_part_of_a_prompt_is_one_row_in_a_full_part():
     assert cut((9, 9, False), (3, 1, True)) == [[(0, 0, 9, 9)], [(1, 0, 3, 1)]]
+
+
+@given(
+    blocks=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40), st.booleans()), min_size=1),
+    most=st.integers(2, 20),
+)
+def test_parts_are_the_call_in_order(blocks: list[tuple[int, int, bool]], most: int):
+    blocks = [(count, min(rows, count), prefill) for count, rows, prefill in blocks]
+    parts = cut(*blocks, most=most)
+    for number, (count, rows, _) in enumerate(blocks):
+        pieces = [piece for part in parts for piece in part if piece[0] == number]
+        assert [past for _, past, _, _ in pieces] == [
+            sum(each[2] for each in pieces[:at]) for at in range(len(pieces))
+        ]
+        assert sum(each[2] for each in pieces) == count
+        wanted = [
+            past + at for _, past, own, last in pieces for at in range(own) if at >= own - last
+        ]
+        assert wanted == list(range(count - rows, count))
+    for part in parts:
+        assert sum(own for _, _, own, _ in part) <= most
+        assert [number for number, *_ in part] == sorted({number for number, *_ in part})

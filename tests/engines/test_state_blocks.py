@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from paceline.decoding.types import Block
 from paceline.engines.base import LEAST_STATES, EngineSettings
 from paceline.engines.kv_blocks import BlockPool
+from paceline.engines.openvino.batch import parts_of
 from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
 from paceline.errors import CacheFull
 
@@ -45,13 +46,19 @@ class Layers:
         self.rerun += len(block.tokens)
         self.run(table, block, past)
 
-    def step(self, *work: tuple[StateTable, Block]) -> None:
+    def step(self, *work: tuple[StateTable, Block], most: int = CONTEXT) -> None:
+        """Run blocks in calls of at most `most` rows, as the engine does."""
         for table, block in work:
             table.reserve(len(block.tokens))
-        restore_and_take(self.states, work, self.run_again)
-        for table, block in work:
-            table.ran(block)
-            self.run(table, block, table.length, padding=len(block.tokens) == 1)
+        call = [(table, block, table.length) for table, block in work]
+        for part in parts_of(call, most):
+            placed = [(table, block, past) for _, (table, block, past) in part]
+            restore_and_take(self.states, placed, self.run_again)
+            for number, (table, block, past) in part:
+                table.ran(call[number][1])
+                self.run(table, block, past, padding=len(block.tokens) == 1)
+                if past + len(block.tokens) < call[number][2] + len(call[number][1].tokens):
+                    table.found()
 
 
 def read(layers: Layers, table: StateTable, tokens: list[int], rows: int = 1) -> None:
@@ -94,8 +101,8 @@ def test_a_prompt_is_written_to_few_blocks():
     table = layers.open()
     block = Block(list(range(100)), 1, prefill=True)
     table.reserve(100)
-    restore_and_take(layers.states, [(table, block)], layers.run_again)
-    (read, *written), interval = table.state_rows(100)
+    restore_and_take(layers.states, [(table, block, 0)], layers.run_again)
+    (read, *written), interval = table.state_rows(100, 0)
     assert (read, interval, len(written)) == (layers.states.zero, 96, 2)
 
 
@@ -206,9 +213,10 @@ class AnyUse(RuleBasedStateMachine):
             st.tuples(st.integers(1, 20), st.integers(0, 20), st.booleans(), st.booleans()),
             min_size=1,
             max_size=3,
-        )
+        ),
+        most=st.integers(4, 60),
     )
-    def step(self, wanted: dict[int, tuple[int, int, bool, bool]]) -> None:
+    def step(self, wanted: dict[int, tuple[int, int, bool, bool]], most: int) -> None:
         work = []
         for place, (rows, kept, prefill, committed) in wanted.items():
             if place < len(self.held):
@@ -218,7 +226,7 @@ class AnyUse(RuleBasedStateMachine):
                     prompt = prefill and table.shareable_length == table.length
                     work.append((table, tokens, Block(new, 1, prefill=prompt), kept, committed))
         if work:
-            self.layers.step(*((table, block) for table, _, block, _, _ in work))
+            self.layers.step(*((table, block) for table, _, block, _, _ in work), most=most)
         for table, tokens, block, kept, committed in work:
             if committed:
                 new = block.tokens[: min(kept, len(block.tokens))]
@@ -253,7 +261,7 @@ class AnyUse(RuleBasedStateMachine):
     def check(self, table: StateTable, tokens: list[int]) -> None:
         """The state is that of the tokens, once the lost rows were run again."""
         self.layers.step((table, Block([-2, -3], 2)))
-        block = table.state_rows(2)[0][0]
+        block = table.state_rows(2, table.length)[0][0]
         assert self.layers.memory[block] == tuple(tokens)
         table.commit(0)
 

@@ -27,9 +27,8 @@ _CHECKPOINTS = 4
 _PREFILL_BLOCKS = 3
 """Most states that a prefill block writes: two checkpoints and its end."""
 
-_PREFILL_ROWS = 512
-_DECODE_ROWS = 128
-"""Most rows that a call runs again; each decode row reads all keys before it."""
+_ROWS_AGAIN = 64
+"""Most rows that a call runs again. A call of more may give a row other bits (`gguf_rows`)."""
 
 
 class State:
@@ -154,43 +153,43 @@ class StateTable(PrefillTable):
             return None
         prefill = at < self.shareable_length
         end = self.shareable_length if prefill else self.length
-        end = min(end, at + (_PREFILL_ROWS if prefill else _DECODE_ROWS))
+        end = min(end, at + _ROWS_AGAIN)
         return at, Block(self._tokens[at:end], 0, prefill=prefill)
 
-    def protect(self) -> None:
-        """Protect the state at `length`, or the one to recompute it from, in this call.
+    def protect(self, at: int) -> None:
+        """Protect the state after `at` tokens, or the one to recompute it from, in this call.
 
         Drops what an earlier call wrote and no commit kept.
         """
         self._drop_written()
-        state = self._last(self.length)
+        if at == self.length:
+            self._keep_states([state for state in self._states if state.at <= at])
+        state = self._last(at)
         if state is not None:
             self._state_pool.use(state)
 
-    def take_states(self, block: Block, at: int | None = None, most: int | None = None) -> None:
+    def take_states(self, block: Block, at: int, most: int | None = None) -> None:
         """Allocate the blocks that a call writes.
 
         Args:
             block: its rows; `lost` was None, or returned this block.
-            at: tokens before the rows; None: `length`.
+            at: tokens before the rows.
             most: most rows of a decode block that get a block; None: all. A commit to another row
                 than these takes running rows again.
 
         Raises:
             CacheFull: there are too few state blocks; none is taken.
         """
-        start = self.length if at is None else at
         try:
-            for tokens in self._points(block, start, most):
+            for tokens in self._points(block, at, most):
                 self._written[tokens] = self._state_pool.take(tokens)
         except CacheFull:
             self._drop_written()
             raise
 
-    def state_rows(self, rows: int, at: int | None = None) -> StateRows:
-        """The rows of the call, padding included, with the blocks of `take_states`."""
-        pool, past = self._state_pool, self.length if at is None else at
-        state, end = self._last(past), past + rows
+    def state_rows(self, rows: int, past: int) -> StateRows:
+        """Rows after `past` tokens, padding included, with the blocks of `take_states`."""
+        pool, state, end = self._state_pool, self._last(past), past + rows
         read = pool.zero if state is None or state.block is None else state.block
         assert past == (0 if state is None else state.at), "the state before the rows is missing"
         inner = [tokens for tokens in self._written if tokens < end]
@@ -203,7 +202,7 @@ class StateTable(PrefillTable):
         return StateRows([read, *blocks], interval)
 
     def found(self) -> None:
-        """Keep what a call wrote that ran rows of `lost` again."""
+        """Keep what a call wrote that ran rows of `lost` again, or a part of the next block."""
         self._keep_written(max(self._written))
 
     def ran(self, block: Block) -> None:
@@ -291,6 +290,8 @@ class StateTable(PrefillTable):
     def _useful(self, at: int, last: int) -> bool:
         """Whether a state is the next call's, or a checkpoint: of whole KV blocks, or the end."""
         shareable = self.shareable_length
+        if self._prefill and shareable == self.length:
+            shareable = max(last, shareable)  # parts of a prompt that are not committed yet
         aligned = at <= shareable and not at % self._pool.block_size
         return aligned or at in (last, shareable)
 
@@ -320,7 +321,7 @@ class StateTable(PrefillTable):
 
 def restore_and_take(
     pool: StatePool,
-    call: Sequence[tuple[StateTable, Block]],
+    call: Sequence[tuple[StateTable, Block, int]],
     run: Callable[[StateTable, Block, int], None],
 ) -> None:
     """Restore the states that a call reads, and allocate the blocks that it writes.
@@ -329,7 +330,8 @@ def restore_and_take(
 
     Args:
         pool: of the sequences.
-        call: sequences, each with its next block, for which KV blocks are reserved.
+        call: sequences, each with a block and the tokens before it: the next block, for which KV
+            blocks are reserved, or a part of it that follows another.
         run: runs rows of one sequence again, given the number of tokens before them.
 
     Raises:
@@ -337,20 +339,20 @@ def restore_and_take(
     """
     pool.begin_call()
     try:
-        for table, _ in call:
-            table.protect()
-        for table, _ in call:
-            while lost := table.lost():
-                past, rows = lost
-                table.take_states(rows, past)
-                run(table, rows, past)
+        for table, _, past in call:
+            table.protect(past)
+        for table, _, past in call:
+            while past == table.length and (lost := table.lost()):
+                at, rows = lost
+                table.take_states(rows, at)
+                run(table, rows, at)
                 table.found()
-        decodes = sum(not block.prefill for _, block in call)
+        decodes = sum(not block.prefill for _, block, _ in call)
         left = pool.available - _PREFILL_BLOCKS * (len(call) - decodes)
         most = max(left // max(decodes, 1), 1)
-        for table, block in call:
-            table.take_states(block, most=most)
+        for table, block, past in call:
+            table.take_states(block, past, most=most)
     except CacheFull:
-        for table, _ in call:
+        for table, _, _ in call:
             table.rewind(table.length)
         raise

@@ -234,25 +234,24 @@ Placed = tuple[PrefillTable, Block, int]
 def parts_of(call: Sequence[Placed], most: int) -> Iterator[list[tuple[int, Placed]]]:
     """A call in parts of at most `most` rows, in order; each block with its number in `call`.
 
-    Prompts are cut. Blocks of decode, which are shorter than `most`, stay whole.
+    Prompts are cut anywhere; blocks of decode only if they are longer than a part, as where a
+    preempted answer is computed again.
     """
     part: list[tuple[int, Placed]] = []
     room = most
     for number, (table, block, past) in enumerate(call):
         own, at = len(block.tokens), 0
         while at < own:
-            count = min(room, own - at) if block.prefill else own
-            if part and (count > room or (block.prefill and room < 2)):
+            left = own - at
+            whole = not block.prefill and left <= most
+            if part and room < (left if whole else 2):
                 yield part
                 part, room = [], most
-                continue
+            count = left if whole else min(room, left)
             wanted = max(0, min(count, at + count - (own - block.rows)))
             piece = block._replace(tokens=block.tokens[at : at + count], rows=wanted)
             part.append((number, (table, piece, past + at)))
             at, room = at + count, room - max(count, 2)
-        if room < 1:
-            yield part
-            part, room = [], most
     if part:
         yield part
 

@@ -116,8 +116,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             self._bind(each)
         self.warm_rows = _warm_rows(graph)
         self._of_gguf = graph.suffix == ".gguf"
-        # A recurrent layer takes its block in one call.
-        self._most_rows = MOST_ROWS if self._of_gguf and self._states is None else 0
+        self._most_rows = MOST_ROWS if self._of_gguf else None
         if self._of_gguf and not self.warm_rows:
             self._check_shapes(graph)
 
@@ -131,12 +130,12 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         """Run blocks of different sequences in one call; see `Engine.step`."""
         tables = self._reserve(work)
         blocks = [block for _, block in work]
-        restored = self._take_states(tables, blocks) if self._states is not None else 0.0
-        for table, block in zip(tables, blocks, strict=True):
-            table.ran(block)
         call = [(table, block, table.length) for table, block in zip(tables, blocks, strict=True)]
         if self._most_rows and sum(len(block.tokens) for block in blocks) > self._most_rows:
-            return self._run_parts(call, restored)
+            return self._run_parts(call, self._most_rows)
+        restored = self._take_states(call)
+        for table, block, _ in call:
+            table.ran(block)
         graph, starts, seconds = self._run(call)
         logits = graph.output("logits")
         per_block = []
@@ -146,14 +145,24 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             at += block.rows
         return StepResult(per_block, self._tapped(graph, starts, work), restored + seconds)
 
-    def _run_parts(self, call: Sequence[Placed], restored: float) -> StepResult:
-        """Run a step of many rows in several calls; its arrays are copies."""
+    def _run_parts(self, call: Sequence[Placed], most: int) -> StepResult:
+        """Run a step in calls of at most `most` rows; its arrays are copies."""
         logits: list[list[Any]] = [[] for _ in call]
         taps: list[list[Taps]] = [[] for _ in call]
-        seconds = restored
-        for part in parts_of(call, self._most_rows):
-            graph, starts, taken = self._run([placed for _, placed in part])
+        seconds = 0.0
+        for table, block, _ in call:
+            table.ran(block)
+        for part in parts_of(call, most):
+            placed = [each for _, each in part]
+            seconds += self._take_states(placed)
+            graph, starts, taken = self._run(placed)
             seconds += taken
+            for number, (table, block, past) in part:
+                _, whole, start = call[number]
+                if isinstance(table, StateTable) and past + len(block.tokens) < start + len(
+                    whole.tokens
+                ):
+                    table.found()
             found, at = graph.output("logits"), 0
             tapped = self._tapped(graph, starts, [(table, block) for _, (table, block, _) in part])
             for (number, (_, block, _)), each in zip(part, tapped, strict=True):
@@ -218,13 +227,12 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             batch.add(table, block, past)
         return graph, batch.starts, graph.run(batch.inputs())
 
-    def _take_states(self, tables: Sequence[PrefillTable], blocks: Sequence[Block]) -> float:
+    def _take_states(self, call: Sequence[Placed]) -> float:
         """Allocate the state blocks of a call; returns seconds of running lost rows again."""
-        assert self._states is not None
-        call = [
-            (table, block)
-            for table, block in zip(tables, blocks, strict=True)
-            if isinstance(table, StateTable)
+        if self._states is None:
+            return 0.0
+        hybrids = [
+            (table, block, past) for table, block, past in call if isinstance(table, StateTable)
         ]
         seconds = 0.0
 
@@ -232,7 +240,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             nonlocal seconds
             seconds += self._run([(table, block, past)])[2]
 
-        restore_and_take(self._states, call, run)
+        restore_and_take(self._states, hybrids, run)
         return seconds
 
     def _choose_graph(self, blocks: Sequence[Block]) -> tuple[CompiledGraph, int]:

@@ -16,7 +16,7 @@ import numpy as np
 from paceline.decoding.types import tap_name
 from paceline.engines.openvino.blocks import Built
 from paceline.engines.openvino.gguf_rope import mend_positions
-from paceline.engines.openvino.gguf_rows import split_long_products
+from paceline.engines.openvino.gguf_rows import keep_rows_apart
 from paceline.engines.openvino.gguf_states import page_states
 from paceline.engines.openvino.gguf_values import mend_values
 from paceline.engines.openvino.gguf_weights import exact_zero_points, regroup_six_bits
@@ -76,7 +76,7 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
             "that is no KV cache), so the openvino engine does not run it from GGUF"
         ) from error
     exact_zero_points(model, file)
-    split_long_products(model)
+    keep_rows_apart(model)
     return model
 
 

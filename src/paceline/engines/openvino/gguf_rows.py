@@ -3,8 +3,9 @@
 OpenVINO's kernel for weights in groups of 32 adds the products of a row in parts, and where the
 parts end depends on the number of rows and of inputs. Measured with 2026.4.1 on a CPU with AVX2 and
 without VNNI, groups of 32: up to 80 rows and 4,096 inputs all give the same bits; more than 80 rows
-give others from 576 inputs on, and at 4,864 to 6,144 inputs 2 to 4 rows give others than 5. So
-calls have at most `MOST_ROWS`, and a product of more inputs becomes a sum of several.
+give others from 576 inputs on, and at 4,864 to 6,144 inputs 2 to 4 rows give others than 5; where
+the number of outputs is not a multiple of 32, up to 16 rows give others than 17. So calls have at
+most `MOST_ROWS`, a product of more inputs becomes a sum of several, and outputs are filled up.
 """
 
 from itertools import pairwise
@@ -16,6 +17,8 @@ MOST_ROWS = 64
 """Most rows of a call."""
 
 _MOST_INPUTS = 4096
+_OUTPUTS = 32
+"""The number of outputs is a multiple of this."""
 
 
 class _Chain(NamedTuple):
@@ -29,13 +32,59 @@ class _Chain(NamedTuple):
     """Output of a scale, [out, groups, 1]."""
 
 
-def split_long_products(model: Any) -> None:
-    """Replace each product of more than `_MOST_INPUTS` inputs with weights in groups by a sum."""
+def keep_rows_apart(model: Any) -> None:
+    """Change products with weights in groups so that a row's bits are the same in every call."""
     for node in model.get_ordered_ops():
         if node.get_type_name() == "MatMul" and (found := _chain(node.input_value(1))):
-            _, groups, size = (int(each) for each in found.codes.get_output_shape(0))
+            out, groups, size = (int(each) for each in found.codes.get_output_shape(0))
+            if out % _OUTPUTS:
+                filled = _fill(node, found, -out % _OUTPUTS)
+                node, found = filled, _chain(filled.input_value(1)) or found
             if groups * size > _MOST_INPUTS:
                 _split(node, found)
+
+
+def _fill(product: Any, found: _Chain, more: int) -> Any:
+    """The product with `more` outputs, which are dropped again."""
+    from openvino import opset13
+
+    out, groups, size = (int(each) for each in found.codes.get_output_shape(0))
+    values = opset13.convert(_filled(found.codes, more), np.float16)
+    if found.zero is not None:
+        zero = _filled(_behind(found.zero, "Convert"), more)
+        values = opset13.subtract(values, opset13.convert(zero, np.float16))
+    values = opset13.multiply(values, _filled(_behind(found.scale, "Convert"), more))
+    shape = np.array([out + more, groups * size])
+    weights = opset13.convert(opset13.reshape(values, shape, False), np.float32)
+    filled = opset13.matmul(product.input_value(0), weights, False, True)
+    last = np.array([-1])
+    kept = opset13.slice(filled, np.array([0]), np.array([out]), np.array([1]), last)
+    product.output(0).replace(kept.output(0))
+    return filled
+
+
+def _filled(constant: Any, more: int) -> Any:
+    """A constant [out, ...] with `more` outputs of zeros; one value for all stays."""
+    import openvino as ov
+    from openvino import opset13
+
+    kind = constant.get_element_type()
+    shape = [int(each) for each in constant.get_output_shape(0)]
+    if len(shape) < 3:
+        return constant
+    shape[0] += more
+    if kind.bitwidth >= 8:
+        data = constant.get_data()
+        zeros = np.zeros((more, *shape[1:]), data.dtype)
+        return opset13.constant(np.concatenate([data, zeros]), dtype=kind)
+    data = constant.data.view(np.uint8).reshape(-1)
+    count = int(np.prod(shape))
+    nibbles = np.zeros(count + count % 2, np.uint8)
+    known = count - more * int(np.prod(shape[1:]))
+    nibbles[:known] = np.stack([data & 15, data >> 4], axis=1).reshape(-1)[:known]
+    tensor = ov.Tensor(kind, ov.Shape(shape))
+    tensor.data.view(np.uint8).reshape(-1)[:] = nibbles[0::2] | nibbles[1::2] << 4
+    return opset13.constant(tensor)
 
 
 def _chain(output: Any) -> _Chain | None:
