@@ -37,11 +37,9 @@ def keep_rows_apart(model: Any) -> None:
     for node in model.get_ordered_ops():
         if node.get_type_name() == "MatMul" and (found := _chain(node.input_value(1))):
             out, groups, size = (int(each) for each in found.codes.get_output_shape(0))
-            if out % _OUTPUTS:
-                filled = _fill(node, found, -out % _OUTPUTS)
-                node, found = filled, _chain(filled.input_value(1)) or found
-            if groups * size > _MOST_INPUTS:
-                _split(node, found)
+            product = _fill(node, found, -out % _OUTPUTS) if out % _OUTPUTS else node
+            if groups * size > _MOST_INPUTS and (found := _chain(product.input_value(1))):
+                _split(product, found)
 
 
 def _fill(product: Any, found: _Chain, more: int) -> Any:
