@@ -16,7 +16,7 @@ from support.scripts import BENCHMARKS, script
 
 RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
 
-MACHINE = {"device", "threads", "lanes", "taps"}
+MACHINE = {"device", "threads", "lanes", "taps", "most_rows"}
 """What depends on the processor, the model's size and the drafter, not on how rows are computed."""
 
 OF_GGUF_FILES = {"calls-0.6b", "calls-1.7b"}

@@ -33,7 +33,7 @@ from paceline.engines.openvino.batch import (
     parts_of,
 )
 from paceline.engines.openvino.gguf_graph import gguf_model
-from paceline.engines.openvino.gguf_rows import MOST_ROWS
+from paceline.engines.openvino.gguf_rows import MOST_ROWS, are_rows_apart
 from paceline.engines.openvino.graph import STATE_TABLES, paged_model
 from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
 from paceline.errors import ModelError
@@ -116,7 +116,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             self._bind(each)
         self.warm_rows = _warm_rows(graph)
         self._of_gguf = graph.suffix == ".gguf"
-        self._most_rows = MOST_ROWS if self._of_gguf else None
+        self._most_rows = MOST_ROWS if self._of_gguf or not are_rows_apart() else None
         if self._of_gguf and not self.warm_rows:
             self._check_shapes(graph)
 
@@ -192,6 +192,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             "attention": _ATTENTION,
             "taps": ",".join(map(str, self.taps)),
             **({"weights": _WEIGHTS} if self._of_gguf else {}),
+            **({"most_rows": str(self._most_rows)} if self._most_rows else {}),
             **({"states": _STATES} if self._states is not None else {}),
         }
 

@@ -59,8 +59,8 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
         raise ModelError(f"{path} cannot be opened by OpenVINO: {reason_of(error)}") from error
     if not inputs.has_attention:
         raise ModelError(
-            f"{path} has no layer with attention, so the openvino engine has no KV cache for it; "
-            "fetch or convert it again"
+            f"{path} has no layer with attention that PagedAttention computes (capped scores are "
+            "not), so the openvino engine does not run it; fetch or convert it again"
         )
     results = [_result(built.logits, "logits")]
     for tap in taps:

@@ -1,13 +1,15 @@
-"""Keeps a row's bits independent of the number of rows in a call, where weights are in groups.
+"""Keeps a row's bits independent of the number of rows in a call.
 
-OpenVINO's kernel for weights in groups of 32 adds the products of a row in parts, and where the
+OpenVINO's kernel for compressed weights adds the products of a row in parts, and where the
 parts end depends on the number of rows and of inputs. Measured with 2026.4.1 on a CPU with AVX2 and
 without VNNI, groups of 32: up to 80 rows and 4,096 inputs all give the same bits; more than 80 rows
 give others from 576 inputs on, and at 4,864 to 6,144 inputs 2 to 4 rows give others than 5; where
 the number of outputs is not a multiple of 32, up to 16 rows give others than 17. So calls have at
 most `MOST_ROWS`, a product of more inputs becomes a sum of several, and outputs are filled up.
+Models with a scale for each output need the first on such a CPU (`are_rows_apart`), none with VNNI.
 """
 
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,6 +32,30 @@ class _Chain(NamedTuple):
     """Output of a zero point, [out, groups, 1] or a scalar; None without."""
     scale: Any
     """Output of a scale, [out, groups, 1]."""
+
+
+@cache
+def are_rows_apart() -> bool:
+    """Whether, on this CPU, a row's bits are the same in calls of up to and above `MOST_ROWS`.
+
+    Asks one product with 8-bit weights and a scale for each output, as exported models have them.
+    """
+    import openvino as ov
+    from openvino import opset13
+
+    rng = np.random.default_rng(0)
+    inputs, outputs = 576, 64
+    rows = opset13.parameter([-1, inputs], np.float32)
+    codes = opset13.constant(rng.integers(-127, 128, (outputs, inputs)).astype(np.int8))
+    scales = opset13.constant(rng.uniform(0.01, 0.02, (outputs, 1)).astype(np.float16))
+    weights = opset13.multiply(opset13.convert(codes, np.float16), scales)
+    found = opset13.matmul(rows, opset13.convert(weights, np.float32), False, True)
+    options = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32"}
+    model = ov.Model([opset13.result(found)], [rows])
+    request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
+    given = rng.normal(size=(3 * MOST_ROWS, inputs)).astype(np.float32)
+    few, many = (request.infer([given[:n].copy()])[0][:2].copy() for n in (2, len(given)))
+    return bool((few == many).all())
 
 
 def keep_rows_apart(model: Any) -> None:
