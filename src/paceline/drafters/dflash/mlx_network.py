@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.decoding.types import Pending, tap_name
+from paceline.decoding.types import Pending
 from paceline.drafters.dflash.checkpoint import read_config, read_draft_vocab
 from paceline.drafters.dflash.mlx_weights import Layer, layer_of, read_weights
 from paceline.drafters.dflash.network import measure_cost
@@ -26,6 +26,7 @@ from paceline.drafters.networks.mlx import (
     MlxShape,
     MlxTarget,
     evaluate,
+    tapped_rows,
     to_host,
 )
 from paceline.drafters.networks.target import check_pair
@@ -79,17 +80,8 @@ class MlxNetwork:
         return ContextCache(DeviceKV(self.config.num_hidden_layers))
 
     def tapped(self, taps: Mapping[str, Array], rows: int) -> MlxArray:
-        """Hidden states of a call's first `rows` rows, [rows, taps * d].
-
-        Taken from `taps.arrays` (layer -> array on the device) where the engine has it.
-        """
-        import mlx.core as mx
-
-        arrays = getattr(taps, "arrays", None)
-        if arrays is None:
-            arrays = {tap: mx.array(taps[tap_name(tap)]) for tap in self.taps}
-        found = mx.concatenate([arrays[tap][:rows] for tap in self.taps], axis=1)
-        return evaluate(found.astype(self._dtype))
+        """Hidden states of a call's first `rows` rows; see `tapped_rows`."""
+        return tapped_rows(taps, self.taps, rows, self._dtype)
 
     def concat(self, parts: Sequence[MlxArray]) -> MlxArray:
         """Concatenate along tokens; see `Network`."""

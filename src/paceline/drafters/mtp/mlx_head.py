@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.decoding.types import tap_name
 from paceline.drafters.mtp.cache import HeadCache
 from paceline.drafters.mtp.checkpoint import Head, HeadWeights, cut_vocabulary
 from paceline.drafters.mtp.head import Rows, measure_cost
@@ -21,6 +20,7 @@ from paceline.drafters.networks.mlx import (
     MlxShape,
     MlxTarget,
     evaluate,
+    tapped_rows,
 )
 from paceline.drafters.networks.target import check_pair
 from paceline.drafters.networks.tensors import Array
@@ -71,17 +71,8 @@ class MlxHead:
         return HeadCache(DeviceKV(1))
 
     def tapped(self, taps: Mapping[str, Array], rows: int) -> MlxArray:
-        """Hidden states of a call's first `rows` rows, [rows, taps * d].
-
-        Taken from `taps.arrays` (layer -> array on the device) where the engine has it.
-        """
-        import mlx.core as mx
-
-        arrays = getattr(taps, "arrays", None)
-        if arrays is None:
-            arrays = {tap: mx.array(taps[tap_name(tap)]) for tap in self.taps}
-        found = mx.concatenate([arrays[tap][:rows] for tap in self.taps], axis=1)
-        return evaluate(found.astype(self._dtype))
+        """Hidden states of a call's first `rows` rows; see `tapped_rows`."""
+        return tapped_rows(taps, self.taps, rows, self._dtype)
 
     def concat(self, parts: Sequence[MlxArray]) -> MlxArray:
         """Concatenate along tokens; see `DraftHead`."""
@@ -115,7 +106,7 @@ class MlxHead:
         while True:
             ahead = None
             if len(drafts) + 1 < limit:
-                ahead = self._pick(self._step(cache, token, carried, position))
+                ahead = self._pick(self._layer(cache, token, carried, position))
                 mx.async_eval(ahead[:2])
             drafts.append(int(token.item()))
             chances.append(float(chance.item()))
@@ -138,11 +129,6 @@ class MlxHead:
         found = self._layer(cache, mx.array([*rows.tokens]), hidden, rows.start)
         cache.positions += range(rows.start, rows.start + len(rows.tokens))
         return found
-
-    def _step(
-        self, cache: HeadCache[DeviceKV], token: MlxArray, carried: MlxArray, position: int
-    ) -> MlxArray:
-        return self._layer(cache, token, carried, position)
 
     def _layer(
         self, cache: HeadCache[DeviceKV], tokens: MlxArray, hidden: MlxArray, start: int

@@ -1,9 +1,12 @@
 """What networks in MLX share: the target's ends, matrices, keys and values, evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from paceline.decoding.types import tap_name
+from paceline.drafters.networks.tensors import Array
 
 MlxArray = Any
 """An `mlx.core.array`; lazy."""
@@ -111,3 +114,19 @@ def evaluate(arrays: Any) -> Any:
 
     mx.async_eval(arrays)
     return arrays
+
+
+def tapped_rows(
+    taps: Mapping[str, Array], layers: Sequence[int], rows: int, dtype: Any
+) -> MlxArray:
+    """Hidden states of a call's first `rows` rows, [rows, layers * d], evaluated.
+
+    Taken from `taps.arrays` (layer -> array on the device) where the engine has it.
+    """
+    import mlx.core as mx
+
+    arrays = getattr(taps, "arrays", None)
+    if arrays is None:
+        arrays = {layer: mx.array(taps[tap_name(layer)]) for layer in layers}
+    found = mx.concatenate([arrays[layer][:rows] for layer in layers], axis=1)
+    return evaluate(found.astype(dtype))
