@@ -73,13 +73,9 @@ def _fill(product: Any, found: _Chain, more: int) -> Any:
     from openvino import opset13
 
     out, groups, size = (int(each) for each in found.codes.get_output_shape(0))
-    values = opset13.convert(_filled(found.codes, more), np.float16)
-    if found.zero is not None:
-        zero = _filled(_behind(found.zero, "Convert"), more)
-        values = opset13.subtract(values, opset13.convert(zero, np.float16))
-    values = opset13.multiply(values, _filled(_behind(found.scale, "Convert"), more))
-    shape = np.array([out + more, groups * size])
-    weights = opset13.convert(opset13.reshape(values, shape, False), np.float32)
+    zero = None if found.zero is None else _filled(_behind(found.zero, "Convert"), more)
+    scale = _filled(_behind(found.scale, "Convert"), more)
+    weights = _weights(_filled(found.codes, more), zero, scale, [out + more, groups * size])
     filled = opset13.matmul(product.input_value(0), weights, False, True)
     last = np.array([-1])
     kept = opset13.slice(filled, np.array([0]), np.array([out]), np.array([1]), last)
@@ -143,16 +139,24 @@ def _split(product: Any, found: _Chain) -> None:
     parts = opset13.variadic_split(product.input_value(0), np.int64(-1), lengths)
     sums: list[Any] = []
     for number, (begin, end) in enumerate(pairwise(ends)):
-        values = opset13.convert(_sliced(found.codes, begin, end), np.float16)
-        if found.zero is not None:
-            zero = _sliced_groups(found.zero, begin, end)
-            values = opset13.subtract(values, opset13.convert(zero, np.float16))
-        values = opset13.multiply(values, _sliced_groups(found.scale, begin, end))
-        shape = np.array([out, (end - begin) * size])
-        weights = opset13.convert(opset13.reshape(values, shape, False), np.float32)
+        zero = None if found.zero is None else _sliced_groups(found.zero, begin, end)
+        scale = _sliced_groups(found.scale, begin, end)
+        shape = [out, (end - begin) * size]
+        weights = _weights(_sliced(found.codes, begin, end), zero, scale, shape)
         part = opset13.matmul(parts.output(number), weights, False, True)
         sums.append(opset13.add(sums[-1], part) if sums else part)
     product.output(0).replace(sums[-1].output(0))
+
+
+def _weights(codes: Any, zero: Any, scale: Any, shape: list[int]) -> Any:
+    """Weights of `shape`, float32, in the form that `_chain` finds."""
+    from openvino import opset13
+
+    values = opset13.convert(codes, np.float16)
+    if zero is not None:
+        values = opset13.subtract(values, opset13.convert(zero, np.float16))
+    values = opset13.multiply(values, scale)
+    return opset13.convert(opset13.reshape(values, np.array(shape), False), np.float32)
 
 
 def _sliced_groups(output: Any, begin: int, end: int) -> Any:
