@@ -1,4 +1,4 @@
-"""Hybrid models behind the scheduler: prefixes shared at checkpoints, exact answers."""
+"""Hybrid models under the scheduler: prefixes shared at checkpoints, exact answers."""
 
 import random
 from collections.abc import Iterator

@@ -316,7 +316,7 @@ class _Layer:
 # -- a target that repeats rounds of eight tokens, and heads that know them ------------------------
 
 ROUND = 8
-"""After token t comes `next_in_round(t)`, whatever stood before."""
+"""After token t comes `next_in_round(t)`, whatever came before."""
 
 
 def next_in_round(token: int) -> int:

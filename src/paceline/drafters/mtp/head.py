@@ -88,9 +88,9 @@ def measure_cost(head: DraftHead, tapped: Callable[[int], Tapped]) -> ChainCost:
     cache = head.new_cache()
     base = _seconds(head, cache, tapped(1), 1)
     step = (_seconds(head, cache, tapped(1), 1 + _TIMED_STEPS) - base) / _TIMED_STEPS
-    behind = head.new_cache()
-    head.prefill(behind, Rows(tapped(LONG_CONTEXT), [0] * LONG_CONTEXT, 0))
-    added = _seconds(head, behind, tapped(1), 1) - base
+    filled = head.new_cache()
+    head.prefill(filled, Rows(tapped(LONG_CONTEXT), [0] * LONG_CONTEXT, 0))
+    added = _seconds(head, filled, tapped(1), 1) - base
     return ChainCost(DraftCost(base, max(added, 0.0) / LONG_CONTEXT), max(step, 0.0))
 
 
