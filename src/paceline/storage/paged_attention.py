@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 SEQUENCES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
 """Inputs that describe the sequences of a call, int32."""
 
 
 class PagedSizes(NamedTuple):
-    """Heads of keys and values, and their sizes."""
+    """Heads of an attention and their size."""
 
+    heads: int
     kv_heads: int
-    key_size: int
-    value_size: int
+    head_dim: int
 
 
 def paged_attention(
@@ -28,35 +27,28 @@ def paged_attention(
     sequences: Sequence[Any],
     longest: Any,
     sizes: PagedSizes,
-    *,
-    scale: float,
-    window: int = 0,
-    sinks: npt.NDArray[np.float32] | None = None,
 ) -> Any:
-    """Output [rows, heads * value_size] of causal attention.
+    """Output [rows, heads * head_dim] of causal attention, scaled by 1 / sqrt(head_dim).
 
     Args:
-        rows: queries, keys and values of the call's rows, [rows, heads * size] each.
+        rows: queries, keys and values of the call's rows, [rows, heads * head_dim] each.
         caches: keys and values, of a type and shape that the plugin chooses.
         sequences: the inputs named `SEQUENCES`.
         longest: the longest context of the call, int32 scalar.
-        sizes: of keys and values.
-        scale: factor of the scores.
-        window: the sliding window in tokens; 0: none.
-        sinks: a logit for each head of queries, [1, heads, 1, 1]; None: none.
+        sizes: of the attention.
     """
     from openvino import opset13
     from openvino.op import _PagedAttentionExtension
 
     none, off = np.zeros(0, np.int32), np.int32(0)
     given = [
-        *(np.float32(scale), np.int32(window)),
+        *(np.float32(sizes.head_dim**-0.5), off),  # scale, window
         np.zeros(0, np.float32),  # ALiBi slopes
         longest,
         none,  # score aggregation window
         *(none, none, np.zeros(0, np.float32)),  # rotation of cached keys
         *(np.zeros(0, np.float32), off, off),  # XAttention
-        np.zeros((0, 0, 0, 0), np.float32) if sinks is None else sinks,
+        np.zeros((0, 0, 0, 0), np.float32),  # sinks
         *(off, none, none, none),  # adaptive eviction
         *(none, np.zeros(0, np.uint8), none),  # token types, and a mask between the call's rows
     ]
@@ -67,6 +59,6 @@ def paged_attention(
     nodes = [*rows, *caches, *sequences, *constants]
     paged = _PagedAttentionExtension([node.output(0) for node in nodes])
     about = paged.get_rt_info()
-    about["k_head_size"], about["num_k_heads"] = sizes.key_size, sizes.kv_heads
-    about["v_head_size"], about["num_v_heads"] = sizes.value_size, sizes.kv_heads
+    for part in "kv":
+        about[f"{part}_head_size"], about[f"num_{part}_heads"] = sizes.head_dim, sizes.kv_heads
     return paged.output(0)

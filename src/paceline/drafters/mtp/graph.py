@@ -96,8 +96,8 @@ class HeadGraph(GraphNodes):
         caches = [self._input(name, [-1] * 4, ov.Type.dynamic) for name in (KEYS, VALUES)]
         sequences = [self._input(name, [-1], np.int32) for name in SEQUENCES]
         longest = self._input(LONGEST, [], np.int32)
-        sizes = PagedSizes(kv_heads, hd, hd)
-        attended = paged_attention(flat, caches, sequences, longest, sizes, scale=hd**-0.5)
+        sizes = PagedSizes(heads, kv_heads, hd)
+        attended = paged_attention(flat, caches, sequences, longest, sizes)
         if weights.attention_gate is not None:
             gate = self._linear(rows, self._matrix(weights.attention_gate))
             attended = ops.multiply(attended, ops.sigmoid(gate))

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.engines.openvino.graph import BY_ROW, STATE_TABLES
-from paceline.storage.paged_attention import SEQUENCES, PagedSizes, paged_attention
 
 _CONV, _DELTA = STATE_TABLES
 
+_SEQUENCES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
 _STATES = (
     *("la.subsequence_begins", "la.block_indices", "la.block_indices_begins"),
     *("la.past_lens", "la.cache_interval"),
@@ -92,23 +92,37 @@ def attention(
     `window` is its sliding window in tokens, 0: none. `sinks` has a logit for each head.
     """
     from openvino import opset13
+    from openvino.op import _PagedAttentionExtension
 
     flat = [
         opset13.reshape(each.rows, np.array([-1, each.heads * each.size]), False)
         for each in (query, key, value)
     ]
-    paged = paged_attention(
-        flat,
-        [inputs.cache(f"key_cache.{key.layer}"), inputs.cache(f"value_cache.{value.layer}")],
-        [inputs.take(name + BY_ROW * (window > 0)) for name in SEQUENCES],
+    none = np.zeros(0, np.int32)
+    off = np.int32(0)
+    empty = np.zeros((0, 0, 0, 0), np.float32)
+    arguments = [
+        *flat,
+        inputs.cache(f"key_cache.{key.layer}"),
+        inputs.cache(f"value_cache.{value.layer}"),
+        *(inputs.take(name + BY_ROW * (window > 0)) for name in _SEQUENCES),
+        np.float32(scale),
+        np.int32(window),
+        np.zeros(0, np.float32),  # ALiBi slopes
         inputs.take("max_context_len", rank=0),
-        PagedSizes(key.heads, key.size, value.size),
-        scale=scale,
-        window=window,
-        sinks=None if sinks is None else sinks.reshape(1, query.heads, 1, 1),
-    )
+        none,  # score aggregation window
+        *(none, none, np.zeros(0, np.float32)),  # rotation of cached keys
+        *(np.zeros(0, np.float32), off, off),  # XAttention
+        empty if sinks is None else sinks.reshape(1, query.heads, 1, 1),
+        *(off, none, none, none),  # adaptive eviction
+        *(none, np.zeros(0, np.uint8), none),  # token types, and a mask between the call's rows
+    ]
+    paged = _PagedAttentionExtension([_output(each) for each in arguments])
+    about = paged.get_rt_info()
+    about["k_head_size"], about["num_k_heads"] = key.size, key.heads
+    about["v_head_size"], about["num_v_heads"] = value.size, value.heads
     shape = np.array([1, -1, query.heads, value.size])
-    return opset13.reshape(paged, shape, False).output(0)
+    return opset13.reshape(paged.output(0), shape, False).output(0)
 
 
 def short_convolution(
@@ -219,3 +233,11 @@ def _after_the_pass(results: list[Any], sinks: list[Any], inputs: list[Any], kin
     if len(found) != 1:
         raise RuntimeError(f"this OpenVINO made no {kind}; paceline needs OpenVINO 2026.4")
     return found[0]
+
+
+def _output(value: Any) -> Any:
+    from openvino import opset13
+
+    return (
+        opset13.constant(value) if isinstance(value, np.ndarray | np.generic) else value
+    ).output(0)
