@@ -281,15 +281,15 @@ def assert_same_steps(model: Model, options: Options, path: Path, max_tokens: in
     """Trace an answer, simulate it, compare step by step; how many guesses there were."""
     asked: Options = {**options, "max_tokens": max_tokens}
     fresh = model.fresh()
+    cost = fresh.profile.cost  # after the answer it may be measured again, if it was outdated
     with fresh.stream(PROMPT, **asked) as stream, Trace(path, fresh, stream, asked) as traced:
         list(traced)
     trace = read_trace(path)
     recording = Recording("one", "any", trace.prompt, trace.answer, max_tokens)
     shared = DrafterResources(shipped=model._shared.shipped, vocab_size=model.engine.vocab_size)
-    (found,) = simulate([recording], check_options(asked), model.profile.cost, shared)
+    (found,) = simulate([recording], check_options(asked), cost, shared)
     assert found.counters.steps == len(trace.steps)
     chosen = check_options(asked)
-    cost = model.profile.cost
     rule = (
         Auto(chosen.max_block, cost, Acceptance(), len(trace.prompt))
         if chosen.policy == "auto"
