@@ -263,4 +263,4 @@ def test_grammars_are_warm_before_the_first_request(model: Model, monkeypatch: p
     monkeypatch.setattr("llguidance.LLTokenizer", None)  # what takes long is made by now
     (server,) = made
     assert server.service.grammars.json_schema({"const": "a"}).forced(9)
-    server._socket.close()
+    server.http._socket.close()

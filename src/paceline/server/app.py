@@ -17,7 +17,7 @@ from starlette.types import HTTPExceptionHandler
 
 from paceline.server.api.chat import Chat
 from paceline.server.api.completions import Completions
-from paceline.server.api.endpoint import generation, observed
+from paceline.server.api.endpoint import Host, generation, observed
 from paceline.server.api.errors import ApiError
 from paceline.server.api.info import InfoHandlers
 from paceline.server.api.openapi import openapi
@@ -60,18 +60,24 @@ def make_app(
     for prefix in ("/v1", ""):
         found += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
         found += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
+    return application(service, found, page)
+
+
+def application(host: Host, routes: Sequence[BaseRoute], page: Sequence[BaseRoute]) -> Starlette:
+    """An application of `routes`, with the middleware and the error replies of every server."""
+    public = [route.path for route in page if isinstance(route, Route)]
     return Starlette(
-        routes=found,
-        middleware=_middleware(service, [route.path for route in page if isinstance(route, Route)]),
+        routes=routes,
+        middleware=_middleware(host, public),
         exception_handlers=dict.fromkeys(
-            (HTTPException, ApiError, Exception), _error_handler(service)
+            (HTTPException, ApiError, Exception), _error_handler(host)
         ),
     )
 
 
-def _middleware(service: Service, page: Sequence[str]) -> list[Middleware]:
-    settings = service.settings
-    on_error = service.observer.on_error
+def _middleware(host: Host, page: Sequence[str]) -> list[Middleware]:
+    settings = host.settings
+    on_error = host.observer.on_error
     found = [Middleware(HostMiddleware, settings, on_error)]
     if settings.origins:
         # Before the key check: a browser's preflight request has no key.
@@ -87,7 +93,7 @@ def _middleware(service: Service, page: Sequence[str]) -> list[Middleware]:
     return [*found, Middleware(ApiKeyMiddleware, settings, {*_PUBLIC, *page}, on_error)]
 
 
-def _error_handler(service: Service) -> HTTPExceptionHandler:
+def _error_handler(host: Host) -> HTTPExceptionHandler:
     """The handler of errors outside of endpoints."""
 
     async def handle(request: Request, error: Exception) -> Response:
@@ -96,7 +102,7 @@ def _error_handler(service: Service) -> HTTPExceptionHandler:
             error = ApiError(
                 error.detail, status=error.status_code, code=code, headers=error.headers
             )
-        found = observed(service, error, request.scope.get("state", {}).get("request_id", ""))
+        found = observed(host, error, request.scope.get("state", {}).get("request_id", ""))
         return JSONResponse(found.body, found.status, found.headers)
 
     return handle

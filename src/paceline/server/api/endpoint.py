@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -30,7 +30,8 @@ from paceline.server.api.http import (
 from paceline.server.api.schema import GenerationBody, parse
 from paceline.server.api.usage import telemetry, usage
 from paceline.server.request import ServerRequest
-from paceline.server.service import Service
+from paceline.server.service import Observer, Service
+from paceline.server.settings import Settings
 from paceline.server.stream_text import Answer, Answers, Delta, Piece
 
 log = logging.getLogger("paceline.server")
@@ -152,12 +153,19 @@ Work = Callable[[bytes, Reply], Awaitable[None]]
 """Replies to a body."""
 
 
+class Host(Protocol):
+    """What endpoints need of what they serve."""
+
+    settings: Settings
+    observer: Observer
+
+
 class Endpoint:
     """An ASGI application for one path: reads a body, and replies while the client waits."""
 
-    def __init__(self, service: Service, work: Work) -> None:
+    def __init__(self, host: Host, work: Work) -> None:
         """Reply with `work`."""
-        self._service = service
+        self._host = host
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,20 +174,20 @@ class Endpoint:
         reply = Reply(send)
         request_id = scope.get("state", {}).get("request_id", "")
         try:
-            body = await read_body(scope, receive, self._service.settings)
+            body = await read_body(scope, receive, self._host.settings)
             watcher = asyncio.ensure_future(disconnected(receive))
             work = asyncio.ensure_future(self._reply(body, reply, request_id))
             try:
                 await asyncio.wait({watcher, work}, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
-                    self._service.observer.on_error(_GONE)
+                    self._host.observer.on_error(_GONE)
             finally:
                 for task in (watcher, work):
                     task.cancel()
                     with suppress(asyncio.CancelledError):
                         await task
         except ApiError as error:
-            self._service.observer.on_error(error)
+            self._host.observer.on_error(error)
             await reply.error(error)
         except ClientGone:
             pass
@@ -190,7 +198,7 @@ class Endpoint:
         try:
             await self._work(body, reply)
         except Exception as caught:
-            error = observed(self._service, caught, request_id)
+            error = observed(self._host, caught, request_id)
             if reply.status is None:
                 await reply.error(error)
 
@@ -236,13 +244,13 @@ async def _stream(
     await reply.write(end, more=False)
 
 
-def observed(service: Service, error: Exception, request_id: str) -> ApiError:
+def observed(host: Host, error: Exception, request_id: str) -> ApiError:
     """The reply for an error, after telling the observer; a fault of the server is logged.
 
     The log has the error's type and place, but not its message, which may contain a prompt.
     """
     found = api_error(error)
-    service.observer.on_error(found)
+    host.observer.on_error(found)
     if found.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         frames = traceback.extract_tb(error.__traceback__)[-4:]
         where = " < ".join(f"{frame.name} ({frame.lineno})" for frame in reversed(frames))

@@ -1,0 +1,222 @@
+"""An ASGI application at an address, from start to shutdown, on uvicorn.
+
+Independent of what is served. Invariant: the address is bound once, before anything is loaded for
+it; at shutdown the application drains before connections are closed.
+"""
+
+import asyncio
+import ipaddress
+import math
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from paceline.errors import InvalidRequest, PacelineError
+from paceline.server.settings import Settings
+
+_BACKLOG = 1024
+"""Connections that wait to be accepted."""
+
+_FLUSH_SECONDS = 2
+"""Time for clients to read the rest after all answers have ended."""
+
+_OPEN_FILES = 10_240
+"""Limit on file descriptors, one a connection: the most that macOS allows without a limit."""
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+class Served(Protocol):
+    """What is served, as far as its shutdown is concerned."""
+
+    def close(self, grace: float = 0.0) -> None:
+        """Accept nothing new; end what still runs after `grace` seconds. Blocks; thread-safe."""
+        ...
+
+
+class HttpServer:
+    """A server, bound to its address and not yet running."""
+
+    def __init__(self, host: str, port: int, settings: Settings) -> None:
+        """Bind the address; port 0 chooses a free one.
+
+        Raises:
+            InvalidRequest: other machines can reach it, and it requires no API key.
+            PacelineError: it cannot listen at the address.
+        """
+        local = _is_local(host)
+        if not (local or settings.api_keys or settings.anyone):
+            raise InvalidRequest(
+                f"other machines can reach a server at {host}: set an API key, or allow --anyone"
+            )
+        if local and settings.hosts is None:
+            settings = replace(settings, hosts=(*_LOCAL_NAMES, host))
+        self.settings = settings
+        self._socket = _bound(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        name = f"[{host}]" if ":" in host else host
+        self.url = f"http://{name}:{self.port}"
+        self._served: Served | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_requests = 0
+        self._stop = asyncio.Event()
+
+    def run(
+        self, app: ASGIApp, served: Served, ready: Callable[[], Any], *, signals: bool = False
+    ) -> None:
+        """Serve until `stop` is called, or with `signals` until a signal.
+
+        `ready` is called once the server listens.
+        """
+        self._served = served
+        try:
+            asyncio.run(self._run(app, served, ready, signals=signals))
+        finally:
+            served.close()
+            self._socket.close()
+
+    def stop(self) -> None:
+        """Shut down, from any thread; the second call skips the grace period."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._request_stop)
+
+    def _request_stop(self) -> None:
+        self._stop_requests += 1
+        self._stop.set()
+        if self._stop_requests > 1 and self._served is not None:
+            threading.Thread(target=self._served.close, daemon=True).start()
+
+    async def _run(
+        self, app: ASGIApp, served: Served, ready: Callable[[], Any], *, signals: bool
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = _Uvicorn(self._config(app))
+        serving = asyncio.ensure_future(server.serve(sockets=[self._socket]))
+        while not (server.started or serving.done()):
+            await asyncio.sleep(0.005)
+        if signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.add_signal_handler(number, self._request_stop)
+        ready()
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await asyncio.to_thread(served.close, self.settings.grace_seconds)
+        server.should_exit = True
+        await serving
+
+    def _config(self, app: ASGIApp) -> uvicorn.Config:
+        return uvicorn.Config(
+            app,
+            http=_protocol(self.settings.header_seconds, self.settings.reading_seconds),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_FLUSH_SECONDS,
+        )
+
+
+class _Uvicorn(uvicorn.Server):
+    """Does not handle signals: uvicorn would close connections with unfinished answers."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def _protocol(headers: float, reading: float) -> type[H11Protocol]:
+    """A protocol that closes connections of slow clients.
+
+    Args:
+        headers: seconds to send the headers of a request.
+        reading: seconds in which a client reads nothing of what is ready for it.
+    """
+
+    class TimedProtocol(H11Protocol):
+        _header_timer: asyncio.TimerHandle | None = None
+        _read_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._time_headers()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._time_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_header_timer()
+            self._stop_read_timer()
+            super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            self._time_reading()
+            super().pause_writing()
+
+        def _time_reading(self, before: float = math.inf) -> None:
+            left = self.transport.get_write_buffer_size()
+            if left < before:
+                self._read_timer = self.loop.call_later(reading, self._time_reading, left)
+            else:  # the client has read nothing
+                self.transport.abort()
+
+        def resume_writing(self) -> None:
+            self._stop_read_timer()
+            super().resume_writing()
+
+        def _stop_read_timer(self) -> None:
+            if self._read_timer is not None:
+                self._read_timer.cancel()
+                self._read_timer = None
+
+        def _time_headers(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop_header_timer()  # the headers are here
+            elif self._header_timer is None:
+                self._header_timer = self.loop.call_later(headers, self.transport.close)
+
+        def _stop_header_timer(self) -> None:
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+                self._header_timer = None
+
+    return TimedProtocol
+
+
+def _is_local(host: str) -> bool:
+    """Whether an address is reachable from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PacelineError(
+            f"cannot listen at {host}, port {port}: {reason}; choose another with --port"
+        ) from error
+
+
+def allow_open_files() -> None:
+    """Raise the limit on open files: some shells allow 256, and a connection takes one."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
