@@ -6,10 +6,10 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from paceline.constraints.tool_calls import ToolCall
-from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import TEMPLATE_NAMES
+from paceline.runtime.prompt import RenderedChat
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.errors import ApiError
 from paceline.server.api.logprobs import chat_logprobs
@@ -72,6 +72,11 @@ class ChatBody(GenerationBody):
         given = self.max_tokens if given is None else given
         return None if given == -1 else given
 
+    @property
+    def calling(self) -> bool:
+        """Whether the answer may call functions."""
+        return bool(self.tools) and self.tool_choice != "none"
+
 
 class Chat(ApiRequest[ChatBody]):
     """A chat and its answers."""
@@ -80,13 +85,14 @@ class Chat(ApiRequest[ChatBody]):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def __init__(self, service: Service, text: bytes) -> None:
+    def __init__(self, service: Service, given: bytes | ChatBody) -> None:
         """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
-        super().__init__(service, text)
+        super().__init__(service, given)
         body = self._body
         self._predicted = body.prediction is not None
-        self._calling = bool(body.tools) and body.tool_choice != "none"
-        self._tokens, thoughts = self._render()
+        self._calling = body.calling
+        text, thoughts = rendered(service, body)
+        self._tokens = service.prompt_tokens(text)
         self._prompts = [self._tokens]
         options: dict[str, Any] = service.prediction(body.prediction)
         if self._may_think():
@@ -100,7 +106,7 @@ class Chat(ApiRequest[ChatBody]):
                 body.tools, body.tool_choice, parallel=body.parallel_tool_calls
             )
         self.requests = service.requests(body, self._tokens, **options)
-        self._call_streams = [ToolCallStream() for _ in self.requests]
+        self.call_streams = [ToolCallStream() for _ in self.requests]
 
     def _may_think(self) -> bool:
         """Whether the constraint of the answer allows thoughts before it."""
@@ -110,25 +116,6 @@ class Chat(ApiRequest[ChatBody]):
         wanted = body.response_format
         return body.structured_outputs is None and (wanted is None or wanted.type == "text")
 
-    def _render(self) -> tuple[list[int], ReasoningMarks | None]:
-        """The prompt's tokens, and the form of the answer's thoughts."""
-        body, thinking = self._body, self._service.files.thinking()
-        if wrong := TEMPLATE_NAMES & body.chat_template_kwargs.keys():
-            raise ApiError(f"cannot set {min(wrong)}", param="chat_template_kwargs")
-        chat = template_messages(body.messages, thinking)
-        tools = body.tools if self._calling else []
-        if not self._service.template_has_tools:
-            chat, tools = describe_tools(chat, tools), []
-        listed = [tool.model_dump(exclude_none=True) for tool in tools] or None
-        variables = body.chat_template_kwargs
-        if effort := body.reasoning_effort:
-            try:
-                variables = {**thinking.effort(effort), **variables}
-            except InvalidRequest as error:
-                raise ApiError(f"{effort!r}: {error}", param="reasoning_effort") from error
-        text, thoughts = self._service.render_chat(chat, tools=listed, variables=variables)
-        return self._service.prompt_tokens(text), thoughts
-
     def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The complete response."""
         choices = []
@@ -136,8 +123,8 @@ class Chat(ApiRequest[ChatBody]):
             content: str | None = answer.text
             calls: tuple[ToolCall, ...] = ()
             if self._calling:
-                sent = self._call_streams[index].push(answer.text)
-                rest, calls = self._call_streams[index].finish()
+                sent = self.call_streams[index].push(answer.text)
+                rest, calls = self.call_streams[index].finish()
                 content = sent + rest
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
@@ -157,9 +144,9 @@ class Chat(ApiRequest[ChatBody]):
             pieces = []
         calls: tuple[ToolCall, ...] = ()
         if self._calling:
-            text = self._call_streams[index].push(text)
+            text = self.call_streams[index].push(text)
             if delta.finished:
-                rest, calls = self._call_streams[index].finish()
+                rest, calls = self.call_streams[index].finish()
                 text += rest
         first = delta.finished and index not in self._sent
         if text or first or self._lists_tokens(pieces, logprobs=self._body.logprobs):
@@ -202,6 +189,28 @@ class Chat(ApiRequest[ChatBody]):
             logprobs = {"content": listed, "refusal": None}
         fields = {"logprobs": logprobs, **self._token_fields(pieces), "finish_reason": reason}
         return {"index": index, **content, **fields}
+
+
+def rendered(service: Service, body: ChatBody) -> RenderedChat:
+    """The prompt of a chat, and the form of the answer's thoughts.
+
+    Raises ApiError or InvalidRequest if the chat template cannot do what the body asks.
+    """
+    thinking = service.files.thinking()
+    if wrong := TEMPLATE_NAMES & body.chat_template_kwargs.keys():
+        raise ApiError(f"cannot set {min(wrong)}", param="chat_template_kwargs")
+    chat = template_messages(body.messages, thinking)
+    tools = body.tools if body.calling else []
+    if not service.template_has_tools:
+        chat, tools = describe_tools(chat, tools), []
+    listed = [tool.model_dump(exclude_none=True) for tool in tools] or None
+    variables = body.chat_template_kwargs
+    if effort := body.reasoning_effort:
+        try:
+            variables = {**thinking.effort(effort), **variables}
+        except InvalidRequest as error:
+            raise ApiError(f"{effort!r}: {error}", param="reasoning_effort") from error
+    return service.render_chat(chat, tools=listed, variables=variables)
 
 
 def _finish_reason(answer: Answer, *, called: bool) -> str:

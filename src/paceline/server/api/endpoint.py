@@ -66,9 +66,9 @@ class ApiRequest(ABC, Generic[_B]):
     _predicted = False
     """Whether the request has a prediction."""
 
-    def __init__(self, service: Service, text: bytes) -> None:
-        """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
-        body = parse(self.body_kind, text)
+    def __init__(self, service: Service, given: bytes | _B) -> None:
+        """Parse a body, unless it is parsed. Raises ApiError or PacelineError if it is wrong."""
+        body = parse(self.body_kind, given) if isinstance(given, bytes) else given
         service.check_model(body.model)
         self._service, self._body = service, body
         self.streamed = body.stream
