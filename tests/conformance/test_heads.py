@@ -5,6 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from paceline.decoding.draft_sampling import DraftSampler
+from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Proposal
 from paceline.drafters import DraftKV, RequestContext, create
 from paceline.drafters.mtp import ChainCost, MtpDrafter
@@ -88,6 +90,20 @@ def test_a_chain_equals_the_reference(
     for seed in range(3):
         text = form.text(length, seed)
         assert_chain(way(form, text), form.expected(text))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.8, 1.0])
+def test_a_sampler_picks_each_draft_of_a_chain(form: HeadCase, temperature: float):
+    for seed in range(3):
+        text = form.text(12, seed)
+        sampler = DraftSampler(Sampling(temperature=temperature, seed=seed), 0, 320)
+        cache = form.head.new_cache()
+        drafts, _ = form.head.draft(cache, text.rows(), DRAFTS, 0.0, sampler=sampler)
+        vocab = None if form.form.drafted is None else np.array(form.form.drafted)
+        # Each draft is picked after those that were drafted, at its own position.
+        expected = form.expected(text, chosen=drafts).logits
+        for at, (token, logits) in enumerate(zip(drafts, expected, strict=True)):
+            assert token == sampler.pick(logits.astype(np.float32), 13 + at, vocab)[0]
 
 
 def test_the_reference_depends_on_all_its_inputs(form: HeadCase):

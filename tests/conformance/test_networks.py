@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.decoding.draft_sampling import DraftSampler
+from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Proposal
 from paceline.drafters import DraftKV, RequestContext, create
 from paceline.drafters.dflash import DFlashDrafter
@@ -68,6 +70,38 @@ def test_only_tokens_of_a_reduced_vocabulary_are_drafted(make_case: MakeCase):
     case = make_case({}, [4, 9, 200])
     drafts = [without_prefill(case.network, case.tapped(5), token)[0] for token in FIRST_TOKENS]
     assert {token for each in drafts for token in each} <= {4, 9, 200}
+
+
+def test_a_sampler_picks_from_the_logits_of_each_row(form: Case):
+    rows = form.tapped(30)
+    vocab = None if form.draft_vocab is None else np.array(form.draft_vocab)
+    same = []
+    for temperature in (0.5, 0.8, 1.0):
+        sampler = DraftSampler(Sampling(temperature=temperature, seed=5), 0, 320)
+        for token in FIRST_TOKENS:
+            network = form.network
+            found, chances = network.draft(network.new_cache(), token, 30, rows, 0, sampler=sampler)
+            logits = form.expected(rows, token).logits.astype(np.float32)
+            expected = [sampler.pick(row, 31 + at, vocab) for at, row in enumerate(logits)]
+            same += [a == b for a, (b, _) in zip(found, expected, strict=True)]
+            assert np.mean(np.isclose(chances, [each for _, each in expected], rtol=1e-3)) > 0.8
+            assert all(type(each) is int for each in found)
+    assert np.mean(same) > 0.99
+
+
+def test_drafts_follow_the_requests_noise(case: Case):
+    rows = case.tapped(12)
+    drafts = set()
+    for seed in (1, 2):
+        how = Sampling(temperature=1.0, seed=seed)
+        drafter = DFlashDrafter(case.network, case.network.new_cache(), how, 12)
+        drafter.observe(seen(rows, 0))
+        proposal = drafter.propose([1] * 12 + [8], 7)
+        logits = case.expected(rows, 8).logits.astype(np.float32)
+        expected, _ = DraftSampler(how, 12, 320).pick_rows(logits, 13)
+        assert list(proposal.tokens) == expected
+        drafts.add(tuple(proposal.tokens))
+    assert len(drafts) == 2
 
 
 def test_other_rows_replace_truncated_ones(form: Case):

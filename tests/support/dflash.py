@@ -205,6 +205,8 @@ class Drafted(NamedTuple):
     """For each token, how far its logit is ahead of the next."""
     hidden: np.ndarray
     """[block_size, d], after the last norm."""
+    logits: np.ndarray
+    """[block_size - 1, drafted tokens]"""
 
 
 def reference_draft(
@@ -280,7 +282,9 @@ def reference_draft(
     best = logits.argmax(axis=1)
     chances = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
     second, first = np.sort(logits, axis=1)[:, -2:].T
-    return Drafted(drafted[best].tolist(), chances.tolist(), (first - second).tolist(), hidden)
+    return Drafted(
+        drafted[best].tolist(), chances.tolist(), (first - second).tolist(), hidden, logits
+    )
 
 
 class Rehearsed:
@@ -320,6 +324,7 @@ class Rehearsed:
         position: int,
         features: np.ndarray,
         start: int,
+        **_: Any,
     ) -> tuple[list[int], list[float]]:
         self.prefill(context, features, start)
         assert len(context) == position

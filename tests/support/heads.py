@@ -43,8 +43,8 @@ class OfNumpy:
     def prefill(self, cache: Any, rows: Rows) -> None:
         self._head.prefill(cache, _on_device(rows))
 
-    def draft(self, cache: Any, rows: Rows, limit: int, least: float) -> Any:
-        return self._head.draft(cache, _on_device(rows), limit, least)
+    def draft(self, cache: Any, rows: Rows, limit: int, least: float, **options: Any) -> Any:
+        return self._head.draft(cache, _on_device(rows), limit, least, **options)
 
 
 def _on_device(rows: Rows) -> Rows:
@@ -109,7 +109,11 @@ class HeadCase:
         return Text(rows, rng.integers(0, self.form.vocab, count + 1).tolist())
 
     def expected(
-        self, text: "Text", drafts: int = DRAFTS, positions: Sequence[int] | None = None
+        self,
+        text: "Text",
+        drafts: int = DRAFTS,
+        positions: Sequence[int] | None = None,
+        chosen: Sequence[int] = (),
     ) -> Chain:
         return reference_chain(
             self.form,
@@ -119,6 +123,7 @@ class HeadCase:
             text.tokens[1:],
             drafts,
             positions=positions,
+            chosen=chosen,
         )
 
 

@@ -198,6 +198,7 @@ def reference_chain(
     drafts: int,
     *,
     positions: Sequence[int] | None = None,
+    chosen: Sequence[int] = (),
 ) -> Chain:
     """The chain after rows of hidden states.
 
@@ -209,6 +210,7 @@ def reference_chain(
         tokens: the n tokens that follow each of them.
         drafts: steps of the chain.
         positions: of the hidden states; None: from 0 on.
+        chosen: tokens with which the chain goes on instead of the best ones.
     """
     layer = _Layer(form, {name: np.asarray(rows, np.float64) for name, rows in weights.items()})
     places = list(range(len(tokens)) if positions is None else positions)
@@ -216,7 +218,7 @@ def reference_chain(
     following, chain = list(tokens), Chain([], [], [], [])
     allowed = np.arange(form.vocab) if form.drafted is None else np.array(form.drafted)
     head = layer.w.get("lm_head.weight", ends.head[allowed])
-    for _ in range(drafts):
+    for step in range(drafts):
         out, carried = layer.run(ends.embeddings[following], hidden, np.array(places))
         logits = head @ out
         best = int(np.argmax(logits))
@@ -225,7 +227,7 @@ def reference_chain(
         chain.chances.append(float(1 / np.exp(logits - ranked[-1]).sum()))
         chain.margins.append(float(ranked[-1] - ranked[-2]))
         chain.logits.append(logits)
-        following.append(chain.tokens[-1])
+        following.append(chosen[step] if chosen else chain.tokens[-1])
         hidden = np.concatenate([hidden, carried[None]])
         places.append(places[-1] + 1)
     return chain

@@ -90,10 +90,12 @@ class FromNumpy:
 
         self._network.prefill(cache, mx.array(tapped), start)
 
-    def draft(self, cache: Any, token: int, position: int, tapped: Any, start: int) -> Any:
+    def draft(
+        self, cache: Any, token: int, position: int, tapped: Any, start: int, **options: Any
+    ) -> Any:
         import mlx.core as mx
 
-        return self._network.draft(cache, token, position, mx.array(tapped), start)
+        return self._network.draft(cache, token, position, mx.array(tapped), start, **options)
 
 
 class Runtime(NamedTuple):

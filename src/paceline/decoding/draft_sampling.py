@@ -41,9 +41,41 @@ class DraftSampler:
             self._sampler.push(token)
         self._counted = list(context)
 
-    def pick(self, logits: npt.NDArray[np.float32], position: int) -> tuple[int, float]:
-        """A draft token and the estimate of its acceptance; see `Sampler.pick_draft`."""
+    def following(self, context: Sequence[int]) -> "DraftSampler | None":
+        """Itself after `follow`; None if every pick is the argmax: a network does that itself."""
+        if self._sampler.picks_argmax:
+            return None
+        self.follow(context)
+        return self
+
+    def pick(
+        self,
+        logits: npt.NDArray[np.float32],
+        position: int,
+        tokens: npt.NDArray[np.int64] | None = None,
+    ) -> tuple[int, float]:
+        """A draft token and the estimate of its acceptance; see `Sampler.pick_draft`.
+
+        Args:
+            logits: [n] float32.
+            position: of the token.
+            tokens: the token of each logit, [n]; None: of each token of the vocabulary, in order.
+        """
+        if tokens is not None:
+            row = np.full(self._vocab_size, -np.inf, np.float32)
+            row[tokens] = logits
+            logits = row
         return self._sampler.pick_draft(logits, position)
+
+    def pick_rows(
+        self,
+        logits: npt.NDArray[np.float32],
+        position: int,
+        tokens: npt.NDArray[np.int64] | None = None,
+    ) -> tuple[list[int], list[float]]:
+        """`pick` for rows [r, n] at positions from `position` on: tokens and estimates."""
+        picked = [self.pick(row, position + at, tokens) for at, row in enumerate(logits)]
+        return [token for token, _ in picked], [chance for _, chance in picked]
 
     def _new(self, prompt: Sequence[int]) -> Sampler:
         return Sampler(self._sampling, prompt, self._vocab_size)

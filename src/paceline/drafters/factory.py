@@ -194,7 +194,8 @@ def _dflash(part: DrafterPart, shared: DrafterResources, request: RequestContext
     if part.argument not in shared.networks:
         shared.networks[part.argument] = _network(part, shared)
     network = shared.networks[part.argument]
-    return DFlashDrafter(network, request.kv.setdefault(part.argument, network.new_cache()))
+    cache = request.kv.setdefault(part.argument, network.new_cache())
+    return DFlashDrafter(network, cache, request.sampling, request.prompt_length)
 
 
 def _network(part: DrafterPart, shared: DrafterResources) -> Network:
@@ -212,7 +213,8 @@ def _mtp(part: DrafterPart, shared: DrafterResources, request: RequestContext) -
     head = shared.heads[part.argument]
     # `dflash` of the same folder has a cache of another kind.
     cache: Any = request.kv.setdefault(str(part), head.new_cache())
-    return MtpDrafter(head, cache, part.options.get("length", _LONGEST_CHAIN))
+    length = part.options.get("length", _LONGEST_CHAIN)
+    return MtpDrafter(head, cache, length, request.sampling, request.prompt_length)
 
 
 def _head(part: DrafterPart, shared: DrafterResources) -> DraftHead:

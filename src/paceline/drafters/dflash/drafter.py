@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.decoding.draft_sampling import DraftSampler
+from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 from paceline.drafters.dflash.network import Network
 from paceline.drafters.networks.context import PREFILL_CHUNK, ContextCache
@@ -13,10 +15,21 @@ class DFlashDrafter(Drafter):
 
     name = "dflash"
 
-    def __init__(self, network: Network, cache: ContextCache[Any]) -> None:
-        """Draft with `network`; `cache` may have earlier tokens of the sequence."""
+    def __init__(
+        self,
+        network: Network,
+        cache: ContextCache[Any],
+        sampling: Sampling | None = None,
+        prompt_length: int = 0,
+    ) -> None:
+        """Draft with `network`, as `sampling` picks after a prompt.
+
+        `cache` may have earlier tokens of the sequence.
+        """
         self._network = network
         self._cache = cache
+        vocab_size = network.config.vocab_size
+        self._sampler = DraftSampler(sampling or Sampling(), prompt_length, vocab_size)
         self._drafted_at = -1
         """Length of the context that `_block` was drafted for."""
         self._block = Proposal((), self.name)
@@ -30,7 +43,12 @@ class DFlashDrafter(Drafter):
             tapped = self._network.concat(cache.pending)
             cache.pending = []
             tokens, chances = self._network.draft(
-                cache, context[-1], len(context) - 1, tapped, cache.pending_start
+                cache,
+                context[-1],
+                len(context) - 1,
+                tapped,
+                cache.pending_start,
+                sampler=self._sampler.following(context),
             )
             self._block = Proposal(tokens, self.name, 0, chances)
             self._drafted_at = len(context)

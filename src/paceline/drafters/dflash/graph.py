@@ -55,8 +55,8 @@ class GraphBuilder(GraphNodes):
         `values.i` [S, kv_heads, head_dim], the context so far; `mask.full` and, where a layer has
         a window, `mask.window`, [B, S + N + B] float32, added to attention scores.
 
-        Outputs: `drafts` [B - 1] int64, `chances` [B - 1] float32, and for each layer
-        `new_keys.i`, `new_values.i` [N, kv_heads, head_dim].
+        Outputs: those of `_greedy` for the B - 1 masked rows, and for each layer `new_keys.i`,
+        `new_values.i` [N, kv_heads, head_dim].
         """
         import openvino as ov
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.types import Pending
 from paceline.drafters.dflash.checkpoint import read_config, read_draft_vocab
 from paceline.drafters.dflash.mlx_weights import Layer, layer_of, read_weights
@@ -56,7 +57,7 @@ class MlxNetwork:
         embedded = target.embed(mx.array([0]))  # lazy: only its shape and dtype are used
         shape = MlxShape(target.layers, embedded.shape[-1], target.head(embedded).shape[-1])
         check_pair(folder, self.config, shape)
-        draft_vocab = read_draft_vocab(folder, self.config)
+        self._tokens = draft_vocab = read_draft_vocab(folder, self.config)
         weights = read_weights(folder, self.config)
         self._dtype, self._target_dtype = weights["fc.weight"].dtype, embedded.dtype
         self._fc = Matrix(weights["fc.weight"], bits)
@@ -101,11 +102,18 @@ class MlxNetwork:
         evaluate(cache.kv.arrays())
 
     def draft(
-        self, cache: ContextCache[DeviceKV], token: int, position: int, tapped: MlxArray, start: int
+        self,
+        cache: ContextCache[DeviceKV],
+        token: int,
+        position: int,
+        tapped: MlxArray,
+        start: int,
+        *,
+        sampler: DraftSampler | None = None,
     ) -> tuple[Sequence[int], Sequence[float]]:
         """Append `tapped` and fill a block that begins with `token`; see `Network`.
 
-        Both results are pending.
+        Both results are pending, unless a sampler picked them.
         """
         import mlx.core as mx
 
@@ -136,7 +144,10 @@ class MlxNetwork:
             )
             hidden = hidden + layer.output(attended[0].swapaxes(0, 1).reshape(block, -1))
             hidden = hidden + self._feed_forward(layer, hidden)
-        return self._greedy(self._rms_norm(hidden[1:], self._norm))
+        logits = self._logits(self._rms_norm(hidden[1:], self._norm))
+        if sampler is not None:
+            return sampler.pick_rows(np.array(logits), position + 1, self._tokens)
+        return self._greedy(logits)
 
     def _context(self, tapped: MlxArray) -> MlxArray:
         """[n, taps * d] -> [n, d], the input of every layer's keys and values."""
@@ -193,11 +204,16 @@ class MlxNetwork:
             first = max(first, bisect_left(cache.positions, position - window + 1))
         return first
 
-    def _greedy(self, hidden: MlxArray) -> tuple[Sequence[int], Sequence[float]]:
+    def _logits(self, hidden: MlxArray) -> MlxArray:
+        """[R, d] -> [R, n] float32, of the whole or the draft vocabulary."""
+        import mlx.core as mx
+
+        return self._head(hidden.astype(self._target_dtype)).astype(mx.float32)
+
+    def _greedy(self, logits: MlxArray) -> tuple[Sequence[int], Sequence[float]]:
         """The most probable token of each row, and its probability."""
         import mlx.core as mx
 
-        logits = self._head(hidden.astype(self._target_dtype)).astype(mx.float32)
         chances = mx.exp(logits.max(axis=-1) - mx.logsumexp(logits, axis=-1))
         tokens = mx.argmax(logits, axis=-1)
         if self._draft_vocab is not None:
@@ -205,8 +221,8 @@ class MlxNetwork:
         tokens = tokens.astype(mx.int32)
         # Probabilities are read before verification only, together with the tokens.
         return (
-            Pending(lambda: to_host(tokens), len(hidden), tokens),
-            Pending(lambda: to_host(chances, tokens), len(hidden)),
+            Pending(lambda: to_host(tokens), len(logits), tokens),
+            Pending(lambda: to_host(chances, tokens), len(logits)),
         )
 
 

@@ -5,6 +5,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
 
+from paceline.decoding.draft_sampling import DraftSampler
 from paceline.drafters.dflash.checkpoint import Config
 from paceline.drafters.networks.context import LONG_CONTEXT, ContextCache, DraftCost, Tapped
 from paceline.drafters.networks.tensors import Array
@@ -40,7 +41,14 @@ class Network(Protocol):
         ...
 
     def draft(
-        self, cache: ContextCache[Any], token: int, position: int, tapped: Tapped, start: int
+        self,
+        cache: ContextCache[Any],
+        token: int,
+        position: int,
+        tapped: Tapped,
+        start: int,
+        *,
+        sampler: DraftSampler | None = None,
     ) -> tuple[Sequence[int], Sequence[float]]:
         """Append `tapped` to the cache and fill a block that begins with `token` at `position`.
 
@@ -50,6 +58,7 @@ class Network(Protocol):
             position: of `token`.
             tapped: hidden states of the newest tokens before it.
             start: the position of the first of them.
+            sampler: picks the drafts; None: each is the likeliest.
 
         Returns:
             block_size - 1 draft tokens, and the probability of each.

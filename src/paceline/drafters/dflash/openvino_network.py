@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.types import tap_name
 from paceline.drafters.dflash.checkpoint import read_config, read_draft_vocab, read_weights
 from paceline.drafters.dflash.graph import MASKED, GraphBuilder
@@ -83,7 +84,7 @@ class OpenVinoNetwork:
         self.config = read_config(folder)
         target = read_target(graph)
         check_pair(folder, self.config, target)
-        draft_vocab = read_draft_vocab(folder, self.config)
+        self._draft_vocab = draft_vocab = read_draft_vocab(folder, self.config)
         builder = GraphBuilder(self.config, read_weights(folder, self.config), int8=int8)
         options = {
             "PERFORMANCE_HINT": "LATENCY",
@@ -130,7 +131,14 @@ class OpenVinoNetwork:
             self._append(cache, found, positions)
 
     def draft(
-        self, cache: ContextCache[HostKV], token: int, position: int, tapped: Array, start: int
+        self,
+        cache: ContextCache[HostKV],
+        token: int,
+        position: int,
+        tapped: Array,
+        start: int,
+        *,
+        sampler: DraftSampler | None = None,
     ) -> tuple[list[int], list[float]]:
         """Append `tapped` and fill a block that begins with `token`; see `Network`."""
         rows = self._rows
@@ -162,9 +170,10 @@ class OpenVinoNetwork:
             inputs[f"keys.{at}"] = past[2 * at]
             inputs[f"values.{at}"] = past[2 * at + 1]
         found = self._draft.infer(inputs, share_inputs=True, share_outputs=True)
-        drafts, chances = found["drafts"].tolist(), found["chances"].tolist()
         self._append(cache, found, range(start, start + new))
-        return drafts, chances
+        if sampler is not None:
+            return sampler.pick_rows(found["logits"], position + 1, self._draft_vocab)
+        return found["drafts"].tolist(), found["chances"].tolist()
 
     def _masks(
         self, valid: Any, known: Sequence[int], past: int, positions: Array

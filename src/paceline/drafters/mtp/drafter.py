@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.decoding.draft_sampling import DraftSampler
+from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 from paceline.drafters.mtp.cache import HeadCache
 from paceline.drafters.mtp.head import DraftHead, Rows
@@ -21,9 +23,21 @@ class MtpDrafter(Drafter):
 
     name = "mtp"
 
-    def __init__(self, head: DraftHead, cache: HeadCache[Any], length: int) -> None:
-        """Draft with `head` at most `length` tokens; `cache` may have earlier tokens."""
+    def __init__(
+        self,
+        head: DraftHead,
+        cache: HeadCache[Any],
+        length: int,
+        sampling: Sampling | None = None,
+        prompt_length: int = 0,
+    ) -> None:
+        """Draft with `head` at most `length` tokens, as `sampling` picks after a prompt.
+
+        `cache` may have earlier tokens.
+        """
         self._head = head
+        vocab_size = head.config.vocab_size
+        self._sampler = DraftSampler(sampling or Sampling(), prompt_length, vocab_size)
         self._cache = cache
         self._length = length
         self._mean = 1.0
@@ -44,7 +58,11 @@ class MtpDrafter(Drafter):
             if cache.pending and cache.pending_start + cache.pending_count == len(context) - 1:
                 self._complete(context[-1])
                 drafts, chances = self._head.draft(
-                    cache, self._take_pending(), min(limit, self._length), LEAST_CHANCE
+                    cache,
+                    self._take_pending(),
+                    min(limit, self._length),
+                    LEAST_CHANCE,
+                    sampler=self._sampler.following(context),
                 )
                 self._chain = Proposal(drafts, self.name, 0, chances)
                 self._mean += _LENGTH_WEIGHT * (len(drafts) - self._mean)

@@ -32,7 +32,7 @@ class HeadGraph(GraphNodes):
         `carried` [n - k, d]; `positions` [n] float32; keys, values and sequences as
         PagedAttention has them.
 
-        Outputs, of the last row: `drafts` [1] int64, `chances` [1] float32, `carried_out` [1, d].
+        Outputs, of the last row: those of `_greedy`, and `carried_out` [1, d] float32.
         """
         import openvino as ov
 

@@ -6,6 +6,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+from paceline.decoding.draft_sampling import DraftSampler
 from paceline.drafters.mtp.cache import HeadCache
 from paceline.drafters.mtp.checkpoint import HeadConfig
 from paceline.drafters.networks.context import LONG_CONTEXT, DraftCost, Tapped
@@ -69,13 +70,19 @@ class DraftHead(Protocol):
         ...
 
     def draft(
-        self, cache: HeadCache[Any], rows: Rows, limit: int, least: float
+        self,
+        cache: HeadCache[Any],
+        rows: Rows,
+        limit: int,
+        least: float,
+        *,
+        sampler: DraftSampler | None = None,
     ) -> tuple[list[int], list[float]]:
         """Append 1 row or more, and draft after the last one.
 
-        Returns 1 to `limit` draft tokens, each the likeliest after those before it, and the
-        probability of each. The chain ends where all drafts so far are right with less than
-        the probability `least`. Drafted rows are not kept in the cache.
+        Returns 1 to `limit` draft tokens, each the likeliest after those before it or the pick of
+        `sampler`, and the probability of each. The chain ends where all drafts so far are right
+        with less than the probability `least`. Drafted rows are not kept in the cache.
         """
         ...
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.decoding.draft_sampling import DraftSampler
 from paceline.drafters.mtp.cache import HeadCache
 from paceline.drafters.mtp.checkpoint import Head, HeadWeights, cut_vocabulary
 from paceline.drafters.mtp.head import Rows, measure_cost
@@ -57,6 +58,7 @@ class MlxHead:
         draft_vocab = head.draft_vocab
         if vocab is not None:
             draft_vocab = cut_vocabulary(head, vocab)
+        self._tokens = draft_vocab
         self._draft_vocab = None
         if draft_vocab is not None:
             self._draft_vocab = mx.array(draft_vocab.astype(np.int32))
@@ -89,7 +91,13 @@ class MlxHead:
             evaluate(cache.kv.arrays())
 
     def draft(
-        self, cache: HeadCache[DeviceKV], rows: Rows, limit: int, least: float
+        self,
+        cache: HeadCache[DeviceKV],
+        rows: Rows,
+        limit: int,
+        least: float,
+        *,
+        sampler: DraftSampler | None = None,
     ) -> tuple[list[int], list[float]]:
         """Append rows and draft after the last one; see `DraftHead`."""
         import mlx.core as mx
@@ -98,9 +106,12 @@ class MlxHead:
         surplus = max(len(tokens) - PREFILL_CHUNK, 0)
         self.prefill(cache, Rows(tapped[:surplus], tokens[:surplus], start))
         carried = self._append(cache, Rows(tapped[surplus:], tokens[surplus:], start + surplus))
+        position = start + len(tokens)
+        if sampler is not None:
+            return self._sampled(cache, carried, position, sampler, limit=limit, least=least)
         drafts: list[int] = []
         chances: list[float] = []
-        likely, position = 1.0, start + len(tokens)
+        likely = 1.0
         token, chance, carried = self._pick(carried)
         mx.async_eval(token, chance)
         while True:
@@ -114,6 +125,33 @@ class MlxHead:
             if ahead is None or likely < least:
                 return drafts, chances
             token, chance, carried = ahead
+            position += 1
+
+    def _sampled(
+        self,
+        cache: HeadCache[DeviceKV],
+        stream: MlxArray,
+        position: int,
+        sampler: DraftSampler,
+        *,
+        limit: int,
+        least: float,
+    ) -> tuple[list[int], list[float]]:
+        """`draft` with a sampler, which picks on the host: a step waits for the one before it."""
+        import mlx.core as mx
+
+        drafts: list[int] = []
+        chances: list[float] = []
+        likely = 1.0
+        while True:
+            logits, carried = self._logits(stream)
+            token, chance = sampler.pick(np.array(logits), position + 1, self._tokens)
+            drafts.append(token)
+            chances.append(chance)
+            likely *= chance
+            if len(drafts) == limit or likely < least:
+                return drafts, chances
+            stream = self._layer(cache, mx.array([token]), carried, position)
             position += 1
 
     def _append(self, cache: HeadCache[DeviceKV], rows: Rows) -> MlxArray:
@@ -190,13 +228,20 @@ class MlxHead:
         """The likeliest token [1] int32, its probability, and what the next step carries."""
         import mlx.core as mx
 
-        out = self._norm(stream, self._weights.norm)
-        logits = self._head(out)[0].astype(mx.float32)
+        logits, carried = self._logits(stream)
         token = mx.argmax(logits, keepdims=True)
         chance = mx.exp(logits.max() - mx.logsumexp(logits))
         if self._draft_vocab is not None:
             token = self._draft_vocab[token]
-        return token.astype(mx.int32), chance, stream if self._weights.join is None else out
+        return token.astype(mx.int32), chance, carried
+
+    def _logits(self, stream: MlxArray) -> tuple[MlxArray, MlxArray]:
+        """Logits [n] float32 after the residual stream [1, d], and what the next step carries."""
+        import mlx.core as mx
+
+        out = self._norm(stream, self._weights.norm)
+        logits = self._head(out)[0].astype(mx.float32)
+        return logits, stream if self._weights.join is None else out
 
     def _norm(self, rows: MlxArray, weight: MlxArray) -> MlxArray:
         import mlx.core as mx

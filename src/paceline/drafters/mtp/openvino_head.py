@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.types import tap_name
 from paceline.drafters.mtp.cache import HeadCache
 from paceline.drafters.mtp.checkpoint import Head, HeadConfig, cut_vocabulary
@@ -85,6 +86,7 @@ class OpenVinoHead:
         self._target: TargetWeights = target  # its weights are in the graph
         compiled = ov.Core().compile_model(model, "CPU", options)
         # Rows of the target and drafted ones have requests of their own, so that shapes stay.
+        self._draft_vocab = draft_vocab
         self._rows = _Request(compiled, head.config, "tapped")
         self._step = _Request(compiled, head.config, "carried")
         self._kind = np.float16 if int8 else np.float32
@@ -115,7 +117,13 @@ class OpenVinoHead:
             self._append(cache, Rows(tapped[at:end], tokens[at:end], start + at))
 
     def draft(
-        self, cache: HeadCache[PagedKV], rows: Rows, limit: int, least: float
+        self,
+        cache: HeadCache[PagedKV],
+        rows: Rows,
+        limit: int,
+        least: float,
+        *,
+        sampler: DraftSampler | None = None,
     ) -> tuple[list[int], list[float]]:
         """Append rows and draft after the last one; see `DraftHead`."""
         tapped, tokens, start = rows
@@ -123,16 +131,21 @@ class OpenVinoHead:
         self.prefill(cache, Rows(tapped[:surplus], tokens[:surplus], start))
         found = self._append(cache, Rows(tapped[surplus:], tokens[surplus:], start + surplus))
         position = start + len(tokens)
-        drafts, chances = [found.token], [found.chance]
-        likely = found.chance
-        while len(drafts) < limit and likely >= least:
+        drafts: list[int] = []
+        chances: list[float] = []
+        likely = 1.0
+        while True:
+            token, chance = found.token, found.chance
+            if sampler is not None:
+                token, chance = sampler.pick(found.logits, position + 1, self._draft_vocab)
+            drafts.append(token)
+            chances.append(chance)
+            likely *= chance
+            if len(drafts) == limit or likely < least:
+                return drafts, chances
             slot = len(cache) + len(drafts) - 1
-            found = self._step.run(cache.kv, slot, [found.token], [position], found.carried)
-            drafts.append(found.token)
-            chances.append(found.chance)
-            likely *= found.chance
+            found = self._step.run(cache.kv, slot, [token], [position], found.carried)
             position += 1
-        return drafts, chances
 
     def _append(self, cache: HeadCache[PagedKV], rows: Rows) -> "_Found":
         positions = range(rows.start, rows.start + len(rows.tokens))
@@ -145,7 +158,10 @@ class _Found(NamedTuple):
     """Outputs of a call, of its last row."""
 
     token: int
+    """The best one."""
     chance: float
+    logits: Array
+    """[vocabulary or draft vocabulary], valid until the next call of the same request."""
     carried: Array
     """[1, d], valid until the next call of the same request."""
 
@@ -184,10 +200,11 @@ class _Request:
         self._set("subsequence_begins", np.array([0, len(tokens)], np.int32))
         self._set(LONGEST, np.array(end, np.int32))
         self._request.infer()
-        drafts, chances, carried = (
-            self._request.get_tensor(name).data for name in ("drafts", "chances", "carried_out")
+        drafts, chances, logits, carried = (
+            self._request.get_tensor(name).data
+            for name in ("drafts", "chances", "logits", "carried_out")
         )
-        return _Found(int(drafts[0]), float(chances[0]), carried)
+        return _Found(int(drafts[0]), float(chances[0]), logits[0], carried)
 
     def _bind_kv(self, blocks: Sequence[npt.NDArray[Any]]) -> None:
         if len(self._kv) and all(a is b for a, b in zip(self._kv, blocks, strict=True)):

@@ -48,7 +48,11 @@ class GraphNodes:
         return self._linear(ops.multiply(ops.swish(gate), up), down)
 
     def _greedy(self, logits: Any, draft_vocab: npt.NDArray[np.int64] | None) -> list[Any]:
-        """Outputs `drafts` [R] int64 and `chances` [R]: each row's best token, its probability."""
+        """Outputs of the rows' logits [R, n], over the whole or the draft vocabulary.
+
+        `drafts` [R] int64 and `chances` [R], each row's best token and its probability, and
+        `logits`, from which another may be picked.
+        """
         ops = self._ops
         best = ops.topk(logits, self._ints(1), -1, "max", "none", index_element_type="i64")
         top, tokens = best.outputs()
@@ -59,7 +63,11 @@ class GraphNodes:
         tokens = ops.squeeze(tokens, self._ints([-1]))
         if draft_vocab is not None:
             tokens = ops.gather(self._ints(draft_vocab), tokens, self._ints(0))
-        return [self._output("drafts", tokens), self._output("chances", chances)]
+        return [
+            self._output("drafts", tokens),
+            self._output("chances", chances),
+            self._output("logits", logits),
+        ]
 
     def _input(self, name: str, shape: Sequence[int], kind: Any = np.float32) -> Any:
         parameter = self._ops.parameter(list(shape), kind, name=name)
