@@ -223,7 +223,8 @@ def test_a_call_after_a_thought_is_a_call_and_one_in_a_thought_is_none(
         for choice in part.choices:
             output = choice.delta if stream else choice.message
             thought += getattr(output, "reasoning_content", None) or ""
-            names += [each.function.name for each in output.tool_calls or []]
+            calls = output.tool_calls or []
+            names += [each.function.name for each in calls if each.function.name]
             assert not output.content
     assert names == ["now"]
     assert thought == "I call now"

@@ -1,6 +1,6 @@
 """Compiles constraints: JSON, a schema, a regular expression, a grammar, tool calls.
 
-`matcher.py` applies them; `tool_calls.py` has the format of calls. Independent of engines and
+`matcher.py` applies them; `call_grammar.py` has the grammar of calls. Independent of engines and
 requests. Invariant: an invalid constraint is rejected before decoding, with llguidance's reason.
 
 JSON has the format of Python's `json.dumps`, on one line, unless a schema has other settings under
@@ -8,30 +8,22 @@ llguidance's key "x-guidance".
 """
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.constraints.call_grammar import calls_grammar, literal
 from paceline.constraints.matcher import ExactTokenizer, GrammarConstraint, library, reason
-from paceline.constraints.tool_calls import (
-    CLOSE,
-    OPEN,
-    Parsed,
-    ToolCall,
-    calls_grammar,
-    literal,
-    parse_tool_calls,
-)
+from paceline.constraints.tool_forms import HERMES, ToolForm
 from paceline.decoding.types import Constraint
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models.tokenizer import Tokenizer, check_unicode
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
-
-__all__ = ["CLOSE", "OPEN", "Grammars", "Parsed", "ToolCall", "parse_tool_calls"]
 
 MAX_CHARACTERS = 64 * 1024
 """Limit of a schema, expression or grammar."""
@@ -99,16 +91,22 @@ class Grammars:
         return self._made(what, _document("lark_grammar", json.dumps(text)))
 
     def tools(
-        self, functions: Sequence[Mapping[str, Any]], choice: str = "auto", *, parallel: bool = True
+        self,
+        functions: Sequence[Mapping[str, Any]],
+        choice: str = "auto",
+        *,
+        parallel: bool = True,
+        form: ToolForm = HERMES,
     ) -> Constraint:
         """Constrain tool calls: their arguments match the functions' parameters.
 
         Args:
             functions: each {"name": ..., "parameters": JSON schema}; without parameters it takes
                 none. Other keys are ignored.
-            choice: "auto" allows any text before each `<tool_call>`; "required" allows only calls;
-                a function's name allows only calls of it.
+            choice: "auto" allows any text around calls; "required" allows only calls; a function's
+                name allows only calls of it.
             parallel: whether several calls are allowed. Otherwise the answer ends after the first.
+            form: how the model writes calls.
 
         Raises:
             InvalidRequest: a function is invalid, a name occurs twice, or `choice` is unknown.
@@ -121,9 +119,10 @@ class Grammars:
             parameters = {choice: parameters[choice]}
         free = choice == "auto"
         lark = calls_grammar(
+            form,
             parameters,
-            marks=(self._mark(OPEN), self._mark(CLOSE)),
-            tokens=self._specials if free else "",
+            written=lambda text: self._written(text, form),
+            tokens=self._specials(form) if free else "",
             free=free,
             parallel=parallel,
         )
@@ -136,6 +135,12 @@ class Grammars:
                 self._made(what, _document("json_schema", schema))
             raise
 
+    def _written(self, text: str, form: ToolForm) -> str:
+        """Return a text in Lark, with the model's tokens for the form's marks."""
+        marks = "|".join(map(re.escape, form.marks))
+        parts = [part for part in re.split(f"({marks})", text) if part]
+        return " ".join(self._mark(part) if part in form.marks else literal(part) for part in parts)
+
     def _mark(self, text: str) -> str:
         """Return a mark in Lark: the model's token for it, if it has one that is text."""
         token = self._tokenizer.token_id(text)
@@ -143,12 +148,14 @@ class Grammars:
             return literal(text)  # a control token would not be in the answer's text
         return f"<[{token}]>" if self._tokens.is_special_token(token) else literal(text)
 
-    @cached_property
-    def _specials(self) -> str:
+    def _specials(self, form: ToolForm) -> str:
         """Return Lark ranges of the special tokens that free text may contain, such as <think>."""
-        marks = {self._tokenizer.token_id(mark) for mark in (OPEN, CLOSE)}
-        ids = [i for i in range(self._tokens.vocab_size) if self._tokens.is_special_token(i)]
-        return _ranges(token for token in ids if token not in marks)
+        marks = {self._tokenizer.token_id(mark) for mark in form.marks}
+        return _ranges(token for token in self._special_ids if token not in marks)
+
+    @cached_property
+    def _special_ids(self) -> list[int]:
+        return [i for i in range(self._tokens.vocab_size) if self._tokens.is_special_token(i)]
 
     def _made(self, what: str, grammar: str) -> Constraint:
         return GrammarConstraint(what, self._tokens, grammar, self._vocab_size)

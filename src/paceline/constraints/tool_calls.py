@@ -1,24 +1,17 @@
-"""Grammar and parser of tool calls in an answer's text. Independent of tokenizers and models.
+"""Splits an answer's text into content and tool calls, as it grows or whole.
 
-The format is that of Hermes and Qwen models, each call between marks of its own:
-
-    <tool_call>
-    {"name": "weather", "arguments": {"city": "Paris"}}
-    </tool_call>
-
-SmolLM2's format, a list of calls between one pair of marks, is parsed too. Invariant: an incomplete
-call remains text, so no output is lost.
+Independent of tokenizers and models. Invariants: no text is lost: what turns out not to be a call
+is content; and the calls do not depend on how the text was cut into pieces. A stream gives a call
+as soon as its name is certain, so a call that the limit of tokens cuts has incomplete arguments;
+of a whole text such a call is content.
 """
 
-import json
-import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
-_OPENS = re.compile(rf"{OPEN}\s*")
-_CLOSES = re.compile(rf"\s*(?:{CLOSE}\s*)?")
+from paceline.constraints.call_text import CallText, NotACall, Reader, decoded
+from paceline.constraints.tool_forms import HERMES, ToolForm
+from paceline.decoding.text import overlap
 
 
 class ToolCall(NamedTuple):
@@ -37,86 +30,223 @@ class Parsed(NamedTuple):
     calls: tuple[ToolCall, ...]
 
 
-def parse_tool_calls(text: str) -> Parsed:
-    """Parse the calls in an answer, in either format.
+class CallPiece(NamedTuple):
+    """The next part of a call."""
 
-    A call without its closing mark counts if its JSON is complete.
+    call: int
+    """The call's place among the answer's calls."""
+    name: str = ""
+    """The function's, in the first piece of the call alone."""
+    arguments: str = ""
+    """The next part of the arguments' JSON text."""
+    last: bool = False
+    """Whether the call is complete."""
+
+
+Part = str | CallPiece
+"""Content, or a part of a call."""
+
+Functions = Mapping[str, Mapping[str, Any]]
+"""A function's name -> the JSON schema of its arguments."""
+
+
+class CallStream:
+    """Splits one answer."""
+
+    def __init__(
+        self, form: ToolForm = HERMES, functions: Functions | None = None, *, whole: bool = False
+    ) -> None:
+        """Prepare. With `whole` a call is given when its group is complete, else not at all."""
+        self._form = form
+        self._functions = functions or {}
+        self._whole = whole
+        self._source = CallText()
+        self._parts: list[Part] = []
+        self._pending: list[CallPiece] = []
+        self._hold: int | None = None  # where the text is content from if this is no call
+        self._calls = 0
+        self._space = ""  # white space at the end of the content so far
+        self._trim = False  # whether white space is skipped, after a call
+        self._reader = self._read()
+
+    def push(self, text: str) -> list[Part]:
+        """Add text; returns what is certain now, in order."""
+        self._source.text += text
+        next(self._reader, None)
+        return self._taken()
+
+    def finish(self) -> list[Part]:
+        """End the text; returns the rest."""
+        self._source.ended = True
+        for _ in self._reader:
+            pass
+        if self._space and not self._calls:
+            self._parts.append(self._space)
+        return self._taken()
+
+    def _taken(self) -> list[Part]:
+        """Return the parts so far, with those of one call joined."""
+        taken: list[Part] = []
+        for part in self._parts:
+            before = taken[-1] if taken else None
+            if isinstance(part, str) and isinstance(before, str):
+                taken[-1] = before + part
+            elif (
+                isinstance(part, CallPiece)
+                and isinstance(before, CallPiece)
+                and part.call == before.call
+            ):
+                arguments = before.arguments + part.arguments
+                taken[-1] = before._replace(arguments=arguments, last=part.last)
+            else:
+                taken.append(part)
+        self._parts.clear()
+        return taken
+
+    def _read(self) -> Reader[None]:
+        while True:
+            if not (yield from self._find_mark()):
+                return
+            start, mark, calls = self._source.at, self._form.mark, self._calls
+            self._hold = start
+            self._source.at += len(mark)
+            try:
+                yield from self._group()
+                self._commit()
+            except NotACall:
+                self._pending.clear()
+                if self._hold is not None:
+                    self._calls = calls if self._hold == start else self._calls
+                    self._source.at = self._hold
+                    if self._hold == start:
+                        self._say(mark)
+                        self._source.at += len(mark)
+            self._hold = None
+
+    def _find_mark(self) -> Reader[bool]:
+        """Read content up to a mark, which is not skipped; False at the end of the text."""
+        source, mark = self._source, self._form.mark
+        while True:
+            found = source.text.find(mark, source.at)
+            if found >= 0:
+                self._say(source.text[source.at : found])
+                source.at = found
+                return True
+            text = source.text[source.at :]
+            keep = 0 if source.ended else overlap(text, mark)
+            self._say(text[: len(text) - keep])
+            source.text, source.at = text[len(text) - keep :], 0
+            if source.ended:
+                return False
+            yield
+
+    def _say(self, text: str) -> None:
+        """Append content; white space waits for what follows it."""
+        if self._trim:
+            text = text.lstrip()
+            self._trim = not text
+        text = self._space + text
+        end = len(text.rstrip())
+        self._space = text[end:]
+        if end:
+            self._parts.append(text[:end])
+
+    def _commit(self) -> None:
+        self._parts += self._pending
+        self._pending.clear()
+        self._hold = None
+        self._trim = True
+
+    def _group(self) -> Reader[None]:
+        """Read the calls between a pair of marks."""
+        source, form = self._source, self._form
+        if (yield from source.next()) == "[":
+            source.at += 1
+            yield from self._call()
+            while (yield from source.next()) == ",":
+                source.at += 1
+                self._hold = self._hold if self._whole else source.at
+                yield from self._call()
+            yield from source.expect("]")
+        else:
+            yield from self._call()
+        yield from source.next()
+        yield from source.skip(form.close.strip())
+
+    def _call(self) -> Reader[None]:
+        if (yield from self._source.next()) != "{":
+            raise NotACall
+        yield from self._object_call()
+
+    def _object_call(self) -> Reader[None]:
+        """Read a call that is a JSON object, with its keys in any order."""
+        source, name, arguments = self._source, "", ""
+        begun = False
+        yield from source.expect("{")
+        while True:
+            key = yield from source.json_string()
+            yield from source.expect(":")
+            if key == "name":
+                name = yield from source.json_string()
+            elif key not in ("arguments", "parameters"):
+                yield from source.json(lambda piece: None)
+            elif name and (yield from source.next()) == "{":
+                self._begin(name)
+                begun = True
+                yield from source.json(self._argue)
+            else:
+                read: list[str] = []
+                yield from source.json(read.append)
+                arguments = "".join(read)
+            if (yield from source.next()) != ",":
+                break
+            source.at += 1
+        yield from source.expect("}")
+        if not name:
+            raise NotACall
+        if not begun:
+            arguments = _object(arguments or "{}")
+            self._begin(name)
+            self._argue(arguments)
+        self._end()
+
+    def _begin(self, name: str) -> None:
+        self._pending.append(CallPiece(self._calls, name))
+        self._calls += 1
+        if not self._whole:
+            self._commit()
+
+    def _argue(self, text: str) -> None:
+        piece = CallPiece(self._calls - 1, arguments=text)
+        (self._pending if self._whole else self._parts).append(piece)
+
+    def _end(self) -> None:
+        piece = CallPiece(self._calls - 1, last=True)
+        (self._pending if self._whole else self._parts).append(piece)
+
+
+def parse_tool_calls(
+    text: str, form: ToolForm = HERMES, functions: Functions | None = None
+) -> Parsed:
+    """Parse the calls in a whole answer.
+
+    A call without its closing mark counts if it is complete otherwise.
 
     >>> parse_tool_calls('<tool_call>[{"name": "now", "arguments": {}}]</tool_call>').calls
     (ToolCall(name='now', arguments='{}'),)
     """
-    content: list[str] = []
-    calls: list[ToolCall] = []
-    at = 0
-    while found := _OPENS.search(text, at):
-        try:
-            value, end = _DECODER.raw_decode(text, found.end())
-            here = [_call(each) for each in (value if isinstance(value, list) else [value])]
-        except (ValueError, RecursionError):
-            content.append(text[at : found.end()])
-            at = found.end()
-            continue
-        content.append(text[at : found.start()])
-        calls += here
-        closed = _CLOSES.match(text, end)
-        at = closed.end() if closed else end
-    content.append(text[at:])
-    return Parsed("".join(content).strip(), tuple(calls)) if calls else Parsed(text, ())
+    stream = CallStream(form, functions, whole=True)
+    parts = stream.push(text) + stream.finish()
+    content = "".join(part for part in parts if isinstance(part, str))
+    calls = [ToolCall(part.name, part.arguments) for part in parts if isinstance(part, CallPiece)]
+    return Parsed(content, tuple(calls))
 
 
-def calls_grammar(
-    parameters: Mapping[str, str],
-    *,
-    marks: tuple[str, str],
-    tokens: str,
-    free: bool,
-    parallel: bool,
-) -> str:
-    """Grammar of answers with calls, in llguidance's Lark syntax.
-
-    Args:
-        parameters: a function's name -> the JSON schema of its arguments, as text.
-        marks: `OPEN` and `CLOSE` in Lark: as text, or as the model's own token.
-        tokens: Lark ranges of special tokens that free text may contain; may be empty.
-        free: whether text around the calls, and an answer without calls, are allowed.
-        parallel: whether several calls are allowed.
-    """
-    begin, end = marks
-    names = [f"f{place}" for place in range(len(parameters))]
-    lines = [r"TEXT: /(.|\n)*/", rf'body: "\n" ({" | ".join(names)}) "\n" {end}']
-    for name, (function, schema) in zip(names, parameters.items(), strict=True):
-        head = f'{{"name": {json.dumps(function, ensure_ascii=False)}, "arguments": '
-        # Each schema is its own document, because its references start at its root.
-        lines += [f'{name}: {literal(head)} {name}p "}}"', f"{name}p: %json {schema}"]
-    if not free:
-        start = r'call ("\n" call)*' if parallel else "call"
-        return "\n".join([*lines, f"call: {begin} body", f"start: {start}"])
-    # Lazy: text ends as soon as the mark is complete, even inside a token.
-    heads = f"TEXT {begin} | head" if begin != literal(OPEN) else "head"
-    lines += [f"head[lazy]: TEXT {literal(OPEN)}", f"call: ({heads}) body"]
-    lines += [f"free: TEXT <[{tokens}]>" if tokens else 'free: ""']
-    lines += ["start: (free | call)* TEXT" if parallel else "start: free* (call | TEXT)"]
-    return "\n".join(lines)
-
-
-def literal(text: str) -> str:
-    """Quote a text for Lark."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _call(value: object) -> ToolCall:
-    match value:
-        case {"name": str(name), **rest}:
-            arguments = rest.get("arguments", {})
-            if isinstance(arguments, str):  # JSON in a string, as some models write it
-                arguments = _DECODER.decode(arguments)
-            if name and isinstance(arguments, dict):
-                return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
-    raise ValueError("not a call")
-
-
-def _reject_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
+def _object(text: str) -> str:
+    """The JSON text of an object, which some models write as a JSON string."""
+    value = decoded(text)
+    if isinstance(value, str):
+        text, value = value, decoded(value)
+    if not isinstance(value, dict):
+        raise NotACall
+    return text

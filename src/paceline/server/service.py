@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from paceline.constraints.call_grammar import literal
 from paceline.constraints.grammar import Grammars
-from paceline.constraints.tool_calls import literal
+from paceline.constraints.tool_forms import ToolForm, tool_form
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.drafters import DrafterSpec
@@ -194,6 +196,11 @@ class Service:
         """Whether the chat template describes tools to the model."""
         return "tools" in (self.files.chat_template or "")
 
+    @cached_property
+    def tool_form(self) -> ToolForm | None:
+        """How the model writes tool calls; None: in no known form, so that they remain text."""
+        return tool_form(self.files.chat_template)
+
     def requests(self, body: GenerationBody, tokens: list[int], **more: Any) -> list[ServerRequest]:
         """The `n` requests for answers to one prompt.
 
@@ -264,11 +271,19 @@ class Service:
 
     def tool_constraint(
         self, tools: list[Tool], choice: str | NamedTool, *, parallel: bool
-    ) -> Callable[[], Constraint]:
+    ) -> Callable[[], Constraint | None]:
         """A factory of the constraints of answers that may call functions."""
         functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
         named = choice.function.name if isinstance(choice, NamedTool) else choice
-        return lambda: self.grammars.tools(functions, named, parallel=parallel)
+        form = self.tool_form
+        if form is None:
+            if named == "auto":
+                return lambda: None
+            raise ApiError(
+                "the model's chat template writes tool calls in an unknown form; use auto or none",
+                param="tool_choice",
+            )
+        return lambda: self.grammars.tools(functions, named, parallel=parallel, form=form)
 
     def prediction(self, prediction: Prediction | None) -> dict[str, Any]:
         """The option `prediction`, if the request has one."""

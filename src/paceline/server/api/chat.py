@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from paceline.constraints.tool_calls import ToolCall
+from paceline.constraints.tool_calls import CallStream, Part, ToolCall, parse_tool_calls
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import TEMPLATE_NAMES
@@ -23,9 +23,10 @@ from paceline.server.api.schema import (
     Tool,
 )
 from paceline.server.api.tool_calls import (
-    ToolCallStream,
     describe_tools,
+    function_schemas,
     openai_calls,
+    openai_delta,
     template_messages,
 )
 from paceline.server.service import Service
@@ -106,7 +107,12 @@ class Chat(ApiRequest[ChatBody]):
                 body.tools, body.tool_choice, parallel=body.parallel_tool_calls
             )
         self.requests = service.requests(body, self._tokens, **options)
-        self.call_streams = [ToolCallStream() for _ in self.requests]
+        self.tool_form = service.tool_form if self._calling else None
+        self.functions = function_schemas(body.tools)
+        self.call_streams = [
+            CallStream(self.tool_form, self.functions) for _ in self.requests if self.tool_form
+        ]
+        self._called: set[int] = set()
 
     def _may_think(self) -> bool:
         """Whether the constraint of the answer allows thoughts before it."""
@@ -122,13 +128,14 @@ class Chat(ApiRequest[ChatBody]):
         for index, answer in enumerate(answers):
             content: str | None = answer.text
             calls: tuple[ToolCall, ...] = ()
-            if self._calling:
-                sent = self.call_streams[index].push(answer.text)
-                rest, calls = self.call_streams[index].finish()
-                content = sent + rest
+            if self.tool_form:
+                content, calls = parse_tool_calls(answer.text, self.tool_form, self.functions)
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
-                message |= {"content": content or None, "tool_calls": openai_calls(calls)}
+                message |= {
+                    "content": content or None,
+                    "tool_calls": openai_calls(calls, self.tool_form),
+                }
             message |= self._reasoning(answer.reasoning)
             reason = _finish_reason(answer, called=bool(calls))
             choices.append(self._choice(index, {"message": message}, answer.pieces, reason))
@@ -142,22 +149,35 @@ class Chat(ApiRequest[ChatBody]):
             # If a step has both thoughts and text, its tokens are sent with the thoughts.
             found = self._delta_chunk(index, reasoning, pieces, answers)
             pieces = []
-        calls: tuple[ToolCall, ...] = ()
-        if self._calling:
-            text = self.call_streams[index].push(text)
-            if delta.finished:
-                rest, calls = self.call_streams[index].finish()
-                text += rest
-        first = delta.finished and index not in self._sent
-        if text or first or self._lists_tokens(pieces, logprobs=self._body.logprobs):
-            found += self._delta_chunk(index, {"content": text}, pieces, answers)
-        if calls:
-            tool_calls = openai_calls(calls, indexed=True)
-            found += self._delta_chunk(index, {"tool_calls": tool_calls}, (), answers)
+        parts = [
+            part
+            for part in self.parts(index, text, finished=delta.finished)
+            if isinstance(part, str) or part.name or part.arguments
+        ]
+        if not parts and self._lists_tokens(pieces, logprobs=self._body.logprobs):
+            parts = [""]
+        for part in parts:
+            if isinstance(part, str):
+                fields: dict[str, Any] = {"content": part}
+            else:
+                self._called.add(index)
+                fields = {"tool_calls": [openai_delta(part, self.tool_form)]}
+            found += self._delta_chunk(index, fields, pieces, answers)
+            pieces = []
         if delta.finished:
-            reason = _finish_reason(answers[index], called=bool(calls))
+            if index not in self._sent:
+                found += self._delta_chunk(index, {"content": ""}, (), answers)
+            reason = _finish_reason(answers[index], called=index in self._called)
             found += self._delta_chunk(index, {}, (), answers, reason)
         return found
+
+    def parts(self, index: int, text: str, *, finished: bool) -> list[Part]:
+        """Content and parts of calls that new text of an answer completes."""
+        if not self.tool_form:
+            return [text] if text else []
+        splitter = self.call_streams[index]
+        parts = splitter.push(text)
+        return parts + splitter.finish() if finished else parts
 
     def _reasoning(self, text: str) -> dict[str, str]:
         """The fields of a message or delta for thoughts."""

@@ -1,6 +1,6 @@
-"""Tool calls in an answer and in the chat before it, in the form of `constraints.tool_calls`.
+"""Tool calls in an answer and in the chat before it, between OpenAI's form and the model's.
 
-Invariant: text that may still become a tool call is not sent.
+`constraints/tool_calls.py` splits an answer.
 """
 
 import json
@@ -8,63 +8,55 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.constraints.tool_calls import CLOSE, OPEN, ToolCall, parse_tool_calls
-from paceline.decoding.text import overlap
+from paceline.constraints.tool_calls import CallPiece, ToolCall
+from paceline.constraints.tool_forms import ToolForm
 from paceline.models.thinking import Thinking
 from paceline.server.api.schema import Message, Tool
 
-_INSTRUCTIONS = f"""You may call functions to help with the user's request. These are the functions:
+_INSTRUCTIONS = """You may call functions to help with the user's request. These are the functions:
 <tools>
-{{}}
+{}
 </tools>
 To call one, answer with its name and its arguments as JSON:
-{OPEN}
-{{"name": "the function's name", "arguments": {{"the argument's name": "its value"}}}}
-{CLOSE}"""
+<tool_call>
+{"name": "the function's name", "arguments": {"the argument's name": "its value"}}
+</tool_call>"""
 
 
 _TOOL_FIELDS = ("tool_calls", "tool_call_id", "name")
 """Fields of a message that a template without tools does not support."""
 
 
-class ToolCallStream:
-    """Splits the text of an answer, as it grows, into content and tool calls."""
-
-    def __init__(self) -> None:
-        """Start with no text."""
-        self._text = ""
-        self._sent = 0
-
-    def push(self, text: str) -> str:
-        """Add text; returns the new content, which is certainly not part of a call."""
-        self._text += text
-        found = self._text.find(OPEN)
-        safe = found if found >= 0 else len(self._text) - overlap(self._text, OPEN)
-        end = len(self._text[:safe].rstrip())
-        new = self._text[self._sent : end]
-        self._sent = max(self._sent, end)
-        return new
-
-    def finish(self) -> tuple[str, tuple[ToolCall, ...]]:
-        """The rest of the content, and the calls."""
-        parsed = parse_tool_calls(self._text)
-        if not parsed.calls:
-            return self._text[self._sent :], ()
-        sent = self._text[: self._sent].lstrip()
-        return parsed.content.removeprefix(sent), parsed.calls
+def function_schemas(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
+    """A function's name -> the JSON schema of its arguments."""
+    return {tool.function.name: tool.function.parameters or {} for tool in tools}
 
 
-def openai_calls(calls: Sequence[ToolCall], *, indexed: bool = False) -> list[dict[str, Any]]:
-    """Calls in OpenAI's form; with their indices for a stream."""
+def call_id(form: ToolForm | None) -> str:
+    """A new id of a call, as the model's chat template demands."""
+    length = form.id_length if form else None
+    return secrets.token_hex(length)[:length] if length else f"call_{secrets.token_hex(12)}"
+
+
+def openai_calls(calls: Sequence[ToolCall], form: ToolForm | None) -> list[dict[str, Any]]:
+    """Calls in OpenAI's form."""
     return [
         {
-            **({"index": index} if indexed else {}),
-            "id": f"call_{secrets.token_hex(12)}",
+            "id": call_id(form),
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
-        for index, call in enumerate(calls)
+        for call in calls
     ]
+
+
+def openai_delta(piece: CallPiece, form: ToolForm | None) -> dict[str, Any]:
+    """A part of a call in the form of OpenAI's stream; only the first has the name and an id."""
+    function = {"arguments": piece.arguments}
+    if not piece.name:
+        return {"index": piece.call, "function": function}
+    function = {"name": piece.name, **function}
+    return {"index": piece.call, "id": call_id(form), "type": "function", "function": function}
 
 
 def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[dict[str, Any]]:
@@ -104,7 +96,7 @@ def describe_tools(chat: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> lis
         content, role = message["content"], message["role"]
         for call in message.get("tool_calls", ()):
             text = json.dumps(call["function"], ensure_ascii=False)
-            content += f"{chr(10) if content else ''}{OPEN}\n{text}\n{CLOSE}"
+            content += f"{chr(10) if content else ''}<tool_call>\n{text}\n</tool_call>"
         if role == "tool":
             role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
         kept = {name: each for name, each in message.items() if name not in _TOOL_FIELDS}

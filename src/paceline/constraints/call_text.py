@@ -1,0 +1,159 @@
+"""Reads the text of tool calls as it grows.
+
+A reader is a generator that yields when it needs more text, so that it is written as if all text
+were there, and what it finds does not depend on how the text was cut. Values become JSON text,
+piece by piece.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+_T = TypeVar("_T")
+Reader = Generator[None, None, _T]
+"""Yields when it needs more text; returns what it read."""
+
+Emit = Callable[[str], None]
+"""Takes the next piece of JSON text."""
+
+_MAX_DEPTH = 64
+_SPACE = re.compile(r"\s*")
+_IN_STRING = re.compile(r'[^"\\]*')
+_BETWEEN_STRINGS = re.compile(r'[^"{}\[\]]*')
+_SCALAR = re.compile(r'[^\s,:{}\[\]()"]*')
+
+
+class NotACall(Exception):
+    """The text is no call, or ends before the call does."""
+
+
+class CallText:
+    """An answer's text so far, and the position of its reader."""
+
+    def __init__(self) -> None:
+        """Start with no text."""
+        self.text = ""
+        self.at = 0
+        self.ended = False
+
+    def more(self) -> Reader[None]:
+        """Wait for more text. Raises NotACall at the end of the text."""
+        if self.ended:
+            raise NotACall
+        yield
+
+    def next(self) -> Reader[str]:
+        """Skip white space; the character there, which is not skipped, or "" at the end."""
+        while True:
+            space = _SPACE.match(self.text, self.at)
+            self.at = space.end() if space else self.at
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if self.ended:
+                return ""
+            yield
+
+    def begins(self, literal: str) -> Reader[bool]:
+        """Whether the text goes on with `literal`, which is not skipped."""
+        while True:
+            found = self.text[self.at : self.at + len(literal)]
+            if found == literal or self.ended or not literal.startswith(found):
+                return found == literal
+            yield
+
+    def skip(self, literal: str) -> Reader[bool]:
+        """Skip `literal`, if the text goes on with it."""
+        found = yield from self.begins(literal)
+        self.at += len(literal) if found else 0
+        return found
+
+    def expect(self, literal: str) -> Reader[None]:
+        """Skip the words of `literal`, with any white space. Raises NotACall without them."""
+        for word in literal.split():
+            yield from self.next()
+            if not (yield from self.skip(word)):
+                raise NotACall
+
+    def run(self, pattern: re.Pattern[str]) -> Reader[str]:
+        """Skip the longest run of characters that `pattern` matches, and return it."""
+        start = self.at
+        while True:
+            found = pattern.match(self.text, self.at)
+            self.at = found.end() if found else self.at
+            if self.at < len(self.text) or self.ended:
+                return self.text[start : self.at]
+            yield
+
+    def json_string(self) -> Reader[str]:
+        """Read a JSON string. Raises NotACall if there is none."""
+        found: list[str] = []
+        if (yield from self.next()) != '"':
+            raise NotACall
+        yield from self.json(found.append)
+        value = decoded("".join(found))
+        assert isinstance(value, str)
+        return value
+
+    def json(self, emit: Emit) -> Reader[None]:
+        """Read a JSON value as it is written.
+
+        Raises NotACall if it is not valid, after its last piece.
+        """
+        read: list[str] = []
+
+        def piece(end: int) -> None:
+            if end > self.at:
+                read.append(self.text[self.at : end])
+                self.at = end
+                emit(read[-1])
+
+        first = yield from self.next()
+        if first not in '"{[' or not first:
+            emit((yield from self._scalar()))
+            return
+        depth, quoted = 0, False
+        while True:
+            pattern = _IN_STRING if quoted else _BETWEEN_STRINGS
+            found = pattern.match(self.text, self.at)
+            piece(found.end() if found else self.at)
+            if self.at == len(self.text):
+                yield from self.more()
+                continue
+            character = self.text[self.at]
+            if character == "\\":
+                if self.at + 1 == len(self.text):
+                    yield from self.more()
+                    continue
+                piece(self.at + 2)
+                continue
+            if character == '"':
+                quoted = not quoted
+            else:
+                depth += 1 if character in "{[" else -1
+            piece(self.at + 1)
+            if not quoted and depth <= 0:
+                break
+        decoded("".join(read))
+
+    def _scalar(self) -> Reader[str]:
+        text = yield from self.run(_SCALAR)
+        decoded(text)
+        return text
+
+
+def decoded(text: str) -> object:
+    """The value of JSON text. Raises NotACall if it is not valid, or has no finite numbers."""
+    try:
+        value = _DECODER.decode(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise NotACall from error
+    return value
+
+
+def _reject_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
