@@ -21,45 +21,13 @@ from paceline.server.scheduler import Scheduler
 from paceline.storage.gguf_file import Tensor, read_gguf, write_gguf
 from support.dflash import write_tensors
 from support.engine_rows import run
+from support.hybrids import CONFIG, HEAD, LAYERS, with_head
 from support.heads import LENGTH, answers_in_rounds
 from support.mtp import HeadForm, Rounds, gguf_name, perfect_weights, random_weights
 from support.scheduling import Submitted
 from support.tiny_checkpoints import write_checkpoint, write_gguf_of
 
-LAYERS = 4
-CONFIG: dict[str, Any] = {
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
-    **{"intermediate_size": 96, "tie_word_embeddings": False, "mtp_num_hidden_layers": 1},
-}
 SETTINGS = EngineSettings(cache_tokens=2048, taps=(3,))
-FORM = HeadForm(own=True, taps=(3,), heads=4, kv_heads=2, rotary=0.25, layers=LAYERS)
-
-
-def with_head(
-    path: Path, weights: Mapping[str, np.ndarray], others: Mapping[str, Any] | None = None
-) -> Path:
-    """Write a tiny Qwen3.5 with the head `weights`; `others` replace tensors called so."""
-    about = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": LAYERS + 1}
-    plain = write_gguf_of(
-        "qwen3_5_text",
-        path.with_name("plain.gguf"),
-        fields=about,
-        **CONFIG,
-    )
-    file = read_gguf(plain)
-    tensors = {each.name: each for each in file.tensors}
-    for end, rows in (others or {}).items():
-        for name, old in tensors.items():
-            if name.split(".")[-2] == end:
-                tensors[name] = _tensor(name, np.broadcast_to(rows, old.shape))
-    for name, rows in weights.items():
-        if name.startswith("mtp."):
-            stored = gguf_name(name, LAYERS)
-            tensors[stored] = _tensor(stored, rows + 1 if rows.ndim == 1 else rows)
-    forms = {name: (each.kind, each.data.nbytes) for name, each in tensors.items()}
-    made = replace(file, tensors=list(tensors.values()))
-    write_gguf(path, made, forms, lambda tensor: tensor.data, lambda _done: None)
-    return path
 
 
 def _logits(engine: Engine, text: list[int]) -> np.ndarray:
@@ -68,17 +36,12 @@ def _logits(engine: Engine, text: list[int]) -> np.ndarray:
         return run(engine, prompts=[(sequence, text, len(text))])[0].copy()
 
 
-def _tensor(name: str, rows: np.ndarray) -> Tensor:
-    stored = np.ascontiguousarray(rows, np.float32)
-    return Tensor(name, stored.shape, 0, stored.view(np.uint8))
-
-
 @pytest.mark.parametrize("reads", ["hidden", "token"])
 def test_all_drafts_of_a_perfect_head_are_accepted(tmp_path: Path, reads: str):
     rounds, none = Rounds(), np.zeros(1)
     path = with_head(
         tmp_path / "model.gguf",
-        perfect_weights(FORM, rounds, reads=reads),
+        perfect_weights(HEAD, rounds, reads=reads),
         {
             "token_embd": rounds.embeddings,
             "output": rounds.head,
@@ -95,7 +58,7 @@ def test_all_drafts_of_a_perfect_head_are_accepted(tmp_path: Path, reads: str):
 
 
 def test_a_converted_checkpoint_keeps_its_head(tmp_path: Path):
-    weights = random_weights(FORM)
+    weights = random_weights(HEAD)
     folder = write_checkpoint("qwen3_5_text", tmp_path / "checkpoint", **CONFIG)
     tensors = {name: each.floats() for name, each in stored_tensors(folder).items()}
     tensors |= {name: rows for name, rows in weights.items() if name.startswith("mtp.")}
@@ -118,7 +81,7 @@ def test_a_converted_checkpoint_keeps_its_head(tmp_path: Path):
 
 @pytest.mark.usefixtures("cache")
 def test_a_model_answers_with_its_own_head(tmp_path: Path):
-    path = with_head(tmp_path / "model.gguf", random_weights(FORM))
+    path = with_head(tmp_path / "model.gguf", random_weights(HEAD))
     model = paceline.load(path, cache_tokens=2048)
     assert model.engine.taps == (3,), "auto has it, so the engine was opened for it"
     assert str(DrafterSpec.parse("auto").resolve({"mtp"})) == "suffix+mtp"

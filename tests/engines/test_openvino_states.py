@@ -17,6 +17,7 @@ from paceline.engines.state_blocks import StatePool, StateTable
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from support.engine_rows import feed, random_text, run
+from support.hybrids import state_of
 from support.tiny_checkpoints import write_gguf_of
 
 FORMS = ("lfm2", "lfm2_moe", "qwen3_5_text")
@@ -43,18 +44,6 @@ def opened(path: Path, **settings: int) -> OpenVinoEngine:
 @pytest.fixture(scope="module")
 def engine(path: Path) -> OpenVinoEngine:
     return opened(path)
-
-
-def state_of(engine: OpenVinoEngine, sequence: KVSequence) -> dict[str, bytes]:
-    """The state of every recurrent layer that the next call would read, as it is in memory."""
-    assert isinstance(sequence, StateTable)
-    found = sequence._last(sequence.length)
-    assert found is not None
-    assert found.at == sequence.length
-    assert found.block is not None
-    tables = {name: array for name, (array, _) in engine._bound.items() if "state_table" in name}
-    assert tables
-    return {name: array[found.block].tobytes() for name, array in tables.items()}
 
 
 def alone(engine: OpenVinoEngine, prompt: list[int]) -> KVSequence:
