@@ -1,8 +1,7 @@
 """The MTP head inside a GGUF file of Qwen3.5 that OpenVINO runs."""
 
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,19 @@ import pytest
 
 import paceline
 from paceline.drafters import DrafterResources, DrafterSpec, shipped
-from paceline.drafters.mtp import HeadWeights, has_head, read_head
+from paceline.drafters.mtp import HeadCache, HeadWeights, has_head, read_head
+from paceline.drafters.mtp.openvino_head import PagedKV
 from paceline.drafters.networks.tensors import stored_tensors
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.models.to_gguf import plan, write
 from paceline.runtime.stream import run_together
 from paceline.server.scheduler import Scheduler
-from paceline.storage.gguf_file import Tensor, read_gguf, write_gguf
 from support.dflash import write_tensors
 from support.engine_rows import run
-from support.hybrids import CONFIG, HEAD, LAYERS, with_head
 from support.heads import LENGTH, answers_in_rounds
-from support.mtp import HeadForm, Rounds, gguf_name, perfect_weights, random_weights
+from support.hybrids import CONFIG, HEAD, LAYERS, with_head
+from support.mtp import Rounds, perfect_weights, random_weights
 from support.scheduling import Submitted
 from support.tiny_checkpoints import write_checkpoint, write_gguf_of
 
@@ -99,18 +98,39 @@ def test_a_model_answers_with_its_own_head(tmp_path: Path):
             assert [stream.result.token_ids for stream in going] == plain
             drafted += sum(stream.result.stats.drafted_by.get("mtp", 0) for stream in going)
     assert drafted > 0
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_heads_cache_after_a_prefix_hit_is_that_of_a_prompt_read_whole(tmp_path: Path):
+    model = paceline.load(with_head(tmp_path / "m.gguf", random_weights(HEAD)), cache_tokens=2048)
+    prompt = model.tokens("this is the one and the other in the rain; " * 5, raw=True)
+    options: dict[str, Any] = {"drafter": "mtp:int8=0", "policy": "fixed", "max_tokens": 8}
+    expected = model.generate(prompt, drafter="none", max_tokens=8).token_ids
     scheduler = Scheduler(model)
     scheduler.start()
-    try:
-        asked = [*texts, *texts, *(text + " the" for text in texts)]
-        sent = [
-            Submitted(scheduler, text, drafter=spec, policy="fixed", **options)
-            for spec in ("mtp", "auto")
-            for text in asked
-        ]
-        found = [each.result() for each in sent]
-    finally:
-        scheduler.close()
-    expected = {text: model.generate(text, drafter="none", **options).token_ids for text in asked}
-    assert [each.token_ids for each in found] == [expected[text] for text in asked] * 2
-    assert sum(each.stats.drafted_by.get("mtp", 0) for each in found) > 0
+    rows: dict[str, dict[int, np.ndarray]] = {}
+    for salt, times in (("whole", 1), ("hit", 2)):
+        for _ in range(times):
+            found = Submitted(scheduler, prompt, salt=salt, **options).result()
+            assert found.token_ids == expected
+            assert found.stats.drafted_by["mtp"] > 0
+        (entry,) = [each for each in scheduler.prefix_cache._entries if each.salt == salt]
+        (memory,) = entry.memory.values()
+        assert isinstance(memory, HeadCache)
+        rows[salt] = dict(zip(memory.positions, _keys_values(memory.kv), strict=False))
+    hit = found.stats.cached_tokens
+    scheduler.close()
+    assert 32 <= hit < len(prompt)
+    assert rows["whole"].keys() == {*range(len(prompt) - 1)}
+    # The hidden state of the last shared token is not computed again, and the row needs the
+    # token after it, too.
+    assert rows["hit"].keys() == rows["whole"].keys() - {hit - 1}
+    for at, found_row in rows["hit"].items():
+        np.testing.assert_allclose(found_row, rows["whole"][at], rtol=1e-5, atol=1e-5)
+    assert not np.allclose(rows["hit"][3], rows["hit"][40], atol=1e-2)
+
+
+def _keys_values(kv: PagedKV) -> np.ndarray:
+    """[slots, 2, kv_heads, head_dim]"""
+    parts = [blocks.transpose(0, 2, 1, 3).reshape(-1, *blocks.shape[1::2]) for blocks in kv._blocks]
+    return np.stack(parts, axis=1)

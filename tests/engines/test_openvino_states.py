@@ -13,7 +13,7 @@ from paceline.engines.base import LEAST_STATES, KVSequence
 from paceline.engines.invariance import CONDITIONS, measure_invariance
 from paceline.engines.openvino.engine import OpenVinoEngine
 from paceline.engines.profile import measure_profile
-from paceline.engines.state_blocks import StatePool, StateTable
+from paceline.engines.state_blocks import StatePool
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from support.engine_rows import feed, random_text, run

@@ -252,9 +252,7 @@ def plain_answers(model: Model, load: Load) -> list[Result]:
     return [each.alone(model.fresh(), grammars) for each in questions(load)]
 
 
-def check_load(
-    model: Model, load: Load, answers: Sequence[Result], drafter: str = "auto"
-) -> None:
+def check_load(model: Model, load: Load, answers: Sequence[Result], drafter: str = "auto") -> None:
     """Ask everything of a server, and compare what was told with the answers alone."""
     files, asked = model.files, questions(load)
     all_asked = list(requests(load, answers))

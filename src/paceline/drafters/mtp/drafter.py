@@ -90,10 +90,13 @@ class MtpDrafter(Drafter):
     def cost(self, limit: int) -> float:
         """Seconds of a chain of up to `limit` tokens, of the mean length so far, at this context.
 
-        A long prompt that the head has not read yet is not counted: it is read once.
+        Reading the tokens since the last chain is part of it, but not reading a prompt: that is
+        done once.
         """
-        context = len(self._cache) + self._cache.pending_count
-        return self._head.cost(context, min(max(self._mean, 1.0), limit, self._length))
+        pending = self._cache.pending_count
+        drafts = min(max(self._mean, 1.0), limit, self._length)
+        unread = max(pending, 1) if self._drafted_at >= 0 else 1
+        return self._head.cost(len(self._cache) + pending, drafts, unread)
 
     def _complete(self, token: int) -> None:
         """The last pending row is followed by `token`."""

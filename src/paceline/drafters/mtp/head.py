@@ -16,6 +16,9 @@ _TIMED_CALLS = 7
 _TIMED_STEPS = 3
 """Steps after the first one in the measurement of a step."""
 
+_TIMED_ROWS = 64
+"""Rows that are read before a draft in the measurement of a row."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChainCost:
@@ -25,10 +28,12 @@ class ChainCost:
     """Of one draft, with the hidden states of one new token."""
     step: float
     """Of each further draft."""
+    row: float = 0.0
+    """Of each further token whose hidden states are read first."""
 
-    def __call__(self, context: int, drafts: float) -> float:
-        """Seconds of `drafts` >= 1 tokens at `context` tokens."""
-        return self.first(context) + self.step * (drafts - 1)
+    def __call__(self, context: int, drafts: float, rows: int = 1) -> float:
+        """Seconds of `drafts` >= 1 tokens at `context` tokens, the last `rows` >= 1 of them new."""
+        return self.first(context) + self.row * (rows - 1) + self.step * (drafts - 1)
 
 
 class Rows(NamedTuple):
@@ -88,24 +93,26 @@ class DraftHead(Protocol):
 
 
 def measure_cost(head: DraftHead, tapped: Callable[[int], Tapped]) -> ChainCost:
-    """Measure a draft after next to nothing and at a long context, and a further step.
+    """Measure a draft after next to nothing and at a long context, a further step and a row.
 
     `tapped` makes n rows of hidden states of any value.
     """
     cache = head.new_cache()
     base = _seconds(head, cache, tapped(1), 1)
     step = (_seconds(head, cache, tapped(1), 1 + _TIMED_STEPS) - base) / _TIMED_STEPS
+    row = (_seconds(head, cache, tapped(_TIMED_ROWS), 1) - base) / (_TIMED_ROWS - 1)
     filled = head.new_cache()
     head.prefill(filled, Rows(tapped(LONG_CONTEXT), [0] * LONG_CONTEXT, 0))
     added = _seconds(head, filled, tapped(1), 1) - base
-    return ChainCost(DraftCost(base, max(added, 0.0) / LONG_CONTEXT), max(step, 0.0))
+    first = DraftCost(base, max(added, 0.0) / LONG_CONTEXT)
+    return ChainCost(first, max(step, 0.0), max(row, 0.0))
 
 
-def _seconds(head: DraftHead, cache: HeadCache[Any], one: Tapped, drafts: int) -> float:
-    """Median seconds of a chain, each at one more token of context."""
+def _seconds(head: DraftHead, cache: HeadCache[Any], rows: Tapped, drafts: int) -> float:
+    """Median seconds of a chain, each after `rows`."""
     times = []
     for _ in range(_TIMED_CALLS + 1):  # the first one compiles
         started = perf_counter()
-        head.draft(cache, Rows(one, [0], len(cache)), drafts, 0.0)
+        head.draft(cache, Rows(rows, [0] * len(rows), len(cache)), drafts, 0.0)
         times.append(perf_counter() - started)
     return median(times[1:])
