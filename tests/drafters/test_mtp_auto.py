@@ -8,8 +8,9 @@ import pytest
 
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
+from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.types import ComputedBlock, DecodeOutcome
-from paceline.drafters.mtp import ChainCost, HeadCache, MtpDrafter, Rows
+from paceline.drafters.mtp import ChainCost, HeadCache, HeadConfig, MtpDrafter, Rows
 from paceline.drafters.networks.context import DraftCost
 
 COSTS = CostTable({1: 1.0, 8: 1.4, 16: 2.0})
@@ -31,7 +32,7 @@ class Nothing:
 class WrongHead:
     """Claims that its drafts are right with probability `claims`; counts what they take."""
 
-    config: Any = None
+    config = HeadConfig(8, 8, 1, 1, 8, 8, 16, 1e-6, 1e4, (0,))
     taps = (0,)
 
     def __init__(self, cost: ChainCost, claims: float) -> None:
@@ -55,7 +56,13 @@ class WrongHead:
         self.seconds += self.cost.row * len(rows.tokens)
 
     def draft(
-        self, cache: HeadCache[Nothing], rows: Rows, limit: int, least: float
+        self,
+        cache: HeadCache[Nothing],
+        rows: Rows,
+        limit: int,
+        least: float,
+        *,
+        sampler: DraftSampler | None = None,
     ) -> tuple[list[int], list[float]]:
         self._append(cache, rows)
         count, likely = 1, self._claims
