@@ -121,6 +121,7 @@ def _short(text: str) -> str:
 BLOCK = Whole(2, 32)
 """Rows of a block: at most `paceline.engines.profile.MAX_ROWS`."""
 COUNT = Whole(1)
+GIGABYTES = Real(0, 1e6, open=True)
 LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
 PENALTY = Real(-100, 100)
 PORT = Whole(0, 2**16 - 1)

@@ -1,21 +1,25 @@
-"""`paceline serve`: the command over `paceline.server.run`."""
+"""`paceline serve`: the command over `server.run`, and over `server.router.run` with `--all`."""
 
 import os
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from paceline.cli import numbers
-from paceline.cli.console import load_model
+from paceline.cli.console import load_model, obey_offline
 from paceline.cli.options import GenerationConfig, ModelOptions, Output, command, group
+
+if TYPE_CHECKING:
+    from paceline.server.settings import Settings
 
 app = group()
 
 _access = partial(Option, rich_help_panel="Access")
 _load = partial(Option, rich_help_panel="Load")
 _default = partial(Option, rich_help_panel="Defaults of requests")
+_all = partial(Option, rich_help_panel="Several models")
 
 
 @command(app)
@@ -71,6 +75,24 @@ def serve(
             help="turn thinking on or off; default: as the chat template has it",
         ),
     ] = None,
+    every: Annotated[
+        bool,
+        _all("--all", help="every model that is here, loaded when a request names it"),
+    ] = False,
+    loaded: Annotated[int, _all(parser=numbers.COUNT, help="models that are loaded at once")] = 1,
+    memory: Annotated[
+        float | None,
+        _all(
+            parser=numbers.GIGABYTES,
+            metavar="GB",
+            help="maximum memory of the loaded models, as estimated; default: the machine's",
+        ),
+    ] = None,
+    idle: Annotated[
+        float | None,
+        _all(parser=numbers.TIMEOUT, metavar="SECONDS", help="unload a model after this time"),
+    ] = None,
+    until_input_ends: Annotated[bool, Option("--until-input-ends", hidden=True)] = False,
     generation_config: GenerationConfig = "auto",
     model: ModelOptions,
     output: Output,
@@ -78,8 +100,6 @@ def serve(
     """Serve a model over HTTP, with OpenAI's API."""
     from paceline.runtime.options import check
     from paceline.server.api_keys import api_keys
-    from paceline.server.run import CONTEXTS
-    from paceline.server.run import serve as run
     from paceline.server.settings import Settings
 
     speculation: Any = {"drafter": drafter, "policy": policy}
@@ -100,12 +120,56 @@ def serve(
         grace_seconds=grace,
         **speculation,
     )
-    loaded = load_model(
+    if every:
+        from paceline.server.router.pool import Limits
+        from paceline.server.router.run import serve_all
+        from paceline.storage.memory import memory_bytes
+
+        obey_offline(model.offline)
+        limits = Limits(
+            loaded, memory_bytes() if memory is None else int(memory * 1e9), idle, queue
+        )
+        options = _child_options(settings, model, generation_config)
+        serve_all(model.model, options, host, port, settings=settings, limits=limits)
+        return 0
+    from paceline.server.run import CONTEXTS
+    from paceline.server.run import serve as run
+
+    answering = load_model(
         model,
         output,
         drafters=[drafter or "auto"],
         contexts=CONTEXTS,
         generation_config=generation_config,
     )
-    run(loaded, host, port, settings)
+    run(answering, host, port, settings, until_input_ends=until_input_ends)
     return 0
+
+
+def _child_options(settings: "Settings", model: ModelOptions, generation_config: str) -> list[str]:
+    """The options of one model's process among several; raises InvalidRequest for others."""
+    from paceline.errors import InvalidRequest
+
+    for name in ("revision", "weights", "engine"):
+        if getattr(model, name) is not None:
+            raise InvalidRequest(f"--{name} is of one model; leave out --all")
+    if settings.name or settings.aliases:
+        raise InvalidRequest("--name and --alias are of one model; leave out --all")
+    values = {
+        "--queue": settings.max_waiting,
+        "--at-once": settings.max_running,
+        "--timeout": settings.request_seconds,
+        "--grace": settings.grace_seconds,
+        "--drafter": settings.drafter,
+        "--policy": settings.policy,
+        "--max-block": settings.max_block,
+        "--generation-config": generation_config,
+        "--rows": model.rows,
+        "--cache-tokens": model.cache_tokens,
+        "--threads": model.threads,
+        "--compute-units": model.compute_units,
+    }
+    found = [f"{name}={value}" for name, value in values.items() if value is not None]
+    if settings.think is not None:
+        found.append("--think" if settings.think else "--no-think")
+    return [*found, "--offline"] if model.offline else found

@@ -86,9 +86,11 @@ class HttpServer:
 
     def stop(self) -> None:
         """Shut down, from any thread; the second call skips the grace period."""
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._request_stop)
+        if self._loop is None:  # it does not run yet, and will end at once
+            self._request_stop()
+            return
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._request_stop)
 
     def _request_stop(self) -> None:
         self._stop_requests += 1

@@ -5,6 +5,7 @@ nothing new, lets requests run for the grace period, and ends the rest with an e
 """
 
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -33,6 +34,7 @@ def serve(
     settings: Settings | None = None,
     *,
     say: Callable[[str], Any] | None = None,
+    until_input_ends: bool = False,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; a second signal ends it at once.
 
@@ -42,6 +44,8 @@ def serve(
         port: 0 chooses a free one.
         settings: None: the defaults.
         say: gets the line with the URL once the server listens; None: standard error.
+        until_input_ends: also shut down when standard input ends, as it does with the process that
+            started this one.
 
     Raises:
         InvalidRequest: the address requires an API key, or the model's chat template cannot turn
@@ -52,7 +56,9 @@ def serve(
     server = Server(model, host, port, settings)
     with suppress(PacelineError):  # a request for structured output gets the error
         server.service.grammars.json_object()  # warm up: the first grammar takes half a second
-    server.run(say=say or _say, signals=True)
+    if until_input_ends:
+        threading.Thread(target=_stop_at_end, args=(server,), daemon=True).start()
+    server.run(say=say or say_line, signals=True)
 
 
 class Server:
@@ -87,6 +93,12 @@ class Server:
         self.http.stop()
 
 
-def _say(line: str) -> None:
+def _stop_at_end(server: Server) -> None:
+    sys.stdin.buffer.read()
+    server.stop()
+
+
+def say_line(line: str) -> None:
+    """Write a line to standard error."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

@@ -36,7 +36,7 @@ from paceline.server.stream_text import Answer, Answers, Delta, Piece
 
 log = logging.getLogger("paceline.server")
 
-_LONG = 16 * 1024
+LONG = 16 * 1024
 """Bytes above which a body is not parsed in the event loop."""
 
 _SLOW_FIELDS = (b'"tools"', b'"response_format"', b'"structured_outputs"', b'"format"')
@@ -207,7 +207,7 @@ def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
     """The endpoint for one kind of `ApiRequest`."""
 
     async def work(body: bytes, reply: Reply) -> None:
-        if len(body) > _LONG or any(name in body for name in _SLOW_FIELDS):
+        if len(body) > LONG or any(name in body for name in _SLOW_FIELDS):
             request = await service.run_in_reader(kind, service, body)
         elif kind.templated:
             request = await service.run_in_reader(kind, service, body, short=True)

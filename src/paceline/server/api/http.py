@@ -107,7 +107,7 @@ class Reply:
         """Send a complete reply."""
         body = to_json(value)
         length = {"content-length": str(len(body))}
-        await self._start(status, "application/json", {**length, **(headers or {})})
+        await self.start(status, "application/json", {**length, **(headers or {})})
         await self._send({"type": "http.response.body", "body": body})
 
     async def error(self, error: ApiError) -> None:
@@ -119,13 +119,14 @@ class Reply:
         if self.status is None:
             # Proxies would otherwise buffer events.
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-            await self._start(200, "text/event-stream; charset=utf-8", headers)
+            await self.start(200, "text/event-stream; charset=utf-8", headers)
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a part of a stream; waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _start(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
+    async def start(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
+        """Send the head of a reply; `kind` is its content type."""
         self.status = status
         pairs = [("content-type", kind), *headers.items()]
         await self._send(

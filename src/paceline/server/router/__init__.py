@@ -1,0 +1,1 @@
+"""Several models after one port: each in a process of its own, loaded when it is asked for."""

@@ -1,0 +1,254 @@
+"""The application of a server of several models: it forwards each request to its model's process.
+
+The routes are those of one model's server. Invariants: a body is forwarded unchanged; what the
+model's server sends is passed on as it comes; and no string of a client is used as a file name: a
+model is found by its name in the list of those that are here.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import Any
+
+import httpx
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from paceline.errors import ModelError
+from paceline.models import Listed
+from paceline.models.fit import memory_needed
+from paceline.server.api.endpoint import LONG, Endpoint
+from paceline.server.api.errors import ApiError, unknown_model
+from paceline.server.api.http import Reply
+from paceline.server.request import ServerRequest, TimedOut
+from paceline.server.router.child import Child
+from paceline.server.router.metrics import CONTENT_TYPE, labelled
+from paceline.server.router.pool import Pool
+from paceline.server.service import Observer
+from paceline.server.settings import Settings
+from paceline.server.stream_text import Answer
+
+log = logging.getLogger("paceline.server")
+
+POSTS = (
+    *("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens"),
+    *("/tokenize", "/detokenize"),
+)
+"""Paths whose bodies name the model."""
+
+_LIST_SECONDS = 1.0
+"""Age of the list of models at which it is read again for a name that is not in it."""
+
+_REQUEST_HEADERS = ("accept", "content-type", "anthropic-version", "anthropic-beta")
+_REPLY_HEADERS = ("cache-control", "retry-after", "x-accel-buffering")
+"""Headers that are passed on; others are of one connection, or of the server's own."""
+
+
+class Router:
+    """Models by name, for many clients. For one event loop alone."""
+
+    def __init__(
+        self,
+        listed: Callable[[], Sequence[Listed]],
+        pool: Pool[Child],
+        settings: Settings,
+        default: str,
+    ) -> None:
+        """Serve the models of `listed`, loaded by `pool`.
+
+        `default` is the model of a request that names none.
+        """
+        self.settings = settings
+        self.observer: Observer = self
+        self.errors = 0
+        """Requests that ended with an error here, not in a model's process."""
+        self._listed, self._pool, self._default = listed, pool, default
+        self._models: dict[str, Listed] = {}
+        self._read = -_LIST_SECONDS
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # A model's process has limits of its own; an answer may take minutes.
+        self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=10.0))
+
+    def on_answer(self, request: ServerRequest, answer: Answer) -> None:
+        """Never called: answers are counted where they are made."""
+
+    def on_error(self, error: ApiError) -> None:
+        """A request ended with an error here."""
+        self.errors += 1
+
+    def close(self, grace: float = 0.0) -> None:
+        """Accept nothing new, and end the models' processes. Blocks; for other threads."""
+        self._closed = True
+        loop = self._loop
+        if loop is not None and loop.is_running():
+            asyncio.run_coroutine_threadsafe(self._pool.close(grace), loop).result()
+
+    def routes(self) -> list[BaseRoute]:
+        """All paths, with the prefix /v1 and without it."""
+        found: list[BaseRoute] = [Route("/metrics", self._metrics, methods=["GET"])]
+        for prefix in ("/v1", ""):
+            for path in POSTS:
+                found.append(Route(prefix + path, _Forward(self, prefix + path), methods=["POST"]))
+            found += [
+                Route(prefix + "/models", self._list, methods=["GET"]),
+                Route(prefix + "/models/{name:path}", self._one, methods=["GET"]),
+                Route(prefix + "/health", self._health, methods=["GET"]),
+            ]
+        return found
+
+    async def forward(self, scope: Scope, path: str, body: bytes, reply: Reply) -> None:
+        """Forward a body, and the reply of the model's server as it comes."""
+        self._loop = asyncio.get_running_loop()
+        name = await asyncio.to_thread(_named, body) if len(body) > LONG else _named(body)
+        model = await self._model(name)
+        given = Headers(scope=scope)
+        headers = {name: given[name] for name in _REQUEST_HEADERS if name in given}
+        headers["x-request-id"] = scope["state"]["request_id"]
+        async with asyncio.timeout(self.settings.request_seconds) as limit:
+            try:
+                async with self._pool.use(model.name, memory_needed(model.bytes)) as child:
+                    limit.reschedule(None)  # the model's server has the same limit
+                    await self._exchange(child, path, body, headers, reply)
+            except TimeoutError:
+                raise TimedOut(f"no place for {model.name} was free in time") from None
+            except ModelError as error:
+                raise ModelError(f"{model.name} cannot be loaded: {error}") from error
+
+    async def _exchange(
+        self, child: Child, path: str, body: bytes, headers: dict[str, str], reply: Reply
+    ) -> None:
+        request = self._client.build_request(
+            "POST", child.url + path, content=body, headers={**headers, **child.headers}
+        )
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx.TransportError as error:
+            raise _ended(error) from error
+        try:
+            kept = {
+                name: response.headers[name] for name in _REPLY_HEADERS if name in response.headers
+            }
+            await reply.start(response.status_code, response.headers["content-type"], kept)
+            async for part in response.aiter_raw():
+                await reply.write(part)
+        except httpx.TransportError as error:
+            # The status is sent: the connection breaks, so that the client notices.
+            raise _ended(error) from error
+        finally:
+            await response.aclose()
+        await reply.write(b"", more=False)
+
+    async def _model(self, name: str | None) -> Listed:
+        """The model of a name. Raises ApiError if it is not here."""
+        wanted = name or self._default
+        if wanted not in self._models and monotonic() - self._read >= _LIST_SECONDS:
+            await self._read_list()
+        if wanted not in self._models:
+            known = ", ".join(sorted(self._models)[:20]) or "no models"
+            raise unknown_model(wanted, known)
+        return self._models[wanted]
+
+    async def _read_list(self) -> None:
+        listed = await asyncio.to_thread(self._listed)
+        self._models = {model.name: model for model in listed if model.here}
+        self._read = monotonic()
+
+    async def _list(self, _request: Request) -> Response:
+        """The models that are here, and which of them are loaded."""
+        await self._read_list()
+        return JSONResponse({"object": "list", "data": [*map(self._entry, self._models.values())]})
+
+    async def _one(self, request: Request) -> Response:
+        """The model with a name. Raises ApiError if it is not here."""
+        return JSONResponse(self._entry(await self._model(request.path_params["name"])))
+
+    def _entry(self, model: Listed) -> dict[str, Any]:
+        state = self._pool.states.get(model.name, "unloaded")
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "paceline",
+            "root": model.name,
+            "status": {"value": state},  # as in llama.cpp's router
+        }
+
+    async def _health(self, _request: Request) -> Response:
+        """200 if requests are accepted; the state of every model that is loaded."""
+        states = dict(self._pool.states)
+        for name, response in await self._ask_all("/health"):
+            if response is None:
+                states[name] = "gone"
+            elif response.status_code != httpx.codes.OK:
+                states[name] = response.json()["status"]
+        if self._closed:
+            return JSONResponse({"status": "draining", "models": states}, 503)
+        return JSONResponse({"status": "ok", "models": states})
+
+    async def _metrics(self, _request: Request) -> Response:
+        """The metrics of every loaded model, with its name as a label, and those of the router."""
+        texts = {
+            name: response.text
+            for name, response in await self._ask_all("/metrics")
+            if response is not None and response.status_code == httpx.codes.OK
+        }
+        own = {"loads": self._pool.loads, "errors": self.errors}
+        return Response(
+            labelled(texts, own),
+            headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"},
+        )
+
+    async def _ask_all(self, path: str) -> Iterable[tuple[str, httpx.Response | None]]:
+        """The reply of each loaded model's server; None: it did not reply."""
+        children = self._pool.loaded
+
+        async def ask(child: Child) -> httpx.Response | None:
+            try:
+                return await self._client.get(child.url + path, headers=child.headers, timeout=5.0)
+            except httpx.TransportError:
+                return None
+
+        replies = await asyncio.gather(*map(ask, children.values()))
+        return zip(children, replies, strict=True)
+
+
+class _Forward:
+    """The endpoint that forwards the requests to one path."""
+
+    def __init__(self, router: Router, path: str) -> None:
+        self._router, self._path = router, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def work(body: bytes, reply: Reply) -> None:
+            await self._router.forward(scope, self._path, body, reply)
+
+        await Endpoint(self._router, work)(scope, receive, send)
+
+
+def _named(body: bytes) -> str | None:
+    """The model that a body names. Raises ApiError if it is no JSON object."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ApiError("the body is not a JSON object")
+    name = value.get("model")
+    if not (name is None or isinstance(name, str)):
+        raise ApiError("model: expected a string", param="model")
+    return name
+
+
+def _ended(error: httpx.TransportError) -> ApiError:
+    return ApiError(
+        f"the model's process does not answer ({type(error).__name__}); ask again",
+        status=502,
+        kind="server_error",
+        code="model_ended",
+    )

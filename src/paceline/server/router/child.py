@@ -1,0 +1,126 @@
+"""The process of one model: `paceline serve` on a free port of this machine.
+
+A process, so that all memory of a model is free again once it is unloaded, and so that a crash
+takes no other model with it. It ends with this process, because its standard input ends then.
+"""
+
+import asyncio
+import os
+import re
+import secrets
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from paceline.errors import ModelError, PacelineError
+from paceline.models.processes import KEPT_LINES, python
+
+_SERVING = re.compile(r"serving .* at (http://\S+)/v1")
+"""The line of a server that listens."""
+
+_LINE_BYTES = 64 * 1024
+
+_LONGEST = 24 * 3600.0
+"""A wait that is longer overflows no clock."""
+
+
+class Child:
+    """A model's server in a process of its own."""
+
+    def __init__(self, process: Process, key: str, say: Callable[[str], None]) -> None:
+        """Take a process that was just started; `say` gets the lines that it writes."""
+        self._process, self._say = process, say
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._listening = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.ensure_future(self._read())
+        self.url = ""
+        """Without a path; empty until it listens."""
+        self.headers = {"authorization": f"Bearer {key}"}
+        """What a request to it needs."""
+
+    @classmethod
+    async def start(cls, name: str, options: Sequence[str], say: Callable[[str], None]) -> "Child":
+        """Load a model; returns once its server listens.
+
+        Args:
+            name: of the model, on this machine and in the API.
+            options: further options of `paceline serve`.
+            say: gets the lines of its log.
+
+        Raises:
+            ModelError: the model cannot be loaded; the message has the reason.
+            PacelineError: the process cannot be started.
+        """
+        key = secrets.token_hex(16)
+        argv = python("-m", "paceline", "serve", "--model", name, "--name", name, *_OWN, *options)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=PIPE,
+                env={**os.environ, "PACELINE_API_KEY": key},
+                start_new_session=True,  # Ctrl-C is for the router, which lets requests finish
+                limit=_LINE_BYTES,
+            )
+        except OSError as error:
+            raise PacelineError(f"cannot start the process of {name}: {error.strerror}") from error
+        child = cls(process, key, say)
+        try:
+            child.url = await asyncio.shield(child._listening)
+        except BaseException:
+            await child.stop(0.0)
+            raise
+        return child
+
+    async def wait(self) -> None:
+        """Return when the process has ended."""
+        await self._process.wait()
+
+    async def stop(self, grace: float) -> None:
+        """End it; its requests may finish for `grace` seconds, or as long as it lets them."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.wait(), min(grace, _LONGEST))
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self.wait()
+
+    async def _read(self) -> None:
+        """Pass the lines of the log on, and notice the one with the address."""
+        stream = self._process.stderr
+        assert stream is not None
+        while line := await self._line(stream):
+            self._lines.append(line)
+            found = _SERVING.search(line)
+            if found and not self._listening.done():
+                self._listening.set_result(found[1])
+            else:
+                self._say(line)
+        await self._process.wait()
+        if not self._listening.done():
+            self._listening.set_exception(ModelError(self._reason()))
+
+    async def _line(self, stream: asyncio.StreamReader) -> str:
+        """The next line that is not empty; empty at the end."""
+        while True:
+            try:
+                raw = await stream.readline()
+            except ValueError:  # longer than the limit: not a line of ours
+                continue
+            line = raw.decode("utf-8", "replace").strip()
+            if line or not raw:
+                return line
+
+    def _reason(self) -> str:
+        """Why it ended: its last line, which is its error."""
+        code = self._process.returncode or 0
+        if code < 0:
+            return f"its process ended by signal {-code}"
+        return self._lines[-1] if self._lines else f"its process ended with status {code}"
+
+
+_OWN = ("--host", "127.0.0.1", "--port", "0", "--until-input-ends")
+"""Options that make a server the child of another."""

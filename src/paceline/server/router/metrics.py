@@ -1,0 +1,51 @@
+"""Joins the metrics of several models: each value gets its model's name as a label."""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+__all__ = ["CONTENT_TYPE", "labelled"]
+
+_OWN = {
+    "loads": "Models loaded since the start",
+    "errors": "Requests that ended with an error before a model had them",
+}
+
+
+class _Families(Collector):
+    """Metrics that were read."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics; called by the Prometheus client."""
+        return self._families
+
+
+def labelled(texts: Mapping[str, str], own: Mapping[str, int]) -> bytes:
+    """Metrics in Prometheus' text format.
+
+    Args:
+        texts: a model's name -> the metrics of its server, in that format.
+        own: values of `loads` and `errors` of the server in front of them.
+    """
+    found: dict[str, Metric] = {}
+    for model, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            joined = found.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            for sample in family.samples:
+                named = {} if "model_name" in sample.labels else {"model": model}
+                joined.samples.append(sample._replace(labels={**sample.labels, **named}))
+    for name, value in own.items():
+        found[name] = CounterMetricFamily(f"paceline_router_{name}", _OWN[name], value)
+    registry = CollectorRegistry()
+    registry.register(_Families(found.values()))
+    return generate_latest(registry)

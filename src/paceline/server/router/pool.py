@@ -1,0 +1,267 @@
+"""Which models are loaded: by request, within limits of number and memory, and unloaded when idle.
+
+Independent of HTTP and of processes. Invariants: a model with unfinished requests is not unloaded;
+what is unloaded is gone before another takes its memory; a request that waits for a model is not
+overtaken for longer than `_OVERTAKING_SECONDS`; and a model that cannot be loaded fails the
+requests that ask for it, and no others.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Generic, Protocol, TypeVar
+
+from paceline.errors import InvalidRequest
+from paceline.models.cache import megabytes
+from paceline.server.request import Draining, QueueFull
+
+_OVERTAKING_SECONDS = 20.0
+"""How long requests for loaded models may overtake one that waits for a place. Without it two
+models that are asked in turn would be loaded for every request; with no end to it, never both."""
+
+
+class Loaded(Protocol):
+    """A loaded model."""
+
+    async def wait(self) -> None:
+        """Return when it has ended, by `stop` or by itself."""
+        ...
+
+    async def stop(self, grace: float) -> None:
+        """Unload it: let it finish its requests for `grace` seconds at most."""
+        ...
+
+
+_L = TypeVar("_L", bound=Loaded)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may be loaded. Raises InvalidRequest if a number is out of range."""
+
+    models: int = 1
+    """Models loaded at once."""
+    memory: int | None = None
+    """Bytes of memory of all together, as estimated by their weights; None: no limit."""
+    idle_seconds: float | None = None
+    """Time without requests after which a model is unloaded; None: never."""
+    waiting: int = 256
+    """Requests that may wait for a model."""
+
+    def __post_init__(self) -> None:
+        for name in ("models", "waiting", "memory"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} is {value}; expected 1 or more")
+        if self.idle_seconds is not None and not self.idle_seconds > 0:
+            raise InvalidRequest(f"idle_seconds is {self.idle_seconds}; expected above 0")
+
+
+@dataclass(slots=True)
+class _Place(Generic[_L]):
+    """A model that is loaded, being loaded, or being unloaded."""
+
+    task: "asyncio.Task[_L]"
+    memory: int
+    users: int = 0
+    used: float = field(default_factory=monotonic)
+    leaving: bool = False
+
+
+class Pool(Generic[_L]):
+    """The models that are loaded. For one event loop alone.
+
+    `_L` is what a loaded model is.
+    """
+
+    def __init__(self, load: Callable[[str], Awaitable[_L]], limits: Limits | None = None) -> None:
+        """Nothing is loaded yet; `load` loads a model by its name."""
+        self._load, self._limits = load, limits or Limits()
+        self._places: dict[str, _Place[_L]] = {}
+        self._changed = asyncio.Condition()
+        self._waiting: list[float] = []
+        """When each request began to wait for a place, in order."""
+        self._closed = False
+        self.loads = 0
+        """Models loaded since the start."""
+        self._tasks = set[asyncio.Task[None]]()
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Name -> `loading`, `loaded` or `unloading`; others are not loaded."""
+        return {name: _state(place) for name, place in self._places.items()}
+
+    @property
+    def loaded(self) -> dict[str, _L]:
+        """Name -> model, of those that can answer now."""
+        return {
+            name: place.task.result()
+            for name, place in self._places.items()
+            if _state(place) == "loaded"
+        }
+
+    @asynccontextmanager
+    async def use(self, name: str, memory: int) -> AsyncIterator[_L]:
+        """A model, loaded first if necessary; it stays loaded in the meantime.
+
+        Args:
+            name: of the model.
+            memory: bytes of memory that it needs.
+
+        Raises:
+            InvalidRequest: it needs more memory than all models may have.
+            QueueFull: as many requests wait as may.
+            Draining: the pool was closed.
+            PacelineError: it cannot be loaded.
+        """
+        most = self._limits.memory
+        if most is not None and memory > most:
+            raise InvalidRequest(
+                f"{name} needs about {megabytes(memory)} of memory, and all models may have "
+                f"{megabytes(most)} together"
+            )
+        place = await self._place(name, memory)
+        try:
+            # Another request may wait for the same model: it is loaded whoever leaves.
+            yield await self._result(place)
+        finally:
+            place.users -= 1
+            place.used = monotonic()
+            self._unload_when_idle(place)
+            await self._notify()
+
+    async def close(self, grace: float) -> None:
+        """Load nothing more, and unload all: after `grace` seconds, though requests may run.
+
+        May be called again, with less.
+        """
+        self._closed = True
+        await self._notify()
+        for place in [*self._places.values()]:
+            place.task.cancel()  # one that is being loaded
+            self._unload(place, grace)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _result(self, place: _Place[_L]) -> _L:
+        try:
+            return await asyncio.shield(place.task)
+        except asyncio.CancelledError:
+            if place.task.cancelled():
+                raise _draining() from None
+            raise
+
+    async def _place(self, name: str, memory: int) -> _Place[_L]:
+        """The place of a model, with one more user."""
+        since = monotonic()
+        waits = False
+        try:
+            async with self._changed:
+                while True:
+                    if self._closed:
+                        raise _draining()
+                    place = self._places.get(name)
+                    overtaken = self._waiting[0] if self._waiting else since
+                    if place is not None and not place.leaving:
+                        if since <= overtaken or monotonic() - overtaken < _OVERTAKING_SECONDS:
+                            place.users += 1
+                            return place
+                    elif place is None and self._has_room(memory):
+                        place = self._begin(name, memory)
+                        place.users += 1
+                        return place
+                    if not waits:
+                        if len(self._waiting) >= self._limits.waiting:
+                            raise QueueFull(
+                                f"{len(self._waiting)} requests wait for a model already"
+                            )
+                        self._waiting.append(since)
+                        waits = True
+                    await self._changed.wait()
+        finally:
+            if waits:
+                self._waiting.remove(since)
+                await self._notify()
+
+    def _has_room(self, memory: int) -> bool:
+        """Whether a model has room now; if not, one that is idle begins to leave."""
+        most = self._limits.memory
+        count = len(self._places)
+        held = sum(place.memory for place in self._places.values())
+        if count < self._limits.models and (most is None or held + memory <= most):
+            return True
+        if not any(place.leaving for place in self._places.values()):
+            idle = [
+                (place.used, name)
+                for name, place in self._places.items()
+                if not place.users and place.task.done()
+            ]
+            if idle:
+                name = min(idle)[1]
+                self._unload(self._places[name])
+        return False
+
+    def _begin(self, name: str, memory: int) -> _Place[_L]:
+        async def load() -> _L:
+            return await self._load(name)
+
+        place = _Place(asyncio.ensure_future(load()), memory)
+        self._places[name] = place
+        self.loads += 1
+        self._spawn(self._watch(name, place))
+        return place
+
+    async def _watch(self, name: str, place: _Place[_L]) -> None:
+        """Free the place of a model that could not be loaded, or has ended."""
+        await asyncio.wait({place.task})
+        if not place.task.cancelled() and place.task.exception() is None:
+            await place.task.result().wait()
+        self._places.pop(name, None)
+        await self._notify()
+
+    def _unload_when_idle(self, place: _Place[_L]) -> None:
+        seconds = self._limits.idle_seconds
+        if seconds is None or place.users:
+            return
+
+        def check(used: float) -> None:
+            if place.users or place.leaving or place.used != used:
+                return  # used since, or gone
+            if place.task.done():
+                self._unload(place)
+            else:  # whoever asked for it is gone before it is loaded
+                self._unload_when_idle(place)
+
+        asyncio.get_running_loop().call_later(seconds, check, place.used)
+
+    def _unload(self, place: _Place[_L], grace: float = math.inf) -> None:
+        place.leaving = True
+
+        async def unload() -> None:
+            await asyncio.wait({place.task})
+            if not place.task.cancelled() and place.task.exception() is None:
+                await place.task.result().stop(grace)
+
+        self._spawn(unload())
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def _state(place: _Place[_L]) -> str:
+    if place.leaving:
+        return "unloading"
+    return "loaded" if place.task.done() else "loading"
+
+
+def _draining() -> Draining:
+    return Draining("the server is shutting down")

@@ -1,0 +1,81 @@
+"""`paceline serve --all`: every model that is here after one port, from start to shutdown."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.models import Listed, list_models
+from paceline.server import page
+from paceline.server.app import application
+from paceline.server.http_server import HttpServer, allow_open_files
+from paceline.server.router.app import Router
+from paceline.server.router.child import Child
+from paceline.server.router.pool import Limits, Pool
+from paceline.server.run import say_line
+from paceline.server.settings import Settings
+
+
+class RouterServer:
+    """A server of several models, bound to its address and not yet running."""
+
+    def __init__(
+        self,
+        default: str,
+        options: Sequence[str],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        settings: Settings,
+        limits: Limits,
+        listed: Callable[[], Sequence[Listed]] = list_models,
+        say: Callable[[str], Any],
+    ) -> None:
+        """Bind the address; see `serve_all`. `listed` lists the models that are here."""
+        self.http = HttpServer(host, port, settings)
+        self.url = self.http.url
+        self._say = say
+
+        async def load(name: str) -> Child:
+            say(f"loading {name}")
+            return await Child.start(name, options, lambda line: say(f"{name}: {line}"))
+
+        self.router = Router(listed, Pool(load, limits), self.http.settings, default)
+        pages = page.routes()
+        self._app = application(self.router, [*pages, *self.router.routes()], pages)
+
+    def run(self, *, signals: bool = False) -> None:
+        """Serve until `stop` is called, or with `signals` until a signal."""
+        line = f"serving all models at {self.url}/v1"
+        self.http.run(self._app, self.router, lambda: self._say(line), signals=signals)
+
+    def stop(self) -> None:
+        """Shut down, from any thread; the second call skips the grace period."""
+        self.http.stop()
+
+
+def serve_all(
+    default: str,
+    options: Sequence[str],
+    host: str,
+    port: int,
+    *,
+    settings: Settings,
+    limits: Limits,
+) -> None:
+    """Serve all models that are here until SIGTERM or SIGINT; a second signal ends it at once.
+
+    Args:
+        default: the model of a request that names none.
+        options: options of `paceline serve` for each model's own process.
+        host: the address to listen at; one that other machines can reach requires an API key.
+        port: 0 chooses a free one.
+        settings: of the server; what concerns answers is among the `options`.
+        limits: how many models are loaded, and for how long.
+
+    Raises:
+        InvalidRequest: the address requires an API key.
+        PacelineError: the server cannot listen at the address.
+    """
+    allow_open_files()
+    RouterServer(default, options, host, port, settings=settings, limits=limits, say=say_line).run(
+        signals=True
+    )

@@ -1,0 +1,216 @@
+"""Several models after one port: real processes of `paceline serve` with tiny models."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from paceline.cli.app import main
+from paceline.models import Listed
+from paceline.server.router.pool import Limits
+from paceline.server.router.run import RouterServer
+from paceline.server.settings import Settings
+from support.command import free_port, served
+from support.server import HTTP
+from support.tiny import write_tiny
+from support.waiting import PATIENCE, until
+
+OPTIONS = ("--drafter=suffix", "--cache-tokens=512", "--generation-config=none")
+
+
+class RunningRouter:
+    def __init__(self, server: RouterServer, folder: Path) -> None:
+        self.server, self.folder = server, folder
+        self.said: list[str] = []
+
+    def get(self, path: str) -> httpx.Response:
+        return HTTP.get(self.server.url + path)
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return HTTP.post(self.server.url + path, json=body, **more)
+
+    def complete(self, name: str | None, **more: Any) -> httpx.Response:
+        body = {"model": name, "prompt": "a b", "max_tokens": 4, "temperature": 0, **more}
+        return self.post("/v1/completions", body)
+
+    def states(self) -> dict[str, str]:
+        states: dict[str, str] = self.get("/health").json()["models"]
+        return states
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRouter]:
+    """Three files: two models, and one that is none."""
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "one.gguf")
+    write_tiny(folder / "two.gguf", seed=1)
+    (folder / "broken.gguf").write_bytes(b"GGUF")
+
+    def listed() -> list[Listed]:
+        paths = sorted(folder.glob("*.gguf"))
+        return [Listed(str(path), True, "", None, path.stat().st_size) for path in paths]
+
+    cache = str(tmp_path_factory.mktemp("cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", cache)
+        said: list[str] = []
+        server = RouterServer(
+            str(folder / "one.gguf"),
+            OPTIONS,
+            settings=Settings(api_keys=(), request_seconds=PATIENCE),
+            limits=Limits(models=1),
+            listed=listed,
+            say=said.append,
+        )
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        found = RunningRouter(server, folder)
+        found.said = said
+        try:
+            until(lambda: any(line.startswith("serving all") for line in said))
+            yield found
+        finally:
+            server.stop()
+            server.stop()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+def name(router: RunningRouter, stem: str) -> str:
+    return str(router.folder / f"{stem}.gguf")
+
+
+def test_models_are_listed_and_loaded_by_name_or_by_default(router: RunningRouter):
+    listed = router.get("/v1/models").json()["data"]
+    assert [each["id"] for each in listed] == [name(router, s) for s in ("broken", "one", "two")]
+    assert {each["status"]["value"] for each in listed} <= {"loaded", "unloaded"}
+    assert router.get(f"/v1/models/{name(router, 'two')}").json()["id"] == name(router, "two")
+    first = router.complete(None)
+    assert first.status_code == 200, first.text
+    assert first.json()["model"] == name(router, "one")
+    second = router.complete(name(router, "two"))
+    assert second.json()["model"] == name(router, "two")
+    assert second.json()["choices"] != first.json()["choices"]
+    assert router.states() == {name(router, "two"): "loaded"}
+    assert _command_lines(name(router, "one")) == [], "the memory of the first is not free"
+    assert router.complete(name(router, "one")).json()["choices"] == first.json()["choices"]
+
+
+def test_a_stream_comes_through_event_by_event(router: RunningRouter):
+    body = {"model": name(router, "one"), "prompt": "a", "max_tokens": 8, "stream": True}
+    with HTTP.stream("POST", router.server.url + "/v1/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = [line for line in response.iter_lines() if line]
+    assert events[-1] == "data: [DONE]"
+    assert len(events) > 2
+
+
+def test_an_error_of_a_models_server_comes_through_as_it_is(router: RunningRouter):
+    answer = router.complete(name(router, "one"), temperature=-1)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "temperature"
+
+
+def test_mistakes_are_one_line_each(router: RunningRouter):
+    unknown = router.complete("/etc/passwd")
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["code"] == "model_not_found"
+    broken = router.complete(name(router, "broken"))
+    assert broken.status_code == 500
+    message = broken.json()["error"]["message"]
+    assert "broken.gguf cannot be loaded: " in message
+    assert "\n" not in message
+    assert "Traceback" not in message
+    assert router.complete(["x"]).status_code == 400  # type: ignore[arg-type]
+    headers = {"content-type": "application/json"}
+    for text in (b"{", b"[]", b"\xff"):
+        bad = HTTP.post(router.server.url + "/v1/completions", content=text, headers=headers)
+        assert bad.status_code == 400, text
+    assert router.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
+    assert router.complete(name(router, "one")).status_code == 200
+
+
+def test_nothing_is_lost_while_two_models_take_turns(router: RunningRouter):
+    """More clients than places, of both models at once."""
+    answers: list[tuple[str, int, Any]] = []
+
+    def client(stem: str) -> None:
+        for _ in range(2):
+            found = router.complete(name(router, stem))
+            answers.append((stem, found.status_code, found.json().get("choices")))
+
+    threads = [threading.Thread(target=client, args=(stem,)) for stem in ("one", "two") * 3]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert [status for _, status, _ in answers] == [200] * 12
+    texts = {(stem, str(choices[0]["text"])) for stem, _, choices in answers}
+    assert len(texts) == 2, "an answer is of the other model"
+
+
+def test_metrics_have_the_models_name_and_parse(router: RunningRouter):
+    router.complete(name(router, "one"))
+    text = router.get("/metrics").text
+    families = {each.name: each for each in text_string_to_metric_families(text)}
+    (steps,) = families["paceline_answers"].samples[:1]
+    assert steps.labels["model"] == name(router, "one")
+    assert families["paceline_router_loads"].samples[0].value >= 1
+
+
+def test_a_model_whose_process_is_killed_is_loaded_again(router: RunningRouter):
+    assert router.complete(name(router, "one")).status_code == 200
+    (child,) = router.server.router._pool.loaded.values()
+    child._process.kill()
+    until(lambda: router.states() == {})
+    assert router.complete(name(router, "one")).status_code == 200
+
+
+def test_the_command_serves_what_is_here_and_its_models_end_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".lmstudio" / "models" / "owner" / "repo"
+    folder.mkdir(parents=True)
+    write_tiny(folder / "tiny.gguf")
+    port = str(free_port())
+    with served(Path("owner/repo/tiny.gguf"), tmp_path, "--all", "--port", port) as command:
+        url = command.url
+        listed = [each["id"] for each in HTTP.get(f"{url}/v1/models").json()["data"]]
+        assert len(listed) == 1
+        body = {"model": listed[0], "prompt": "a", "max_tokens": 2}
+        assert HTTP.post(f"{url}/v1/completions", json=body).status_code == 200
+    assert "loading " in command.said
+    assert "Traceback" not in command.said
+    end = time.monotonic() + PATIENCE
+    while any(b"--until-input-ends" in line for line in _command_lines(listed[0])):
+        assert time.monotonic() < end, "a model's process is left"
+        time.sleep(0.05)
+
+
+def _command_lines(model: str) -> list[bytes]:
+    """Of every process that has the model's name in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if model.encode() in line:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("option", [("--weights", "int8"), ("--name", "x"), ("--revision", "a")])
+def test_options_of_one_model_are_refused(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["serve", "--all", *option]) == 2
+    said = capsys.readouterr().err
+    assert f"{option[0]} " in said
+    assert "of one model; leave out --all" in said
