@@ -165,7 +165,7 @@ def page(browser: "Browser") -> Iterator["Page"]:
     made.on("requestfailed", lambda request: complaints.append(f"failed: {request.url}"))
     yield made
     # What Stop does, and what the browser says of a request that was refused.
-    meant = re.compile("failed: .*/chat/completions|Failed to load resource: .* status of 40[01] ")
+    meant = re.compile("failed: .*/chat/completions|Failed to load resource: .* status of 40[014] ")
     assert not [each for each in complaints if not meant.match(each)]
     made.close()
 
@@ -253,6 +253,26 @@ def test_text_and_figures_are_updated_during_an_answer(page: "Page", slow: Runni
     assert words(page).startswith(early)
     assert page.locator("#log").get_attribute("aria-busy") == "false"
     assert page.locator(".model .note").inner_text().startswith("Stopped after")
+
+
+def test_one_of_several_models_is_chosen_and_named(page: "Page", server: Running):
+    own = {"id": server.server.service.name, "status": {"value": "loaded"}}
+    data = [{"id": "another", "status": {"value": "unloaded"}}, own]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": data}))
+    page.goto(server.url)
+    choice = page.get_by_label("Model", exact=True)
+    until(page, "count => document.querySelectorAll('#choice option').length === count", 2)
+    assert choice.input_value() == own["id"]
+    assert not page.locator("#model").is_visible()
+    with page.expect_request("**/chat/completions") as sent:
+        ask(page, tokens=3)
+    assert (sent.value.post_data_json or {})["model"] == own["id"]
+    ended(page)
+    choice.select_option("another")
+    with page.expect_request("**/chat/completions") as sent:
+        ask(page, tokens=3)
+    assert (sent.value.post_data_json or {})["model"] == "another"
+    until(page, "document.getElementById('alert').textContent.includes('another')")
 
 
 def test_an_empty_temperature_is_not_sent(page: "Page", server: Running):

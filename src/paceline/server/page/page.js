@@ -141,6 +141,7 @@ function request() {
   if (at("block").value) speculation.max_block = at("block").valueAsNumber;
   const temperature = at("temperature").valueAsNumber;
   return {
+    ...(at("models").hidden ? {} : { model: at("choice").value }),
     messages: [...chat],
     stream: true,
     ...(Number.isNaN(temperature) ? {} : { temperature }),
@@ -237,8 +238,13 @@ async function send() {
 async function greet() {
   try {
     const { data } = await (await ask("v1/models", key())).json();
+    const several = data.length > 1;
+    at("choice").replaceChildren(...data.map(({ id }) => made("option", id)));
+    at("choice").value = (data.find(({ status }) => status?.value === "loaded") ?? data[0]).id;
+    at("models").hidden = !several;
+    at("model").hidden = several;
     at("model").textContent = data[0].id;
-    document.title = `${data[0].id} · paceline`;
+    document.title = several ? "paceline" : `${data[0].id} · paceline`;
     at("alert").textContent = "";
   } catch (error) {
     trouble(error);
