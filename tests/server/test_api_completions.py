@@ -1,10 +1,14 @@
 """Completions over HTTP: prompts as text or token ids, echoed with logprobs, in batches."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import TokenType
 
-from support.server import Running
+from paceline.runtime.load import load
+from support.server import Running, running
+from support.tiny import vocabulary, write_tiny
 
 PROMPT = "the rain in the rain in the"
 
@@ -97,3 +101,33 @@ def test_paths_without_a_version_are_the_same(server: Running):
     body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
     found = server.post("/completions", body).json()
     assert found["choices"] == ask(server, max_tokens=5)["choices"]
+
+
+def test_a_suffix_asks_a_model_with_the_tokens_for_what_is_between(tmp_path: Path):
+    tokens, types, _ = vocabulary()
+    marks = {318: "<|fim_prefix|>", 319: "<|fim_suffix|>", 317: "<|fim_middle|>"}
+    for place, mark in marks.items():
+        tokens[place], types[place] = mark, int(TokenType.USER_DEFINED)
+    fields = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    path = write_tiny(tmp_path / "infill.gguf", fields=fields)
+    model = load(path, cache_tokens=512)
+    with running(model) as made:
+        body = {"prompt": "the", "suffix": " rain", "max_tokens": 4, "temperature": 0}
+        answer = made.post("/v1/completions", {**body, "return_token_ids": True}).json()
+        tokenizer = model.files.tokenizer()
+        expected = [318, *tokenizer.encode("the"), 319, *tokenizer.encode(" rain"), 317]
+        assert answer["choices"][0]["prompt_token_ids"] == expected
+        for drafter in ("none", "suffix", "recycle"):
+            again = made.post("/v1/completions", {**body, "speculation": {"drafter": drafter}})
+            assert again.json()["choices"][0]["text"] == answer["choices"][0]["text"]
+        long = made.post("/v1/completions", {**body, "suffix": "a b " * 2000})
+        assert long.json()["error"]["code"] == "context_length_exceeded"
+        echo = made.post("/v1/completions", {**body, "echo": True})
+        assert echo.json()["error"]["param"] == "echo"
+
+
+def test_a_suffix_without_the_tokens_is_refused_by_name(server: Running):
+    answer = server.post("/v1/completions", {"prompt": "the", "suffix": " rain"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "suffix"
+    assert "has no tokens to fill in the middle" in answer.json()["error"]["message"]

@@ -20,6 +20,7 @@ from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.drafters import DrafterSpec
 from paceline.errors import ModelError
+from paceline.models.infill import infill_of
 from paceline.models.manifest import TOKENIZER
 from paceline.models.tokenizer import TokenBytes
 from paceline.runtime.options import Options, check
@@ -102,6 +103,7 @@ class Service:
         self.defaults = replace(scheduler.model.defaults, fallback=_FALLBACK)
         self.tokenizer = files.tokenizer()
         self.token_bytes = TokenBytes(self.tokenizer)
+        self.infill = infill_of(self.tokenizer)
         self.name = settings.name or served_name(files.name)
         self.created = self.now()
         self.fingerprint = f"fp_{files.fingerprint[:12]}"
@@ -131,13 +133,18 @@ class Service:
         if name is not None and name not in (self.name, *self.settings.aliases):
             raise unknown_model(name, self.name)
 
-    def prompt_tokens(self, prompt: str | list[int]) -> list[int]:
+    def prompt_tokens(self, prompt: str | list[int], suffix: str = "") -> list[int]:
         """Token ids of a prompt; text is taken literally, without the chat template.
+
+        With a `suffix` it asks for the text between the two.
 
         Raises:
             InvalidRequest: it is empty.
-            ApiError: it is too long, or has an unknown token id.
+            ApiError: it is too long, or has an unknown token id; or there is a suffix, and the
+                model does not fill in the middle.
         """
+        if suffix:
+            return self._infill_tokens(self.prompt_tokens(prompt), suffix)
         least = self._min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
         if least > self.max_length:  # not worth tokenizing
             raise prompt_too_long(least, self.max_length, at_least=isinstance(prompt, str))
@@ -148,6 +155,20 @@ class Service:
         if len(tokens) >= self.max_length:
             raise prompt_too_long(len(tokens), self.max_length)
         return tokens
+
+    def _infill_tokens(self, prefix: list[int], suffix: str) -> list[int]:
+        if self.infill is None:
+            raise ApiError(
+                f"{self.name} has no tokens to fill in the middle; leave suffix away",
+                param="suffix",
+            )
+        least = len(prefix) + self._min_tokens(suffix)
+        if least <= self.max_length:
+            tokens = self.infill.prompt(prefix, suffix)
+            if len(tokens) < self.max_length:
+                return tokens
+            least = len(tokens)
+        raise prompt_too_long(least, self.max_length, at_least=True)
 
     def _min_tokens(self, text: str) -> int:
         """A lower bound of a text's tokens, from tokenizing at most its beginning."""

@@ -38,13 +38,14 @@ class CompletionBody(GenerationBody):
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=20)
     suffix: str = ""
+    """The text after the answer, for models that fill in the middle."""
     best_of: int | None = None
     prediction: Prediction | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "CompletionBody":
-        if self.suffix:
-            raise ApiError("infilling is not supported", param="suffix")
+        if self.suffix and self.echo:
+            raise ApiError("a prompt with a suffix cannot be echoed", param="echo")
         if self.best_of not in (None, self.n):
             raise ApiError("best_of must equal n", param="best_of")
         if self.stream and self.echo and self.logprobs is not None:
@@ -73,8 +74,10 @@ class Completions(ApiRequest[CompletionBody]):
         super().__init__(service, text)
         body = self._body
         self._predicted = body.prediction is not None
-        self._prompts = [service.prompt_tokens(prompt) for prompt in body.prompt]
         options: dict[str, Any] = service.prediction(body.prediction)
+        self._prompts = [service.prompt_tokens(prompt, body.suffix) for prompt in body.prompt]
+        if body.suffix and service.infill is not None:
+            options["stop"] = [*body.stop, *service.infill.stops]
         if body.logprobs is not None:
             options |= {"logprobs": body.logprobs, "prompt_logprobs": body.echo}
         self.requests = [
