@@ -42,6 +42,7 @@ def make_app(
         "/chat/completions": generation(service, Chat),
         "/completions": generation(service, Completions),
         "/responses": generation(service, Responses),
+        "/embeddings": info.embeddings(),
         "/tokenize": info.tokenize(),
         "/detokenize": info.detokenize(),
     }

@@ -37,7 +37,7 @@ log = logging.getLogger("paceline.server")
 
 POSTS = (
     *("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens"),
-    *("/tokenize", "/detokenize"),
+    *("/embeddings", "/tokenize", "/detokenize"),
 )
 """Paths whose bodies name the model."""
 
