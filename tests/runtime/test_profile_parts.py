@@ -202,3 +202,24 @@ def test_parts_of_a_small_cache_end(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_prior_makes_drafts_dearer_than_they_are():
     assert [PRIOR(rows) for rows in (1, 2, 8, 16)] == [1.0, 1.25, 2.75, 4.75]
+
+
+# -- costs in use ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_answers_correct_the_costs_that_the_next_process_reads(
+    model: Model, folder: Path, fixed: bool
+):
+    used = Model(model.files, model.engine)
+    cost = used.profile.cost
+    if fixed:
+        used.fix_costs()
+    dear = [(1, 64, cost(1)), (8, 64, cost(8) * 1.5)] * 16
+    stats = SimpleNamespace(prefill_seconds=0.0, decode_seconds=0.0)
+    answer: Any = SimpleNamespace(calls=dear, failed=False, stats=stats)
+    for _ in range(20):
+        used.fresh()._profile.learn(answer)
+    for each in (used, used.fresh(), Model(model.files, model.engine)):
+        assert each.profile.cost(1) == cost(1)
+        assert each.profile.cost(8) == pytest.approx(cost(8) * (1.0 if fixed else 1.5), rel=0.09)

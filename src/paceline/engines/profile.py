@@ -85,16 +85,19 @@ class CostProfile:
     the conditions that need one are missing."""
     rounds: int = _ROUNDS[1]
     """Times that each T was timed."""
+    corrections: Mapping[int, float] = field(default_factory=dict)
+    """T -> factor on its seconds, learnt from answers (`profile_use.py`)."""
 
     @property
     def cost(self) -> CostTable:
-        """Seconds per call by T, and by context if two were measured."""
+        """Seconds per call by T, and by context if two were measured, as corrected."""
         further = self.deep_context - self.context
+        factor = self.corrections.get
         return CostTable(
-            self.seconds,
+            {rows: seconds * factor(rows, 1.0) for rows, seconds in self.seconds.items()},
             self.context,
             {
-                rows: max(seconds - self.seconds[rows], 0.0) / further
+                rows: max(seconds - self.seconds[rows], 0.0) * factor(rows, 1.0) / further
                 for rows, seconds in self.deep_seconds.items()
             },
         )
@@ -285,10 +288,15 @@ def is_whole(profile: CostProfile, engine: Engine) -> bool:
     return profile.rounds >= _ROUNDS[1] and whole
 
 
-def store_profile(engine: Engine, fingerprint: str, folder: Path, profile: CostProfile) -> None:
-    """Store a profile, whole or in part, in place of another one; it is not outdated."""
+def store_profile(
+    engine: Engine, fingerprint: str, folder: Path, profile: CostProfile, *, measured: bool = True
+) -> None:
+    """Store a profile, whole or in part, in place of another one.
+
+    One that was `measured` now is not outdated; another stays marked if it was.
+    """
     depends = _depends(engine, fingerprint)
-    _write(_path(depends, folder), profile, depends)
+    _write(_path(depends, folder), profile, depends, measured=measured)
 
 
 def unmark(engine: Engine, fingerprint: str, folder: Path) -> None:
@@ -354,6 +362,7 @@ def _stored(path: Path) -> CostProfile | None:
             int(found["deep_context"]),
             {name: Compared(**found["compared"][name]) for name in found["compared"]},
             int(found["rounds"]),
+            {int(rows): float(by) for rows, by in found.get("corrections", {}).items()},
         )
         _ = profile.cost
     except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError):
@@ -361,7 +370,9 @@ def _stored(path: Path) -> CostProfile | None:
     return profile
 
 
-def _write(path: Path, profile: CostProfile, depends: dict[str, str]) -> None:
+def _write(
+    path: Path, profile: CostProfile, depends: dict[str, str], *, measured: bool = True
+) -> None:
     """Store a profile; if that fails, the next run measures again."""
     content = {
         "depends_on": depends,
@@ -373,13 +384,15 @@ def _write(path: Path, profile: CostProfile, depends: dict[str, str]) -> None:
         "deep_context": profile.deep_context,
         "compared": {name: asdict(each) for name, each in profile.compared.items()},
         "rounds": profile.rounds,
+        "corrections": profile.corrections,
     }
     beside = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(json.dumps(content, indent=1))
         beside.replace(path)
-        path.with_suffix(_MARK).unlink(missing_ok=True)
+        if measured:
+            path.with_suffix(_MARK).unlink(missing_ok=True)
     except OSError:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)

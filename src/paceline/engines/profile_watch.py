@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from statistics import median, quantiles
 from time import monotonic
 
-from paceline.decoding.costs import CostTable
-from paceline.engines.profile import MAX_ROWS, CostProfile
+from paceline.engines.profile import CostProfile
+from paceline.engines.profile_use import ExpectedCosts
 
 _WINDOW = 32
 """Calls of one T that are judged together."""
@@ -27,10 +27,6 @@ machine."""
 _SLOW_WINDOWS, _SLOW_SECONDS = 32, 600.0
 """The same of slow windows, and the least time between the first and the last of them."""
 
-_CONTEXT_STEP = 256
-_EXTRAPOLATION = 2
-"""Calls at more than this many times the profile's longest context are not compared."""
-
 
 class ProfileWatch:
     """A window is fast if its median is below half of the profile's time.
@@ -40,10 +36,8 @@ class ProfileWatch:
 
     def __init__(self, profile: CostProfile, clock: Callable[[], float] = monotonic) -> None:
         """`clock` returns seconds."""
-        self._cost = profile.cost
-        self._longest = max(profile.deep_context, profile.context) * _EXTRAPOLATION
+        self._expected = ExpectedCosts(profile)
         self._clock = clock
-        self._tables: dict[int, CostTable] = {}
         self._windows = defaultdict[int, list[float]](list)
         self._fast = defaultdict[int, int](int)
         self.fits = False
@@ -58,20 +52,15 @@ class ProfileWatch:
         """
         found = None
         for rows, context, seconds in calls:
-            if rows > MAX_ROWS or context > self._longest:
+            ratio = self._expected.ratio(rows, context, seconds)
+            if ratio is None:
                 continue
             window = self._windows[rows]
-            window.append(seconds / self._expected(rows, context))
+            window.append(ratio)
             if len(window) == _WINDOW:
                 found = self._judge(rows, window) or found
                 window.clear()
         return found
-
-    def _expected(self, rows: int, context: int) -> float:
-        near = context - context % _CONTEXT_STEP
-        if near not in self._tables:
-            self._tables[near] = self._cost.at_context(near)
-        return self._tables[near](rows)
 
     def _judge(self, rows: int, ratios: list[float]) -> str | None:
         """Judge a full window."""

@@ -103,6 +103,7 @@ class Model:
         """Return another on the same engine, with the same drafters open and nothing learned."""
         other = Model(self.files, self.engine, defaults=self.defaults, progress=self._progress)
         other._shared = replace(self._shared, history=AnswerHistory())
+        other._profile = self._profile
         return other
 
     @property
@@ -113,6 +114,10 @@ class Model:
     def measure_profile(self, *, again: bool = False) -> CostProfile:
         """Return the cost profile, measured now if there is none, or if `again`."""
         return self._profile.whole(again=again)
+
+    def fix_costs(self) -> None:
+        """Keep the cost profile as it is: answers' calls then correct nothing in it."""
+        self._profile.fixed = True
 
     def _profile_of_engine(self) -> ModelProfile:
         folder = cache_dir() / _PROFILES

@@ -4,11 +4,13 @@ A small model is measured before its first answer with drafts: that takes a seco
 measured in parts after its answers (`engines/profile_parts.py`), so that no first token waits.
 Until then a policy gets costs that are too high for drafts rather than too low. A profile that is
 outdated is used for one more answer: if its calls agree with it, it stays; else it is measured
-again. Invariant: nothing here changes a token, only how many are drafted.
+again. Calls of answers correct the costs of longer blocks (`engines/profile_use.py`). Invariant:
+nothing here changes a token, only how many are drafted.
 """
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -25,6 +27,7 @@ from paceline.engines.profile import (
     unmark,
 )
 from paceline.engines.profile_parts import PRIOR, measure_part, without_times
+from paceline.engines.profile_use import CostsInUse
 from paceline.engines.profile_watch import ProfileWatch
 from paceline.errors import CacheFull
 from paceline.models import Progress
@@ -47,6 +50,9 @@ class ModelProfile:
         self._whole = False
         self._outdated = ""
         self._watch: ProfileWatch | None = None
+        self._in_use: CostsInUse | None = None
+        self.fixed = False
+        """Whether answers leave the costs as they are."""
         self._seconds = 0.0  # that further parts may take now
 
     def whole(self, *, again: bool = False) -> CostProfile:
@@ -93,6 +99,7 @@ class ModelProfile:
         if self._watch is None or stream.failed:
             return
         deviation = self._watch.add(stream.calls)
+        self._correct(stream)
         with suppress(CacheFull):
             if self._outdated and self._watch.fits:
                 self._outdated = ""
@@ -116,7 +123,16 @@ class ModelProfile:
         return self._found
 
     def _use(self, found: CostProfile) -> None:
-        self._found, self._watch = found, ProfileWatch(found)
+        self._found, self._watch, self._in_use = found, ProfileWatch(found), CostsInUse(found)
+
+    def _correct(self, stream: Stream) -> None:
+        """Correct the costs by an answer's calls, and store them if they changed."""
+        if self.fixed or self._found is None or self._in_use is None:
+            return
+        corrections = self._in_use.add(stream.calls)
+        if corrections is not None:
+            self._found = found = replace(self._found, corrections=corrections)
+            store_profile(self._engine, self._fingerprint, self._folder, found, measured=False)
 
     def _measure(self, wanted: Collection[str] = ()) -> CostProfile:
         """Measure a part and store it; the same object if there is none that fits."""

@@ -66,6 +66,7 @@ def bench_simulate_check(
     )
     opened = load()
     cost = opened.profile.cost
+    opened.fix_costs()  # else steps would change from answer to answer
     variants = [Variant(name, opened, each) for name, each in options.items()]
     cases = [
         Case(prompt.id, prompt.kind, prompt.messages, {"max_tokens": max_tokens})
