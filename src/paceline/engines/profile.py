@@ -86,7 +86,7 @@ class CostProfile:
     rounds: int = _ROUNDS[1]
     """Times that each T was timed."""
     corrections: Mapping[int, float] = field(default_factory=dict)
-    """T -> factor on its seconds, learnt from answers (`profile_use.py`)."""
+    """T -> factor on its seconds, learnt from answers (`profile_watch.py`)."""
 
     @property
     def cost(self) -> CostTable:

@@ -4,7 +4,7 @@ A small model is measured before its first answer with drafts: that takes a seco
 measured in parts after its answers (`engines/profile_parts.py`), so that no first token waits.
 Until then a policy gets costs that are too high for drafts rather than too low. A profile that is
 outdated is used for one more answer: if its calls agree with it, it stays; else it is measured
-again. Calls of answers correct the costs of longer blocks (`engines/profile_use.py`). Invariant:
+again. Calls of answers correct the costs of longer blocks (`engines/profile_watch.py`). Invariant:
 nothing here changes a token, only how many are drafted.
 """
 
@@ -27,8 +27,7 @@ from paceline.engines.profile import (
     unmark,
 )
 from paceline.engines.profile_parts import PRIOR, measure_part, without_times
-from paceline.engines.profile_use import CostsInUse
-from paceline.engines.profile_watch import ProfileWatch
+from paceline.engines.profile_watch import CostsInUse, ProfileWatch
 from paceline.errors import CacheFull
 from paceline.models import Progress
 from paceline.runtime.stream import Stream

@@ -15,7 +15,7 @@ from paceline.engines.profile import (
     mark_outdated,
     store_profile,
 )
-from paceline.engines.profile_use import CostsInUse
+from paceline.engines.profile_watch import CostsInUse
 from support.toy import ToyEngine
 
 SECONDS = {1: 1.0, 2: 1.0, 4: 1.2, 8: 1.2, 16: 2.2}
