@@ -1,4 +1,4 @@
-"""OpenAI's responses, text in and out, read by the real client."""
+"""OpenAI's responses without tools, read by the real client."""
 
 from typing import Any
 
@@ -71,9 +71,10 @@ LOGPROBS: Any = ["message.output_text.logprobs"]
     ("field", "value"),
     [
         ("previous_response_id", "resp_1"),
+        ("prompt", {"id": "p"}),
         ("background", True),
         ("conversation", "c"),
-        ("tools", [{"type": "web_search"}]),
+        ("tool_choice", {"type": "web_search"}),
         ("truncation", "auto"),
         ("text", {"format": {"type": "json_schema"}}),
     ],

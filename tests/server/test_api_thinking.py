@@ -240,7 +240,9 @@ def test_a_raw_completion_has_no_reasoning(server: Running):
 def test_a_response_has_the_answer_and_counts_the_thought(server: Running):
     body = {"input": "2 + 2?", "max_output_tokens": 80, "temperature": 0}
     found = server.post("/v1/responses", body).json()
-    assert found["output"][0]["content"][0]["text"] == ANSWER
+    thoughts, message = found["output"]
+    assert thoughts["content"] == [{"type": "reasoning_text", "text": THOUGHT}]
+    assert message["content"][0]["text"] == ANSWER
     tokens = server.model.engine.script  # type: ignore[attr-defined]
     details = found["usage"]["output_tokens_details"]
     assert details == {"reasoning_tokens": tokens.index(CLOSE) + 1}

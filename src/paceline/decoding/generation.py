@@ -277,6 +277,11 @@ class Generation:
         """Tokens of the answer that are reasoning, with its marks."""
         return self._text.reasoning_tokens
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the answer; None: none did."""
+        return self._text.stopped_by
+
     def close(self) -> None:
         """Close the drafters."""
         for drafter in self._drafters:

@@ -125,6 +125,8 @@ class Result:
     """The model's reasoning, without its marks."""
     reasoning_tokens: int = 0
     """How many of `token_ids` are reasoning and its marks."""
+    stopped_by: str | None = None
+    """The stop string that ended the answer; None: none did."""
     exactness: Mapping[str, Compared] = field(default_factory=dict)
     """The evidence for `exact`: condition -> how many rows were compared, and how many differ. An
     answer of `generate` depends on `block_length` alone; one of a conversation's later turns on

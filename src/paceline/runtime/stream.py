@@ -257,6 +257,7 @@ class Stream:
             text="".join(piece.final for piece in self._text),
             token_ids=generation.answer,
             finish_reason=generation.finish_reason,
+            stopped_by=generation.stopped_by,
             stats=stats,
             prompt_tokens=generation.prompt_length,
             model=self._model,

@@ -1,6 +1,6 @@
 """The ASGI application: routes, middleware and error handlers.
 
-Invariant: clients get OpenAI's error object for every error.
+Invariant: clients get the error object of the path's API, OpenAI's or Anthropic's, for every error.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,9 @@ from paceline.server.api.completions import Completions
 from paceline.server.api.endpoint import Host, generation, observed
 from paceline.server.api.errors import ApiError
 from paceline.server.api.info import InfoHandlers
+from paceline.server.api.messages import Messages, count_tokens
 from paceline.server.api.openapi import openapi
-from paceline.server.api.responses import Responses
+from paceline.server.api.responses import ResponseHandlers, Responses
 from paceline.server.middleware import ApiKeyMiddleware, HostMiddleware
 from paceline.server.service import Service
 
@@ -43,12 +44,16 @@ def make_app(
         "/completions": generation(service, Completions),
         "/responses": generation(service, Responses),
         "/embeddings": info.embeddings(),
+        "/messages": generation(service, Messages),
+        "/messages/count_tokens": count_tokens(service),
         "/tokenize": info.tokenize(),
         "/detokenize": info.detokenize(),
     }
+    stored = ResponseHandlers(service.responses)
     gets: dict[str, Any] = {
         "/models": info.models,
         "/models/{name:path}": info.model,
+        "/responses/{response_id}": stored.get,
         "/health": info.health,
         "/tokenizer_info": info.tokenizer_info,
     }
@@ -61,6 +66,7 @@ def make_app(
     for prefix in ("/v1", ""):
         found += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
         found += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
+        found.append(Route(prefix + "/responses/{response_id}", stored.delete, methods=["DELETE"]))
     return application(service, found, page)
 
 
@@ -86,8 +92,11 @@ def _middleware(host: Host, page: Sequence[str]) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(settings.origins),
-                allow_methods=["GET", "POST"],
-                allow_headers=["Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"],
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=[
+                    *("Authorization", "Content-Type", "X-Api-Key", "X-Request-Id"),
+                    *("Anthropic-Version", "Anthropic-Beta"),
+                ],
                 expose_headers=["X-Request-Id"],
             )
         )
@@ -104,6 +113,6 @@ def _error_handler(host: Host) -> HTTPExceptionHandler:
                 error.detail, status=error.status_code, code=code, headers=error.headers
             )
         found = observed(host, error, request.scope.get("state", {}).get("request_id", ""))
-        return JSONResponse(found.body, found.status, found.headers)
+        return JSONResponse(found.body_for(request.url.path), found.status, found.headers)
 
     return handle

@@ -26,6 +26,7 @@ from paceline.models.tokenizer import TokenBytes
 from paceline.runtime.options import Options, check
 from paceline.runtime.prompt import RenderedChat, render_chat
 from paceline.server.api.errors import ApiError, prompt_too_long, unknown_model
+from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.schema import (
     GenerationBody,
     NamedTool,
@@ -100,6 +101,7 @@ class Service:
         self.files = files
         think = settings.think
         self._thinking = {} if think is None else files.thinking().switch(think)
+        self.responses = ResponseStore()
         self.defaults = replace(scheduler.model.defaults, fallback=_FALLBACK)
         self.tokenizer = files.tokenizer()
         self.token_bytes = TokenBytes(self.tokenizer)

@@ -94,7 +94,7 @@ class Chat(ApiRequest[ChatBody]):
         self._calling = body.calling
         text, thoughts = rendered(service, body)
         self._tokens = service.prompt_tokens(text)
-        self._prompts = [self._tokens]
+        self.prompts = [self._tokens]
         options: dict[str, Any] = service.prediction(body.prediction)
         if self._may_think():
             options["thoughts"] = thoughts

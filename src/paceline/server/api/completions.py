@@ -75,18 +75,18 @@ class Completions(ApiRequest[CompletionBody]):
         body = self._body
         self._predicted = body.prediction is not None
         options: dict[str, Any] = service.prediction(body.prediction)
-        self._prompts = [service.prompt_tokens(prompt, body.suffix) for prompt in body.prompt]
+        self.prompts = [service.prompt_tokens(prompt, body.suffix) for prompt in body.prompt]
         if body.suffix and service.infill is not None:
             options["stop"] = [*body.stop, *service.infill.stops]
         if body.logprobs is not None:
             options |= {"logprobs": body.logprobs, "prompt_logprobs": body.echo}
         self.requests = [
             request
-            for tokens in self._prompts
+            for tokens in self.prompts
             for request in service.requests(body, tokens, **options)
         ]
         decode = service.tokenizer.decode
-        self._echoes = [prompt_pieces(decode, t) if body.echo else [] for t in self._prompts]
+        self._echoes = [prompt_pieces(decode, t) if body.echo else [] for t in self.prompts]
 
     def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The complete response."""
@@ -130,7 +130,7 @@ class Completions(ApiRequest[CompletionBody]):
     def _prompt(self, index: int) -> tuple[list[int], list[Piece]]:
         """The prompt of an answer, and its pieces to echo."""
         place = index // self._body.n
-        return self._prompts[place], self._echoes[place]
+        return self.prompts[place], self._echoes[place]
 
     def _choice(self, index: int, text: str, pieces: Sequence[Piece]) -> dict[str, Any]:
         top = self._body.logprobs

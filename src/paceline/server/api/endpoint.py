@@ -60,9 +60,12 @@ class ApiRequest(ABC, Generic[_B]):
     chunk_kind: ClassVar[str]
     """The field `object` of a chunk."""
     id_prefix: ClassVar[str]
+    keepalive: ClassVar[bytes] = KEEPALIVE
+    """What a stream sends while there is nothing new."""
     requests: Sequence[ServerRequest]
     """The answers to compute: `body.n` for each prompt, in the order of the prompts."""
-    _prompts: Sequence[list[int]]
+    prompts: Sequence[list[int]]
+    """Token ids of the prompts."""
     _predicted = False
     """Whether the request has a prediction."""
 
@@ -143,7 +146,7 @@ class ApiRequest(ABC, Generic[_B]):
         return bool(pieces) and (body.return_token_ids or logprobs or body.speculation.pieces)
 
     def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        return usage([len(tokens) for tokens in self._prompts], answers, predicted=self._predicted)
+        return usage([len(tokens) for tokens in self.prompts], answers, predicted=self._predicted)
 
     def _telemetry(self, answers: Sequence[Answer]) -> dict[str, Any]:
         return telemetry(answers, steps=self._body.speculation.pieces)
@@ -171,7 +174,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         started = time.perf_counter()
-        reply = Reply(send)
+        reply = Reply(send, scope["path"])
         request_id = scope.get("state", {}).get("request_id", "")
         try:
             body = await read_body(scope, receive, self._host.settings)
@@ -233,7 +236,7 @@ async def _stream(
         while True:
             events += b"".join(request.delta_events(delta, answers.all) for delta in deltas)
             if events or not deltas:
-                await reply.write(events or KEEPALIVE)
+                await reply.write(events or request.keepalive)
             events = b""
             if not answers.unfinished:
                 break

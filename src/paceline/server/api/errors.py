@@ -1,4 +1,4 @@
-"""Errors on the wire: OpenAI's error object and a status.
+"""Errors on the wire: a status, and OpenAI's error object or Anthropic's.
 
 Invariants: a client's mistake is a 4xx whose message says what to change; a fault of the server is
 a 5xx, of which an unexpected error tells nothing but its type.
@@ -48,8 +48,25 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body of the reply."""
+        """The body of the reply, in OpenAI's form."""
         return {"error": self.fields}
+
+    def body_for(self, path: str) -> dict[str, Any]:
+        """The body of the reply at `path`, in the form of its API."""
+        if not is_anthropic(path):
+            return self.body
+        message, param = self.fields["message"], self.fields["param"]
+        if param is not None and param not in message:
+            message = f"{param}: {message}"
+        failed = self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        other = "api_error" if failed else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, other)
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path is one of Anthropic's API."""
+    return path.removeprefix("/v1").partition("/")[2].partition("/")[0] == "messages"
 
 
 def prompt_too_long(count: int, limit: int, *, at_least: bool = False) -> ApiError:
@@ -89,6 +106,18 @@ def api_error(error: Exception) -> ApiError:
         kind="server_error",
     )
 
+
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Status -> Anthropic's type; other errors of a client are `invalid_request_error`, of the server
+`api_error`. From the errors page of its API reference."""
 
 _SERVER_ERRORS: Mapping[type[Exception], tuple[HTTPStatus, str, str]] = {
     QueueFull: (HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", "queue_full"),

@@ -95,9 +95,9 @@ def event(value: Any, name: str | None = None) -> bytes:
 class Reply:
     """The reply to one request."""
 
-    def __init__(self, send: Send) -> None:
-        """Start with nothing sent."""
-        self._send = send
+    def __init__(self, send: Send, path: str) -> None:
+        """Start with nothing sent; the path decides the form of errors."""
+        self._send, self._path = send, path
         self.status: int | None = None
         """The status that was sent; None: none yet."""
 
@@ -112,7 +112,7 @@ class Reply:
 
     async def error(self, error: ApiError) -> None:
         """Send an error as a complete reply."""
-        await self.json(error.body, error.status, error.headers)
+        await self.json(error.body_for(self._path), error.status, error.headers)
 
     async def open_stream(self) -> None:
         """Send the head of a stream, if it was not sent before."""

@@ -7,14 +7,18 @@ from pydantic.json_schema import models_json_schema
 from paceline import __version__
 from paceline.server.api.chat import ChatBody
 from paceline.server.api.completions import CompletionBody
+from paceline.server.api.errors import is_anthropic
 from paceline.server.api.info import DetokenizeBody, TokenizeBody
-from paceline.server.api.responses import ResponsesBody
+from paceline.server.api.messages_body import MessagesBody
+from paceline.server.api.response_body import ResponsesBody
 from paceline.server.api.schema import Body
 
 _POSTS: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": MessagesBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -23,7 +27,21 @@ _GETS = {
     "/health": "Whether requests are accepted",
     "/tokenizer_info": "Special tokens and the chat template",
 }
-_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_STORED = "/v1/responses/{response_id}"
+
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
 
 _ERROR = {
     "type": "object",
@@ -57,26 +75,40 @@ def openapi() -> dict[str, Any]:
                     "required": True,
                     "content": {"application/json": {"schema": named[kind, "validation"]}},
                 },
-                "responses": _responses(streamed=path in _STREAMED),
+                "responses": _responses(path),
             }
         }
         for path, kind in _POSTS.items()
     }
     for path, summary in _GETS.items():
-        paths[path] = {"get": {"summary": summary, "responses": _responses(streamed=False)}}
+        paths[path] = {"get": {"summary": summary, "responses": _responses(path)}}
+    paths[_STORED] = {
+        "parameters": [
+            {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+        ],
+        "get": {"summary": "A stored response", "responses": _responses(_STORED)},
+        "delete": {"summary": "Forget a stored response", "responses": _responses(_STORED)},
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "paceline", "version": __version__},
         "paths": paths,
-        "components": {"schemas": {"Error": _ERROR, **schemas.get("$defs", {})}},
+        "components": {
+            "schemas": {
+                "Error": _ERROR,
+                "AnthropicError": _ANTHROPIC_ERROR,
+                **schemas.get("$defs", {}),
+            }
+        },
     }
 
 
-def _responses(*, streamed: bool) -> dict[str, Any]:
+def _responses(path: str) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if streamed:
+    if path in _STREAMED:
         content["text/event-stream"] = {"schema": {}}
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    name = "AnthropicError" if is_anthropic(path) else "Error"
+    error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     return {
         "200": {"description": "The answer", "content": content},
         "default": {"description": "An error", "content": error},

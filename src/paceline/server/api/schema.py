@@ -56,7 +56,9 @@ def _joined(value: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text") if isinstance(part, dict) else None
         if kind not in ("text", "input_text", "output_text"):
-            raise invalid(f"part {place} is not of type text, the only one this model supports")
+            raise invalid(
+                f"part {place} is not of type text; images, audio and files are not supported"
+            )
         if not isinstance(text, str):
             raise invalid(f"part {place} has no text")
         found.append(text)

@@ -1,0 +1,161 @@
+"""/v1/messages and /v1/messages/count_tokens: Anthropic's API."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.decoding.types import FinishReason
+from paceline.server.api.chat import Chat, rendered
+from paceline.server.api.endpoint import ApiRequest, Endpoint
+from paceline.server.api.errors import ApiError, prompt_too_long
+from paceline.server.api.http import Reply, event
+from paceline.server.api.messages_body import MessagesBody
+from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream
+from paceline.server.api.schema import parse
+from paceline.server.service import Service
+from paceline.server.stream_text import Answer, Delta
+
+_SIGNATURE = "unsigned"
+"""The signature of thoughts, which clients send back; it is not verified."""
+
+_DELTAS = {
+    PartKind.REASONING: ("thinking_delta", "thinking"),
+    PartKind.TEXT: ("text_delta", "text"),
+    PartKind.CALL: ("input_json_delta", "partial_json"),
+}
+"""Type of a delta of a part, and the field with what is new."""
+
+
+class Messages(ApiRequest[MessagesBody]):
+    """A conversation and its answer."""
+
+    body_kind = MessagesBody
+    kind = chunk_kind = "message"
+    id_prefix = "msg_"
+    keepalive = event({"type": "ping"}, "ping")
+
+    def __init__(self, service: Service, given: bytes | MessagesBody) -> None:
+        """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
+        super().__init__(service, given)
+        chat = Chat(service, self._body.chat(service.files.thinking()))
+        self.requests, self.prompts = chat.requests, chat.prompts
+        self._parts = PartStream(
+            chat.call_streams[0] if chat.calling else None,
+            reasoning=self._body.returns_thoughts,
+        )
+
+    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The complete message."""
+        content = [_block(part) for part in self._parts.whole(answers[0])]
+        ended = {**self._ended(answers[0]), "usage": self._cost(answers)}
+        return {**self._message(), "content": content, **ended, **self._telemetry(answers)}
+
+    def stream_start(self) -> bytes:
+        """Events for a message without content."""
+        usage = {"input_tokens": len(self.prompts[0]), "output_tokens": 0}
+        message = {**self._message(), "usage": {**_NOTHING_CACHED, **usage}}
+        return _event("message_start", message=message) + self.keepalive
+
+    def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
+        """Events for a delta: content blocks begin, grow, and end."""
+        return b"".join(_part_events(each) for each in self._parts.push(delta))
+
+    def stream_end(self, answers: Sequence[Answer]) -> bytes:
+        """Events for the end of the message."""
+        usage = self._cost(answers)
+        more = self._telemetry(answers)
+        ended = _event("message_delta", delta=self._ended(answers[0]), usage=usage, **more)
+        return ended + _event("message_stop")
+
+    def error_events(self, error: ApiError) -> bytes:
+        """An event for an error that ends the stream."""
+        return event(error.body_for("/messages"), "error")
+
+    def _message(self) -> dict[str, Any]:
+        return {
+            "id": self._base["id"],
+            "type": "message",
+            "role": "assistant",
+            "model": self._service.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+
+    def _ended(self, answer: Answer) -> dict[str, Any]:
+        """Why a message has ended."""
+        stopped = answer.done.stopped_by
+        if answer.finish_reason == FinishReason.LENGTH:
+            most = self._body.max_tokens
+            limited = most is not None and answer.tokens >= most
+            reason = "max_tokens" if limited else "model_context_window_exceeded"
+        elif stopped is not None:
+            reason = "stop_sequence"
+        else:
+            called = any(part.kind is PartKind.CALL for part in self._parts.parts)
+            reason = "tool_use" if called else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": stopped}
+
+    def _cost(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """Anthropic's usage: input tokens are those that are not from the cache."""
+        cost = self._usage(answers)
+        cached = cost["prompt_tokens_details"]["cached_tokens"]
+        return {
+            **_NOTHING_CACHED,
+            "input_tokens": cost["prompt_tokens"] - cached,
+            "cache_read_input_tokens": cached,
+            "output_tokens": cost["completion_tokens"],
+            "output_tokens_details": {"thinking_tokens": answers[0].reasoning_tokens},
+        }
+
+
+_NOTHING_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+
+
+def count_tokens(service: Service) -> Endpoint:
+    """POST /v1/messages/count_tokens."""
+
+    def count(given: bytes) -> int:
+        body = parse(MessagesBody, given)
+        service.check_model(body.model)
+        text = rendered(service, body.chat(service.files.thinking())).text
+        least = service.token_bytes.min_tokens(text)
+        if least > service.max_length:  # not worth tokenizing
+            raise prompt_too_long(least, service.max_length, at_least=True)
+        return len(service.tokenizer.encode(text, special=True))
+
+    async def work(body: bytes, reply: Reply) -> None:
+        await reply.json({"input_tokens": await service.run_in_reader(count, body)})
+
+    return Endpoint(service, work)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)
+
+
+def _part_events(change: PartEvent) -> bytes:
+    part = change.part
+    place = {"index": part.index}
+    if change.change is Change.OPEN:
+        return _event("content_block_start", **place, content_block=_block(part, started=True))
+    if change.change is Change.GROW:
+        kind, name = _DELTAS[part.kind]
+        return _event("content_block_delta", **place, delta={"type": kind, name: change.text})
+    found = b""
+    if part.kind is PartKind.REASONING:
+        signed = {"type": "signature_delta", "signature": _SIGNATURE}
+        found = _event("content_block_delta", **place, delta=signed)
+    return found + _event("content_block_stop", **place)
+
+
+def _block(part: Part, *, started: bool = False) -> dict[str, Any]:
+    """The content block of a part; one that has `started` is empty."""
+    text = "" if started else part.text
+    if part.kind is PartKind.REASONING:
+        signature = "" if started else _SIGNATURE
+        return {"type": "thinking", "thinking": text, "signature": signature}
+    if part.kind is PartKind.TEXT:
+        return {"type": "text", "text": text, "citations": None}
+    arguments = {} if started else json.loads(text)
+    return {"type": "tool_use", "id": f"toolu_{part.id}", "name": part.name, "input": arguments}

@@ -1,0 +1,348 @@
+"""The bodies of Anthropic's API, and the chat that each is.
+
+Independent of the model. Invariant: what is not known is ignored (`cache_control`, `metadata`), but
+a content block of an unknown type is an error, because the answer would depend on it.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from paceline.errors import InvalidRequest
+from paceline.models.thinking import Thinking
+from paceline.server.api.chat import ChatBody
+from paceline.server.api.errors import ApiError
+from paceline.server.api.schema import (
+    MAX_MESSAGES,
+    Body,
+    Called,
+    CalledFunction,
+    Function,
+    GenerationBody,
+    Message,
+    NamedSchema,
+    NamedTool,
+    ResponseFormat,
+    Text,
+    TextPart,
+    Tool,
+)
+
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a block that Claude Code sends for the API, not for the model. It differs in each request,
+so with it no prompt would have a prefix in the cache."""
+
+_EFFORTS = {"max": "xhigh"}
+"""Anthropic's efforts with another name in OpenAI's API."""
+
+
+class TextBlock(Body):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Body):
+    """Thoughts of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str = ""
+
+
+class RedactedThinkingBlock(Body):
+    """Thoughts that another server has encrypted; they are left out."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(Body):
+    """A call of an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(default={})
+
+
+class ToolResultBlock(Body):
+    """What a called tool returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Text = ""
+    is_error: bool = False
+
+
+_TAGS = {
+    "text": "TextBlock",
+    "thinking": "ThinkingBlock",
+    "redacted_thinking": "RedactedThinkingBlock",
+    "tool_use": "ToolUseBlock",
+    "tool_result": "ToolResultBlock",
+}
+
+
+def _tag(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return type(value).__name__ if isinstance(value, Body) else None
+    kind = value.get("type")
+    return _TAGS.get(kind) if isinstance(kind, str) else None
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
+    | Annotated[RedactedThinkingBlock, Tag("RedactedThinkingBlock")]
+    | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
+    | Annotated[ToolResultBlock, Tag("ToolResultBlock")],
+    Discriminator(
+        _tag,
+        custom_error_type="invalid",
+        custom_error_message="is not of type text, thinking, tool_use or tool_result; images, "
+        "audio and documents are not supported",
+    ),
+]
+
+
+def _blocks(value: Any) -> Any:
+    """A text is one block."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def _without_billing(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    return [each for each in value if not (isinstance(each, dict) and _is_billing(each))]
+
+
+def _is_billing(block: dict[str, Any]) -> bool:
+    return isinstance(text := block.get("text"), str) and text.startswith(_BILLING)
+
+
+class Turn(Body):
+    """A message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        list[Block], BeforeValidator(_blocks, json_schema_input_type=str | list[Block])
+    ]
+
+
+class ToolDefinition(Body):
+    """A tool that the client runs."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class OtherTool(Body):
+    """A tool that Anthropic's servers run, or whose schema they have: it is left out."""
+
+    type: str
+
+
+def _tool_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "ToolDefinition" if kind in (None, "custom") else "OtherTool"
+
+
+class ToolChoice(Body):
+    """Whether the answer may or must use a tool, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingOptions(Body):
+    """Whether the model thinks."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+
+
+class OutputFormat(Body):
+    """The structure of the answer."""
+
+    type: Literal["json_schema"]
+    wanted: dict[str, Any] = Field(alias="schema")
+
+
+class OutputOptions(Body):
+    """Options of the answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class MessagesBody(GenerationBody):
+    """POST /v1/messages."""
+
+    messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: Annotated[
+        Text, BeforeValidator(_without_billing, json_schema_input_type=str | list[TextPart])
+    ] = ""
+    max_tokens: int | None = Field(default=None, ge=0)
+    stop_sequences: list[str] = Field(default=[], max_length=16)
+    thinking: ThinkingOptions | None = None
+    tools: list[
+        Annotated[
+            Annotated[ToolDefinition, Tag("ToolDefinition")]
+            | Annotated[OtherTool, Tag("OtherTool")],
+            Discriminator(_tool_tag),
+        ]
+    ] = Field(default=[])
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+    output_config: OutputOptions = OutputOptions()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "MessagesBody":
+        if self.n != 1:
+            raise ApiError("this endpoint returns one answer", param="n")
+        if self.messages[-1].role == "assistant":
+            raise ApiError(
+                "the last message is the assistant's: an answer cannot be continued; end with "
+                "the user's",
+                param="messages",
+            )
+        if self.tool_choice.type in ("any", "tool") and not self._tools:
+            raise ApiError("tool_choice requires a call, but there is no tool", param="tools")
+        if self.tool_choice.type == "tool" and self.tool_choice.name is None:
+            raise ApiError("tool_choice.name: is missing", param="tool_choice.name")
+        self.stop = self.stop_sequences
+        if (form := self.output_config.format) is not None:
+            schema = NamedSchema(schema=form.wanted)
+            self.response_format = ResponseFormat(type="json_schema", json_schema=schema)
+        return self
+
+    @property
+    def max_answer_tokens(self) -> int | None:
+        """Limit of the answer's tokens; None: the rest of the context."""
+        return self.max_tokens
+
+    @property
+    def returns_thoughts(self) -> bool:
+        """Whether thoughts are part of the answer."""
+        return self.thinking is None or self.thinking.type != "disabled"
+
+    def chat(self, thinking: Thinking) -> ChatBody:
+        """The body of the chat that this request is.
+
+        Raises ApiError if a tool's result has no call before it.
+        """
+        shared = {name: getattr(self, name) for name in GenerationBody.model_fields}
+        choice = self.tool_choice
+        named = NamedTool.Name(name=choice.name or "")
+        choices: dict[str, Any] = {
+            "any": "required",
+            "tool": NamedTool(type="function", function=named),
+        }
+        return ChatBody.model_construct(
+            **shared,
+            messages=self._chat_messages(),
+            max_tokens=self.max_tokens,
+            tools=self._tools,
+            tool_choice=choices.get(choice.type, choice.type),
+            parallel_tool_calls=not choice.disable_parallel_tool_use,
+            chat_template_kwargs=self._variables(thinking),
+        )
+
+    @property
+    def _tools(self) -> list[Tool]:
+        return [
+            Tool(
+                type="function",
+                function=Function(
+                    name=tool.name, description=tool.description, parameters=tool.input_schema
+                ),
+            )
+            for tool in self.tools
+            if isinstance(tool, ToolDefinition)
+        ]
+
+    def _variables(self, thinking: Thinking) -> dict[str, Any]:
+        """Template variables for the model's thoughts, as far as it has any.
+
+        Clients send `thinking` without knowing the model, so what it cannot do is left out;
+        thoughts that cannot be turned off are not returned.
+        """
+        wanted, effort = self.thinking, self.output_config.effort
+        if not self.returns_thoughts:
+            try:
+                return thinking.switch(False)
+            except InvalidRequest:
+                return {}
+        if effort is not None:
+            return thinking.effort(_EFFORTS.get(effort, effort))
+        return thinking.switch(True) if wanted is not None and thinking.form is not None else {}
+
+    def _chat_messages(self) -> list[Message]:
+        found = [Message(role="system", content=self.system)] if self.system else []
+        calls = set[str]()
+        for place, turn in enumerate(self.messages):
+            if turn.role == "assistant":
+                found.append(_answer(turn.content))
+                calls |= {call.id or "" for call in found[-1].tool_calls or ()}
+                continue
+            for number, block in enumerate(turn.content):
+                where = f"messages[{place}].content[{number}]"
+                if isinstance(block, ToolUseBlock):
+                    raise ApiError(f"{where}: only the assistant calls a tool", param=where)
+                if isinstance(block, ToolResultBlock) and block.tool_use_id not in calls:
+                    raise ApiError(
+                        f"{where}.tool_use_id: there is no tool_use {block.tool_use_id[:80]!r} "
+                        "before its result",
+                        param=f"{where}.tool_use_id",
+                    )
+            found += _said(turn)
+        return found
+
+
+def _answer(blocks: Iterable[Any]) -> Message:
+    """An earlier answer."""
+    calls = [
+        Called(
+            id=block.id,
+            function=CalledFunction(name=block.name, arguments=_json(block.input)),
+        )
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    return Message(
+        role="assistant",
+        content="\n".join(block.text for block in blocks if isinstance(block, TextBlock)),
+        reasoning_content="\n".join(thoughts) or None,
+        tool_calls=calls or None,
+    )
+
+
+def _json(value: dict[str, Any]) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # a number that is not finite, or has thousands of digits
+        raise ApiError("the input of a tool_use has a number that is too large") from None
+
+
+def _said(turn: Turn) -> list[Message]:
+    """A message of the user or the system: tools' results are messages of their own."""
+    found: list[Message] = []
+    texts: list[str] = []
+
+    def flush() -> None:
+        if texts:
+            found.append(Message(role=turn.role, content="\n".join(texts)))
+            texts.clear()
+
+    for block in turn.content:
+        if isinstance(block, ToolResultBlock):
+            flush()
+            text = block.content or ("error" if block.is_error else "")
+            found.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
+        elif isinstance(block, TextBlock):
+            texts.append(block.text)
+    flush()
+    return found or [Message(role="user", content="")]

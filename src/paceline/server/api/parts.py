@@ -1,0 +1,146 @@
+"""An answer as parts: thoughts, text and calls, in the order in which they are sent.
+
+Independent of an API's names: `/v1/responses` makes items of the parts, `/v1/messages` content
+blocks. Invariants: one part is open at a time, the last one; and the texts of a part's deltas,
+joined, are its text.
+"""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from paceline.constraints.tool_calls import ToolCall
+from paceline.server.api.schema import Called, CalledFunction, Message
+from paceline.server.api.tool_calls import ToolCallStream
+from paceline.server.stream_text import Answer, Delta, Piece
+
+
+class PartKind(StrEnum):
+    """What a part is."""
+
+    REASONING = "reasoning"
+    TEXT = "text"
+    CALL = "call"
+
+
+@dataclass(slots=True)
+class Part:
+    """A part of an answer as it grows."""
+
+    kind: PartKind
+    index: int
+    """Its place among the parts."""
+    name: str = ""
+    """The called function."""
+    text: str = ""
+    """Thoughts, text, or the arguments of a call: a JSON object."""
+    pieces: list[Piece] = field(default_factory=list)
+    """The tokens of a text."""
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+
+
+class Change(Enum):
+    """What happens to a part."""
+
+    OPEN = "open"
+    GROW = "grow"
+    CLOSE = "close"
+
+
+@dataclass(frozen=True, slots=True)
+class PartEvent:
+    """A change of a part."""
+
+    change: Change
+    part: Part
+    text: str = ""
+    """What is new."""
+    pieces: tuple[Piece, ...] = ()
+    """The tokens of new text."""
+
+
+class PartStream:
+    """Divides an answer into parts as it grows."""
+
+    def __init__(self, calls: ToolCallStream | None, *, reasoning: bool = True) -> None:
+        """Start with no part. Without `calls` all text is text; without `reasoning` no thoughts."""
+        self._reasoning = reasoning
+        self.parts: list[Part] = []
+        self._calls = calls
+        self._open = False
+        self._pieces: list[Piece] = []
+
+    def push(self, delta: Delta) -> list[PartEvent]:
+        """The changes that a delta makes. The last delta closes the last part."""
+        return list(self._changes(delta))
+
+    def whole(self, answer: Answer) -> list[Part]:
+        """The parts of a complete answer, of which nothing was pushed."""
+        self.push(Delta(0, answer.text, answer.pieces, answer.reasoning, finished=True))
+        return self.parts
+
+    def _changes(self, delta: Delta) -> Iterator[PartEvent]:
+        if delta.reasoning and self._reasoning:
+            yield from self._grow(PartKind.REASONING, delta.reasoning)
+        thought = bool(self.parts) and self.parts[-1].kind is PartKind.REASONING
+        # Tokens of thoughts, and of the marks after them, are no tokens of the text.
+        self._pieces += [each for each in delta.pieces if each.text or not thought]
+        text, calls = delta.text, tuple[ToolCall, ...]()
+        if self._calls is not None:
+            text = self._calls.push(text)
+            if delta.finished:
+                rest, calls = self._calls.finish()
+                text += rest
+        if text:
+            yield from self._grow(PartKind.TEXT, text)
+        for call in calls:
+            yield from self._start(PartKind.CALL, call.name)
+            yield from self._grow(PartKind.CALL, call.arguments)
+        if delta.finished:
+            if not self.parts:
+                yield from self._start(PartKind.TEXT)
+            yield from self._close()
+
+    def _grow(self, kind: PartKind, text: str) -> Iterator[PartEvent]:
+        if not (self._open and self.parts[-1].kind is kind):
+            yield from self._start(kind)
+        part, pieces = self.parts[-1], tuple[Piece, ...]()
+        part.text += text
+        if kind is PartKind.TEXT:
+            pieces, self._pieces = tuple(self._pieces), []
+            part.pieces += pieces
+        yield PartEvent(Change.GROW, part, text, pieces)
+
+    def _start(self, kind: PartKind, name: str = "") -> Iterator[PartEvent]:
+        yield from self._close()
+        self.parts.append(Part(kind, len(self.parts), name))
+        self._open = True
+        yield PartEvent(Change.OPEN, self.parts[-1])
+
+    def _close(self) -> Iterator[PartEvent]:
+        if self._open:
+            self._open = False
+            yield PartEvent(Change.CLOSE, self.parts[-1])
+
+
+def as_message(parts: list[Part], call_prefix: str) -> Message:
+    """The parts of an answer as the message of a chat."""
+
+    def text(kind: PartKind) -> str:
+        return "".join(part.text for part in parts if part.kind is kind)
+
+    calls = [
+        Called(
+            id=f"{call_prefix}{part.id}",
+            function=CalledFunction(name=part.name, arguments=part.text),
+        )
+        for part in parts
+        if part.kind is PartKind.CALL
+    ]
+    return Message(
+        role="assistant",
+        content=text(PartKind.TEXT),
+        reasoning_content=text(PartKind.REASONING) or None,
+        tool_calls=calls or None,
+    )

@@ -1,0 +1,180 @@
+"""The body of POST /v1/responses, and the chat that it is."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from paceline.server.api.chat import ChatBody
+from paceline.server.api.errors import ApiError
+from paceline.server.api.response_items import Item
+from paceline.server.api.schema import (
+    MAX_MESSAGES,
+    Body,
+    Effort,
+    Function,
+    GenerationBody,
+    Message,
+    NamedSchema,
+    NamedTool,
+    ResponseFormat,
+    Tool,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+"""In `include`: return the logprobs of the text."""
+
+
+class Format(Body):
+    """The structure of the text."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    wanted: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class TextOptions(Body):
+    """Options of the text."""
+
+    format: Format = Format()
+
+
+def _messages(value: Any) -> Any:
+    """A text is one user message."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class Reasoning(Body):
+    """Options of the model's thoughts."""
+
+    effort: Effort | None = None
+
+
+class FunctionTool(Function):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+    @property
+    def for_chat(self) -> Tool:
+        """The same function in a chat's body."""
+        return Tool(type="function", function=Function(**self.model_dump(exclude={"type"})))
+
+
+class OtherTool(Body):
+    """A tool that the server would have to run: it is left out."""
+
+    type: str
+
+
+def _tool_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "FunctionTool" if kind == "function" else "OtherTool"
+
+
+class ToolChoice(Body):
+    """A function that the answer must call, or the functions that it may call."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[dict[str, Any]] = Field(default=[])
+
+
+class ResponsesBody(GenerationBody):
+    """POST /v1/responses."""
+
+    input: Annotated[
+        list[Item], BeforeValidator(_messages, json_schema_input_type=str | list[Item])
+    ] = Field(min_length=1, max_length=MAX_MESSAGES)
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=-1)
+    text: TextOptions = TextOptions()
+    reasoning: Reasoning = Reasoning()
+    include: list[str] = Field(default=[])
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+    metadata: dict[str, str] = Field(default={})
+    tools: list[
+        Annotated[
+            Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[OtherTool, Tag("OtherTool")],
+            Discriminator(_tool_tag),
+        ]
+    ] = Field(default=[])
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    store: bool = True
+    conversation: Any = None
+    background: bool = False
+    prompt: Any = None
+    truncation: Literal["disabled", "auto"] = "disabled"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ResponsesBody":
+        for name, given, instead in (
+            ("conversation", self.conversation, "use previous_response_id"),
+            ("background", self.background, "wait for the answer, or stream it"),
+            ("prompt", self.prompt, "send instructions and input"),
+            ("truncation", self.truncation == "auto", "shorten the input"),
+        ):
+            if given:
+                raise ApiError(f"{name} is not supported; {instead}", param=name)
+        if self.n != 1:
+            raise ApiError("this endpoint returns one answer", param="n")
+        form = self.text.format
+        if form.type == "json_schema" and form.wanted is None:
+            raise ApiError("text.format.schema: is missing", param="text.format.schema")
+        if form.type != "text":
+            named = NamedSchema(schema=form.wanted) if form.wanted is not None else None
+            self.response_format = ResponseFormat(type=form.type, json_schema=named)
+        if self.chat_choice not in ("none", "auto") and not self.functions:
+            raise ApiError("tool_choice requires a call, but there is no function", param="tools")
+        return self
+
+    @property
+    def max_answer_tokens(self) -> int | None:
+        """Limit of the answer's tokens; None: the rest of the context."""
+        return None if self.max_output_tokens == -1 else self.max_output_tokens
+
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The functions that the model may call. Raises ApiError if one that is named is not."""
+        found = {tool.name: tool for tool in self.tools if isinstance(tool, FunctionTool)}
+        choice = self.tool_choice
+        if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
+            allowed = [tool.get("name") for tool in choice.tools]
+            if unknown := [name for name in allowed if name not in found]:
+                raise ApiError(
+                    f"{str(unknown[0])[:80]!r} is no function of tools", param="tool_choice"
+                )
+            return [tool for name, tool in found.items() if name in allowed]
+        return list(found.values())
+
+    @property
+    def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool:
+        """The tool choice of the chat. Raises ApiError for a tool that the server would run."""
+        choice = self.tool_choice
+        if not isinstance(choice, ToolChoice):
+            return choice
+        if choice.type == "allowed_tools":
+            return choice.mode
+        if choice.type != "function" or choice.name is None:
+            raise ApiError("expected a function with its name", param="tool_choice")
+        return NamedTool(type="function", function=NamedTool.Name(name=choice.name))
+
+    def chat(self, messages: list[Message]) -> ChatBody:
+        """The body of the chat that this request is."""
+        if self.instructions:
+            messages = [Message(role="system", content=self.instructions), *messages]
+        shared = {name: getattr(self, name) for name in GenerationBody.model_fields}
+        logprobs = LOGPROBS in self.include
+        return ChatBody.model_construct(
+            **shared,
+            messages=messages,
+            max_completion_tokens=self.max_output_tokens,
+            logprobs=logprobs,
+            top_logprobs=self.top_logprobs if logprobs else None,
+            tools=[tool.for_chat for tool in self.functions],
+            tool_choice=self.chat_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=self.reasoning.effort,
+        )

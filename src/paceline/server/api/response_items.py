@@ -1,0 +1,207 @@
+"""The items of /v1/responses: an input's as the messages of a chat, an answer's parts as items.
+
+Independent of the model. Invariant: what an answer's items say, the messages of the same items say,
+so that a conversation goes on alike by `previous_response_id` and by sending its items.
+"""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, TypeAdapter
+
+from paceline.server.api.errors import ApiError
+from paceline.server.api.parts import Part, PartKind
+from paceline.server.api.response_store import ResponseStore
+from paceline.server.api.schema import (
+    MAX_MESSAGES,
+    Body,
+    Called,
+    CalledFunction,
+    Message,
+    Text,
+)
+
+_PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
+CALL_PREFIX = "call_"
+
+_OURS = "paceline:"
+"""Begins our `encrypted_content`, which is not encrypted: it never leaves the user's machines."""
+
+
+class FunctionCallItem(Body):
+    """A function call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str = "{}"
+
+
+class FunctionOutputItem(Body):
+    """What a called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Text
+
+
+class ReasoningText(Body):
+    """A part of a thought, or of its summary."""
+
+    text: str = ""
+
+
+class ReasoningItem(Body):
+    """The thoughts of an earlier answer."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningText] = Field(default=[])
+    content: list[ReasoningText] = Field(default=[])
+    encrypted_content: str | None = None
+
+    @property
+    def thoughts(self) -> str:
+        """Their text; empty if another server has encrypted it and there is no summary."""
+        if self.content:
+            return "".join(part.text for part in self.content)
+        if (self.encrypted_content or "").startswith(_OURS):
+            try:
+                text = (self.encrypted_content or "").removeprefix(_OURS)
+                return base64.b64decode(text, validate=True).decode()
+            except (binascii.Error, ValueError):
+                return ""
+        return "\n".join(part.text for part in self.summary)
+
+
+class ItemReference(Body):
+    """An item of a stored response."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
+_TAGS = {
+    "message": "Message",
+    "function_call": "FunctionCallItem",
+    "function_call_output": "FunctionOutputItem",
+    "reasoning": "ReasoningItem",
+    "item_reference": "ItemReference",
+}
+
+
+def _tag(value: Any) -> str | None:
+    """The name of an item's class."""
+    if not isinstance(value, dict):
+        return type(value).__name__ if isinstance(value, Body) else None
+    kind = value.get("type") or "message"
+    return _TAGS.get(kind) if isinstance(kind, str) else None
+
+
+Item = Annotated[
+    Annotated[Message, Tag("Message")]
+    | Annotated[FunctionCallItem, Tag("FunctionCallItem")]
+    | Annotated[FunctionOutputItem, Tag("FunctionOutputItem")]
+    | Annotated[ReasoningItem, Tag("ReasoningItem")]
+    | Annotated[ItemReference, Tag("ItemReference")],
+    Discriminator(
+        _tag,
+        custom_error_type="invalid",
+        custom_error_message=f"is not an item of a supported type: {', '.join(_TAGS)}",
+    ),
+]
+_ITEM: TypeAdapter[Any] = TypeAdapter(Item)
+
+
+def conversation(
+    earlier: Sequence[Message], items: Sequence[Any], store: ResponseStore
+) -> list[Message]:
+    """The messages of a conversation: `earlier` ones, and those of an input's items.
+
+    The items of one answer become one message. Raises ApiError if a function's output has no call
+    before it, an item is not stored, or there are too many messages.
+    """
+    found = list(earlier)
+    made = len(found)  # the first message that is not of `earlier`
+    calls = {call.id for message in found for call in message.tool_calls or ()}
+    for place, given in enumerate(items):
+        item = given
+        if isinstance(item, ItemReference):
+            stored = store.item(item.id)
+            if stored is None:
+                raise ApiError(
+                    f"there is no item {item.id[:80]!r} here; send the item itself",
+                    param=f"input[{place}].id",
+                )
+            item = _ITEM.validate_python(stored)
+        if isinstance(item, FunctionOutputItem):
+            if item.call_id not in calls:
+                raise ApiError(
+                    f"there is no function call {item.call_id[:80]!r} before its output",
+                    param=f"input[{place}].call_id",
+                )
+            message = Message(role="tool", content=item.output, tool_call_id=item.call_id)
+        else:
+            message = _message(item)
+            calls |= {call.id for call in message.tool_calls or ()}
+        if message.role == "assistant" and len(found) > made and found[-1].role == "assistant":
+            message = _joined(found.pop(), message)
+        found.append(message)
+    if len(found) > MAX_MESSAGES:
+        raise ApiError(f"the conversation has more than {MAX_MESSAGES} messages", param="input")
+    return found
+
+
+def _message(item: Any) -> Message:
+    if isinstance(item, FunctionCallItem):
+        function = CalledFunction(name=item.name, arguments=item.arguments)
+        return Message(role="assistant", tool_calls=[Called(id=item.call_id, function=function)])
+    if isinstance(item, ReasoningItem):
+        return Message(role="assistant", reasoning_content=item.thoughts or None)
+    assert isinstance(item, Message)
+    return item
+
+
+def _joined(first: Message, second: Message) -> Message:
+    """Two messages of one answer as one."""
+    contents = [text for text in (first.content, second.content) if text]
+    thoughts = [text for text in (first.reasoning_content, second.reasoning_content) if text]
+    return Message(
+        role="assistant",
+        content="\n".join(contents),
+        reasoning_content="\n".join(thoughts) or None,
+        tool_calls=[*(first.tool_calls or ()), *(second.tool_calls or ())] or None,
+    )
+
+
+def item_id(part: Part) -> str:
+    """The id of a part's item."""
+    return _PREFIX[part.kind] + part.id
+
+
+def item_of(
+    part: Part, status: str, logprobs: list[dict[str, Any]], *, encrypted: bool
+) -> dict[str, Any]:
+    """The item of a part; one that is `in_progress` has no content yet."""
+    started = status == "in_progress"
+    item: dict[str, Any] = {"id": item_id(part), "type": "message", "status": status}
+    content = [] if started else [content_of(part, logprobs)]
+    if part.kind is PartKind.CALL:
+        call = {"call_id": f"{CALL_PREFIX}{part.id}", "name": part.name}
+        arguments = "" if started else part.text
+        return {**item, "type": "function_call", **call, "arguments": arguments}
+    if part.kind is PartKind.TEXT:
+        return {**item, "role": "assistant", "content": content}
+    item |= {"type": "reasoning", "summary": [], "content": content}
+    if encrypted and not started:
+        item["encrypted_content"] = _OURS + base64.b64encode(part.text.encode()).decode()
+    return item
+
+
+def content_of(part: Part, logprobs: list[dict[str, Any]], text: str | None = None) -> Any:
+    """The content of a part's item, with another `text` if one is given."""
+    text = part.text if text is None else text
+    if part.kind is PartKind.REASONING:
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

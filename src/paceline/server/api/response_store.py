@@ -1,0 +1,104 @@
+"""Responses that a later request continues, in memory: the least recently used are forgotten.
+
+Independent of the model. Invariant: the stored responses take about `_MAX_BYTES` at most.
+"""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from http import HTTPStatus
+from threading import Lock
+from typing import Any, NamedTuple
+
+from paceline.server.api.errors import ApiError
+from paceline.server.api.http import to_json
+from paceline.server.api.schema import Message
+
+_MAX_RESPONSES = 1000
+_MAX_BYTES = 64 * 2**20
+"""Of all stored conversations; texts that several share count for each."""
+
+_MESSAGE_BYTES = 2000
+"""Memory of a message besides its texts."""
+
+
+class StoredResponse(NamedTuple):
+    """A response and its conversation."""
+
+    response: dict[str, Any]
+    messages: tuple[Message, ...]
+    """The conversation, with the answer and without instructions."""
+    size: int
+    """Memory in bytes, about."""
+
+
+class ResponseStore:
+    """The stored responses of one server. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._size = 0
+        self._lock = Lock()
+
+    def add(self, response: dict[str, Any], messages: Sequence[Message]) -> None:
+        """Store a response; the least recently used ones may be forgotten for it."""
+        size = len(to_json(response)) + sum(map(_size, messages))
+        found = StoredResponse(response, tuple(messages), size)
+        with self._lock:
+            self._stored[response["id"]] = found
+            self._size += found.size
+            while self._size > _MAX_BYTES or len(self._stored) > _MAX_RESPONSES:
+                _, old = self._stored.popitem(last=False)
+                self._size -= old.size
+
+    def messages(self, name: str) -> tuple[Message, ...]:
+        """The conversation of a response. Raises ApiError if it is not stored."""
+        with self._lock:
+            if name not in self._stored:
+                raise ApiError(
+                    f"there is no response {name[:80]!r} here: it was not stored, or is forgotten; "
+                    "send the whole conversation as input",
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                )
+            self._stored.move_to_end(name)
+            return self._stored[name].messages
+
+    def item(self, name: str) -> dict[str, Any] | None:
+        """An item of a stored response's output."""
+        with self._lock:
+            for stored in reversed(self._stored.values()):
+                for item in stored.response["output"]:
+                    if item["id"] == name:
+                        found: dict[str, Any] = item
+                        return found
+        return None
+
+    def response(self, name: str) -> dict[str, Any]:
+        """A response. Raises ApiError if it is not stored."""
+        with self._lock:
+            if name not in self._stored:
+                raise _unknown(name)
+            return self._stored[name].response
+
+    def delete(self, name: str) -> None:
+        """Forget a response. Raises ApiError if it is not stored."""
+        with self._lock:
+            if name not in self._stored:
+                raise _unknown(name)
+            self._size -= self._stored.pop(name).size
+
+
+def _unknown(name: str) -> ApiError:
+    return ApiError(
+        f"there is no response {name[:80]!r} here",
+        status=HTTPStatus.NOT_FOUND,
+        param="response_id",
+    )
+
+
+def _size(message: Message) -> int:
+    texts = [message.content, message.reasoning_content]
+    texts += [call.function.arguments for call in message.tool_calls or ()]
+    return _MESSAGE_BYTES + sum(sys.getsizeof(text) for text in texts)

@@ -1,0 +1,112 @@
+"""A model whose answers are given: rules say which text follows which prompt.
+
+It computes nothing, so its context may be as long as an agent's prompts are. What is tested with it
+is everything around the model: templates, grammars, parsers, and the forms of the APIs.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.decoding.types import Block
+from paceline.engines.kv_blocks import BlockTable
+from paceline.engines.profile import CostProfile
+from paceline.models import resolve
+from paceline.runtime.model import Model
+from support.thinking import CLOSE, OPEN, write_thinking
+from support.toy import ToyEngine
+
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n<tools>\n{% for tool in tools %}{{ tool | tojson }}\n"
+    "{% endfor %}</tools>\nTo call a function:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n'
+    "{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n"
+    "</tool_response><|im_end|>\n"
+    "{% else %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content is string %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+    "{% endif %}{{ m.content }}{% for call in m.tool_calls or [] %}\n<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and "
+    "enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""Hermes' calls and Qwen3's thoughts; every message keeps its thoughts."""
+
+MEASURED = CostProfile({1: 1e-3, 32: 2e-3}, row_invariant=True, largest_difference=0.0, context=64)
+END = 2
+
+Rule = Callable[[str], str | None]
+"""The answer to a prompt; None: the rule is not for this prompt."""
+
+
+class ScriptedEngine(ToyEngine):
+    """Its rows say what the script of their prompt has at their position."""
+
+    def __init__(self, context_length: int) -> None:
+        """Start without rules: every answer is empty."""
+        blocks = 4 * context_length // 8
+        super().__init__(vocab_size=320, context_length=context_length, cache_blocks=blocks)
+        self.rules: Sequence[Rule] = ()
+        self.prompts: list[str] = []
+        """The prompts of all answers so far."""
+        self.encode: Callable[[str], list[int]] = lambda _: []
+        self.decode: Callable[[list[int]], str] = lambda _: ""
+        self._started: dict[int, tuple[int, list[int]]] = {}
+
+    def _read(self, table: BlockTable, block: Block) -> np.ndarray:
+        end = table.length + len(block.tokens)
+        if block.prefill:
+            prompt = self.decode(self._values[self._slots(table, end)].tolist())
+            self.prompts.append(prompt)
+            answers = (rule(prompt) for rule in self.rules)
+            answer = next((each for each in answers if each is not None), "")
+            self._started[id(table)] = end, self.tokens(answer)
+        start, script = self._started[id(table)]
+        rows = np.zeros((block.rows, self.vocab_size), np.float32)
+        for row in range(block.rows):
+            place = end - block.rows + row + 1 - start
+            rows[row, script[place] if 0 <= place < len(script) else END] = 20
+        return rows
+
+    def tokens(self, answer: str) -> list[int]:
+        """An answer's tokens; a thought is between `<think>` and `</think>`."""
+        thought, closed, rest = answer.partition("</think>")
+        if not closed:
+            return self.encode(answer)
+        inner = self.encode(thought.removeprefix("<think>"))
+        return [OPEN, *inner, CLOSE, *self.encode(rest)]
+
+
+def scripted_model(folder: Path, cache: Path, context_length: int = 4096) -> Model:
+    """A model that is scripted; its engine is a `ScriptedEngine`."""
+    path = write_thinking(folder / "scripted.gguf", TEMPLATE)
+    files = resolve(str(path), cache)
+    engine = ScriptedEngine(context_length)
+    tokenizer = files.tokenizer()
+    engine.encode = tokenizer.encode
+    engine.decode = tokenizer.decode
+    model = Model(files, engine)
+    model._profile._whole = True
+    model._profile._use(MEASURED)
+    return model
+
+
+def called(name: str, arguments: dict[str, Any]) -> str:
+    """The text of a call."""
+    inner = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{inner}\n</tool_call>"
+
+
+def always(answer: str) -> Rule:
+    """The rule of one answer to every prompt."""
+    return lambda _: answer
+
+
+def when(words: str, answer: str) -> Rule:
+    """The rule of an answer to prompts with `words`."""
+    return lambda prompt: answer if words in prompt else None
