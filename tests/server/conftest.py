@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.runtime.model import Model
+from support.scripted import scripted_model
 from support.server import Running, running
 
 
@@ -52,3 +53,12 @@ def slow_model(model: Model) -> Iterator[Model]:
     model.engine.step = slow  # type: ignore[method-assign]
     yield model
     del model.engine.step
+
+
+@pytest.fixture(scope="module")
+def scripted_server(
+    tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path
+) -> Iterator[Running]:
+    """A server whose model's answers are given by the rules of a test."""
+    with running(scripted_model(tmp_path_factory.mktemp("scripted"), tiny_cache)) as made:
+        yield made

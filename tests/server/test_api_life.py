@@ -188,6 +188,9 @@ def test_the_log_has_paths_and_no_prompts(own_server: Running, caplog: pytest.Lo
         ("/v1/completions", {"prompt": "hushhush", "max_tokens": 2}),
         ("/v1/completions", {"prompt": "hushhush", "max_tokens": -9}),
         ("/v1/chat/completions", {"messages": [{"role": "hushhush"}]}),
+        ("/v1/responses", {"input": "hushhush", "previous_response_id": "hush"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hushhush"}], "max_tokens": 2}),
+        ("/v1/messages", {"messages": [{"role": "hushhush"}]}),
         ("/tokenize", {"prompt": "hushhush"}),
     ]:
         own_server.post(path, body, headers={"x-request-id": "number-1"})

@@ -352,11 +352,12 @@ def test_row_30_an_unknown_model(model: Model):
         assert server.get("/v1/models/mine/tiny").json()["id"] == "mine/tiny"
         found = good(server.post(TEXT, {**BARE, "model": "gpt-4o"}))
         assert found["model"] == "mine/tiny"
-        for path in (CHAT, TEXT, "/v1/responses"):
+        for path in (CHAT, TEXT, "/v1/responses", "/v1/messages"):
             body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "input": "a"}
             response = server.post(path, {**body, "prompt": "a"})
             assert response.status_code == 404
-            assert response.json()["error"]["code"] == "model_not_found"
+            error = response.json()["error"]
+            assert error.get("code", error["type"]) in ("model_not_found", "not_found_error")
         assert server.get("/v1/models/tiny").status_code == 404
 
 

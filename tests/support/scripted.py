@@ -16,6 +16,7 @@ from paceline.engines.kv_blocks import BlockTable
 from paceline.engines.profile import CostProfile
 from paceline.models import resolve
 from paceline.runtime.model import Model
+from support.server import Running
 from support.thinking import CLOSE, OPEN, write_thinking
 from support.toy import ToyEngine
 
@@ -82,7 +83,7 @@ class ScriptedEngine(ToyEngine):
         return [OPEN, *inner, CLOSE, *self.encode(rest)]
 
 
-def scripted_model(folder: Path, cache: Path, context_length: int = 4096) -> Model:
+def scripted_model(folder: Path, cache: Path, context_length: int = 1024) -> Model:
     """A model that is scripted; its engine is a `ScriptedEngine`."""
     path = write_thinking(folder / "scripted.gguf", TEMPLATE)
     files = resolve(str(path), cache)
@@ -110,3 +111,10 @@ def always(answer: str) -> Rule:
 def when(words: str, answer: str) -> Rule:
     """The rule of an answer to prompts with `words`."""
     return lambda prompt: answer if words in prompt else None
+
+
+def engine_of(server: Running) -> ScriptedEngine:
+    """The engine of a server whose model is scripted."""
+    engine = server.model.engine
+    assert isinstance(engine, ScriptedEngine)
+    return engine

@@ -113,7 +113,7 @@ class ResponsesBody(GenerationBody):
         for name, given, instead in (
             ("conversation", self.conversation, "use previous_response_id"),
             ("background", self.background, "wait for the answer, or stream it"),
-            ("prompt", self.prompt, "send instructions and input"),
+            ("prompt", isinstance(self.prompt, dict), "send instructions and input"),
             ("truncation", self.truncation == "auto", "shorten the input"),
         ):
             if given:

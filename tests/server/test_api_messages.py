@@ -1,0 +1,347 @@
+"""Anthropic's messages on the wire: blocks, events, tokens and errors. A scripted model."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paceline.runtime.model import Model
+from paceline.server.settings import Settings
+from support.scripted import always, called, engine_of, when
+from support.server import Running, running
+
+PATH = "/v1/messages"
+THOUGHT, SAID, DONE = "I should look.", "Let me see.", "There are 4 files."
+CALL = called("ls", {"path": "."})
+TOOL = {
+    "name": "ls",
+    "description": "Lists files",
+    "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}},
+    "cache_control": {"type": "ephemeral"},
+}
+ASKED = {"role": "user", "content": "How many files?"}
+BODY: dict[str, Any] = {"max_tokens": 200, "messages": [ASKED], "tools": [TOOL]}
+
+
+@pytest.fixture
+def server(scripted_server: Running) -> Iterator[Running]:
+    """A model that calls a tool, and answers from its result."""
+    engine_of(scripted_server).rules = [
+        when("4 files here", DONE),
+        always(f"<think>\n{THOUGHT}\n</think>\n\n{SAID}\n{CALL}"),
+    ]
+    yield scripted_server
+    scripted_server.rest()
+
+
+def asked(server: Running, body: dict[str, Any], **more: Any) -> Any:
+    response = server.post(PATH, {**body, **more})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def fault(response: Any, status: int, kind: str) -> str:
+    """The message of an error in Anthropic's form."""
+    assert response.status_code == status, response.text
+    found = response.json()
+    assert set(found) == {"type", "error"}
+    assert found["type"] == "error"
+    assert set(found["error"]) == {"type", "message"}
+    assert found["error"]["type"] == kind
+    return str(found["error"]["message"])
+
+
+def prompt_of(server: Running) -> str:
+    """The last prompt; decoding leaves the marks of turns and thoughts out."""
+    return engine_of(server).prompts[-1]
+
+
+def streamed(server: Running, body: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The events of a stream, and the message that a client makes of them."""
+    text = server.post(PATH, {**body, "stream": True}).text
+    events = []
+    for lines in text.strip().split("\n\n"):
+        name, data = lines.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    assert events[0]["type"] == "message_start"
+    assert events[-1] == {"type": "message_stop"}
+    message = dict(events[0]["message"])
+    inputs: dict[int, str] = {}
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(message["content"]), "blocks come one after the other"
+            message["content"].append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == len(message["content"]) - 1
+            kind, (name, value) = event["delta"].pop("type"), *event["delta"].items()
+            block = message["content"][-1]
+            if kind == "input_json_delta":
+                inputs[event["index"]] = inputs.get(event["index"], "") + value
+            else:
+                assert kind == f"{name}_delta"
+                block[name] += value
+        elif event["type"] == "content_block_stop" and event["index"] in inputs:
+            message["content"][-1]["input"] = json.loads(inputs[event["index"]])
+        elif event["type"] == "message_delta":
+            message |= event["delta"]
+            message["usage"] = {**message["usage"], **event["usage"]}
+    return events, message
+
+
+def without_ids(blocks: list[Any]) -> list[Any]:
+    return [{k: v for k, v in block.items() if k != "id"} for block in blocks]
+
+
+CONTENT: list[dict[str, Any]] = [
+    {"type": "thinking", "thinking": THOUGHT, "signature": "unsigned"},
+    {"type": "text", "text": SAID, "citations": None},
+    {"type": "tool_use", "name": "ls", "input": {"path": "."}},
+]
+
+
+def test_a_message_has_a_block_for_its_thoughts_its_text_and_each_call(server: Running):
+    found = asked(server, BODY, model=server.server.service.name)
+    assert without_ids(found["content"]) == CONTENT
+    assert (found["type"], found["role"]) == ("message", "assistant")
+    assert (found["stop_reason"], found["stop_sequence"]) == ("tool_use", None)
+    usage = found["usage"]
+    assert 0 < usage["output_tokens_details"]["thinking_tokens"] < usage["output_tokens"]
+    assert found["content"][2]["id"].startswith("toolu_")
+
+
+def test_the_events_of_a_stream_make_the_same_message(server: Running):
+    events, message = streamed(server, BODY)
+    started = events[0]["message"]["usage"]["input_tokens"]
+    assert without_ids(message["content"]) == CONTENT
+    assert message["stop_reason"] == "tool_use"
+    kinds = [event["type"] for event in events]
+    assert list(dict.fromkeys(kinds)) == [
+        *("message_start", "ping", "content_block_start", "content_block_delta"),
+        *("content_block_stop", "message_delta", "message_stop"),
+    ]
+    whole = asked(server, BODY)
+    counts = ("input_tokens", "cache_read_input_tokens")
+    total = sum(message["usage"][name] for name in counts)
+    assert total == sum(whole["usage"][name] for name in counts)
+    assert message["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    assert started == total
+
+
+def test_a_tools_result_is_answered(server: Running):
+    first = asked(server, BODY)
+    result = {
+        "type": "tool_result",
+        "tool_use_id": first["content"][2]["id"],
+        "content": [{"type": "text", "text": "4 files here"}],
+    }
+    turns = [
+        ASKED,
+        {"role": "assistant", "content": first["content"]},
+        {"role": "user", "content": [result, {"type": "text", "text": "Go on."}]},
+    ]
+    second = asked(server, BODY, messages=turns)
+    assert second["content"] == [{"type": "text", "text": DONE, "citations": None}]
+    assert second["stop_reason"] == "end_turn"
+    prompt = prompt_of(server)
+    assert prompt.count(CALL) == prompt.count(THOUGHT) == prompt.count(SAID) == 1
+    assert prompt.index("<tool_response>\n4 files here") < prompt.index("Go on.")
+
+
+def test_a_system_prompt_is_text_or_blocks_and_has_no_billing_header(server: Running):
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cch=1;"}
+    blocks = [billing, {"type": "text", "text": "Be brief.", "cache_control": {}}]
+    for system in ("Be brief.", blocks):
+        asked(server, BODY, system=system)
+        assert "system\nBe brief.\n" in prompt_of(server)
+    assert "billing" not in prompt_of(server)
+
+
+def test_count_tokens_is_the_input_of_the_message(server: Running):
+    body = {**BODY, "system": "Be brief."}
+    counted = server.post(
+        f"{PATH}/count_tokens", {k: v for k, v in body.items() if k != "max_tokens"}
+    )
+    usage = asked(server, body)["usage"]
+    assert counted.json() == {
+        "input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence"),
+    [
+        ({"max_tokens": 4}, "max_tokens", None),
+        ({"stop_sequences": ["never", "files"]}, "stop_sequence", "files"),
+        ({}, "end_turn", None),
+        ({"max_tokens": 10**9}, "model_context_window_exceeded", None),
+    ],
+)
+def test_stop_reasons(server: Running, fields: dict[str, Any], reason: str, sequence: str | None):
+    long = reason == "model_context_window_exceeded"
+    engine_of(server).rules = [always("a b " * 1000 if long else DONE)]
+    body = {**BODY, "tools": [], **fields}
+    _, message = streamed(server, body)
+    for found in (message, asked(server, body)):
+        assert (found["stop_reason"], found["stop_sequence"]) == (reason, sequence)
+        if sequence:
+            assert found["content"][0]["text"] == "There are 4 "
+
+
+def test_thinking_is_turned_off_and_on(server: Running):
+    engine_of(server).rules = [always(f"<think>\n{THOUGHT}\n</think>\n\n{DONE}")]
+    off = asked(server, BODY, thinking={"type": "disabled"})
+    assert [block["type"] for block in off["content"]] == ["text"]
+    short = off["usage"]["input_tokens"] + off["usage"]["cache_read_input_tokens"]
+    for kind in ("enabled", "adaptive"):
+        on = asked(server, BODY, thinking={"type": kind, "budget_tokens": 1024})
+        assert [block["type"] for block in on["content"]] == ["thinking", "text"]
+        assert on["usage"]["input_tokens"] + on["usage"]["cache_read_input_tokens"] != short
+
+
+@pytest.mark.parametrize("kind", ["any", "tool"])
+def test_a_choice_makes_the_answer_call(server: Running, kind: str):
+    engine_of(server).rules = [always(CALL)]
+    choice = {"type": kind, "name": "ls", "disable_parallel_tool_use": True}
+    found = asked(server, BODY, tool_choice=choice)
+    assert [block["type"] for block in found["content"]] == ["tool_use"]
+
+
+def test_no_call_with_the_choice_none_and_none_of_a_servers_tools(server: Running):
+    for more in ({"tool_choice": {"type": "none"}}, {"tools": [{"type": "web_search_20250305"}]}):
+        found = asked(server, {**BODY, **more})
+        assert [block["type"] for block in found["content"]] == ["thinking", "text"]
+        assert found["stop_reason"] == "end_turn"
+
+
+def test_an_output_format_constrains_the_answer(server: Running):
+    engine_of(server).rules = [always('{"files": 4}')]
+    schema = {"type": "object", "properties": {"files": {"type": "integer"}}}
+    config = {"format": {"type": "json_schema", "schema": schema}, "effort": "max"}
+    found = asked(server, {**BODY, "tools": []}, output_config=config)
+    assert json.loads(found["content"][0]["text"]) == {"files": 4}
+
+
+def block(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [fields]}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "kind", "words"),
+    [
+        ({"model": "claude-0"}, 404, "not_found_error", "claude-0"),
+        (block(type="image", source={}), 400, "invalid_request_error", "images"),
+        (block(type="audio"), 400, "invalid_request_error", "messages[0].content[0]"),
+        (
+            block(type="tool_result", tool_use_id="t", content=[{"type": "image"}]),
+            400,
+            "invalid_request_error",
+            "images",
+        ),
+        (
+            block(type="tool_result", tool_use_id="toolu_0"),
+            400,
+            "invalid_request_error",
+            "no tool_use 'toolu_0'",
+        ),
+        (block(type="tool_use", id="a", name="b"), 400, "invalid_request_error", "assistant"),
+        ({"messages": []}, 400, "invalid_request_error", "messages"),
+        ({"messages": [{"role": "tool", "content": ""}]}, 400, "invalid_request_error", "role"),
+        (
+            {"messages": [ASKED, {"role": "assistant", "content": "So"}]},
+            400,
+            "invalid_request_error",
+            "continued",
+        ),
+        ({"max_tokens": "9"}, 400, "invalid_request_error", "max_tokens"),
+        ({"max_tokens": -1}, 400, "invalid_request_error", "max_tokens"),
+        ({"temperature": -1}, 400, "invalid_request_error", "temperature"),
+        ({"tools": [{"name": "a"}]}, 400, "invalid_request_error", "tools[0].input_schema"),
+        (
+            {"tools": [{**TOOL, "input_schema": {"type": "nothing"}}]},
+            400,
+            "invalid_request_error",
+            "nothing",
+        ),
+        ({"tool_choice": {"type": "any"}, "tools": []}, 400, "invalid_request_error", "tools"),
+        ({"tool_choice": {"type": "tool"}}, 400, "invalid_request_error", "tool_choice.name"),
+        ({"system": 5}, 400, "invalid_request_error", "system"),
+        (
+            {"messages": [{"role": "user", "content": "word " * 1500}]},
+            400,
+            "invalid_request_error",
+            "context",
+        ),
+    ],
+)
+def test_bad_input_has_anthropics_error(
+    server: Running, fields: dict[str, Any], status: int, kind: str, words: str
+):
+    for stream in (False, True):
+        response = server.post(PATH, {**BODY, **fields, "stream": stream})
+        assert words in fault(response, status, kind)
+
+
+@pytest.mark.parametrize("number", ["1e400", "9" * 5000, "-1e400", "9" * 400])
+def test_a_call_with_a_number_of_any_size(server: Running, number: str):
+    call = f'{{"type": "tool_use", "id": "a", "name": "ls", "input": {{"path": {number}}}}}'
+    result = '{"type": "tool_result", "tool_use_id": "a"}'
+    turns = (
+        f'{{"role": "assistant", "content": [{call}]}}, {{"role": "user", "content": [{result}]}}'
+    )
+    response = server.post(PATH, f'{{"max_tokens": 1, "messages": [{turns}]}}'.encode())
+    assert response.status_code in (200, 400), response.text
+
+
+def test_errors_outside_of_the_endpoint_have_anthropics_form(scripted_server: Running):
+    model: Model = scripted_server.model
+    with running(model, Settings(api_keys=("key",), hosts=("good",))) as server:
+        good = {"host": "good"}
+        for path in (PATH, "/messages", f"{PATH}/count_tokens"):
+            fault(server.post(path, BODY), 403, "permission_error")
+            fault(server.post(path, BODY, headers=good), 401, "authentication_error")
+            keyed = {**good, "x-api-key": "key"}
+            assert server.post(path, BODY, headers=keyed).status_code == 200
+            fault(server.get(path, headers=keyed), 405, "invalid_request_error")
+            fault(server.post(path, b"{", headers=keyed), 400, "invalid_request_error")
+        fault(server.post(f"{PATH}/batches", BODY, headers=keyed), 404, "not_found_error")
+        text = {**keyed, "content-type": "text/plain"}
+        response = server.post(PATH, b"{}", headers=text)
+        fault(response, 415, "invalid_request_error")
+
+
+def test_an_error_in_a_stream_is_an_event(server: Running, monkeypatch: pytest.MonkeyPatch):
+    step, left = server.model.engine.step, 8
+
+    def fails(work: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise RuntimeError("secret")
+        return step(work)
+
+    monkeypatch.setattr(server.model.engine, "step", fails)
+    body = {**BODY, "stream": True, "speculation": {"drafter": "none"}}
+    text = server.post(PATH, body).text
+    name, data = text.strip().split("\n\n")[-1].split("\n")
+    assert name == "event: error"
+    assert json.loads(data.removeprefix("data: "))["error"]["type"] == "api_error"
+    assert "secret" not in text
+
+
+def test_a_ping_keeps_a_stream_open(scripted_server: Running, monkeypatch: pytest.MonkeyPatch):
+    import time
+
+    engine_of(scripted_server).rules = [always(DONE)]
+    step = scripted_server.model.engine.step
+
+    def slow(work: Any) -> Any:
+        time.sleep(0.15)
+        return step(work)
+
+    with running(scripted_server.model, Settings(keepalive_seconds=0.05)) as server:
+        monkeypatch.setattr(server.model.engine, "step", slow)
+        events, message = streamed(server, {**BODY, "max_tokens": 4, "tools": []})
+    assert sum(event["type"] == "ping" for event in events) > 1
+    assert message["content"][0]["text"]

@@ -1,0 +1,298 @@
+"""Responses with tools, thoughts and state: items, events, and what is stored. A scripted model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from paceline.server.api import response_store
+from paceline.server.api.response_store import ResponseStore
+from paceline.server.api.schema import Message
+from support.scripted import always, called, engine_of, when
+from support.server import Running
+
+PATH = "/v1/responses"
+THOUGHT, SAID, DONE = "I should look.", "Let me see.", "There are 4 files."
+CALL = called("ls", {"path": "."})
+TOOL = {
+    "type": "function",
+    "name": "ls",
+    "description": "Lists files",
+    "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+}
+BODY: dict[str, Any] = {"input": "How many files?", "tools": [TOOL]}
+KNOWN: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+@pytest.fixture
+def server(scripted_server: Running) -> Iterator[Running]:
+    """A model that calls a tool, and answers from its result."""
+    engine_of(scripted_server).rules = [
+        when("4 files here", DONE),
+        always(f"<think>\n{THOUGHT}\n</think>\n\n{SAID}\n{CALL}"),
+    ]
+    yield scripted_server
+    scripted_server.rest()
+
+
+def asked(server: Running, body: dict[str, Any], **more: Any) -> Any:
+    response = server.post(PATH, {**body, **more})
+    assert response.status_code == 200, response.text
+    found = response.json()
+    Response.model_validate(found, strict=True)
+    return found
+
+
+def prompt_of(server: Running) -> str:
+    """The last prompt; decoding leaves the marks of turns and thoughts out."""
+    return engine_of(server).prompts[-1]
+
+
+def without_ids(items: list[Any]) -> list[Any]:
+    return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in items]
+
+
+OUTPUT: list[dict[str, Any]] = [
+    {
+        "type": "reasoning",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": THOUGHT}],
+        "status": "completed",
+    },
+    {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": SAID, "annotations": [], "logprobs": []}],
+        "status": "completed",
+    },
+    {
+        "type": "function_call",
+        "name": "ls",
+        "arguments": '{"path": "."}',
+        "status": "completed",
+    },
+]
+
+
+def result_of(response: Any, output: Any = "4 files here") -> dict[str, Any]:
+    (call,) = [item for item in response["output"] if item["type"] == "function_call"]
+    return {"type": "function_call_output", "call_id": call["call_id"], "output": output}
+
+
+def test_an_answer_has_an_item_for_its_thoughts_its_text_and_each_call(server: Running):
+    found = asked(server, BODY)
+    assert without_ids(found["output"]) == OUTPUT
+    assert found["status"] == "completed"
+    assert found["tools"][0]["name"] == "ls"
+    details = found["usage"]["output_tokens_details"]
+    assert 0 < details["reasoning_tokens"] < found["usage"]["output_tokens"]
+
+
+def test_the_events_of_a_stream_come_in_openais_order(server: Running):
+    events = server.events(PATH, BODY)
+    for event in events:
+        KNOWN.validate_python(event, strict=True)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert list(dict.fromkeys(kinds)) == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *("reasoning_text.delta", "reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_text.delta", "output_text.done"),
+        *("function_call_arguments.delta", "function_call_arguments.done", "completed"),
+    ]
+    last = events[-1]["response"]
+    assert without_ids(last["output"]) == OUTPUT
+    by_item: dict[str, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            assert event["item_id"] == last["output"][event["output_index"]]["id"]
+            by_item[event["item_id"]] = by_item.get(event["item_id"], "") + event["delta"]
+    assert list(by_item.values()) == [THOUGHT, SAID, '{"path": "."}']
+    added = [e["item"] for e in events if e["type"] == "response.output_item.added"]
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    assert done == last["output"]
+    assert [item["id"] for item in added] == [item["id"] for item in done]
+    assert {item["status"] for item in added} == {"in_progress"}
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_tools_result_goes_on_by_id_and_by_items_alike(server: Running, by_id: bool):
+    first = asked(server, BODY)
+    if by_id:
+        more = {"previous_response_id": first["id"], "input": [result_of(first)]}
+    else:
+        turn = {"role": "user", "content": BODY["input"]}
+        more = {"input": [turn, *first["output"], result_of(first)]}
+    second = asked(server, BODY, **more)
+    assert second["output"][0]["content"][0]["text"] == DONE
+    assert second["previous_response_id"] == more.get("previous_response_id")
+    prompt = prompt_of(server)
+    assert prompt.count("How many files?") == prompt.count(CALL) == prompt.count(THOUGHT) == 1
+    assert "<tool_response>\n4 files here\n</tool_response>" in prompt
+    third = asked(server, BODY, previous_response_id=second["id"], input="Sure?")
+    assert prompt_of(server).index(DONE) < prompt_of(server).index("Sure?")
+    assert third["status"] == "completed"
+
+
+def test_instructions_are_of_one_response(server: Running):
+    first = asked(server, BODY, instructions="Be brief.")
+    assert "Be brief." in prompt_of(server)
+    asked(server, BODY, previous_response_id=first["id"], input="more", instructions="Be long.")
+    assert "Be brief." not in prompt_of(server)
+    assert "Be long." in prompt_of(server)
+
+
+def test_an_item_reference_is_the_stored_item(server: Running):
+    first = asked(server, BODY)
+    items = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    asked(server, BODY, input=[*items, result_of(first)])
+    assert CALL in prompt_of(server)
+    assert THOUGHT in prompt_of(server)
+
+
+def test_thoughts_come_back_in_encrypted_content(server: Running):
+    include = ["reasoning.encrypted_content"]
+    (item, *_) = asked(server, BODY, include=include, store=False)["output"]
+    sent = {"type": "reasoning", "summary": [], "encrypted_content": item["encrypted_content"]}
+    for content, there in ((sent, True), ({**sent, "encrypted_content": "gAAAA"}, False)):
+        asked(server, BODY, input=[content, {"role": "user", "content": "go on"}])
+        assert (THOUGHT in prompt_of(server)) is there
+
+
+def test_tools_of_unknown_kinds_are_left_out(server: Running):
+    others = [{"type": "web_search"}, {"type": "custom", "name": "patch", "format": {}}]
+    found = asked(server, BODY, tools=[*others, TOOL])
+    assert [tool["type"] for tool in found["tools"]] == ["function"]
+    assert "patch" not in prompt_of(server)
+    found = asked(server, BODY, tools=others)
+    assert [item["type"] for item in found["output"]] == ["reasoning", "message"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "ls"},
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "ls"}],
+        },
+    ],
+)
+def test_a_choice_makes_the_answer_call(server: Running, choice: Any):
+    engine_of(server).rules = [always(CALL)]
+    other = {**TOOL, "name": "rm"}
+    found = asked(server, BODY, tool_choice=choice, tools=[TOOL, other])
+    assert [item["type"] for item in found["output"]] == ["function_call"]
+
+
+def test_no_call_with_the_choice_none(server: Running):
+    found = asked(server, BODY, tool_choice="none")
+    assert [item["type"] for item in found["output"]] == ["reasoning", "message"]
+
+
+def test_an_answer_cut_by_length_is_incomplete(server: Running):
+    for event in (asked(server, BODY, max_output_tokens=5), None):
+        found = event or server.events(PATH, {**BODY, "max_output_tokens": 5})[-1]["response"]
+        assert found["status"] == "incomplete"
+        assert found["output"][-1]["status"] == "incomplete"
+
+
+def test_a_stored_response_is_read_and_deleted(server: Running):
+    found = asked(server, BODY, metadata={"a": "b"})
+    path = f"{PATH}/{found['id']}"
+    assert server.get(path).json() == found
+    deleted = server.openai.responses.delete(found["id"])
+    assert deleted is None
+    for response in (
+        server.get(path),
+        server.post(PATH, {**BODY, "previous_response_id": found["id"]}),
+    ):
+        assert response.status_code in (400, 404)
+    kept = asked(server, BODY, store=False)
+    assert server.get(f"{PATH}/{kept['id']}").status_code == 404
+
+
+IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
+AUDIO = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code", "status"),
+    [
+        (
+            {"previous_response_id": "resp_0"},
+            "previous_response_id",
+            "previous_response_not_found",
+            400,
+        ),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "call_0", "output": "a"}]},
+            "input[0].call_id",
+            None,
+            400,
+        ),
+        ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0].id", None, 400),
+        ({"input": [{"type": "computer_call"}]}, "input[0]", None, 400),
+        ({"input": [IMAGE]}, "input[0].content", None, 400),
+        ({"input": [AUDIO]}, "input[0].content", None, 400),
+        ({"model": "gpt-0"}, "model", "model_not_found", 404),
+        ({"tools": [{"type": "function"}]}, "tools[0].name", None, 400),
+        ({"tools": [{**TOOL, "parameters": {"type": "nothing"}}]}, None, None, 400),
+        ({"tool_choice": {"type": "function", "name": "rm"}}, None, None, 400),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice", None, 400),
+        ({"tool_choice": "required", "tools": []}, "tools", None, 400),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", None, 400),
+    ],
+)
+def test_bad_input_has_openais_error(
+    server: Running, fields: dict[str, Any], param: str | None, code: str | None, status: int
+):
+    response = server.post(PATH, {**BODY, **fields})
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] == code
+    if param is not None:
+        assert error["param"] == param
+
+
+def test_an_error_in_a_stream_fails_the_response(server: Running, monkeypatch: pytest.MonkeyPatch):
+    step = server.model.engine.step
+    left = 8
+
+    def fails(work: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise RuntimeError("secret")
+        return step(work)
+
+    monkeypatch.setattr(server.model.engine, "step", fails)
+    *_, error, failed = server.events(PATH, {**BODY, "speculation": {"drafter": "none"}})
+    assert error["type"] == "error"
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["error"]["code"] == "server_error"
+    assert "secret" not in str(failed)
+    KNOWN.validate_python(failed, strict=True)
+
+
+def test_the_store_is_bounded_and_forgets_the_least_recently_used(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(response_store, "_MAX_BYTES", 100_000)
+    store = ResponseStore()
+    for name in "abcdefgh":
+        if name > "a":
+            store.messages("a")
+        response = {"id": name, "output": []}
+        store.add(response, [Message(role="user", content="x" * 20_000)])
+    left = [name for name in "abcdefgh" if name in store._stored]
+    assert left == ["a", "f", "g", "h"]
+    for name in left:
+        store.delete(name)
+    assert store._size == 0
