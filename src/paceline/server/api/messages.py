@@ -39,10 +39,7 @@ class Messages(ApiRequest[MessagesBody]):
         super().__init__(service, given)
         chat = Chat(service, self._body.chat(service.files.thinking()))
         self.requests, self.prompts = chat.requests, chat.prompts
-        self._parts = PartStream(
-            chat.call_streams[0] if chat.calling else None,
-            reasoning=self._body.returns_thoughts,
-        )
+        self._parts = PartStream(chat, reasoning=self._body.returns_thoughts)
 
     def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The complete message."""
@@ -158,4 +155,5 @@ def _block(part: Part, *, started: bool = False) -> dict[str, Any]:
     if part.kind is PartKind.TEXT:
         return {"type": "text", "text": text, "citations": None}
     arguments = {} if started else json.loads(text)
-    return {"type": "tool_use", "id": f"toolu_{part.id}", "name": part.name, "input": arguments}
+    called = part.call_id.replace("call_", "toolu_", 1)
+    return {"type": "tool_use", "id": called, "name": part.name, "input": arguments}

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
-from paceline.constraints.tool_calls import ToolCall
+from paceline.constraints.tool_calls import CallPiece, CallStream
+from paceline.server.api.chat import Chat
 from paceline.server.api.schema import Called, CalledFunction, Message
-from paceline.server.api.tool_calls import ToolCallStream
+from paceline.server.api.tool_calls import call_id
 from paceline.server.stream_text import Answer, Delta, Piece
 
 
@@ -38,6 +39,10 @@ class Part:
     pieces: list[Piece] = field(default_factory=list)
     """The tokens of a text."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
+    call_id: str = ""
+    """The id of a call, as the model's chat template demands."""
+    whole: bool = False
+    """Whether a call is complete: the limit of tokens may cut one."""
 
 
 class Change(Enum):
@@ -63,11 +68,17 @@ class PartEvent:
 class PartStream:
     """Divides an answer into parts as it grows."""
 
-    def __init__(self, calls: ToolCallStream | None, *, reasoning: bool = True) -> None:
-        """Start with no part. Without `calls` all text is text; without `reasoning` no thoughts."""
+    def __init__(self, chat: Chat, *, reasoning: bool = True) -> None:
+        """Start with no part of the chat's first answer; without `reasoning` there are no thoughts.
+
+        A stream may have an incomplete call; in a whole answer such a call is text.
+        """
         self._reasoning = reasoning
+        self._form = chat.tool_form
         self.parts: list[Part] = []
-        self._calls = calls
+        self._calls = None
+        if self._form is not None:
+            self._calls = CallStream(self._form, chat.functions, whole=not chat.streamed)
         self._open = False
         self._pieces: list[Piece] = []
 
@@ -86,21 +97,28 @@ class PartStream:
         thought = bool(self.parts) and self.parts[-1].kind is PartKind.REASONING
         # Tokens of thoughts, and of the marks after them, are no tokens of the text.
         self._pieces += [each for each in delta.pieces if each.text or not thought]
-        text, calls = delta.text, tuple[ToolCall, ...]()
-        if self._calls is not None:
-            text = self._calls.push(text)
-            if delta.finished:
-                rest, calls = self._calls.finish()
-                text += rest
-        if text:
-            yield from self._grow(PartKind.TEXT, text)
-        for call in calls:
-            yield from self._start(PartKind.CALL, call.name)
-            yield from self._grow(PartKind.CALL, call.arguments)
+        if self._calls is None:
+            split: list[str | CallPiece] = [delta.text]
+        else:
+            split = self._calls.push(delta.text)
+            split += self._calls.finish() if delta.finished else []
+        for each in split:
+            if isinstance(each, CallPiece):
+                yield from self._call(each)
+            elif each:
+                yield from self._grow(PartKind.TEXT, each)
         if delta.finished:
             if not self.parts:
                 yield from self._start(PartKind.TEXT)
             yield from self._close()
+
+    def _call(self, piece: CallPiece) -> Iterator[PartEvent]:
+        self._pieces = []
+        if piece.name:
+            yield from self._start(PartKind.CALL, piece.name)
+        if piece.arguments:
+            yield from self._grow(PartKind.CALL, piece.arguments)
+        self.parts[-1].whole = piece.last
 
     def _grow(self, kind: PartKind, text: str) -> Iterator[PartEvent]:
         if not (self._open and self.parts[-1].kind is kind):
@@ -114,7 +132,8 @@ class PartStream:
 
     def _start(self, kind: PartKind, name: str = "") -> Iterator[PartEvent]:
         yield from self._close()
-        self.parts.append(Part(kind, len(self.parts), name))
+        called = call_id(self._form) if name else ""
+        self.parts.append(Part(kind, len(self.parts), name, call_id=called))
         self._open = True
         yield PartEvent(Change.OPEN, self.parts[-1])
 
@@ -124,19 +143,19 @@ class PartStream:
             yield PartEvent(Change.CLOSE, self.parts[-1])
 
 
-def as_message(parts: list[Part], call_prefix: str) -> Message:
-    """The parts of an answer as the message of a chat."""
+def as_message(parts: list[Part]) -> Message:
+    """The parts of an answer as the message of a chat, without an incomplete call."""
 
     def text(kind: PartKind) -> str:
         return "".join(part.text for part in parts if part.kind is kind)
 
     calls = [
         Called(
-            id=f"{call_prefix}{part.id}",
+            id=part.call_id,
             function=CalledFunction(name=part.name, arguments=part.text),
         )
         for part in parts
-        if part.kind is PartKind.CALL
+        if part.whole
     ]
     return Message(
         role="assistant",

@@ -24,7 +24,6 @@ from paceline.server.api.schema import (
 )
 
 _PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
-CALL_PREFIX = "call_"
 
 _OURS = "paceline:"
 """Begins our `encrypted_content`, which is not encrypted: it never leaves the user's machines."""
@@ -188,7 +187,7 @@ def item_of(
     item: dict[str, Any] = {"id": item_id(part), "type": "message", "status": status}
     content = [] if started else [content_of(part, logprobs)]
     if part.kind is PartKind.CALL:
-        call = {"call_id": f"{CALL_PREFIX}{part.id}", "name": part.name}
+        call = {"call_id": part.call_id, "name": part.name}
         arguments = "" if started else part.text
         return {**item, "type": "function_call", **call, "arguments": arguments}
     if part.kind is PartKind.TEXT:

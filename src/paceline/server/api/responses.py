@@ -15,7 +15,6 @@ from paceline.server.api.logprobs import chat_logprobs
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream, as_message
 from paceline.server.api.response_body import LOGPROBS, ResponsesBody
 from paceline.server.api.response_items import (
-    CALL_PREFIX,
     content_of,
     conversation,
     item_id,
@@ -64,7 +63,7 @@ class Responses(ApiRequest[ResponsesBody]):
             raise
         self.requests, self.prompts = chat.requests, chat.prompts
         self._settings = self.requests[0].options.settings
-        self._parts = PartStream(chat.call_streams[0] if chat.calling else None)
+        self._parts = PartStream(chat)
         self._events = 0
 
     def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -152,7 +151,7 @@ class Responses(ApiRequest[ResponsesBody]):
             **self._telemetry(answers),
         }
         if self._body.store:
-            message = as_message(parts, CALL_PREFIX)
+            message = as_message(parts)
             self._service.responses.add(found, [*self._messages, message])
         return found
 
