@@ -8,7 +8,7 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
-from support.scripted import always, called, engine_of, when
+from support.scripted import always, called, engine_of, fails_in_its_stream, when
 from support.server import Running, running
 
 PATH = "/v1/messages"
@@ -312,16 +312,7 @@ def test_errors_outside_of_the_endpoint_have_anthropics_form(scripted_server: Ru
 
 
 def test_an_error_in_a_stream_is_an_event(server: Running, monkeypatch: pytest.MonkeyPatch):
-    step, left = server.model.engine.step, 8
-
-    def fails(work: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise RuntimeError("secret")
-        return step(work)
-
-    monkeypatch.setattr(server.model.engine, "step", fails)
+    fails_in_its_stream(server, monkeypatch)
     body = {**BODY, "stream": True, "speculation": {"drafter": "none"}}
     text = server.post(PATH, body).text
     name, data = text.strip().split("\n\n")[-1].split("\n")

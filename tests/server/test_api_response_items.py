@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from paceline.server.api import response_store
 from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.schema import Message
-from support.scripted import always, called, engine_of, when
+from support.scripted import always, called, engine_of, fails_in_its_stream, when
 from support.server import Running
 
 PATH = "/v1/responses"
@@ -262,17 +262,7 @@ def test_bad_input_has_openais_error(
 
 
 def test_an_error_in_a_stream_fails_the_response(server: Running, monkeypatch: pytest.MonkeyPatch):
-    step = server.model.engine.step
-    left = 8
-
-    def fails(work: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise RuntimeError("secret")
-        return step(work)
-
-    monkeypatch.setattr(server.model.engine, "step", fails)
+    fails_in_its_stream(server, monkeypatch)
     *_, error, failed = server.events(PATH, {**BODY, "speculation": {"drafter": "none"}})
     assert error["type"] == "error"
     assert failed["type"] == "response.failed"

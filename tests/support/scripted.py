@@ -5,20 +5,24 @@ is everything around the model: templates, grammars, parsers, and the forms of t
 """
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockTable
 from paceline.engines.profile import CostProfile
 from paceline.models import resolve
 from paceline.runtime.model import Model
+from paceline.server.api.http import Reply
 from support.server import Running
 from support.thinking import CLOSE, OPEN, write_thinking
 from support.toy import ToyEngine
+from support.waiting import PATIENCE
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n<tools>\n{% for tool in tools %}{{ tool | tojson }}\n"
@@ -118,3 +122,23 @@ def engine_of(server: Running) -> ScriptedEngine:
     engine = server.model.engine
     assert isinstance(engine, ScriptedEngine)
     return engine
+
+
+def fails_in_its_stream(server: Running, patch: pytest.MonkeyPatch) -> None:
+    """The engine fails, once, after the stream of the next request has begun."""
+    step, open_stream = server.model.engine.step, Reply.open_stream
+    begun, failed = threading.Event(), threading.Event()
+
+    async def opening(reply: Reply) -> None:
+        await open_stream(reply)
+        begun.set()
+
+    def fails(work: Any) -> Any:
+        if any(not block.prefill for _, block in work) and not failed.is_set():
+            assert begun.wait(PATIENCE)
+            failed.set()
+            raise RuntimeError("secret")
+        return step(work)
+
+    patch.setattr(Reply, "open_stream", opening)
+    patch.setattr(server.model.engine, "step", fails)
