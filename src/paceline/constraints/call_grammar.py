@@ -5,50 +5,156 @@ Invariant: what a grammar allows, `tool_calls.py` reads back.
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from paceline.constraints.tool_forms import ToolForm
+from paceline.constraints.argument_grammar import ArgumentGrammar, escaped_text
+from paceline.constraints.tool_forms import NAME, Syntax, ToolForm
+from paceline.decoding.reasoning import ReasoningMarks
+from paceline.errors import InvalidRequest
+
+_EMPTY = '""'
+_TEXT = r"/(.|\n)*/"
 
 
-def calls_grammar(
-    form: ToolForm,
-    parameters: Mapping[str, str],
-    *,
-    written: Callable[[str], str],
-    tokens: str,
-    free: bool,
-    parallel: bool,
-) -> str:
-    """Grammar of answers with calls.
+class CallGrammar:
+    """Makes the grammar of one request's answers."""
 
-    Args:
-        form: how calls are written.
-        parameters: a function's name -> the JSON schema of its arguments, as text.
-        written: text -> Lark, with the model's own tokens for marks in it.
-        tokens: Lark ranges of special tokens that free text may contain; may be empty.
-        free: whether text around the calls, and an answer without calls, are allowed.
-        parallel: whether several calls are allowed.
-    """
-    names = [f"f{place}" for place in range(len(parameters))]
-    mark = written(form.mark)
-    begin, close = written(form.lead), written(form.close)
-    lines = [r"TEXT: /(.|\n)*/", f"body: {begin} ({' | '.join(names)}) {close}"]
-    for name, (function, schema) in zip(names, parameters.items(), strict=True):
-        head = form.before + json.dumps(function, ensure_ascii=False)[1:-1] + form.after
+    def __init__(
+        self,
+        form: ToolForm,
+        parameters: Mapping[str, Mapping[str, Any]],
+        *,
+        written: Callable[[str], str],
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            form: how calls are written.
+            parameters: a function's name -> the JSON schema of its arguments.
+            written: text -> Lark, with the model's own tokens for marks in it.
+            settings: llguidance's, for JSON.
+
+        Raises InvalidRequest if a name cannot be written.
+        """
+        self._form = form
+        self._parameters = parameters
+        self._written = written
+        self._settings = settings
+        names = [f"f{place}" for place in range(len(parameters))]
+        self._lines = [f"TEXT: {_TEXT}", f"any: {' | '.join(names)}"]
+        for name, (function, schema) in zip(names, parameters.items(), strict=True):
+            self._lines += self._function(name, function, schema)
+        self._mark = written(form.mark)
+
+    def forced(self, *, parallel: bool, thoughts: ReasoningMarks | None) -> str:
+        """Grammar of answers that are calls, after thoughts in the given form if there are any."""
+        form = self._form
+        several = parallel and not form.single
+        lines = [*self._lines, self._group(several=several)]
+        # A bare call is written without its mark, as the templates do.
+        lines += ["call: body" if form.bare else f"call: {self._mark} body"]
+        more = f" ({self._text(form.separator)} call)*" if several and form.between is None else ""
+        before = ""
+        if thoughts is not None:
+            lines += self._thoughts(thoughts)
+            before = "thoughts "
+        return "\n".join([*lines, f"start: {before}call{more}"])
+
+    def free(self, *, parallel: bool, tokens: str) -> str:
+        """Grammar of answers with any text around calls, or without calls.
+
+        `tokens` are Lark ranges of special tokens that free text may contain; may be empty.
+        """
+        form, mark = self._form, self._mark
+        several = parallel and not form.single
+        lines = [*self._lines, self._group(several=several)]
+        lines += [f"free: TEXT <[{tokens}]>" if tokens else 'free: ""']
+        if form.bare or form.channels:
+            after = f"(<[{tokens}]> TEXT)*" if tokens else _EMPTY
+            made = self._free_bare(after) if form.bare else self._free_channels(after)
+            return "\n".join([*lines, *made])
+        # Lazy: text ends as soon as the mark is complete, even inside a token.
+        heads = f"TEXT {mark} | head" if mark != literal(form.mark) else "head"
+        lines += [f"head[lazy]: TEXT {literal(form.mark)}", f"call: ({heads}) body"]
+        lines += ["start: (free | call)* TEXT" if several else "start: free* (call | TEXT)"]
+        return "\n".join(lines)
+
+    def _function(self, name: str, function: str, schema: Mapping[str, Any]) -> list[str]:
+        form = self._form
+        if form.as_object:
+            function = json.dumps(function, ensure_ascii=False)[1:-1]
+        elif not NAME.fullmatch(function):
+            raise InvalidRequest(
+                f"the function name {function!r} cannot be written in this model's form of calls; "
+                "expected letters, digits and _ . : / -"
+            )
+        head = self._text(form.before + function + form.after)
+        line = f"{name}: {head} {name}p {self._text(form.end)}"
+        if form.syntax is not Syntax.JSON:
+            made = ArgumentGrammar(
+                form, f"{name}p", schema, written=self._written, settings=self._settings
+            )
+            return [line, *made.lines()]
         # Each schema is its own document, because its references start at its root.
-        lines += [
-            f"{name}: {written(head)} {name}p {written(form.end)}",
-            f"{name}p: %json {schema}",
+        document = json.dumps({"x-guidance": self._settings, **schema})
+        return [line, f"{name}p: %json {document}"]
+
+    def _group(self, *, several: bool) -> str:
+        form = self._form
+        calls = "any"
+        if several and form.between is not None:
+            calls += f" ({self._text(form.between)} any)*"
+        return f"body: {self._text(form.lead)} {calls} {self._text(form.close)}"
+
+    def _free_bare(self, after: str) -> list[str]:
+        """An answer that is a call, or text that does not begin as one does."""
+        form = self._form
+        names = "|".join(
+            escaped_text(json.dumps(name, ensure_ascii=False)[1:-1]) for name in self._parameters
+        )
+        begins = f"{escaped_text(form.before)}({names}){escaped_text(form.after)}"
+        return [
+            rf"OTHER: {_TEXT} & ~/\s*{begins}(.|\n)*/",
+            f"start: {self._mark}? body | OTHER {after}",
         ]
-    if not free:
-        more = f"({written(form.separator)} call)*"
-        start = f"call {more}" if parallel else "call"
-        return "\n".join([*lines, f"call: {mark} body", f"start: {start}"])
-    # Lazy: text ends as soon as the mark is complete, even inside a token.
-    heads = f"TEXT {mark} | head" if mark != literal(form.mark) else "head"
-    lines += [f"head[lazy]: TEXT {literal(form.mark)}", f"call: ({heads}) body"]
-    lines += [f"free: TEXT <[{tokens}]>" if tokens else 'free: ""']
-    lines += ["start: (free | call)* TEXT" if parallel else "start: free* (call | TEXT)"]
-    return "\n".join(lines)
+
+    def _free_channels(self, after: str) -> list[str]:
+        """Messages, each of which names its channel, and of which some are calls."""
+        begins = escaped_text(self._form.before)
+        return [
+            rf"OTHER: {_TEXT} & ~/{begins}(.|\n)*/",
+            f"message: {self._mark} OTHER {after}",
+            f"start: TEXT {after} message* ({self._mark} body)?",
+        ]
+
+    def _thoughts(self, marks: ReasoningMarks) -> list[str]:
+        """Rules for thoughts, which may be left out unless the prompt has begun them."""
+        ids = {mark: token for token, mark in marks.tokens.items()}
+
+        def written(mark: str) -> str:
+            return f"<[{ids[mark]}]>" if mark in ids else literal(mark)
+
+        if marks.channels:
+            start, channel, message = map(written, marks.opens)
+            body = f'{channel} "analysis" {message} TEXT {written(marks.closes[0])}'
+            return [f'thoughts: ({body} {start} "assistant")?']
+        closes = " | ".join(
+            f"TEXT {written(mark)}" if mark in ids else f"closed{place}"
+            for place, mark in enumerate(marks.closes)
+        )
+        lazy = [
+            f"closed{place}[lazy]: TEXT {literal(mark)}"
+            for place, mark in enumerate(marks.closes)
+            if mark not in ids
+        ]
+        opens = " | ".join(map(written, marks.opens))
+        thought = f"({closes}) /\\s{{0,8}}/"
+        body = thought if marks.inside else f"(({opens}) {thought})?"
+        return [*lazy, f"thoughts: {body}"]
+
+    def _text(self, text: str) -> str:
+        return self._written(text) if text else _EMPTY
 
 
 def literal(text: str) -> str:

@@ -17,7 +17,6 @@ Reader = Generator[None, None, _T]
 Emit = Callable[[str], None]
 """Takes the next piece of JSON text."""
 
-_MAX_DEPTH = 64
 _SPACE = re.compile(r"\s*")
 _IN_STRING = re.compile(r'[^"\\]*')
 _BETWEEN_STRINGS = re.compile(r'[^"{}\[\]]*')
@@ -42,6 +41,11 @@ class CallText:
         if self.ended:
             raise NotACall
         yield
+
+    def has(self, count: int) -> Reader[None]:
+        """Wait for `count` characters. Raises NotACall if the text ends before."""
+        while len(self.text) - self.at < count:
+            yield from self.more()
 
     def next(self) -> Reader[str]:
         """Skip white space; the character there, which is not skipped, or "" at the end."""

@@ -15,9 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.constraints.call_grammar import calls_grammar, literal
+from paceline.constraints.call_grammar import CallGrammar, literal
 from paceline.constraints.matcher import ExactTokenizer, GrammarConstraint, library, reason
 from paceline.constraints.tool_forms import HERMES, ToolForm
+from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models.tokenizer import Tokenizer, check_unicode
@@ -97,6 +98,7 @@ class Grammars:
         *,
         parallel: bool = True,
         form: ToolForm = HERMES,
+        thoughts: ReasoningMarks | None = None,
     ) -> Constraint:
         """Constrain tool calls: their arguments match the functions' parameters.
 
@@ -107,6 +109,7 @@ class Grammars:
                 name allows only calls of it.
             parallel: whether several calls are allowed. Otherwise the answer ends after the first.
             form: how the model writes calls.
+            thoughts: how it marks thoughts, which may precede calls; "auto" allows any.
 
         Raises:
             InvalidRequest: a function is invalid, a name occurs twice, or `choice` is unknown.
@@ -117,41 +120,50 @@ class Grammars:
                 known = ", ".join(parameters)
                 raise InvalidRequest(f"there is no function {choice!r} to call; expected {known}")
             parameters = {choice: parameters[choice]}
-        free = choice == "auto"
-        lark = calls_grammar(
-            form,
-            parameters,
-            written=lambda text: self._written(text, form),
-            tokens=self._specials(form) if free else "",
-            free=free,
-            parallel=parallel,
-        )
+        try:
+            made = CallGrammar(
+                form,
+                parameters,
+                written=lambda text: self._written(text, form),
+                settings=_ONE_LINE,
+            )
+            if choice == "auto":
+                lark = made.free(parallel=parallel, tokens=self._specials(form))
+            else:
+                lark = made.forced(parallel=parallel, thoughts=thoughts)
+        except RecursionError:
+            raise InvalidRequest("the functions' parameters are nested too deeply") from None
         try:
             return self._made("the functions", _document("lark_grammar", json.dumps(lark)))
         except InvalidRequest:
             for name, schema in parameters.items():
                 # Compile each schema alone, so that the error names the function.
                 what = f"the parameters of the function {name!r}"
-                self._made(what, _document("json_schema", schema))
+                self._made(what, _document("json_schema", _schema(what, schema)))
             raise
 
     def _written(self, text: str, form: ToolForm) -> str:
         """Return a text in Lark, with the model's tokens for the form's marks."""
-        marks = "|".join(map(re.escape, form.marks))
+        marks = "|".join(map(re.escape, form.tokens))
         parts = [part for part in re.split(f"({marks})", text) if part]
-        return " ".join(self._mark(part) if part in form.marks else literal(part) for part in parts)
+        return " ".join(
+            self._mark(part) if part in form.tokens else literal(part) for part in parts
+        )
 
     def _mark(self, text: str) -> str:
-        """Return a mark in Lark: the model's token for it, if it has one that is text."""
+        """Return a mark in Lark: the model's token for it, if it has one."""
         token = self._tokenizer.token_id(text)
-        if token is None or text in self._tokenizer.special_tokens():
-            return literal(text)  # a control token would not be in the answer's text
-        return f"<[{token}]>" if self._tokens.is_special_token(token) else literal(text)
+        if token in self._stops:
+            return '""'  # it ends the answer
+        if token is None or not self._tokens.is_special_token(token):
+            return literal(text)
+        return f"<[{token}]>"
 
     def _specials(self, form: ToolForm) -> str:
         """Return Lark ranges of the special tokens that free text may contain, such as <think>."""
-        marks = {self._tokenizer.token_id(mark) for mark in form.marks}
-        return _ranges(token for token in self._special_ids if token not in marks)
+        marks = {form.mark, *(each for each in form.tokens if each in form.close)}
+        barred = {self._tokenizer.token_id(mark) for mark in marks}
+        return _ranges(token for token in self._special_ids if token not in barred)
 
     @cached_property
     def _special_ids(self) -> list[int]:
@@ -194,11 +206,12 @@ def _document(kind: str, value: str) -> str:
     return f'{{"grammars": [{{"{kind}": {value}}}]}}'
 
 
-def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return name -> JSON schema of the arguments, as text."""
+def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return name -> JSON schema of the arguments."""
     if not 1 <= len(functions) <= MAX_FUNCTIONS:
         raise InvalidRequest(f"there are {len(functions)} functions; expected 1 to {MAX_FUNCTIONS}")
-    found: dict[str, str] = {}
+    found: dict[str, dict[str, Any]] = {}
+    size = 0
     for place, function in enumerate(functions):
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not name:
@@ -211,8 +224,8 @@ def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             schema = {"properties": {}, "additionalProperties": False}
         if isinstance(schema, Mapping) and schema.get("type", "object") != "object":
             raise InvalidRequest(f"{what} are of type {schema['type']!r}; expected 'object'")
-        found[name] = _schema(what, schema, {"type": "object"})
-    size = sum(map(len, found.values()))
+        size += len(_schema(what, schema, {"type": "object"}))
+        found[name] = {"type": "object", **schema}
     if size > 4 * MAX_CHARACTERS:
         raise InvalidRequest(
             f"the parameters of all functions have {size} characters together; expected at most "

@@ -6,11 +6,13 @@ as soon as its name is certain, so a call that the limit of tokens cuts has inco
 of a whole text such a call is content.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paceline.constraints.call_text import CallText, NotACall, Reader, decoded
-from paceline.constraints.tool_forms import HERMES, ToolForm
+from paceline.constraints.call_values import read_arguments, written_arguments
+from paceline.constraints.tool_forms import HERMES, MISTRAL, MISTRAL_ARGS, NAME, ToolForm
 from paceline.decoding.text import overlap
 
 
@@ -45,6 +47,8 @@ class CallPiece(NamedTuple):
 
 Part = str | CallPiece
 """Content, or a part of a call."""
+
+_CALL_KEYS = ("name", "type", "id", "arguments", "parameters")
 
 Functions = Mapping[str, Mapping[str, Any]]
 """A function's name -> the JSON schema of its arguments."""
@@ -104,24 +108,32 @@ class CallStream:
         return taken
 
     def _read(self) -> Reader[None]:
-        while True:
-            if not (yield from self._find_mark()):
-                return
-            start, mark, calls = self._source.at, self._form.mark, self._calls
-            self._hold = start
-            self._source.at += len(mark)
-            try:
-                yield from self._group()
-                self._commit()
-            except NotACall:
-                self._pending.clear()
-                if self._hold is not None:
-                    self._calls = calls if self._hold == start else self._calls
-                    self._source.at = self._hold
-                    if self._hold == start:
-                        self._say(mark)
-                        self._source.at += len(mark)
-            self._hold = None
+        source, mark = self._source, self._form.mark
+        if self._form.bare:
+            begins = (yield from source.next()) == "{"
+            source.at = 0
+            if begins:
+                yield from self._attempt("")
+        while (yield from self._find_mark()):
+            yield from self._attempt(mark)
+
+    def _attempt(self, mark: str) -> Reader[None]:
+        """Read a group after its mark; what is no call remains to be read, or is content."""
+        source, start, calls = self._source, self._source.at, self._calls
+        self._hold = start
+        source.at += len(mark)
+        try:
+            yield from self._group()
+            self._commit()
+        except NotACall:
+            self._pending.clear()
+            if self._hold == start:
+                self._calls = calls
+                self._say(mark)
+                source.at = start + len(mark)
+            elif self._hold is not None:
+                source.at = self._hold
+        self._hold = None
 
     def _find_mark(self) -> Reader[bool]:
         """Read content up to a mark, which is not skipped; False at the end of the text."""
@@ -171,12 +183,30 @@ class CallStream:
         else:
             yield from self._call()
         yield from source.next()
-        yield from source.skip(form.close.strip())
+        yield from source.skip(form.close.strip().removeprefix("]"))
 
     def _call(self) -> Reader[None]:
-        if (yield from self._source.next()) != "{":
+        if (yield from self._source.next()) == "{":
+            yield from self._object_call()
+        elif self._form.as_object and self._form is not MISTRAL:
             raise NotACall
-        yield from self._object_call()
+        else:
+            yield from self._named_call(MISTRAL_ARGS if self._form is MISTRAL else self._form)
+
+    def _named_call(self, form: ToolForm) -> Reader[None]:
+        """Read a call that has its function's name before its arguments."""
+        source, after = self._source, form.after
+        yield from source.expect(form.before)
+        name = yield from source.run(NAME)
+        for part in form.optional:
+            yield from source.next()
+            yield from source.skip(part)
+            after = after.replace(part, "", 1)
+        yield from source.expect(after)
+        self._begin(name)
+        yield from read_arguments(form, self._functions.get(name, {}), source, self._argue)
+        yield from source.expect(form.end)
+        self._end()
 
     def _object_call(self) -> Reader[None]:
         """Read a call that is a JSON object, with its keys in any order."""
@@ -188,6 +218,9 @@ class CallStream:
             yield from source.expect(":")
             if key == "name":
                 name = yield from source.json_string()
+                self._check(name)
+            elif self._form.bare and key not in _CALL_KEYS:
+                raise NotACall
             elif key not in ("arguments", "parameters"):
                 yield from source.json(lambda piece: None)
             elif name and (yield from source.next()) == "{":
@@ -202,8 +235,6 @@ class CallStream:
                 break
             source.at += 1
         yield from source.expect("}")
-        if not name:
-            raise NotACall
         if not begun:
             arguments = _object(arguments or "{}")
             self._begin(name)
@@ -211,10 +242,16 @@ class CallStream:
         self._end()
 
     def _begin(self, name: str) -> None:
+        self._check(name)
         self._pending.append(CallPiece(self._calls, name))
         self._calls += 1
         if not self._whole:
             self._commit()
+
+    def _check(self, name: str) -> None:
+        # A bare call has no mark, so that only the name tells it from other JSON.
+        if not name or (self._form.bare and name not in self._functions):
+            raise NotACall
 
     def _argue(self, text: str) -> None:
         piece = CallPiece(self._calls - 1, arguments=text)
@@ -240,6 +277,23 @@ def parse_tool_calls(
     content = "".join(part for part in parts if isinstance(part, str))
     calls = [ToolCall(part.name, part.arguments) for part in parts if isinstance(part, CallPiece)]
     return Parsed(content, tuple(calls))
+
+
+def written_calls(form: ToolForm, calls: Sequence[ToolCall]) -> str:
+    """The text of calls, as a model writes them.
+
+    Raises ValueError if the arguments of one are no JSON object.
+    """
+    texts = [_written(form, call) for call in calls]
+    if form.between is not None:
+        texts = [form.between.join(texts)]
+    mark = "" if form.bare else form.mark
+    return form.separator.join(f"{mark}{form.lead}{text}{form.close}" for text in texts)
+
+
+def _written(form: ToolForm, call: ToolCall) -> str:
+    name = json.dumps(call.name, ensure_ascii=False)[1:-1] if form.as_object else call.name
+    return f"{form.before}{name}{form.after}{written_arguments(form, call.arguments)}{form.end}"
 
 
 def _object(text: str) -> str:

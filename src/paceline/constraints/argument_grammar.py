@@ -1,0 +1,250 @@
+"""Grammar of arguments that are no JSON, from a function's JSON schema, in llguidance's Lark.
+
+Kept are constants, types, arrays, objects, alternatives, references and the bounds of numbers and
+lengths; other keywords are ignored, so that an argument may be wider than its schema. One thing is
+narrower: an object has the properties that are named, if there are any. Invariant: `call_values.py`
+reads what a grammar here allows.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paceline.constraints.call_values import brace_key, resolved, writable_key, written_value
+from paceline.constraints.tool_forms import Syntax, ToolForm
+from paceline.errors import InvalidRequest
+
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_STRINGS = ("minLength", "maxLength", "pattern", "format")
+_DEFINITIONS = ("$defs", "definitions")
+_EMPTY = '""'
+_UNESCAPED = re.compile(r"[^'\"\\\n]+")
+_MAX_REPEAT = 2000
+"""Larger bounds of lengths are ignored: their automata are slow to make."""
+
+
+class ArgumentGrammar:
+    """Makes the rules for one function's arguments."""
+
+    def __init__(
+        self,
+        form: ToolForm,
+        name: str,
+        schema: Mapping[str, Any],
+        *,
+        written: Callable[[str], str],
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            form: how arguments are written.
+            name: beginning of the names of all rules.
+            schema: of the arguments.
+            written: text -> Lark, with the model's own tokens for marks in it.
+            settings: llguidance's, for the JSON in arguments.
+        """
+        self._form = form
+        self._name = name
+        self._root = schema
+        self._written = written
+        self._settings = settings
+        self._python = form.syntax is Syntax.PYTHON
+        self._rules: list[str] = []
+        self._references: dict[str, str] = {}
+        self._any = ""
+
+    def lines(self) -> list[str]:
+        """The rules; the one with the given name is the arguments, with the braces around them.
+
+        Raises InvalidRequest if a parameter's name cannot be written.
+        """
+        form, root = self._form, self._root
+        for key in _mapping(root.get("properties")):
+            if not writable_key(form, key):
+                raise InvalidRequest(
+                    f"the parameter {key!r} cannot be written in this model's form of calls; "
+                    "expected letters, digits and underscores"
+                )
+        if form.syntax is Syntax.XML:
+            text = self._xml_text({})
+            free = f'"<parameter=" /[^>\\n]+/ ">\\n" {text}' if not root.get("properties") else ""
+            body = self._members(root, self._xml_member, free, "")
+        elif self._python:
+            free = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {self._anything()}'
+            body = self._members(root, self._keyword, free, ", ")
+        else:
+            body = self._object(root)
+        return [f"{self._name}: {body}", *self._rules]
+
+    def _rule(self, body: str, option: str = "") -> str:
+        name = f"{self._name}x{len(self._rules)}"
+        self._rules.append(f"{name}{option}: {body}")
+        return name
+
+    def _members(
+        self,
+        schema: Mapping[str, Any],
+        member: Callable[[str, Any], str],
+        free: str,
+        separator: str,
+    ) -> str:
+        """The members of an object in the schema's order; of an open one, any."""
+        properties = _mapping(schema.get("properties"))
+        between = json.dumps(separator)
+        if not properties:
+            closed = schema.get("additionalProperties") is False
+            return _EMPTY if closed else f"({free} ({between} {free})*)?"
+        required = schema.get("required")
+        needed = set(map(str, required)) if isinstance(required, list) else set()
+        rest = first = _EMPTY  # what may follow a member, and what may begin
+        for key, value in reversed(list(properties.items())):
+            item = self._rule(member(key, value))
+            begun, begins = f"{between} {item} {rest}", f"{item} {rest}"
+            optional = key not in needed
+            first = self._rule(f"{begins} | {first}" if optional else begins)
+            rest = self._rule(f"{begun} | {rest}" if optional else begun)
+        return first
+
+    def _xml_member(self, key: str, schema: Any) -> str:
+        head = json.dumps(f"<parameter={key}>\n", ensure_ascii=False)
+        schema = _mapping(schema)
+        target = _mapping(resolved(self._root, schema["$ref"])) if "$ref" in schema else schema
+        if target.get("type") == "string" and not {"enum", "const"} & target.keys():
+            return f"{head} {self._xml_text(target)}"
+        values = target.get("enum", [target["const"]] if "const" in target else None)
+        close = json.dumps("\n</parameter>\n")
+        if isinstance(values, list) and values:
+            return f"{head} {self._choice(values)} {close}"
+        kinds = target.get("type")
+        if isinstance(kinds, list) and "string" in kinds:
+            return f"{head} {self._xml_text({})}"
+        defined = {name: self._root[name] for name in _DEFINITIONS if name in self._root}
+        document = {"x-guidance": self._settings, **defined, **schema}
+        return f"{head} %json {json.dumps(document)} {close}"
+
+    def _xml_text(self, schema: Mapping[str, Any]) -> str:
+        """A text and the tag after it; the parser would take some texts for the tag."""
+        tag = r"<\/parameter>"
+        bad = rf"/(.|\n)*{tag}\s*(<parameter=|<\/function>)(.|\n)*/"
+        return self._rule(rf"/(.|\n){_bounds(schema)}\n{tag}\n/ & ~{bad}", "[lazy]")
+
+    def _keyword(self, key: str, schema: Any) -> str:
+        return f"{json.dumps(key + '=')} {self._value(schema)}"
+
+    def _object(self, schema: Mapping[str, Any]) -> str:
+        if self._python:
+            free = f'%json {{"type": "string"}} ": " {self._anything()}'
+            inside = self._members(schema, self._python_member, free, ", ")
+        else:
+            free = f'/[A-Za-z0-9_.\\-]+/ ":" {self._anything()}'
+            inside = self._members(schema, self._brace_member, free, ",")
+        return f'"{{" {inside} "}}"'
+
+    def _python_member(self, key: str, schema: Any) -> str:
+        return f"{self._literal(key)} {json.dumps(': ')} {self._value(schema)}"
+
+    def _brace_member(self, key: str, schema: Any) -> str:
+        return f"{self._written(brace_key(self._form, key) + ':')} {self._value(schema)}"
+
+    def _value(self, schema: Any) -> str:
+        """A rule for a value of Python's or of the braces' syntax."""
+        if not isinstance(schema, Mapping):
+            return self._anything()
+        if isinstance(reference := schema.get("$ref"), str):
+            return self._reference(reference)
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(values, list) and values:
+            return self._choice(values)
+        for name in ("anyOf", "oneOf"):
+            if isinstance(each := schema.get(name), list) and each:
+                return self._rule(" | ".join(map(self._value, each)))
+        kinds = schema.get("type")
+        if kinds is None:
+            kinds = "object" if "properties" in schema else "array" if "items" in schema else ""
+        several = kinds if isinstance(kinds, list) else [kinds]
+        return self._rule(" | ".join(self._kind(str(kind), schema) for kind in several))
+
+    def _reference(self, reference: str) -> str:
+        if reference not in self._references:
+            name = f"{self._name}r{len(self._references)}"
+            self._references[reference] = name  # first, because a schema may refer to itself
+            self._rules.append(f"{name}: {self._value(resolved(self._root, reference))}")
+        return self._references[reference]
+
+    def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
+        """A rule for a value of one JSON type."""
+        if kind in ("integer", "number"):
+            kept = {name: schema[name] for name in _NUMBERS if name in schema}
+            return self._rule(f"%json {json.dumps({'type': kind, **kept})}")
+        if kind in ("boolean", "null"):
+            return self._choice([True, False] if kind == "boolean" else [None])
+        makers = {"string": self._string, "array": self._array, "object": self._object}
+        return self._rule(makers[kind](schema)) if kind in makers else self._anything()
+
+    def _array(self, schema: Mapping[str, Any]) -> str:
+        item = self._value(schema.get("items"))
+        least, most = _whole(schema.get("minItems")) or 0, _whole(schema.get("maxItems"))
+        if most == 0:
+            return '"[]"'
+        more = max(least - 1, 0)
+        end = "" if most is None else str(max(most - 1, more))
+        comma = json.dumps(", " if self._python else ",")
+        items = f"{item} ({comma} {item}){{{more},{end}}}"
+        return f'"[" ({items}){"" if least else "?"} "]"'
+
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        if self._python:
+            kept = {name: schema[name] for name in _STRINGS if name in schema}
+            document = json.dumps({"type": "string", **kept})
+            single = r"""/'([^'\\]|\\[\\'"nrt])+'/"""  # as models write it too
+            return f"%json {document}" + ("" if kept else f" | {self._rule(single)}")
+        mark, escaped = self._written(self._form.quote), escaped_text(self._form.quote)
+        text = rf"/(.|\n){_bounds(schema)}"
+        if not mark.startswith("<["):
+            return f"{mark} {self._rule(f'{text}{escaped}/', '[lazy]')}"
+        name = f"{self._name}T{len(self._rules)}".upper()
+        self._rules.append(f"{name}: {text}/ & ~/(.|\\n)*{escaped}(.|\\n)*/")
+        return f"{mark} {name} {mark}"
+
+    def _choice(self, values: Sequence[Any]) -> str:
+        return self._rule(" | ".join(map(self._literal, values)))
+
+    def _literal(self, value: Any) -> str:
+        text = written_value(self._form, value)
+        found = self._written(text) if text else _EMPTY
+        if self._python and isinstance(value, str) and _UNESCAPED.fullmatch(value):
+            single = json.dumps(f"'{value}'", ensure_ascii=False)  # as models write it too
+            return f"({found} | {single})"
+        return found
+
+    def _anything(self) -> str:
+        """A rule for a value of any type."""
+        if not self._any:
+            self._any = f"{self._name}any"
+            kinds = [self._kind(kind, {}) for kind in ("string", "number", "boolean", "null")]
+            kinds += [self._kind("array", {}), self._kind("object", {})]
+            self._rules.append(f"{self._any}: {' | '.join(kinds)}")
+        return self._any
+
+
+def escaped_text(text: str) -> str:
+    """A text for a regular expression of Lark."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    """The repetition that a string's schema allows."""
+    least, most = _whole(schema.get("minLength")) or 0, _whole(schema.get("maxLength"))
+    if least > _MAX_REPEAT or (most is not None and most > _MAX_REPEAT):
+        return "*"
+    return "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,365 @@
+"""Reads and writes the arguments of tool calls that are not JSON: XML, Python and braces.
+
+Readers turn arguments into the text of a JSON object, piece by piece, as in `call_text.py`.
+Invariant: what a writer here writes, its reader reads back.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded
+from paceline.constraints.tool_forms import Syntax, ToolForm
+from paceline.decoding.text import overlap
+
+Schema = Mapping[str, Any]
+
+_MAX_DEPTH = 64
+_PYTHON_KEY = re.compile(r"[\w.\-]*")
+_BARE_KEY = re.compile(r"[^\s:=,{}()\[\]<>\"']*")
+_XML_KEY = re.compile(r"[^>\n]*")
+_SCALAR = re.compile(r"[^,{}\[\]()<>\"'\n]*")
+_CLOSE = "</parameter>"
+_CONSTANTS: Mapping[str, Any] = {
+    **{"True": True, "False": False, "None": None},
+    **{"true": True, "false": False, "null": None},
+}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
+_ESCAPES |= {each: each for each in "\\'\""}
+_HEX = {"x": 2, "u": 4, "U": 8}
+
+
+def read_arguments(form: ToolForm, schema: Schema, source: CallText, emit: Emit) -> Reader[None]:
+    """Read a call's arguments up to their end. Raises NotACall if they break off or are invalid."""
+    if form.syntax is Syntax.JSON:
+        if (yield from source.next()) != "{":
+            raise NotACall
+        yield from source.json(emit)
+    elif form.syntax is Syntax.XML:
+        yield from _xml(schema, source, emit)
+    elif form.syntax is Syntax.PYTHON:
+        yield from _members(_Literals(source, emit, form.quote), ")", "=")
+    else:
+        yield from source.expect("{")
+        yield from _members(_Literals(source, emit, form.quote), "}", ":")
+        source.at += 1
+
+
+def written_arguments(form: ToolForm, text: str) -> str:
+    """Arguments as a model writes them, of a JSON object's text. Raises ValueError for others."""
+    if form.syntax is Syntax.JSON:
+        return text
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{text[:40]!r} is no JSON object")  # noqa: TRY004 - a wrong value
+    if form.syntax is Syntax.BRACES:
+        return written_value(form, value)
+    if form.syntax is Syntax.PYTHON:
+        return ", ".join(f"{key}={_python(each)}" for key, each in value.items())
+    return "".join(
+        f"<parameter={key}>\n{written_value(form, each)}\n{_CLOSE}\n" for key, each in value.items()
+    )
+
+
+def written_value(form: ToolForm, value: Any) -> str:
+    """A value as an argument in a form that is not JSON."""
+    if form.syntax is Syntax.XML:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if form.syntax is Syntax.PYTHON:
+        return _python(value)
+    if isinstance(value, str):
+        return f"{form.quote}{value}{form.quote}"
+    if isinstance(value, Mapping):
+        members = (f"{brace_key(form, k)}:{written_value(form, v)}" for k, v in value.items())
+        return "{" + ",".join(members) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(written_value(form, each) for each in value) + "]"
+    return json.dumps(value)
+
+
+def brace_key(form: ToolForm, key: str) -> str:
+    """A key of the syntax BRACES, between quotes if it needs them."""
+    return key if key and _BARE_KEY.fullmatch(key) else f"{form.quote}{key}{form.quote}"
+
+
+def writable_key(form: ToolForm, key: str) -> bool:
+    """Whether a parameter's name can be written."""
+    patterns = {Syntax.XML: _XML_KEY, Syntax.PYTHON: _PYTHON_KEY}
+    pattern = patterns.get(form.syntax)
+    return pattern is None or (key != "" and pattern.fullmatch(key) is not None)
+
+
+def _python(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        members = (f"{_python(str(key))}: {_python(each)}" for key, each in value.items())
+        return "{" + ", ".join(members) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_python, value)) + "]"
+    return str(value) if value is None or isinstance(value, bool) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """The inside of a JSON string. Half a surrogate pair becomes U+FFFD."""
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+class _Literals:
+    """Reads values of Python's and of the braces' syntax."""
+
+    def __init__(self, source: CallText, emit: Emit, quote: str) -> None:
+        self.source = source
+        self.emit = emit
+        self.quote = quote
+        self.depth = 0
+
+    def value(self) -> Reader[None]:
+        """Read a value."""
+        source = self.source
+        first = yield from source.next()
+        if first in ("[", "{"):
+            self.depth += 1
+            if self.depth > _MAX_DEPTH:
+                raise NotACall
+            source.at += 1
+            if first == "[":
+                yield from self._list()
+            else:
+                yield from _members(self, "}", ":")
+            source.at += 1
+            self.depth -= 1
+        elif first in ("'", '"') or (yield from self._quotes()):
+            self.emit('"')
+            yield from self._string(self.emit)
+            self.emit('"')
+        else:
+            self.emit((yield from self._scalar()))
+
+    def _list(self) -> Reader[None]:
+        self.emit("[")
+        begun = False
+        while (yield from self.source.next()) != "]":
+            if begun:
+                self.emit(", ")
+            yield from self.value()
+            begun = True
+            yield from _separator(self.source, "]")
+        self.emit("]")
+
+    def _scalar(self) -> Reader[str]:
+        text = (yield from self.source.run(_SCALAR)).strip()
+        if text in _CONSTANTS:
+            return json.dumps(_CONSTANTS[text])
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            value = None
+        if isinstance(value, int | float):
+            try:
+                return json.dumps(value, allow_nan=False)
+            except ValueError as error:
+                raise NotACall from error
+        if not text or not self.quote:
+            raise NotACall
+        return json.dumps(text, ensure_ascii=False)  # a word without its marks
+
+    def key(self) -> Reader[str]:
+        """Read the key of an object."""
+        first = yield from self.source.next()
+        if first not in ("'", '"') and not (yield from self._quotes()):
+            return (yield from self.source.run(_BARE_KEY))
+        read: list[str] = []
+        yield from self._string(read.append)
+        return str(decoded(f'"{"".join(read)}"'))
+
+    def _quotes(self) -> Reader[bool]:
+        """Whether a string between the form's marks comes next."""
+        if not self.quote:
+            return False
+        return (yield from self.source.begins(self.quote))
+
+    def _string(self, emit: Emit) -> Reader[None]:
+        """Read a string, its quotes included, as the inside of a JSON string."""
+        source = self.source
+        end, escapes = self.quote, False
+        if not (yield from self._quotes()):
+            end, escapes = source.text[source.at], True
+            end = end * 3 if (yield from source.begins(end * 3)) else end
+        source.at += len(end)
+        while True:
+            found = source.text.find(end, source.at)
+            slash = source.text.find("\\", source.at) if escapes else -1
+            if slash >= 0 and not 0 <= found < slash:
+                emit(_quoted(source.text[source.at : slash]))
+                source.at = slash
+                emit(_quoted((yield from self._escape())))
+            elif found >= 0:
+                emit(_quoted(source.text[source.at : found]))
+                source.at = found + len(end)
+                return
+            else:
+                text = source.text[source.at :]
+                keep = overlap(text, end)
+                emit(_quoted(text[: len(text) - keep]))
+                source.at += len(text) - keep
+                yield from source.more()
+
+    def _escape(self) -> Reader[str]:
+        """Read an escape sequence of Python, or several for one character."""
+        source = self.source
+        yield from source.has(2)
+        kind = source.text[source.at + 1]
+        digits = _HEX.get(kind)
+        if digits is None:
+            found = source.text[source.at : source.at + 2]
+            source.at += 2
+            return "" if kind == "\n" else _ESCAPES.get(kind, found)
+        yield from source.has(2 + digits)
+        text = source.text[source.at + 2 : source.at + 2 + digits]
+        try:
+            character = chr(int(text, 16))
+        except (ValueError, OverflowError) as error:
+            raise NotACall from error
+        source.at += 2 + digits
+        if "\ud800" <= character < "\udc00" and (yield from source.begins("\\u")):
+            return character + (yield from self._escape())
+        return character
+
+
+def _members(values: _Literals, end: str, colon: str) -> Reader[None]:
+    """Read keys and values up to `end`, which is not skipped."""
+    source, emit = values.source, values.emit
+    emit("{")
+    begun = False
+    while (yield from source.next()) != end:
+        key = yield from values.key()
+        if not key:
+            raise NotACall
+        yield from source.expect(colon)
+        emit(f"{', ' if begun else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        yield from values.value()
+        begun = True
+        yield from _separator(source, end)
+    emit("}")
+
+
+def _separator(source: CallText, end: str) -> Reader[None]:
+    """Skip a comma, if the end does not come next."""
+    found = yield from source.next()
+    if found == ",":
+        source.at += 1
+    elif found != end:
+        raise NotACall
+
+
+def _xml(schema: Schema, source: CallText, emit: Emit) -> Reader[None]:
+    """Read `<parameter=key>`, a value and `</parameter>`, again and again."""
+    emit("{")
+    begun = False
+    while True:
+        yield from source.next()
+        if not (yield from source.skip("<parameter=")):
+            break
+        key = yield from source.run(_XML_KEY)
+        yield from source.expect(">")
+        yield from source.skip("\n")
+        emit(f"{', ' if begun else ''}{json.dumps(key, ensure_ascii=False)}: ")
+        types = parameter_types(schema, key)
+        if types == {"string"}:
+            emit('"')
+            yield from _xml_text(source, lambda text: emit(_quoted(text)))
+            emit('"')
+        else:
+            read: list[str] = []
+            yield from _xml_text(source, read.append)
+            emit(_typed("".join(read), types))
+        begun = True
+    emit("}")
+
+
+def _xml_text(source: CallText, emit: Emit) -> Reader[None]:
+    """Read a value up to its closing tag, without the line break before that.
+
+    The tag is text where neither another parameter nor the end of the function follows it.
+    """
+    while True:
+        found = source.text.find(_CLOSE, source.at)
+        if found < 0:
+            text = source.text[source.at :]
+            keep = max(overlap(text, _CLOSE), overlap(text, "\n" + _CLOSE))
+            emit(text[: len(text) - keep])
+            source.at += len(text) - keep
+            yield from source.more()
+            continue
+        start = found - 1 if found > source.at and source.text[found - 1] == "\n" else found
+        emit(source.text[source.at : start])
+        text = source.text[start : found + len(_CLOSE)]
+        source.at = found + len(_CLOSE)
+        after = source.at
+        yield from source.next()
+        for tag in ("<parameter=", "</function>"):
+            if (yield from source.begins(tag)):
+                return
+        source.at = after
+        emit(text)
+
+
+def parameter_types(schema: Schema, key: str) -> set[str]:
+    """JSON types of a parameter; none if its schema does not say."""
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    return _types(found, schema, 0)
+
+
+def _types(schema: Any, root: Schema, depth: int) -> set[str]:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return set()
+    if "type" in schema:
+        named = schema["type"]
+        return {str(each) for each in (named if isinstance(named, list) else [named])}
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return {_type_of(value) for value in values}
+    if isinstance(reference := schema.get("$ref"), str):
+        return _types(resolved(root, reference), root, depth + 1)
+    found: set[str] = set()
+    for name in ("anyOf", "oneOf", "allOf"):
+        for each in schema.get(name) or ():
+            types = _types(each, root, depth + 1)
+            if not types and name != "allOf":
+                return set()
+            found |= types
+    return found
+
+
+def resolved(root: Schema, reference: str) -> Any:
+    """The schema at a reference such as "#/$defs/city"; None if it is not there."""
+    found: Any = root
+    if not reference.startswith("#"):
+        return None
+    for step in filter(None, reference[1:].split("/")):
+        name = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return kinds.get(type(value), "object")
+
+
+def _typed(text: str, types: set[str]) -> str:
+    """JSON of a value that is written as text, of the first type that fits; else a string."""
+    try:
+        value = _CONSTANTS[text.strip()] if text.strip() in _CONSTANTS else decoded(text)
+    except NotACall:
+        return json.dumps(text, ensure_ascii=False)
+    kind = _type_of(value)
+    fits = not types or kind in types or (kind == "integer" and "number" in types)
+    return json.dumps(value if fits or "string" not in types else text, ensure_ascii=False)
