@@ -25,6 +25,7 @@ class CallGrammar:
         parameters: Mapping[str, Mapping[str, Any]],
         *,
         written: Callable[[str], str],
+        token: Callable[[str], str],
         settings: Mapping[str, Any],
     ) -> None:
         """Prepare.
@@ -33,6 +34,7 @@ class CallGrammar:
             form: how calls are written.
             parameters: a function's name -> the JSON schema of its arguments.
             written: text -> Lark, with the model's own tokens for marks in it.
+            token: mark -> Lark: the model's token for it, or its text.
             settings: llguidance's, for JSON.
 
         Raises InvalidRequest if a name cannot be written.
@@ -40,6 +42,7 @@ class CallGrammar:
         self._form = form
         self._parameters = parameters
         self._written = written
+        self._token = token
         self._settings = settings
         names = [f"f{place}" for place in range(len(parameters))]
         self._lines = [f"TEXT: {_TEXT}", f"any: {' | '.join(names)}"]
@@ -130,26 +133,20 @@ class CallGrammar:
 
     def _thoughts(self, marks: ReasoningMarks) -> list[str]:
         """Rules for thoughts, which may be left out unless the prompt has begun them."""
-        ids = {mark: token for token, mark in marks.tokens.items()}
-
-        def written(mark: str) -> str:
-            return f"<[{ids[mark]}]>" if mark in ids else literal(mark)
-
+        written = self._token
         if marks.channels:
             start, channel, message = map(written, marks.opens)
             body = f'{channel} "analysis" {message} TEXT {written(marks.closes[0])}'
             return [f'thoughts: ({body} {start} "assistant")?']
-        closes = " | ".join(
-            f"TEXT {written(mark)}" if mark in ids else f"closed{place}"
-            for place, mark in enumerate(marks.closes)
-        )
-        lazy = [
-            f"closed{place}[lazy]: TEXT {literal(mark)}"
-            for place, mark in enumerate(marks.closes)
-            if mark not in ids
-        ]
+        closes, lazy = [], []
+        for place, mark in enumerate(marks.closes):
+            if written(mark) == literal(mark):
+                lazy.append(f"closed{place}[lazy]: TEXT {literal(mark)}")
+                closes.append(f"closed{place}")
+            else:
+                closes.append(f"TEXT {written(mark)}")
         opens = " | ".join(map(written, marks.opens))
-        thought = f"({closes}) /\\s{{0,8}}/"
+        thought = f"({' | '.join(closes)}) /\\s{{0,8}}/"
         body = thought if marks.inside else f"(({opens}) {thought})?"
         return [*lazy, f"thoughts: {body}"]
 

@@ -125,6 +125,7 @@ class Grammars:
                 form,
                 parameters,
                 written=lambda text: self._written(text, form),
+                token=self._mark,
                 settings=_ONE_LINE,
             )
             if choice == "auto":

@@ -9,11 +9,14 @@ that the same letters in a text are no mark; other marks are matched in the text
 to the answer alone. White space around reasoning is dropped.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from paceline.decoding.text import Decode, StopStrings, TextPiece, TextStream, overlap
+
+_RECIPIENT = re.compile(r"[\s<]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class ReasoningMarks:
     """Whether the prompt ends inside reasoning."""
     channels: bool = False
     """Whether the answer is a sequence of messages with named channels (harmony)."""
+    calls: bool = False
+    """Whether messages to a function keep their marks, brought into one order."""
 
 
 def answer_text(
@@ -230,11 +235,18 @@ class ReasoningText(TextStream):
             else:
                 self._state = _State.ANSWER
                 if call:  # only the head names the function
-                    self._answer.append(head)
+                    self._answer.append(self._call_head(head))
         else:
             from_head = self._state is _State.HEADER and " to=" in held
             self._role = f"{held} " if mark == "<|channel|>" and from_head else ""
             self._state = _State.ANSWER if mark == "<|end|>" else _State.HEADER
+
+    def _call_head(self, head: str) -> str:
+        """The head of a message to a function, which is named after the role or the channel."""
+        if not self._marks.calls:
+            return head
+        _, _, recipient = head.partition(" to=")
+        return f"<|channel|>commentary to={_RECIPIENT.split(recipient)[0]}<|message|>"
 
     def _begin_reasoning(self) -> None:
         self._state, self._label = _State.REASONING, self._marks.label

@@ -4,7 +4,7 @@ Depends on one function of the tokenizer, ids -> text. Invariant: emitted text n
 the same however the tokens were grouped into blocks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 Decode = Callable[[Sequence[int]], str]
@@ -111,6 +111,22 @@ class TextStream:
         """End the answer; returns the text held back, broken characters included."""
         fresh = self._decode(self._window)[self._taken :] if self._window else ""
         return TextPiece(fresh, self._stop.push(fresh, at_end=True))
+
+
+def showing(decode: Decode, shown: Mapping[int, str]) -> Decode:
+    """Return `decode` with text for tokens that it leaves out: id -> text."""
+    if not shown:
+        return decode
+
+    def decoded(ids: Sequence[int]) -> str:
+        parts, start = [], 0
+        for place, token in enumerate(ids):
+            if token in shown:
+                parts += [decode(ids[start:place]) if place > start else "", shown[token]]
+                start = place + 1
+        return "".join([*parts, decode(ids[start:])]) if start < len(ids) else "".join(parts)
+
+    return decoded
 
 
 def overlap(text: str, mark: str) -> int:

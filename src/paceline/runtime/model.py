@@ -10,6 +10,7 @@ from paceline import drafters as drafting
 from paceline.decoding.auto import Acceptance
 from paceline.decoding.generation import Generation
 from paceline.decoding.reasoning import answer_text
+from paceline.decoding.text import showing
 from paceline.drafters import (
     AnswerHistory,
     DrafterResources,
@@ -344,7 +345,7 @@ class Model:
                 constraint=request.constraint,
                 logprobs=request.logprobs,
                 prompt_logprobs=request.prompt_logprobs,
-                text=answer_text(decode, stopping.stop, request.thoughts),
+                text=answer_text(showing(decode, request.shown), stopping.stop, request.thoughts),
                 counters=stats,
             )
         except ValueError as error:

@@ -126,6 +126,8 @@ class Request:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     thoughts: ReasoningMarks | None = None
     """How the model's reasoning is marked; None: all of the text is the answer."""
+    shown: Mapping[int, str] = field(default_factory=dict)
+    """Control tokens that are in the answer's text: id -> text."""
     repetition: Repetition | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
     """The sources of sampling settings and `max_tokens`."""

@@ -228,7 +228,8 @@ class Service:
         """The `n` requests for answers to one prompt.
 
         `more` are `Options` that the body does not have under the same names; `constraint`, a
-        factory of the answers' constraints; and `thoughts`, the form of their thoughts.
+        factory of the answers' constraints; `thoughts`, the form of their thoughts; and `shown`,
+        control tokens that are in their text.
 
         Raises:
             InvalidRequest: a value is out of range.
@@ -236,6 +237,7 @@ class Service:
         """
         constraint_of = more.pop("constraint", None) or self._constraint(body)
         thoughts: ReasoningMarks | None = more.pop("thoughts", None)
+        shown: dict[int, str] = more.pop("shown", {})
         chosen: dict[str, Any] = {**_sampling(body), **self._drafting(body), **more}
         limit = body.max_answer_tokens
         if limit is not None:
@@ -253,7 +255,7 @@ class Service:
             asked["seed"] = None if seed is None else (seed + index) % 2**64
             request = ServerRequest(
                 tokens,
-                replace(check(asked, self.defaults), thoughts=thoughts),
+                replace(check(asked, self.defaults), thoughts=thoughts, shown=shown),
                 body.cache_salt,
                 body.cache_prompt,
                 self.settings.request_seconds,
@@ -292,21 +294,37 @@ class Service:
             param="structured_outputs",
         )
 
-    def tool_constraint(
-        self, tools: list[Tool], choice: str | NamedTool, *, parallel: bool
-    ) -> Callable[[], Constraint | None]:
-        """A factory of the constraints of answers that may call functions."""
-        functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
-        named = choice.function.name if isinstance(choice, NamedTool) else choice
+    def tool_options(
+        self,
+        tools: list[Tool],
+        choice: str | NamedTool,
+        *,
+        parallel: bool,
+        thoughts: ReasoningMarks | None,
+    ) -> dict[str, Any]:
+        """Options of `requests` for answers that may call functions after thoughts."""
         form = self.tool_form
+        named = choice.function.name if isinstance(choice, NamedTool) else choice
         if form is None:
             if named == "auto":
-                return lambda: None
+                return {"thoughts": thoughts}
             raise ApiError(
-                "the model's chat template writes tool calls in an unknown form; use auto or none",
+                "tool_choice: this model writes tool calls in an unknown form; use auto or none",
                 param="tool_choice",
             )
-        return lambda: self.grammars.tools(functions, named, parallel=parallel, form=form)
+        functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
+        special = self.tokenizer.special_tokens()
+
+        def constraint() -> Constraint:
+            return self.grammars.tools(
+                functions, named, parallel=parallel, form=form, thoughts=thoughts
+            )
+
+        return {
+            "constraint": constraint,
+            "thoughts": replace(thoughts, calls=True) if thoughts and form.channels else thoughts,
+            "shown": {special[mark]: mark for mark in form.tokens if mark in special},
+        }
 
     def prediction(self, prediction: Prediction | None) -> dict[str, Any]:
         """The option `prediction`, if the request has one."""

@@ -103,8 +103,11 @@ class Chat(ApiRequest[ChatBody]):
         if self._calling:
             if body.response_format is not None and body.response_format.type != "text":
                 raise ApiError("cannot be combined with tools", param="response_format")
-            options["constraint"] = service.tool_constraint(
-                body.tools, body.tool_choice, parallel=body.parallel_tool_calls
+            options |= service.tool_options(
+                body.tools,
+                body.tool_choice,
+                parallel=body.parallel_tool_calls,
+                thoughts=thoughts,
             )
         self.requests = service.requests(body, self._tokens, **options)
         self.tool_form = service.tool_form if self._calling else None
@@ -117,8 +120,6 @@ class Chat(ApiRequest[ChatBody]):
     def _may_think(self) -> bool:
         """Whether the constraint of the answer allows thoughts before it."""
         body = self._body
-        if self._calling:
-            return body.tool_choice == "auto"
         wanted = body.response_format
         return body.structured_outputs is None and (wanted is None or wanted.type == "text")
 
