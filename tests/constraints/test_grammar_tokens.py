@@ -8,6 +8,7 @@ from gguf import TokenType
 
 from paceline.constraints.grammar import Grammars
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.text import showing
 from paceline.decoding.types import FinishReason
 from paceline.engines.base import Engine
 from paceline.models import Tokenizer
@@ -75,7 +76,9 @@ def test_free_text_allows_every_token_that_begins_no_call(marked_path: Path):
     assert not strings & set(tokenizer.encode(f"<think>{START}", special=True))
 
 
-def test_marks_that_are_control_tokens_are_written_as_text(marked_path: Path, tmp_path: Path):
+def test_marks_that_are_control_tokens_are_generated_as_these_tokens(
+    marked_path: Path, tmp_path: Path
+):
     parsed = json.loads(marked_path.read_text(encoding="utf-8"))
     for token in parsed["added_tokens"]:
         token["special"] = True
@@ -83,12 +86,13 @@ def test_marks_that_are_control_tokens_are_written_as_text(marked_path: Path, tm
     path.write_text(json.dumps(parsed), encoding="utf-8")
     grammars = Grammars(path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     tokenizer = Tokenizer(path)
-    tokens = tokenizer.encode(WEATHER)
-    assert tokenizer.decode(tokens) == WEATHER
+    tokens = tokenizer.encode(WEATHER, special=True)
+    mark = tokenizer.token_id("<tool_call>")
+    assert mark in tokens
     for choice in ("auto", "required"):
         assert follows(grammars.tools(FUNCTIONS, choice), tokens) == len(tokens) + 1
-        mark = tokenizer.token_id("<tool_call>")
-        assert mark not in allowed(grammars.tools(FUNCTIONS, choice))
+    shown = {number: name for name, number in tokenizer.special_tokens().items()}
+    assert showing(tokenizer.decode, shown)(tokens) == WEATHER
 
 
 def test_free_text_masks_nothing_else(marked_path: Path):

@@ -209,16 +209,25 @@ def test_any_values_are_read_back_however_the_text_is_cut(
     assert tidy(streamed([*text], form, functions)) == expected
 
 
+PARTS = [
+    *(
+        "<tool_call>",
+        "[TOOL_CALLS]",
+        "<|tool_call>",
+        "<|tool_call_start|>",
+        "<|channel|>",
+        "[ARGS]",
+    ),
+    *("<function=", "</function>", "<parameter=", "</parameter>", "call:", "now", "a", "\n", "\\"),
+    *("(", ")", "{", "}", "[", "]", "<", ">", ",", ":", "=", '"', "'"),
+    '{"name": "now", "arguments": ',
+]
+
+
 @settings(max_examples=60)
 @given(
     text=st.lists(
-        st.sampled_from(
-            (
-                "<tool_call> [TOOL_CALLS] <|tool_call> call: now ( ) { } [ ] , \" ' \\ <function= > a"
-                " </function> <parameter= [ARGS] <|tool_call_start|> <|channel|> : </parameter>"
-            ).split()
-            + ["\n", '{"name": "now", "arguments": ']
-        ),
+        st.sampled_from(PARTS),
         max_size=14,
     ),
     form=st.sampled_from(FORMS),

@@ -110,7 +110,9 @@ class ArgumentGrammar:
     def _xml_member(self, key: str, schema: Any) -> str:
         head = json.dumps(f"<parameter={key}>\n", ensure_ascii=False)
         schema = _mapping(schema)
-        target = _mapping(resolved(self._root, schema["$ref"])) if "$ref" in schema else schema
+        reference = schema.get("$ref")
+        known = isinstance(reference, str)
+        target = _mapping(resolved(self._root, str(reference))) if known else schema
         if target.get("type") == "string" and not {"enum", "const"} & target.keys():
             return f"{head} {self._xml_text(target)}"
         values = target.get("enum", [target["const"]] if "const" in target else None)

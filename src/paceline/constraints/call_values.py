@@ -328,7 +328,8 @@ def _types(schema: Any, root: Schema, depth: int) -> set[str]:
         return _types(resolved(root, reference), root, depth + 1)
     found: set[str] = set()
     for name in ("anyOf", "oneOf", "allOf"):
-        for each in schema.get(name) or ():
+        listed = schema.get(name)
+        for each in listed if isinstance(listed, list) else ():
             types = _types(each, root, depth + 1)
             if not types and name != "allOf":
                 return set()

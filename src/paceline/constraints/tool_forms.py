@@ -145,12 +145,13 @@ MISTRAL_ARGS = replace(
     lead="",
     before="",
     after="[ARGS]",
+    optional=("[ARGS]",),
     end="",
     between=None,
     close="",
     tokens=("[TOOL_CALLS]", "[ARGS]"),
 )
-"""Mistral's tokenizers from version 11 on: Magistral, Devstral, Ministral 3."""
+"""Mistral's tokenizers from version 13 on: Devstral, Ministral 3. Version 11 has no `[ARGS]`."""
 
 GEMMA = ToolForm(
     "gemma",
@@ -179,7 +180,7 @@ FUNCTION_GEMMA = replace(
 
 LFM2 = ToolForm(
     "lfm2",
-    _signs(r"<\|tool_(call|list)_start\|>"),
+    _signs(r"<\|tool_(call|list)_start\|>|List of tools: "),
     mark="<|tool_call_start|>",
     lead="[",
     before="",

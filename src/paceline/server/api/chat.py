@@ -24,6 +24,7 @@ from paceline.server.api.schema import (
 )
 from paceline.server.api.tool_calls import (
     describe_tools,
+    fit_calls,
     function_schemas,
     openai_calls,
     openai_delta,
@@ -222,7 +223,9 @@ def rendered(service: Service, body: ChatBody) -> RenderedChat:
         raise ApiError(f"cannot set {min(wrong)}", param="chat_template_kwargs")
     chat = template_messages(body.messages, thinking)
     tools = body.tools if body.calling else []
-    if not service.template_has_tools:
+    if service.template_has_tools:
+        chat = fit_calls(chat, service.tool_form, service.files.chat_template or "")
+    else:
         chat, tools = describe_tools(chat, tools), []
     listed = [tool.model_dump(exclude_none=True) for tool in tools] or None
     variables = body.chat_template_kwargs

@@ -12,7 +12,7 @@ from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.errors import ApiError, prompt_too_long
 from paceline.server.api.http import Reply
 from paceline.server.api.schema import MAX_MESSAGES, Body, Message, parse
-from paceline.server.api.tool_calls import describe_tools, template_messages
+from paceline.server.api.tool_calls import describe_tools, fit_calls, template_messages
 from paceline.server.service import Service
 
 _STUCK_SECONDS = 120.0
@@ -137,7 +137,10 @@ class InfoHandlers:
         service.check_model(body.model)
         if body.messages is not None:
             chat = template_messages(body.messages, service.files.thinking())
-            chat = chat if service.template_has_tools else describe_tools(chat, [])
+            if service.template_has_tools:
+                chat = fit_calls(chat, service.tool_form, service.files.chat_template or "")
+            else:
+                chat = describe_tools(chat, [])
             prompt = service.render_chat(chat, generate=body.add_generation_prompt).text
             tokens = service.tokenizer.encode(prompt, special=True)
         else:

@@ -3,14 +3,18 @@
 `constraints/tool_calls.py` splits an answer.
 """
 
+import hashlib
 import json
+import re
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from paceline.constraints.tool_calls import CallPiece, ToolCall
+from paceline.constraints.tool_calls import CallPiece, ToolCall, written_calls
 from paceline.constraints.tool_forms import ToolForm
 from paceline.models.thinking import Thinking
+from paceline.server.api.errors import ApiError
 from paceline.server.api.schema import Message, Tool
 
 _INSTRUCTIONS = """You may call functions to help with the user's request. These are the functions:
@@ -25,6 +29,9 @@ To call one, answer with its name and its arguments as JSON:
 
 _TOOL_FIELDS = ("tool_calls", "tool_call_id", "name")
 """Fields of a message that a template without tools does not support."""
+
+_TOOL_ROLE = re.compile(r"""['"]tool['"]""")
+"""In templates that know messages of the role `tool`."""
 
 
 def function_schemas(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
@@ -63,9 +70,18 @@ def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[d
     """Messages for a chat template: parsed arguments, and `developer` becomes `system`.
 
     `thinking` has the names under which the template expects the thoughts of earlier answers.
+    Raises ApiError for a tool's result without its call.
     """
     found = []
-    for message in messages:
+    called: set[str | None] = set()
+    for place, message in enumerate(messages):
+        called |= {call.id for call in message.tool_calls or ()}
+        if message.role == "tool" and not {None, message.tool_call_id} & called:
+            raise ApiError(
+                f"messages[{place}]: the result of a tool without its call; expected the "
+                "tool_call_id of a call in an earlier message of the assistant",
+                param=f"messages[{place}].tool_call_id",
+            )
         role = "system" if message.role == "developer" else message.role
         made: dict[str, Any] = {"role": role, "content": message.content or ""}
         made |= thinking.message_fields(message.reasoning_content)
@@ -86,6 +102,53 @@ def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[d
                 for call in message.tool_calls
             ]
         found.append(made)
+    return found
+
+
+def fit_calls(
+    chat: Sequence[dict[str, Any]], form: ToolForm | None, template: str
+) -> list[dict[str, Any]]:
+    """A chat with its calls and their results as a template that supports tools expects them."""
+    found = [dict(message) for message in chat]
+    if form and form.id_length:
+        for message in found:
+            if message.get("tool_call_id"):
+                message["tool_call_id"] = _short_id(message["tool_call_id"], form.id_length)
+            for call in message.get("tool_calls", ()):
+                call["id"] = _short_id(call["id"] or "", form.id_length)
+    if form and "tool_calls" not in template:
+        for message in found:
+            calls = [
+                ToolCall(call["function"]["name"], json.dumps(call["function"]["arguments"]))
+                for call in message.pop("tool_calls", ())
+            ]
+            with suppress(ValueError):  # arguments that are no object
+                message["content"] += written_calls(form, calls) if calls else ""
+    if "tool_responses" in template and not _TOOL_ROLE.search(template):
+        return _with_responses(found)
+    return found
+
+
+def _short_id(text: str, length: int) -> str:
+    """An id of letters and digits; the same for the same text."""
+    if len(text) == length and text.isascii() and text.isalnum():
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
+
+
+def _with_responses(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A chat with results in the message that called, as Gemma 4's templates read them."""
+    found: list[dict[str, Any]] = []
+    names: dict[str | None, str] = {}
+    for message in chat:
+        calls = message.get("tool_calls", ())
+        names |= {call["id"]: call["function"]["name"] for call in calls}
+        if message["role"] == "tool" and found and found[-1].get("tool_calls"):
+            name = names.get(message.get("tool_call_id"), "unknown")
+            response = {"name": name, "response": message["content"]}
+            found[-1].setdefault("tool_responses", []).append(response)
+        else:
+            found.append(dict(message))
     return found
 
 
