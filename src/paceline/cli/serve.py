@@ -63,6 +63,14 @@ def serve(
     grace: Annotated[
         float, _load(parser=numbers.SECONDS, help="seconds that requests may still run at shutdown")
     ] = 30.0,
+    prompt_cache: Annotated[
+        float | None,
+        _load(
+            parser=numbers.GIGABYTES,
+            metavar="GB",
+            help="keep the KV of prompts on disk, at most so much; default: in memory alone",
+        ),
+    ] = None,
     drafter: Annotated[str, _default(help="auto, none, or parts joined by +")] = "auto",
     policy: Annotated[str, _default(help="auto, fixed, adaptive or kelly")] = "auto",
     max_block: Annotated[
@@ -117,6 +125,7 @@ def serve(
         max_waiting=queue,
         max_running=at_once,
         request_seconds=timeout,
+        prompt_cache_bytes=None if prompt_cache is None else int(prompt_cache * 1e9),
         grace_seconds=grace,
         **speculation,
     )
@@ -155,10 +164,12 @@ def _child_options(settings: "Settings", model: ModelOptions, generation_config:
             raise InvalidRequest(f"--{name} is of one model; leave out --all")
     if settings.name or settings.aliases:
         raise InvalidRequest("--name and --alias are of one model; leave out --all")
+    bytes_ = settings.prompt_cache_bytes
     values = {
         "--queue": settings.max_waiting,
         "--at-once": settings.max_running,
         "--timeout": settings.request_seconds,
+        "--prompt-cache": bytes_ and bytes_ / 1e9,
         "--grace": settings.grace_seconds,
         "--drafter": settings.drafter,
         "--policy": settings.policy,

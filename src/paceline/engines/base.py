@@ -8,7 +8,10 @@ the number of rows in the call, nor on the row's place, nor on the other sequenc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from paceline.decoding.types import Best, Block, Logits, Taps
 from paceline.errors import InvalidRequest
@@ -84,6 +87,40 @@ class KVSequence(Protocol):
 
     def close(self) -> None:
         """Free the slots. Further calls do nothing."""
+        ...
+
+
+@runtime_checkable
+class KeepsKV(Protocol):
+    """An engine whose KV can be copied out of it, and put back into another of the same kind."""
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether it can with this model; hybrids have states besides KV."""
+        ...
+
+    def kv_of(
+        self, sequence: KVSequence, start: int, stop: int
+    ) -> Mapping[str, npt.NDArray[np.float16]]:
+        """Copies of the KV of slots [start, stop), which are whole KV blocks.
+
+        Name of a cache -> [blocks, ...]. The slots are within `sequence.shareable_length`.
+        """
+        ...
+
+    def extend_kv(
+        self, sequence: KVSequence, arrays: Mapping[str, npt.NDArray[np.float16]]
+    ) -> None:
+        """Append KV to a sequence of whole KV blocks, as if it was prefilled.
+
+        Args:
+            sequence: see above; none of its slots is shared after its length.
+            arrays: what `kv_of` returned for the tokens that follow, after the same tokens.
+
+        Raises:
+            CacheFull: the cache has no room for it.
+            ValueError: the arrays are of another model.
+        """
         ...
 
 

@@ -9,6 +9,7 @@ at most `_MAX_ENTRIES`.
 
 import logging
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,9 @@ import numpy.typing as npt
 from paceline.decoding.types import common_prefix_length
 from paceline.drafters import DraftKV
 from paceline.engines.base import Engine, KVSequence
+
+if TYPE_CHECKING:
+    from paceline.server.prompt_store import PromptStore
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +60,12 @@ class _Entry:
 class PrefixCache:
     """The prefix cache of one engine. Not thread-safe."""
 
-    def __init__(self, engine: Engine) -> None:
-        """An empty cache; its entries may fill all slots that no request holds."""
-        self._engine = engine
+    def __init__(self, engine: Engine, store: "PromptStore | None" = None) -> None:
+        """An empty cache; its entries may fill all slots that no request holds.
+
+        `store` keeps prompts without a salt on disk, too.
+        """
+        self._engine, self._store = engine, store
         self._entries: list[_Entry] = []  # least recently used first
         self.queried_tokens = 0
         """Prompt tokens that were looked up."""
@@ -87,6 +94,14 @@ class PrefixCache:
         prefix = self._share(self._entries[-1], length)
         self.hit_tokens += prefix.hit_tokens
         return prefix
+
+    def extend(self, prefix: CachedPrefix, prompt: Tokens, salt: str = "") -> CachedPrefix:
+        """Add what is on disk of an admitted prompt."""
+        if self._store is None or salt:
+            return prefix
+        longer = self._store.extend(prefix, prompt)
+        self.hit_tokens += longer.hit_tokens - prefix.hit_tokens
+        return longer
 
     def undo_open(self, prompt: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
         """Revert `open` for a request that was not admitted, the counters included."""
@@ -151,6 +166,8 @@ class PrefixCache:
             # The new one has all of it.
             if common_prefix_length(entry.tokens, tokens) == len(entry.tokens):
                 self._remove(entry)
+        if self._store is not None and not salt:
+            self._store.save(sequence, tokens)
         self._entries.append(_Entry(tokens, sequence, prefix.memory, salt))
         if len(owned := self._owned()) > _MAX_ENTRIES:
             self._remove(owned[0])
@@ -180,9 +197,11 @@ class PrefixCache:
         return bool(owned)
 
     def clear(self) -> None:
-        """Evict every entry."""
+        """Evict every entry. What is kept on disk stays."""
         for entry in self._owned():
             self._remove(entry)
+        if self._store is not None:
+            self._store.close()
 
     def _owned(self) -> list[_Entry]:
         return [entry for entry in self._entries if entry.owned]

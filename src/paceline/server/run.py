@@ -11,11 +11,13 @@ from contextlib import suppress
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.models import cache_dir
 from paceline.runtime.model import Model
 from paceline.server import page
 from paceline.server.app import make_app
 from paceline.server.http_server import HttpServer, allow_open_files
 from paceline.server.metrics import Metrics
+from paceline.server.prompt_store import PromptStore
 from paceline.server.scheduler import Scheduler
 from paceline.server.service import Service
 from paceline.server.settings import Settings
@@ -74,7 +76,10 @@ class Server:
         self.http = HttpServer(host, port, settings)
         self.settings = self.http.settings
         self.scheduler = Scheduler(
-            model, max_waiting=settings.max_waiting, max_running=settings.max_running
+            model,
+            max_waiting=settings.max_waiting,
+            max_running=settings.max_running,
+            store=_store(model, settings),
         )
         self.service = Service(self.scheduler, self.settings)
         metrics = Metrics(self.service)
@@ -91,6 +96,14 @@ class Server:
     def stop(self) -> None:
         """Shut down, from any thread; the second call skips the grace period."""
         self.http.stop()
+
+
+def _store(model: Model, settings: Settings) -> PromptStore | None:
+    if settings.prompt_cache_bytes is None:
+        return None
+    folder = cache_dir() / "prompts"
+    fingerprint = model.files.fingerprint
+    return PromptStore(folder, model.engine, fingerprint, settings.prompt_cache_bytes)
 
 
 def _stop_at_end(server: Server) -> None:

@@ -30,6 +30,7 @@ from paceline.runtime.result import Result
 from paceline.server.admission import Admission
 from paceline.server.batch import Batcher, Work
 from paceline.server.prefix_cache import CachedPrefix, PrefixCache, close_sequence
+from paceline.server.prompt_store import PromptStore
 from paceline.server.request import (
     Draining,
     Event,
@@ -56,16 +57,24 @@ _MAX_FAULTS = 8
 class Scheduler:
     """The scheduler of one model."""
 
-    def __init__(self, model: Model, *, max_waiting: int = 256, max_running: int = 64) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_waiting: int = 256,
+        max_running: int = 64,
+        store: PromptStore | None = None,
+    ) -> None:
         """Prepare; `start` starts the thread.
 
         Args:
             model: loaded, with the drafters that requests may use; for this scheduler alone.
             max_waiting: requests in the queue.
             max_running: requests that run at once.
+            store: keeps prompts on disk; None: they are kept in memory alone.
         """
         self.model = model
-        self.prefix_cache = PrefixCache(model.engine)
+        self.prefix_cache = PrefixCache(model.engine, store)
         self.admission = Admission(model.engine, self.prefix_cache, model.draft_slots)
         self.load = Load()
         self._max_waiting, self._max_running = max_waiting, max_running
@@ -238,6 +247,7 @@ class Scheduler:
         try:
             if request.cached:
                 prompt = np.array(request.tokens, np.int64)
+                prefix = self.prefix_cache.extend(prefix, prompt, request.salt)
                 self.prefix_cache.register(prompt, queued.prefix, request.salt)
             if queued.stream is None:
                 queued.stream = self.model.open_stream(

@@ -39,6 +39,8 @@ class Settings:
     """Requests in the queue."""
     max_running: int = 64
     """Requests that run at once."""
+    prompt_cache_bytes: int | None = None
+    """Limit of the KV of prompts on disk, of all models; None: none is kept there."""
     body_bytes: int = 8 * 2**20
     """Size limit of a body."""
     header_seconds: float = 10.0
@@ -55,8 +57,10 @@ class Settings:
     """How long running answers may continue after the server was asked to stop."""
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_running", "body_bytes"):
+        for name in ("max_waiting", "max_running", "body_bytes", "prompt_cache_bytes"):
             value = getattr(self, name)
+            if value is None and name == "prompt_cache_bytes":
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidRequest(f"{name} is {value!r}; expected a whole number of 1 or more")
         for field_ in fields(self):

@@ -35,6 +35,7 @@ from paceline.engines.openvino.batch import (
 from paceline.engines.openvino.gguf_graph import gguf_model
 from paceline.engines.openvino.gguf_rows import MOST_ROWS, are_rows_apart
 from paceline.engines.openvino.graph import STATE_TABLES, paged_model
+from paceline.engines.openvino.kv_copies import Caches, extend_kv, kv_of
 from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
 from paceline.errors import ModelError
 from paceline.storage.memory import memory_bytes
@@ -174,6 +175,23 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             for parts in taps
         ]
         return StepResult([np.concatenate(each) for each in logits], joined, seconds)
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether KV is all that a sequence has; see `KeepsKV`."""
+        return self._states is None
+
+    def kv_of(self, sequence: KVSequence, start: int, stop: int) -> Caches:
+        """Copies of the KV of whole blocks of slots; see `KeepsKV`."""
+        return kv_of(self._table(sequence), self.block_size, self._caches(), start, stop)
+
+    def extend_kv(self, sequence: KVSequence, arrays: Caches) -> None:
+        """Append KV of whole blocks; see `KeepsKV`."""
+        extend_kv(self._table(sequence), self.block_size, self._caches(), arrays)
+
+    def _caches(self) -> Caches:
+        ports = self._graphs[0].ports(KV_CACHES)
+        return {port.any_name: self._bound[port.any_name][0] for port in ports}
 
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on; recorded results hold these strings."""

@@ -1,0 +1,213 @@
+"""KV of prompts on disk, so that a long prompt is computed once and not at every start.
+
+A file holds the KV of `_TOKENS` consecutive tokens. Its name is a hash of these tokens and of all
+before them, so prompts with the same beginning share files, and a conversation adds only what is
+new. Files are written by a thread of their own, and the least recently used are removed first.
+
+Invariants: files of another model, engine or format are never read; what is read has the checksum
+it was written with; and no fault of a file or of the disk fails a request.
+"""
+
+import hashlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.engines.base import Engine, KeepsKV, KVSequence
+from paceline.errors import CacheFull
+from paceline.server.prefix_cache import CachedPrefix
+from paceline.storage.files import digest_of, write_bytes
+
+log = logging.getLogger("paceline.server")
+
+Tokens: TypeAlias = npt.NDArray[np.int64]
+Arrays: TypeAlias = Mapping[str, npt.NDArray[np.float16]]
+
+_TOKENS = 128
+"""Tokens of a file, at least: whole KV blocks."""
+
+_FORM = "paceline-kv 1"
+_MOST_PENDING = 1 << 28
+"""Bytes that may wait to be written: more are left for the next time."""
+
+_PRUNED_SHARE = 0.9
+"""Share of the limit that remains after files were removed."""
+
+
+class _Write(NamedTuple):
+    path: Path
+    arrays: Arrays
+    bytes: int
+
+
+class PromptStore:
+    """The files of one model in one engine. For the engine's thread alone."""
+
+    def __init__(self, folder: Path, engine: Engine, fingerprint: str, most_bytes: int) -> None:
+        """Keep at most `most_bytes` of all models together in `folder`.
+
+        `fingerprint` is the model's. Nothing is kept if the engine cannot give its KV away, or the
+        folder cannot be written: one warning says so.
+        """
+        self._engine = engine if isinstance(engine, KeepsKV) and engine.keeps_kv else None
+        self._most = most_bytes
+        self._root = folder
+        self._folder = folder / digest_of([_FORM, fingerprint, sorted(engine.describe().items())])
+        size = engine.block_size
+        self._length = -(-_TOKENS // size) * size
+        self._queue: queue.Queue[_Write | None] = queue.Queue()
+        self._pending = self._used = 0
+        self._lock = threading.Lock()
+        self._writer: threading.Thread | None = None
+        if self._engine is None:
+            log.warning("prompts are not kept: the model's states cannot be")
+            return
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._folder / ".writable").touch()
+        except OSError as error:
+            self._give_up(error)
+            return
+        self._prune()
+
+    def extend(self, prefix: CachedPrefix, prompt: Tokens) -> CachedPrefix:
+        """Add what the files have of a prompt after the prefix that is in memory.
+
+        Args:
+            prefix: an open sequence with the KV of the prompt's first tokens.
+            prompt: [n] token ids.
+        """
+        start = prefix.sequence.length
+        if self._engine is None or start % self._length:
+            return prefix
+        for at, path in self._files(prompt):
+            if at < start:
+                continue
+            arrays = self._read(path)
+            if arrays is None:
+                break
+            try:
+                self._engine.extend_kv(prefix.sequence, arrays)
+            except (CacheFull, ValueError) as error:
+                log.info("prompts on disk were not used: %s", error)
+                break
+        added = prefix.sequence.length - start
+        return replace(prefix, hit_tokens=prefix.hit_tokens + added) if added else prefix
+
+    def save(self, sequence: KVSequence, tokens: Tokens) -> None:
+        """Write the KV of a prompt, as far as there is no file of it, in the background."""
+        if self._engine is None:
+            return
+        for at, path in self._files(tokens[: sequence.shareable_length]):
+            with suppress(OSError):
+                os.utime(path)  # used now
+                continue
+            with self._lock:
+                if self._pending > _MOST_PENDING:
+                    return
+            arrays = self._engine.kv_of(sequence, at, at + self._length)
+            size = sum(each.nbytes for each in arrays.values())
+            with self._lock:
+                self._pending += size
+            self._queue.put(_Write(path, arrays, size))
+            self._start()
+
+    def close(self) -> None:
+        """Write what is pending, and end the thread."""
+        if self._writer is not None:
+            self._queue.put(None)
+            self._writer.join()
+            self._writer = None
+
+    def _files(self, tokens: Tokens) -> Iterator[tuple[int, Path]]:
+        """The first token and the path of each whole part of a prompt, whether it is there or not.
+
+        A prompt's last token is always computed: its row picks the answer's first token.
+        """
+        hashed = hashlib.sha256()
+        for at in range(0, len(tokens) - self._length, self._length):
+            hashed.update(np.ascontiguousarray(tokens[at : at + self._length], "<i8").tobytes())
+            yield at, self._folder / f"{hashed.copy().hexdigest()[:40]}.kv"
+
+    def _read(self, path: Path) -> Arrays | None:
+        """The KV of a file; None if there is none, or none that can be used."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            content = path.read_bytes()
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("cannot read %s: %s", path, error.strerror)
+            return None
+        head, _, rest = content.partition(b"\n")
+        fault: object = "it is not what was written"
+        if head == _head(rest).encode():
+            try:
+                return load(rest)
+            except (SafetensorError, ValueError, KeyError) as error:
+                fault = error
+        log.warning("%s is ignored and removed: %s", path, fault)
+        with suppress(OSError):
+            path.unlink()
+        return None
+
+    def _start(self) -> None:
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_all, name="paceline-prompts")
+            self._writer.daemon = True
+            self._writer.start()
+
+    def _write_all(self) -> None:
+        from safetensors.numpy import save
+
+        while (item := self._queue.get()) is not None:
+            try:
+                if self._engine is not None:
+                    content = save(dict(item.arrays))
+                    write_bytes(item.path, _head(content).encode() + b"\n" + content)
+                    self._used += item.bytes
+                    if self._used > self._most:
+                        self._prune()
+            except OSError as error:
+                self._give_up(error)
+            finally:
+                with self._lock:
+                    self._pending -= item.bytes
+
+    def _prune(self) -> None:
+        """Count the files of all models; if they are too large, remove the least recently used."""
+        found = []
+        for path in self._root.glob("*/*.kv"):
+            with suppress(OSError):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        self._used = sum(size for _, size, _ in found)
+        if self._used <= self._most:
+            return
+        for _, size, path in sorted(found):
+            if self._used <= _PRUNED_SHARE * self._most:
+                return
+            with suppress(OSError):
+                path.unlink()
+                self._used -= size
+
+    def _give_up(self, error: OSError) -> None:
+        self._engine = None
+        log.warning("prompts are not kept in %s: %s", self._folder, error.strerror)
+
+
+def _head(content: bytes) -> str:
+    """The first line of a file with this content."""
+    return f"{_FORM} {hashlib.sha256(content).hexdigest()}"
