@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.constraints.call_grammar import CallGrammar, literal
 from paceline.constraints.matcher import ExactTokenizer, GrammarConstraint, library, reason
-from paceline.constraints.tool_forms import HERMES, ToolForm
+from paceline.constraints.tool_forms import HERMES, Syntax, ToolForm
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import InvalidRequest, ModelError
@@ -135,13 +135,20 @@ class Grammars:
         except RecursionError:
             raise InvalidRequest("the functions' parameters are nested too deeply") from None
         try:
+            if form.syntax is not Syntax.JSON:  # its own grammar ignores what it does not know
+                schemas = (json.dumps(schema) for schema in parameters.values())
+                every = "start: " + " | ".join(f"%json {schema}" for schema in schemas)
+                self._made("the functions", _document("lark_grammar", json.dumps(every)))
             return self._made("the functions", _document("lark_grammar", json.dumps(lark)))
         except InvalidRequest:
-            for name, schema in parameters.items():
-                # Compile each schema alone, so that the error names the function.
-                what = f"the parameters of the function {name!r}"
-                self._made(what, _document("json_schema", _schema(what, schema)))
+            self._check_schemas(parameters)
             raise
+
+    def _check_schemas(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise InvalidRequest, which names the function, for a schema that is none."""
+        for name, schema in parameters.items():
+            what = f"the parameters of the function {name!r}"
+            self._made(what, _document("json_schema", _schema(what, schema)))
 
     def _written(self, text: str, form: ToolForm) -> str:
         """Return a text in Lark, with the model's tokens for the form's marks."""

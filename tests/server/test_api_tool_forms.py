@@ -1,0 +1,186 @@
+"""Tool calls over HTTP in each form: a scripted model whose marks are control tokens."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError
+
+from paceline.constraints.tool_calls import ToolCall, written_calls
+from paceline.constraints.tool_forms import FORMS, ToolForm, tool_form
+from paceline.engines import EngineSettings, open_engine
+from paceline.models import resolve
+from paceline.runtime.model import Model
+from paceline.server.api.schema import Message
+from paceline.server.api.tool_calls import fit_calls, template_messages
+from support.server import Running, running
+from support.thinking import Scripted
+from support.tool_templates import TEMPLATES, write_calling
+
+pytest.importorskip("llguidance")
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "make",
+        "parameters": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "lines": {"type": "integer"}},
+            "required": ["name", "lines"],
+        },
+    },
+}
+CALL = ToolCall("make", '{"name": "a \\"b\\" {c}, é", "lines": 3}')
+USER: dict[str, Any] = {"role": "user", "content": "make it"}
+every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+
+
+@pytest.fixture(scope="module")
+def calling(
+    tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path
+) -> Iterator[dict[str, Running]]:
+    """A server for each form that a test asks for; they share an engine."""
+    path = write_calling(tmp_path_factory.mktemp("calling") / "calling.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(tiny_cache))
+        files = resolve(str(path), tiny_cache)
+        settings = EngineSettings(cache_tokens=8 * files.context_length)
+        engine = Scripted(open_engine("openvino", files.path, files.context_length, settings), [])
+        with running(Model(files, engine)) as server:
+            yield {"": server}
+
+
+@pytest.fixture
+def server(form: ToolForm, calling: dict[str, Running]) -> Iterator[Running]:
+    """The server, with the template of `form`."""
+    found = calling[""]
+    service = found.server.service
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "files", replace(service.files, chat_template=TEMPLATES[form.name]))
+        service.__dict__.pop("tool_form", None)
+        yield found
+    service.__dict__.pop("tool_form", None)
+    found.rest()
+
+
+def script(server: Running, text: str) -> None:
+    """What the model writes from now on; marks in it are their tokens."""
+    tokens = server.model.files.tokenizer().encode(text, special=True)
+    server.model.engine.script = tokens  # type: ignore[attr-defined]
+
+
+def chat(server: Running, **fields: Any) -> Any:
+    body = {"temperature": 0, "max_tokens": 150, "messages": [USER], "tools": [TOOL], **fields}
+    return server.openai.chat.completions.create(model="calling", **body)
+
+
+@every_form
+def test_a_template_decides_the_form_of_tool_calls(form: ToolForm):
+    assert tool_form(TEMPLATES[form.name]) is form
+
+
+def test_a_template_with_tools_in_another_form_has_none():
+    assert tool_form("{{ tools }}<tool_call>{{ name }}<arg_key>") is None
+    assert tool_form("no such thing") is tool_form(None)
+
+
+@every_form
+def test_calls_and_results_are_rendered_as_the_model_writes_them(form: ToolForm):
+    from paceline.models.template import ChatTemplate
+    from paceline.models.thinking import Thinking
+
+    source = TEMPLATES[form.name]
+    function = {"name": CALL.name, "arguments": CALL.arguments}
+    called = {"role": "assistant", "tool_calls": [{"id": "call_1", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "it is made"}
+    messages = [Message.model_validate(each) for each in (USER, called, result)]
+    chat = template_messages(messages, Thinking(source, pytest.fail, "m"))
+    text = ChatTemplate(source).render(fit_calls(chat, form, source), tools=[TOOL])
+    place = text.index(written_calls(form, [CALL]))
+    assert text.index("make it") < place < text.index("it is made")
+
+
+@every_form
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_tool_call_is_streamed_as_it_is_written(form: ToolForm, choice: str, server: Running):
+    text = written_calls(form, [CALL])
+    thought = ""
+    if form.name == "qwen-xml":  # its prompt ends inside a thought
+        thought, text = "let me see", f"let me see\n</think>\n\n{text}"
+    if form.channels:
+        thought = "let me see"
+        text = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant{text}"
+    script(server, text)
+    message = chat(server, tool_choice=choice).choices[0]
+    (call,) = message.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        CALL.name,
+        json.loads(CALL.arguments),
+    )
+    assert message.finish_reason == "tool_calls"
+    assert not message.message.content
+    assert getattr(message.message, "reasoning_content", "") == thought
+    assert len(call.id) == (form.id_length or len("call_") + 24)
+    speculation = {"policy": "fixed", "max_block": 5, "drafter": "prediction+ngram"}
+    chunks = chat(
+        server,
+        tool_choice=choice,
+        stream=True,
+        prediction={"type": "content", "content": text.replace("lines", "lined")},
+        extra_body={"speculation": speculation},
+    )
+    deltas = [chunk.choices[0] for chunk in chunks]
+    parts = [part for each in deltas for part in each.delta.tool_calls or []]
+    assert [part.function.name for part in parts] == ["make", *[None] * (len(parts) - 1)]
+    assert [part.index for part in parts] == [0] * len(parts)
+    assert parts[0].id
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    assert len(parts) > 3  # not held back to the end
+    assert "".join(each.delta.content or "" for each in deltas) == ""
+    reasoning = [getattr(each.delta, "reasoning_content", None) or "" for each in deltas]
+    assert "".join(reasoning) == thought
+    assert deltas[-1].finish_reason == "tool_calls"
+
+
+@every_form
+def test_text_with_tools_is_text(form: ToolForm, server: Running):
+    before = "</think>\n\n" if form.name == "qwen-xml" else ""
+    before = "<|channel|>final<|message|>" if form.channels else before
+    script(server, f"{before}It is [1, {{2}}] <done>")
+    message = chat(server).choices[0]
+    assert message.message.content == "It is [1, {2}] <done>"
+    assert message.message.tool_calls is None
+    assert message.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("form", [FORMS[1]], ids=["gemma"])
+def test_a_result_without_its_call_is_rejected(form: ToolForm, server: Running):
+    result = {"role": "tool", "tool_call_id": "c9", "content": "x"}
+    with pytest.raises(BadRequestError) as error:
+        chat(server, messages=[USER, result])
+    assert error.value.param == "messages[1].tool_call_id"
+
+
+@pytest.mark.parametrize("form", [FORMS[1], FORMS[3], FORMS[6], FORMS[7]], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "string"},
+        {"properties": {"a": {"type": "nonsense"}}},
+        {"properties": {"a": {"$ref": "#/nowhere"}}, "required": ["a"]},
+        {"properties": {"a": {"type": "integer", "minimum": "x"}}},
+        {"properties": {"a": {"description": "x" * 70_000}}},
+    ],
+    ids=["no object", "no type", "no reference", "no number", "too large"],
+)
+def test_a_schema_that_is_none_is_rejected_in_one_line(
+    form: ToolForm, parameters: dict[str, Any], server: Running
+):
+    function = {"name": "make", "parameters": parameters}
+    body = {"messages": [USER], "tools": [{"type": "function", "function": function}]}
+    found = server.post("/v1/chat/completions", {**body, "max_tokens": 5})
+    assert found.status_code == 400
+    assert "\n" not in found.json()["error"]["message"]

@@ -1,0 +1,136 @@
+"""Short chat templates with the signs and forms of public models that call tools, and a tiny model.
+
+Made up here: how each describes tools, writes calls and takes results follows the published
+templates (Qwen3, Qwen3-Coder, Llama 3.2, Mistral Small 3.1, Devstral, Gemma 4, FunctionGemma, LFM2,
+gpt-oss); the rest is left away.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from gguf import TokenType
+
+from support.tiny import vocabulary, write_tiny
+
+_QWEN = (
+    "{% if tools %}<|im_start|>system\n<tools>{% for tool in tools %}\n{{ tool | tojson }}"
+    "{% endfor %}\n</tools>{{ hint }}<|im_end|>\n{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n"
+    "</tool_response><|im_end|>\n{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}CALLS"
+    "<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\nTHINK{% endif %}"
+)
+_EACH = "{% for call in m.tool_calls or [] %}{% set f = call.function %}"
+_LLAMA = "<|start_header_id|>{{ role }}<|end_header_id|>\n\n"
+_GEMMA = (
+    "{% macro value(v) %}{% if v is string %}QUOTE{{ v }}QUOTE{% elif v is mapping %}{{ '{' }}"
+    "{% for k, each in v.items() %}{{ k }}:{{ value(each) }}{{ ',' if not loop.last }}"
+    "{% endfor %}{{ '}' }}{% elif v is iterable %}[{% for each in v %}{{ value(each) }}"
+    "{{ ',' if not loop.last }}{% endfor %}]{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+    "{% for tool in tools or [] %}declaration:{{ tool.function.name }}{% endfor %}"
+    "{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content }}" + _EACH + "OPENcall:{{ f.name }}{{ value(f.arguments) }}CLOSE{% endfor %}"
+    "RESULTS<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
+
+TEMPLATES = {
+    "hermes": _QWEN.replace(
+        "CALLS",
+        _EACH + '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n'
+        "</tool_call>{% endfor %}",
+    ).replace("THINK", ""),
+    "qwen-xml": _QWEN.replace(
+        "CALLS",
+        _EACH + "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}"
+        "<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}"
+        "</function>\n</tool_call>{% endfor %}",
+    ).replace("THINK", "<think>\n{% if enable_thinking is false %}\n</think>\n\n{% endif %}"),
+    "llama": (
+        "{% if tools %}" + _LLAMA.replace("{{ role }}", "system") + "Respond in the format "
+        '{"name": function name, "parameters": dictionary}.{{ tools | tojson }}'
+        "<|eot_id|>{% endif %}"
+        "{% for m in messages %}{% set role = 'ipython' if m.role == 'tool' else m.role %}"
+        + _LLAMA
+        + "{% if m.tool_calls %}{% if m.tool_calls | length != 1 %}"
+        "{{ raise_exception('only single tool-calls at once') }}{% endif %}"
+        '{% set f = m.tool_calls[0].function %}{"name": "{{ f.name }}", "parameters": '
+        "{{ f.arguments | tojson }}}{% else %}{{ m.content }}{% endif %}<|eot_id|>{% endfor %}"
+        "{% if add_generation_prompt %}{% set role = 'assistant' %}" + _LLAMA + "{% endif %}"
+    ),
+    "mistral": (
+        "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+        "{% for m in messages %}{% set id = m.tool_call_id or (m.tool_calls or [{}])[0].id %}"
+        "{% if id and id | length != 9 %}{{ raise_exception('ids have a length of 9') }}{% endif %}"
+        "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% elif m.role == 'tool' %}"
+        '[TOOL_RESULTS]{"content": {{ m.content }}, "call_id": "{{ id }}"}[/TOOL_RESULTS]'
+        "{% elif m.tool_calls %}[TOOL_CALLS][" + _EACH + '{"name": "{{ f.name }}", "arguments": '
+        "{{ f.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]</s>"
+        "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+    ),
+    "mistral-args": (
+        "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+        "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+        "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% else %}"
+        "{{ m.content }}" + _EACH + "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"
+        "{% endfor %}</s>{% endif %}{% endfor %}"
+    ),
+    "gemma": (
+        _GEMMA.replace("OPEN", "<|tool_call>")
+        .replace("CLOSE", "<tool_call|>")
+        .replace("QUOTE", '<|"|>')
+        .replace(
+            "RESULTS",
+            "{% for r in m.tool_responses or [] %}<|tool_response>response:{{ r.name }}"
+            "{value:{{ value(r.response) }}{{ '}' }}<tool_response|>{% endfor %}",
+        )
+    ),
+    "function-gemma": (
+        _GEMMA.replace("OPEN", "<start_function_call>")
+        .replace("CLOSE", "<end_function_call>")
+        .replace("QUOTE", "<escape>")
+        .replace("RESULTS", "{% if m.role == 'tool' %}<end_function_response>{% endif %}")
+    ),
+    "lfm2": (
+        "{% if tools %}<|im_start|>system\nList of tools: <|tool_list_start|>{{ tools | tojson }}"
+        "<|tool_list_end|><|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "harmony": (
+        "{% if tools %}<|start|>developer<|message|>namespace functions {{ tools | tojson }}<|end|>"
+        "{% endif %}{% for m in messages %}{% if m.role == 'tool' %}<|start|>functions to=assistant"
+        "<|channel|>commentary<|message|>{{ m.content }}<|end|>{% elif m.tool_calls %}"
+        "{% set f = m.tool_calls[0].function %}<|start|>assistant<|channel|>commentary "
+        "to=functions.{{ f.name }} <|constrain|>json<|message|>{{ f.arguments | tojson }}<|call|>"
+        "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    ),
+}
+
+MARKS = (
+    *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>"),
+    *("[TOOL_CALLS]", "[ARGS]", "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>"),
+    *("<|tool_call_end|>", "<start_function_call>", "<end_function_call>", "<escape>"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>"),
+    "<|return|>",
+)
+
+
+def write_calling(path: Path) -> Path:
+    """The tiny model with all marks as control tokens, and the template of Hermes."""
+    tokens, types, merges = vocabulary()
+    free = [place for place, kind in enumerate(types) if kind == int(TokenType.UNUSED)]
+    last = free[0] - 2  # before them a user-defined token, and before that the merged ones
+    more = len(MARKS) - len(free)
+    merged = set(range(last - more + 1, last + 1))
+    gone = {tokens[place] for place in merged}
+    merges = [merge for merge in merges if not gone & {*merge.split(" "), merge.replace(" ", "")}]
+    for place, mark in zip(sorted(merged | set(free)), MARKS, strict=True):
+        tokens[place], types[place] = mark, int(TokenType.CONTROL)
+    fields: dict[str, Any] = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.chat_template": TEMPLATES["hermes"],
+    }
+    return write_tiny(path, fields=fields)
