@@ -42,7 +42,7 @@ def test_the_dflash_drafter_of_the_default_model_can_be_read():
 
 def test_the_table_of_the_default_model_opens_and_is_its_own():
     folder = shipped("smollm2-135m")["table"]
-    table = Table(folder, 49152)
+    table = Table.open(folder, 49152)
     assert sum(table.after([token]) is not None for token in range(1000)) > 500
     assert read_json(folder / "manifest.json")["target"] == "smollm2-135m"
     assert str(DrafterSpec.parse("auto").resolve(shipped("smollm2-135m"))) == "suffix+table"

@@ -28,7 +28,7 @@ def test_table_keys_depend_on_the_last_tokens_alone():
 
 
 def test_a_constant_successor_has_a_high_probability(tmp_path: Path):
-    table = Table(write_toy_table(tmp_path, [TEXT], 6), 6)
+    table = Table.open(write_toy_table(tmp_path, [TEXT], 6), 6)
     found = table.after([2, 3])
     assert found is not None
     assert found.token == 4
@@ -37,7 +37,7 @@ def test_a_constant_successor_has_a_high_probability(tmp_path: Path):
 
 def test_the_longest_context_in_the_table_decides(tmp_path: Path):
     texts = [[1, 2, 3] * 9, [4, 2, 5] * 5]
-    table = Table(write_toy_table(tmp_path, texts, 6), 6)
+    table = Table.open(write_toy_table(tmp_path, texts, 6), 6)
     after = {context: table.after(context) for context in [(2,), (1, 2), (4, 2), (0, 2)]}
     assert {context: found.token for context, found in after.items() if found} == {
         (2,): 3,
@@ -48,7 +48,7 @@ def test_the_longest_context_in_the_table_decides(tmp_path: Path):
 
 
 def test_a_table_draft_continues_while_it_is_likely(tmp_path: Path):
-    drafter = TableDrafter(Table(write_toy_table(tmp_path, [TEXT], 6), 6))
+    drafter = TableDrafter(Table.open(write_toy_table(tmp_path, [TEXT], 6), 6))
     proposal = drafter.propose([3], 10)
     assert proposal.tokens == [4, 5, 0, 1, 2, 3, 4, 5, 0, 1]
     assert len(proposal.probabilities) == 10
@@ -57,14 +57,14 @@ def test_a_table_draft_continues_while_it_is_likely(tmp_path: Path):
 
 def test_a_table_draft_ends_where_acceptance_is_unlikely(tmp_path: Path):
     rng = np.random.default_rng(0)
-    drafter = TableDrafter(Table(write_toy_table(tmp_path, [rng.integers(0, 6, 900)], 6), 6))
+    drafter = TableDrafter(Table.open(write_toy_table(tmp_path, [rng.integers(0, 6, 900)], 6), 6))
     proposal = drafter.propose([3], 100)
     assert 0 < len(proposal.tokens) < 10
     assert np.prod(proposal.probabilities) >= 0.05
 
 
 def test_an_unknown_context_has_no_draft(tmp_path: Path):
-    drafter = TableDrafter(Table(write_toy_table(tmp_path, [TEXT], 9), 9))
+    drafter = TableDrafter(Table.open(write_toy_table(tmp_path, [TEXT], 9), 9))
     assert not drafter.propose([8], 4).tokens
     assert not drafter.propose([], 4).tokens
 
@@ -73,14 +73,14 @@ def test_an_unknown_context_has_no_draft(tmp_path: Path):
 def test_tokens_take_two_bytes_where_they_fit(tmp_path: Path, vocab_size: int):
     folder = write_toy_table(tmp_path, [[0, vocab_size - 1] * 8], vocab_size)
     assert np.load(folder / TOKENS).itemsize == (2 if vocab_size == 6 else 4)
-    found = Table(folder, vocab_size).after([0])
+    found = Table.open(folder, vocab_size).after([0])
     assert found is not None
     assert found.token == vocab_size - 1
 
 
 def test_a_table_for_another_vocabulary_is_rejected(toy_table: Path):
     with pytest.raises(ModelError, match="for toy with 6 tokens; this target has 7"):
-        Table(toy_table, 7)
+        Table.open(toy_table, 7)
 
 
 @pytest.fixture
@@ -99,18 +99,18 @@ def test_a_column_of_another_length_or_type_is_rejected(folder: Path):
     np.save(folder / KEYS, np.zeros(3, np.uint32))
     set_bytes(folder, KEYS)
     with pytest.raises(ModelError, match=r"keys\.npy holds uint32 \[3\]; expected uint32"):
-        Table(folder, 6)
+        Table.open(folder, 6)
     np.save(folder / KEYS, np.zeros(3, np.float32))
     set_bytes(folder, KEYS)
     with pytest.raises(ModelError, match="holds float32"):
-        Table(folder, 6)
+        Table.open(folder, 6)
 
 
 def test_a_column_that_is_no_array_is_rejected(folder: Path):
     (folder / PROBABILITIES).write_bytes(b"no numbers")
     set_bytes(folder, PROBABILITIES)
     with pytest.raises(ModelError, match=r"chances\.npy cannot be read"):
-        Table(folder, 6)
+        Table.open(folder, 6)
 
 
 def test_a_token_beyond_the_vocabulary_is_rejected(folder: Path):
@@ -118,11 +118,11 @@ def test_a_token_beyond_the_vocabulary_is_rejected(folder: Path):
     tokens[0] = 6
     np.save(folder / TOKENS, tokens)
     with pytest.raises(ModelError, match=r"tokens\.npy has token 6; this target has 6"):
-        Table(folder, 6)
+        Table.open(folder, 6)
 
 
 def test_a_file_that_is_cut_short_is_rejected(folder: Path):
     content = (folder / KEYS).read_bytes()
     (folder / KEYS).write_bytes(content[:-1])
     with pytest.raises(ModelError, match=r"keys\.npy has"):
-        Table(folder, 6)
+        Table.open(folder, 6)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.decoding.types import ComputedBlock, Drafter, Policy, Proposal
+from paceline.drafters.table_counts import count_table
 from paceline.tools.train.answers import Answer
-from paceline.tools.train.table import count_table, write_table
+from paceline.tools.train.table import write_table
 
 MATCHERS = [
     "ngram",

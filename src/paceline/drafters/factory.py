@@ -186,7 +186,7 @@ def _recycle(_part: DrafterPart, _shared: DrafterResources, _request: RequestCon
 
 def _table(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
     if part.name not in shared.tables:
-        shared.tables[part.name] = Table(_folder(part, shared), shared.vocab_size)
+        shared.tables[part.name] = Table.open(_folder(part, shared), shared.vocab_size)
     return TableDrafter(shared.tables[part.name])
 
 

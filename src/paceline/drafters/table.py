@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from paceline.errors import ModelError
 from paceline.storage.manifest import read_manifest
 
 KIND = "paceline table"
-KEYS, TOKENS, PROBABILITIES = "keys.npy", "tokens.npy", "chances.npy"
+COLUMNS = KEYS, TOKENS, PROBABILITIES = "keys.npy", "tokens.npy", "chances.npy"
 PROBABILITY_UNITS = 255
 """Probabilities are stored as uint8 multiples of 1 / 255."""
 
@@ -58,6 +58,17 @@ class TableFacts:
     target: str
 
 
+class TableColumns(NamedTuple):
+    """Entries of a table, sorted by key: arrays or memory maps of one length."""
+
+    keys: Any
+    """uint32: see `keys_of`."""
+    tokens: Any
+    """The most frequent successor; see `token_type`."""
+    probabilities: Any
+    """uint8: see `PROBABILITY_UNITS`."""
+
+
 class Table:
     """An open table; one serves all requests of a process.
 
@@ -65,7 +76,14 @@ class Table:
     some thousands for a full table) share an entry: a bad draft token, never a wrong token.
     """
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
+    def __init__(self, columns: TableColumns) -> None:
+        """Look up in `columns`, whose tokens are all of the target's vocabulary."""
+        # A memoryview reads single numbers faster than numpy.
+        self._keys, self._tokens = memoryview(columns.keys), memoryview(columns.tokens)
+        self._probabilities = memoryview(columns.probabilities)
+
+    @classmethod
+    def open(cls, folder: Path, vocab_size: int) -> "Table":
         """Open the table in `folder` for a target.
 
         Raises ModelError if it is not a table, or is one for a vocabulary of another size.
@@ -76,13 +94,15 @@ class Table:
                 f"{folder} is a table for {facts.target} with {facts.vocab_size} tokens; "
                 f"this target has {vocab_size}"
             )
-        entries = facts.entries
-        self._keys = _column(folder / KEYS, np.uint32, entries)
-        self._tokens = _column(folder / TOKENS, token_type(vocab_size), entries)
-        self._probabilities = _column(folder / PROBABILITIES, np.uint8, entries)
-        last = int(np.frombuffer(self._tokens, token_type(vocab_size)).max(initial=0))
+        columns = TableColumns(
+            _column(folder / KEYS, np.uint32, facts.entries),
+            _column(folder / TOKENS, token_type(vocab_size), facts.entries),
+            _column(folder / PROBABILITIES, np.uint8, facts.entries),
+        )
+        last = int(columns.tokens.max(initial=0))
         if last >= vocab_size:
             raise ModelError(f"{folder / TOKENS} has token {last}; this target has {vocab_size}")
+        return cls(columns)
 
     def after(self, context: Sequence[int]) -> Successor | None:
         """The successor of the longest suffix of `context` in the table."""
@@ -96,11 +116,9 @@ class Table:
 class TableDrafter(Drafter):
     """Proposes the table's successors, token by token, while they are likely."""
 
-    name = "table"
-
-    def __init__(self, table: Table) -> None:
-        """Draft from an open table."""
-        self._table = table
+    def __init__(self, table: Table, name: str = "table") -> None:
+        """Draft from an open table; `name` is also the source of its proposals."""
+        self._table, self.name = table, name
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """The most likely continuation, each token with its probability."""
@@ -162,14 +180,14 @@ def _finish(mixed: int, order: int) -> int:
     return (((mixed ^ order) * _MIX) & _WIDTH) >> 32
 
 
-def _column(path: Path, kind: type[np.generic], entries: int) -> memoryview:
-    """A column as a memory map; a memoryview reads single numbers faster than numpy."""
+def _column(path: Path, kind: type[np.generic], entries: int) -> npt.NDArray[Any]:
+    """A column as a memory map."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as a column of numbers: {error}") from error
     if array.dtype != kind or array.shape != (entries,):
         raise ModelError(
             f"{path} holds {array.dtype} {list(array.shape)}; expected {np.dtype(kind)} [{entries}]"
         )
-    return memoryview(array)
+    return array

@@ -20,9 +20,10 @@ from paceline.drafters.table import (
     TOKENS,
     keys_of,
 )
+from paceline.drafters.table_counts import Entries, accuracy, count_table
 from paceline.storage.manifest import MANIFEST
 from paceline.tools.train.answers import Answer
-from paceline.tools.train.table import Entries, accuracy, count_table, write_table
+from paceline.tools.train.table import write_table
 
 VOCAB = 5
 SHORTER, SAME, MISSED = 2.5, 0.15, 0.02
@@ -180,7 +181,7 @@ def test_accuracy_equals_that_of_the_written_table(
 ):
     entries = count_table(answers).best(count)
     write_table(entries, tmp_path, target="toy", vocab_size=VOCAB, facts={})
-    table = Table(tmp_path, VOCAB)
+    table = Table.open(tmp_path, VOCAB)
     asked = [
         (each.tokens[place], table.after(each.tokens[:place]))
         for each in others

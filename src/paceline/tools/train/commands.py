@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.drafters.networks.target import TargetWeights, read_matrix, read_target
 from paceline.drafters.table import entry_bytes
+from paceline.drafters.table_counts import accuracy, count_table
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, MissingExtra
@@ -28,7 +29,7 @@ from paceline.tools.train.config import (
 )
 from paceline.tools.train.hidden_states import HiddenStates, record_hidden_states
 from paceline.tools.train.prompts import LONGEST_PROMPT, write_prompts
-from paceline.tools.train.table import accuracy, count_table, write_table
+from paceline.tools.train.table import write_table
 
 _OPENING = 64
 """KV cache tokens for the chat template before the user's text."""

@@ -1,127 +1,15 @@
-"""Counts a table (`drafters/table.py`) from the target's answers.
+"""Writes the folder of a table that was counted from the target's answers."""
 
-Successors are counted after contexts of one to five tokens. A longer context is kept only if it
-predicts something else than the shorter ones. The size limit keeps the entries that change the most
-predictions.
-"""
-
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import paceline
-from paceline.drafters.table import (
-    KEYS,
-    KIND,
-    MAX_ORDER,
-    PROBABILITIES,
-    PROBABILITY_UNITS,
-    TOKENS,
-    keys_at,
-    token_type,
-)
+from paceline.drafters.table import COLUMNS, KIND
+from paceline.drafters.table_counts import Entries
 from paceline.storage.files import writing
 from paceline.storage.manifest import begin_artifact, write_manifest
-from paceline.tools.train.answers import Answer
-
-Floats = npt.NDArray[np.float64]
-Keys = npt.NDArray[np.uint32]
-Tokens = npt.NDArray[np.int64]
-Places = npt.NDArray[np.int64]
-
-_SHORTER = 2.5
-"""Weight of the shorter context per distinct successor of a context (chosen on held-out answers:
-most tokens predicted correctly, at about the same mean probability)."""
-
-_SAME = 0.15
-"""A longer context that predicts the same token is dropped if its probability differs by less."""
-
-_MISSED = 0.02
-"""Probability of a token that the shorter context does not predict."""
-
-
-class Entries(NamedTuple):
-    """Contexts and their successors: columns of one length, sorted by key."""
-
-    keys: Keys
-    tokens: Tokens
-    probabilities: Floats
-    gain: Floats
-    """Predictions that an entry changes, approximately."""
-    is_new: npt.NDArray[np.bool_]
-    """True if it predicts something else than shorter contexts."""
-
-    def only(self, chosen: npt.NDArray[Any]) -> "Entries":
-        """Select entries by a mask or by indices."""
-        return Entries(*(column[chosen] for column in self))
-
-    def best(self, count: int) -> "Entries":
-        """The `count` entries with the highest gain."""
-        if len(self.keys) <= count:
-            return self
-        by_gain = np.argsort(self.gain, kind="stable")
-        return self.only(np.sort(by_gain[len(by_gain) - count :]))
-
-
-class _Text(NamedTuple):
-    """Positions in all answers whose token has a context of one order."""
-
-    keys: Keys
-    """Of the context before each position."""
-    nexts: Tokens
-    """The token at each position."""
-    where: Places
-    """The position, counted over the tokens of all answers."""
-
-
-class _Predictions:
-    """Predictions of a table at every position of all answers, order by order."""
-
-    def __init__(self, answers: Sequence[Answer]) -> None:
-        places = sum(len(answer.answer) for answer in answers)
-        self.tokens = np.full(places, -1, np.int64)
-        self.probabilities = np.zeros(places)
-
-    def take(self, entries: Entries, text: _Text) -> None:
-        """Overwrite the predictions of positions whose context is in `entries`."""
-        at = np.minimum(np.searchsorted(entries.keys, text.keys), max(len(entries.keys) - 1, 0))
-        if not len(entries.keys):
-            return
-        found = np.flatnonzero(entries.keys[at] == text.keys)
-        self.tokens[text.where[found]] = entries.tokens[at[found]]
-        self.probabilities[text.where[found]] = entries.probabilities[at[found]]
-
-
-def count_table(answers: Sequence[Answer]) -> Entries:
-    """Count successors in the answers; prompts are only context."""
-    predictions = _Predictions(answers)
-    orders = []
-    for order in range(MAX_ORDER):
-        text = _text(answers, order)
-        if not len(text.keys):  # no text is long enough
-            break
-        entries = _count(text, predictions)
-        if order:
-            entries = entries.only(entries.is_new)
-        predictions.take(entries, text)
-        orders.append(entries)
-    return _merged(orders)
-
-
-def accuracy(entries: Entries, answers: Sequence[Answer]) -> dict[str, float]:
-    """Evaluate on answers: share of tokens predicted correctly, and the mean probability."""
-    predictions = _Predictions(answers)
-    truth = np.concatenate([answer.answer for answer in answers])
-    for order in range(MAX_ORDER):
-        predictions.take(entries, _text(answers, order))
-    return {
-        "tokens": len(truth),
-        "right": float((predictions.tokens == truth).mean()),
-        "promised": float(predictions.probabilities.mean()),
-    }
 
 
 def write_table(
@@ -129,9 +17,6 @@ def write_table(
 ) -> None:
     """Write a table's folder; `facts` have what it was made from."""
     begin_artifact(folder, KIND)
-    probabilities = np.clip(
-        np.round(entries.probabilities * PROBABILITY_UNITS), 0, PROBABILITY_UNITS
-    )
     about = {
         "made_by": f"paceline {paceline.__version__}",
         "target": target,
@@ -139,86 +24,9 @@ def write_table(
         "entries": len(entries.keys),
         **facts,
     }
-    columns = {
-        KEYS: entries.keys,
-        TOKENS: entries.tokens.astype(token_type(vocab_size)),
-        PROBABILITIES: probabilities.astype(np.uint8),
-    }
     with writing(folder):
         # A running process may have the old files mapped: replace them, never write into them.
-        for name, column in columns.items():
+        for name, column in zip(COLUMNS, entries.columns(vocab_size), strict=True):
             np.save(folder / f".{name}", column)
             (folder / f".{name}").replace(folder / name)
-        write_manifest(folder, KIND, about, columns)
-
-
-def _text(answers: Sequence[Answer], order: int) -> _Text:
-    keys, nexts, where = [], [], []
-    place = 0
-    if not answers:
-        return _Text(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    for answer in answers:
-        tokens, first = np.array(answer.tokens, np.int64), len(answer.prompt)
-        begin = max(first, order + 1)  # the context must be there in full
-        keys.append(keys_at(tokens, order)[begin - order - 1 : -1])
-        nexts.append(tokens[begin:])
-        where.append(np.arange(begin, len(tokens)) - first + place)
-        place += len(answer.answer)
-    return _Text(np.concatenate(keys), np.concatenate(nexts), np.concatenate(where))
-
-
-def _count(text: _Text, predictions: _Predictions) -> Entries:
-    """An entry for each context; `predictions` are the predictions of shorter contexts.
-
-    Chances are Witten-Bell's: the shorter context weighs as much as the context has had distinct
-    successors. The candidates are the most frequent successor and the shorter context's.
-    """
-    # Sorted by (key, token), equal pairs are runs, and the pairs of one context are neighbours.
-    order = np.lexsort((text.nexts, text.keys))
-    keys, nexts = text.keys[order], text.nexts[order]
-    pairs = np.flatnonzero(_changes(keys) | _changes(nexts))
-    counts = np.diff(pairs, append=len(keys))
-    contexts = np.flatnonzero(_changes(keys[pairs]))
-    totals = np.add.reduceat(counts, contexts)
-    shorter = _SHORTER * np.diff(contexts, append=len(pairs))
-    # Sorted by count within its context, the most frequent successor is the last.
-    by_count = np.lexsort((counts, keys[pairs]))
-    tops = by_count[np.append(contexts[1:], len(pairs)) - 1]
-    token, top = nexts[pairs[tops]], counts[tops]
-    # A context has the same suffix at every position: take any.
-    place = text.where[order[pairs[contexts]]]
-    predicted, prior = predictions.tokens[place], predictions.probabilities[place]
-    seen = _find(keys[pairs], nexts[pairs], counts, keys[pairs[contexts]], predicted)
-    shared = shorter * np.where(predicted == token, prior, _MISSED)
-    probability = (top + shared) / (totals + shorter)
-    repeated = (seen + shorter * prior) / (totals + shorter)
-    token = np.where(repeated > probability, predicted, token)
-    probability = np.maximum(repeated, probability)
-    changed = np.where(predicted == token, np.abs(probability - prior), probability)
-    is_new = (predicted != token) | (changed > _SAME)
-    return Entries(keys[pairs[contexts]], token, probability, totals * changed, is_new)
-
-
-def _find(keys: Keys, tokens: Tokens, counts: Places, wanted: Keys, successors: Tokens) -> Places:
-    """Counts of some (key, token) among pairs sorted by both; 0 if absent."""
-    width = int(tokens.max()) + 2
-    known = keys.astype(np.int64) * width + tokens
-    # A position without a prediction has token -1, which no pair has.
-    sought = wanted.astype(np.int64) * width + np.where(successors < 0, width - 1, successors)
-    at = np.minimum(np.searchsorted(known, sought), len(known) - 1)
-    return np.where(known[at] == sought, counts[at], 0)
-
-
-def _changes(values: Keys | Tokens) -> npt.NDArray[np.bool_]:
-    """True where a value differs from the previous one, and at the first."""
-    return np.append(True, values[1:] != values[:-1])
-
-
-def _merged(orders: Sequence[Entries]) -> Entries:
-    if not orders:
-        nothing = np.zeros(0)
-        return Entries(
-            nothing.astype(np.uint32), nothing.astype(np.int64), nothing, nothing, nothing > 0
-        )
-    columns = [np.concatenate(column) for column in zip(*orders, strict=True)]
-    return Entries(*columns).only(np.argsort(columns[0], kind="stable"))
+        write_manifest(folder, KIND, about, COLUMNS)

@@ -119,7 +119,7 @@ def drafter_resources(
             folder = shared.find(part.name) if part.name else shared.shipped.get(part.kind)
             if folder is not None:
                 size = read_manifest(folder, TABLE, TableFacts).vocab_size
-                shared.tables[part.name] = Successors(folder, size)
+                shared.tables[part.name] = Successors.open(folder, size)
     return shared
 
 
