@@ -1,3 +1,4 @@
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from support.tiny import write_tiny
 # Two cores shared with others: how long an example takes says nothing about the code.
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
+
+# What a test's answers are drafted from may not depend on the tests before it.
+os.environ["PACELINE_KEEP"] = "0"
 
 # A background job of a shell ignores SIGINT, and so do the processes that it starts: a test that
 # sends Ctrl-C to a command would wait for an end that never comes.

@@ -124,6 +124,15 @@ class AnswerOptions:
         str | None, _drafting(metavar="DRAFTER", help="count what another drafter would have done")
     ] = None
 
+    keep: Annotated[
+        bool,
+        _drafting(
+            "--keep/--no-keep",
+            envvar="PACELINE_KEEP",
+            help="keep the tokens of answers on this machine, to draft later answers",
+        ),
+    ] = True
+
     def request(self, *, raw: bool = False) -> "Options":
         """The options as those of `Model.stream`, without the ones that were not given."""
         chosen: Any = {
@@ -148,7 +157,11 @@ def load_for_answers(model: ModelOptions, answer: AnswerOptions, output: Output)
     """The model, with MAX_TOKENS as the limit of answers without one."""
     drafters = [answer.drafter or "auto", *([] if answer.probe is None else [answer.probe])]
     loaded = load_model(
-        model, output, drafters=drafters, generation_config=answer.generation_config
+        model,
+        output,
+        drafters=drafters,
+        generation_config=answer.generation_config,
+        keep=answer.keep,
     )
     loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
     return loaded

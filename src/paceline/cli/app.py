@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 
 COMMANDS = (
     *("pull", "models", "convert", "coreml", "generate", "chat", "classify", "serve", "bench"),
-    *("verify", "train", "plan"),
+    *("verify", "train", "plan", "forget"),
 )
 """Every command, or family of commands, is the module of the same name in this folder."""
 

@@ -47,7 +47,9 @@ def chat(
     system = [] if answer.system is None else [{"role": "system", "content": answer.system}]
     loaded = load_for_answers(model, answer, output)
     with contextlib.closing(loaded.conversation(system)) as conversation:
-        return _Chat(conversation, answer, output, drop_oldest=drop_oldest).run()
+        code = _Chat(conversation, answer, output, drop_oldest=drop_oldest).run()
+    loaded.settle()
+    return code
 
 
 class _Chat:

@@ -34,6 +34,7 @@ def load_model(
     rows: int | None = None,
     contexts: int = 1,
     generation_config: str = "auto",
+    keep: bool = False,
 ) -> "Model":
     """Load a model; `rows` takes precedence over --rows, and no drafters are `auto`."""
     obey_offline(options.offline)
@@ -51,6 +52,7 @@ def load_model(
         compute_units=options.compute_units,
         drafters=[*drafters] or ["auto"],
         generation_config=generation_config,
+        keep=keep,
         progress=progress_of(output),
     )
 

@@ -73,6 +73,8 @@ def generate(
         print(json.dumps(found, ensure_ascii=False))
     else:
         print_end(stream.result, output)
+    sys.stdout.flush()
+    loaded.settle()
     return 0
 
 

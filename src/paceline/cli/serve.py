@@ -76,6 +76,14 @@ def serve(
     max_block: Annotated[
         int | None, _default(parser=numbers.BLOCK, help="maximum rows of a block, 2 to 32")
     ] = None,
+    keep: Annotated[
+        bool,
+        Option(
+            "--keep",
+            help="keep the tokens of answers on this machine, to draft later ones of any client; "
+            "not those of requests with a cache_salt",
+        ),
+    ] = False,
     think: Annotated[
         bool | None,
         _default(
@@ -138,7 +146,7 @@ def serve(
         limits = Limits(
             loaded, memory_bytes() if memory is None else int(memory * 1e9), idle, queue
         )
-        options = _child_options(settings, model, generation_config)
+        options = _child_options(settings, model, generation_config, keep=keep)
         serve_all(model.model, options, host, port, settings=settings, limits=limits)
         return 0
     from paceline.server.run import CONTEXTS
@@ -150,12 +158,16 @@ def serve(
         drafters=[drafter or "auto"],
         contexts=CONTEXTS,
         generation_config=generation_config,
+        keep=keep,
     )
     run(answering, host, port, settings, until_input_ends=until_input_ends)
+    answering.settle()
     return 0
 
 
-def _child_options(settings: "Settings", model: ModelOptions, generation_config: str) -> list[str]:
+def _child_options(
+    settings: "Settings", model: ModelOptions, generation_config: str, *, keep: bool
+) -> list[str]:
     """The options of one model's process among several; raises InvalidRequest for others."""
     from paceline.errors import InvalidRequest
 
@@ -183,4 +195,5 @@ def _child_options(settings: "Settings", model: ModelOptions, generation_config:
     found = [f"{name}={value}" for name, value in values.items() if value is not None]
     if settings.think is not None:
         found.append("--think" if settings.think else "--no-think")
-    return [*found, "--offline"] if model.offline else found
+    flags = {"--offline": model.offline, "--keep": keep}
+    return [*found, *(name for name, given in flags.items() if given)]

@@ -14,6 +14,7 @@ from paceline.drafters.factory import (
     taps,
 )
 from paceline.drafters.guarded import Fault, GuardedDrafter
+from paceline.drafters.kept import KeptDrafter, KeptText
 from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
@@ -32,6 +33,8 @@ __all__ = [
     "DrafterSpec",
     "Fault",
     "GuardedDrafter",
+    "KeptDrafter",
+    "KeptText",
     "ModelDrafter",
     "NgramDrafter",
     "PredictionDrafter",

@@ -16,6 +16,7 @@ from paceline.drafters.dflash import (
     OpenVinoNetwork,
     read_config,
 )
+from paceline.drafters.kept import KeptDrafter, KeptText
 from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.mtp import (
     DraftHead,
@@ -115,6 +116,8 @@ class RequestContext:
     prompt_length: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     """How the target picks: drafters with a distribution pick alike."""
+    kept: KeptText | None = None
+    """What the target has said before, if this request may draft from it."""
 
 
 def create(
@@ -188,6 +191,10 @@ def _table(part: DrafterPart, shared: DrafterResources, _request: RequestContext
     if part.name not in shared.tables:
         shared.tables[part.name] = Table.open(_folder(part, shared), shared.vocab_size)
     return TableDrafter(shared.tables[part.name])
+
+
+def _kept(_part: DrafterPart, _shared: DrafterResources, request: RequestContext) -> Drafter:
+    return KeptDrafter(request.kept)
 
 
 def _dflash(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
@@ -282,6 +289,7 @@ _MAKERS: Mapping[str, Callable[[DrafterPart, DrafterResources, RequestContext], 
     "suffix": _suffix,
     "recycle": _recycle,
     "table": _table,
+    "kept": _kept,
     "dflash": _dflash,
     "mtp": _mtp,
     "model": _model,

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import InvalidRequest
 
-_BEST = ("suffix", "table", "mtp")
+_BEST = ("suffix", "table", "kept", "mtp")
 """Kinds of `auto`, as far as the target has them."""
 
 _COUNTS = {"dflash": ("window",), "mtp": ("length", "vocab")}
@@ -26,7 +26,8 @@ class DrafterPart:
     """One drafter of a spec: the text between two `+`."""
 
     kind: str
-    """`ngram`, `suffix`, `recycle`, `table`, `dflash`, `mtp`, `model`, `ahead` or `prediction`."""
+    """`ngram`, `suffix`, `recycle`, `table`, `kept`, `dflash`, `mtp`, `model`, `ahead` or
+    `prediction`."""
     argument: str = ""
     """The text after the colon."""
     name: str = ""
@@ -50,7 +51,8 @@ class DrafterSpec:
         """Parse `none`, `auto`, or up to 8 different parts joined by `+`.
 
         The parts: `ngram[:min=,max=,length=]`, `suffix[:earlier]` (also searches earlier answers of
-        the process), `recycle`, `table[:FOLDER]`, `dflash[:FOLDER][,window=,int8=,bits=]` (`bits`
+        the process), `recycle`, `table[:FOLDER]`, `kept` (what the target said in answers that were
+        kept; nothing if none were), `dflash[:FOLDER][,window=,int8=,bits=]` (`bits`
         for a target that MLX runs, `int8` for any other), `mtp[:FOLDER][,length=,vocab=,int8=,
         bits=]`, `model:NAME` (a smaller model), `ahead:model:NAME` (the same, while the target
         verifies), `prediction`. Without a folder it is the drafter shipped with the target, or the
@@ -97,7 +99,8 @@ class DrafterSpec:
         """Replace `auto` by the best drafters for the target.
 
         Args:
-            shipped: kinds of drafters shipped with the target, or inside it.
+            shipped: kinds of drafters shipped with the target, or inside it; `kept` if answers
+                of it are kept.
             prediction: whether the answer has a prediction. Its drafter goes first if the spec
                 does not name it.
         """
@@ -135,7 +138,7 @@ def _part(text: str) -> DrafterPart:
         case "suffix":
             _flag(kind, argument, ("", "earlier"))
             return DrafterPart(kind, argument)
-        case "recycle" | "prediction":
+        case "recycle" | "kept" | "prediction":
             _flag(kind, argument, ("",))
             return DrafterPart(kind)
         case "table":
@@ -146,7 +149,7 @@ def _part(text: str) -> DrafterPart:
             return _model(kind, argument)
     raise InvalidRequest(
         f"no drafter is called {kind[:40]!r}; expected none, auto, or ngram, suffix, recycle, "
-        "table, dflash, mtp, model, ahead, prediction joined by +"
+        "table, kept, dflash, mtp, model, ahead, prediction joined by +"
     )
 
 

@@ -37,6 +37,9 @@ _FACTORS = (
     0x165667B19E3779F9,
     0xD6E8FEB86659FD93,
     0xA0761D6478BD642F,
+    0xE7037ED1A0B428DB,
+    0x8EBC6AF09C88C6E3,
+    0x589965CC75374CC3,
 )
 _MIX = 0xFF51AFD7ED558CCD
 
@@ -139,11 +142,11 @@ class TableDrafter(Drafter):
         return Proposal(tokens, self.name, 0, probabilities)
 
 
-def keys_of(context: Sequence[int]) -> list[int]:
-    """Keys of the last token of `context`, of the last two, and so on; shortest first."""
+def keys_of(context: Sequence[int], most: int = MAX_ORDER) -> list[int]:
+    """Keys of the last token of `context`, of the last two, and so on up to `most` (at most 8)."""
     keys = []
     mixed = 0
-    for order, token in enumerate(islice(reversed(context), MAX_ORDER)):
+    for order, token in enumerate(islice(reversed(context), most)):
         mixed = (mixed + (token + 1) * _FACTORS[order]) & _WIDTH
         keys.append(_finish(mixed, order))
     return keys

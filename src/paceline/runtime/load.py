@@ -29,6 +29,7 @@ def load(
     generation_config: str = "auto",
     revision: str | None = None,
     weights: str | None = None,
+    keep: bool = False,
     progress: Progress = QUIET,
 ) -> Model:
     """Load a model; fetch or convert it first if it is not in the cache folder.
@@ -51,6 +52,8 @@ def load(
         revision: branch, tag or commit of a model on the hub; None: the main branch.
         weights: `int8`, `int4` or `f16`, as in `NAME@int8`: a GGUF model can get int8, a checkpoint
             each of them. None: a GGUF file's own, int8 of a checkpoint.
+        keep: keep the tokens of answers in the cache folder, for all processes of this user, and
+            draft later answers from them; `Model.settle` waits until they are counted.
         progress: gets the progress of long work.
 
     Raises:
@@ -84,7 +87,9 @@ def load(
     taps = {tap for spec in drafters for tap in drafting.taps(spec, resources)}
     defaults = defaults_of(files) if generation_config == "auto" else Defaults()
     opened = open_with(tuple(sorted(taps)))
-    model = Model(files, opened, defaults=defaults, progress=progress, open_with=open_with)
+    model = Model(
+        files, opened, defaults=defaults, progress=progress, open_with=open_with, keep=keep
+    )
     files.tokenizer()  # read now rather than with the first prompt
     model.load_seconds = perf_counter() - started
     return model

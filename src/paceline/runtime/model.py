@@ -29,6 +29,7 @@ from paceline.engines.profile import CostProfile, load_profile, warm_up
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
 from paceline.runtime.defaults import Defaults
+from paceline.runtime.kept import kept_answers
 from paceline.runtime.options import Options, Request, check, defaults_of
 from paceline.runtime.profile import ModelProfile
 from paceline.runtime.prompt import Message, Prompt, encode_prompt
@@ -75,6 +76,7 @@ class Model:
         defaults: Defaults | None = None,
         progress: Progress = QUIET,
         open_with: Callable[[tuple[int, ...]], Engine] | None = None,
+        keep: bool = False,
     ) -> None:
         """Join an engine and the files it was opened from; `load` is the usual way.
 
@@ -84,6 +86,7 @@ class Model:
             defaults: for options that requests leave out; None: the registry's, else the model's.
             progress: gets the progress of long work.
             open_with: opens the engine again with other taps, for a drafter that needs them.
+            keep: keep answers in the cache folder, and draft from those kept: see `KeptAnswers`.
         """
         self.files = files
         self.engine = engine
@@ -95,6 +98,11 @@ class Model:
         self._progress = progress
         self._profile = self._profile_of_engine()
         self._acceptance = Acceptance()
+        self._kept = (
+            kept_answers(files.name, files.fingerprint, engine.vocab_size, progress)
+            if keep
+            else None
+        )
         self._shared = drafter_resources(files, progress)
         self._shared.vocab_size = engine.vocab_size
         self._shared.open_model = self._open_draft_model
@@ -123,6 +131,11 @@ class Model:
     def _profile_of_engine(self) -> ModelProfile:
         folder = cache_dir() / _PROFILES
         return ModelProfile(self.engine, self.files.fingerprint, folder, self._progress)
+
+    def settle(self) -> None:
+        """Wait for what runs in the background after answers: the counting of kept ones."""
+        if self._kept is not None:
+            self._kept.settle()
 
     def tokens(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Return the prompt as token ids.
@@ -293,6 +306,7 @@ class Model:
         memory: DraftKV | None = None,
         fault: Fault | None = None,
         shared: bool = False,
+        private: bool = False,
     ) -> Stream:
         """Return a stream on `sequence`, which already holds the KV of a prefix of `tokens`.
 
@@ -308,21 +322,29 @@ class Model:
             fault: called with a drafter's name and error when one fails and is silenced; None: the
                 error of a drafter ends the answer.
             shared: whether calls may have other sequences too.
+            private: whether the answer is neither kept nor drafted from kept ones.
 
         Raises:
             InvalidRequest: the prompt or an option cannot be served.
             ModelError: a drafter cannot be read or does not fit the model.
         """
         acceptance = self._acceptance.discounted()
-        spec = request.drafter.resolve(self._shared.shipped, prediction=bool(request.prediction))
+        keeps = None if private else self._kept
+        kept = None if keeps is None else keeps.text
+        kinds = [*self._shared.shipped, *(["kept"] if kept else [])]
+        spec = request.drafter.resolve(kinds, prediction=bool(request.prediction))
         prediction = request.prediction[: self.engine.context_length]
         own = RequestContext(
-            DraftKV() if memory is None else memory, prediction, len(tokens), request.sampling
+            DraftKV() if memory is None else memory,
+            prediction,
+            len(tokens),
+            request.sampling,
+            kept,
         )
         chosen = drafting.create(spec, self._shared, own)
         if fault is not None:
             chosen = [GuardedDrafter(each, fault) for each in chosen]
-        asked = RequestContext(prompt_length=len(tokens), sampling=request.sampling)
+        asked = RequestContext(prompt_length=len(tokens), sampling=request.sampling, kept=kept)
         watched = drafting.create(request.probe, self._shared, asked) if request.probe else []
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         stopping = request.stopping(self.files.stop_token_ids)
@@ -371,5 +393,8 @@ class Model:
             exactness=compared if self._profile.in_parts else lambda: found,
             started=started,
             probes=probes,
-            on_end=(learn, end, partial(self._profile.learn, shared=shared)),
+            on_end=(
+                *(learn, end, partial(self._profile.learn, shared=shared)),
+                *(() if keeps is None else (keeps.add,)),
+            ),
         )

@@ -21,7 +21,14 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Best, Counters, Drafter, Policy, Proposal, Step
-from paceline.drafters import AnswerHistory, DrafterResources, DrafterSpec, RequestContext
+from paceline.drafters import (
+    AnswerHistory,
+    DrafterResources,
+    DrafterSpec,
+    KeptText,
+    RequestContext,
+)
+from paceline.drafters.kept import due
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import Request
@@ -39,7 +46,7 @@ _ANY_TOKEN = 1 << 62
 _NO_ROWS = np.empty((0, 0), np.float32)
 _NO_SCORES = np.empty(0, np.float32)
 
-_ALONE = ("none", "ngram", "suffix", "table", "prediction")
+_ALONE = ("none", "ngram", "suffix", "table", "kept", "prediction")
 """Drafters that need only the tokens."""
 
 _NEEDS = {
@@ -164,7 +171,7 @@ def simulate(
         cost: seconds of a call by rows.
         shared: resources of the drafters; its history of answers is cleared.
         carry: the recordings are requests of one process, and learn from those before them;
-            otherwise each is the first.
+            otherwise each is the first. The drafter `kept` drafts from their answers.
         watch: called with the number of answer tokens that are done.
 
     Raises:
@@ -176,16 +183,23 @@ def simulate(
     shared.history = AnswerHistory()
     costs = _CallCosts(cost)
     done = 0
-    for recording in recordings:
+    kept: KeptText | None = None
+    counted = 0
+    for at, recording in enumerate(recordings):
         expected = bool(recording.prediction)
         spec = request.drafter.resolve(shared.shipped, prediction=expected)
-        own = RequestContext(prediction=recording.prediction, prompt_length=len(recording.prompt))
+        own = RequestContext(
+            prediction=recording.prediction, prompt_length=len(recording.prompt), kept=kept
+        )
         acceptance = acceptance.discounted() if carry else Acceptance()
         policy = request.policy_for(lambda: cost, acceptance, len(recording.prompt))
         yield _one(recording, drafting.create(spec, shared, own), policy, costs)
         if carry and spec.uses_earlier_answers:
             shared.history.add(recording.answer)
         done += len(recording.answer)
+        if carry and spec.has("kept") and due(done, counted):
+            answers = [each.answer for each in recordings[: at + 1]]
+            counted, kept = done, KeptText.count(answers, 1 + max(map(max, answers)))
         watch(done)
 
 

@@ -1,0 +1,201 @@
+"""Drafts from what the target has said in earlier answers, which are kept on this machine.
+
+Two forms of the same answers: a table of successors (`table.py`) for text of the same kind, and the
+text itself, where eight tokens in a row that were said before are continued as they were then.
+`runtime/kept.py` keeps the answers and has them counted; here they are looked up.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.decoding.types import Drafter, Proposal
+from paceline.drafters.suffix import Match
+from paceline.drafters.table import (
+    Table,
+    TableColumns,
+    TableDrafter,
+    keys_at,
+    keys_of,
+    token_type,
+)
+from paceline.drafters.table_counts import count_table
+from paceline.errors import ModelError
+from paceline.storage.columns import read_columns, write_columns
+from paceline.storage.validation import Count
+
+KIND = "paceline kept counts"
+
+MATCH = 8
+"""Tokens in a row that are looked up in the text (docs/decisions/kept-answers.md)."""
+
+_LONGEST = 24
+"""Longer matches are no better evidence: the policy has one estimate for them."""
+
+_FIRST = 1000
+"""Tokens from which answers are counted for the first time."""
+
+_GROWTH = 8
+"""They are counted again when 1 / this of them is new: counting takes microseconds a token."""
+
+_COLUMNS = {
+    "keys": "uint32",
+    "successors": "",
+    "probabilities": "uint8",
+    "text": "",
+    "match_keys": "uint32",
+    "matches": "uint32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFacts:
+    """What a file of counts says about itself."""
+
+    fingerprint: str
+    """Of the target's weights."""
+    vocab_size: Count
+    log_bytes: Count
+    """Size of the file of answers that was counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """An answer to count, without its prompt."""
+
+    answer: Sequence[int]
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        return ()
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self.answer
+
+
+class KeptText:
+    """Counted answers, in memory or as memory maps; one serves all requests of a process."""
+
+    def __init__(self, columns: dict[str, Any], vocab_size: int) -> None:
+        """Look up in these columns; `count` and `open` make them."""
+        self._columns, self._end = columns, vocab_size
+        self.table = Table(
+            TableColumns(columns["keys"], columns["successors"], columns["probabilities"])
+        )
+        self._text = memoryview(columns["text"])
+        self._keys = memoryview(columns["match_keys"])
+        self._matches = memoryview(columns["matches"])
+
+    @classmethod
+    def count(cls, answers: Sequence[Sequence[int]], vocab_size: int) -> "KeptText":
+        """Count answers, oldest first: about four microseconds a token."""
+        table = count_table([_Said(answer) for answer in answers]).columns(vocab_size)
+        # A token that the vocabulary lacks ends each answer: no match and no proposal crosses it.
+        ended = [np.array([*answer, vocab_size], np.int64) for answer in answers]
+        text = np.concatenate([np.empty(0, np.int64), *ended])
+        places = np.arange(len(text))
+        ends = np.where(text == vocab_size, places, -1)
+        latest_end = np.maximum.accumulate(ends) if len(text) else ends
+        keys = keys_at(text, MATCH - 1)
+        found = np.flatnonzero(places[MATCH - 1 :] - latest_end[MATCH - 1 :] >= MATCH)
+        order = found[np.argsort(keys[found], kind="stable")]
+        is_latest = np.append(keys[order][1:] != keys[order][:-1], True)[: len(order)]
+        latest = order[is_latest]
+        return cls(
+            {
+                "keys": table.keys,
+                "successors": table.tokens,
+                "probabilities": table.probabilities,
+                "text": text.astype(token_type(vocab_size + 1)),
+                "match_keys": keys[latest],
+                "matches": (latest + MATCH).astype(np.uint32),
+            },
+            vocab_size,
+        )
+
+    @classmethod
+    def open(cls, path: Path, fingerprint: str, vocab_size: int) -> tuple["KeptText", KeptFacts]:
+        """Open a file that `write` wrote.
+
+        Raises ModelError if it is of another model, another version, or damaged so that a draft
+        could have a token that the target lacks.
+        """
+        facts, columns = read_columns(path, KIND, KeptFacts)
+        if (facts.fingerprint, facts.vocab_size) != (fingerprint, vocab_size):
+            raise ModelError(f"{path} has counts of another model's answers")
+        if columns.keys() != _COLUMNS.keys():
+            raise ModelError(f"{path} has columns {', '.join(columns)}; expected others")
+        types = {
+            **_COLUMNS,
+            "successors": np.dtype(token_type(vocab_size)).name,
+            "text": np.dtype(token_type(vocab_size + 1)).name,
+        }
+        text, entries = columns["text"], len(columns["keys"])
+        fits = (
+            all(str(columns[name].dtype) == type_ for name, type_ in types.items())
+            and entries == len(columns["successors"]) == len(columns["probabilities"])
+            and len(columns["match_keys"]) == len(columns["matches"])
+            and columns["successors"].max(initial=0) < vocab_size
+            and text.max(initial=0) <= vocab_size
+            and columns["matches"].max(initial=0) < max(len(text), 1)
+        )
+        if not fits:
+            raise ModelError(f"{path} is damaged: its columns do not fit each other")
+        return cls(columns, vocab_size), facts
+
+    def write(self, path: Path, facts: KeptFacts) -> None:
+        """Write all of it to one file. Raises OSError."""
+        about = {name: getattr(facts, name) for name in KeptFacts.__slots__}
+        write_columns(path, KIND, about, self._columns)
+
+    def match(self, context: Sequence[int]) -> Match | None:
+        """The latest place in the text where the last `MATCH` tokens of `context` were said."""
+        if len(context) < MATCH:
+            return None
+        key = keys_of(context[-MATCH:], MATCH)[-1]
+        at = bisect_left(self._keys, key)
+        if at == len(self._keys) or self._keys[at] != key:
+            return None
+        next_at = self._matches[at]
+        length = 0
+        for back in range(1, min(_LONGEST, next_at, len(context)) + 1):
+            if self._text[next_at - back] != context[-back]:
+                break
+            length = back
+        return Match(length, next_at) if length >= MATCH else None  # else the hash was the same
+
+    def continuation(self, match: Match, limit: int) -> list[int]:
+        """Up to `limit` tokens that followed a match; none if the answer ended there."""
+        tokens: list[int] = self._text[match.next_at : match.next_at + limit].tolist()
+        return tokens[: tokens.index(self._end)] if self._end in tokens else tokens
+
+
+class KeptDrafter(Drafter):
+    """Proposes what followed the same eight tokens, else the most frequent successors."""
+
+    name = "kept"
+
+    def __init__(self, kept: KeptText | None) -> None:
+        """Draft from `kept`; None: nothing is kept yet, and nothing is proposed."""
+        self._kept = kept
+        self._table = None if kept is None else TableDrafter(kept.table, self.name)
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        """A copy with the length of its match, or a chain with probabilities."""
+        if self._kept is None or self._table is None:
+            return Proposal((), self.name)
+        match = self._kept.match(context)
+        tokens = [] if match is None else self._kept.continuation(match, limit)
+        if match is not None and tokens:
+            return Proposal(tokens, "kept text", match.length)
+        return self._table.propose(context, limit)
+
+
+def due(tokens: float, counted: float) -> bool:
+    """Whether answers of this many tokens are counted again, if `counted` of them were."""
+    return tokens - counted >= max(_FIRST, counted / _GROWTH)

@@ -1,0 +1,277 @@
+"""Keeps what a model has said on this machine, so that drafts of later answers can follow it.
+
+A folder for each model has two files. `answers.jsonl` is appended to when an answer ends, one write
+each, so that several processes may keep at once; `counts.bin` is counted from it in a thread, and
+replaced by one rename. Prompts are not kept, and neither are answers that repeat themselves.
+
+Invariants: nothing here changes a token, or ends an answer: what cannot be read or written is one
+line, and the answers go on without it. A file of another model or version is neither read nor
+written.
+"""
+
+import errno
+import json
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.decoding.stopping import Repetition, RepetitionDetector
+from paceline.decoding.types import FinishReason
+from paceline.drafters.kept import KeptFacts, KeptText, due
+from paceline.errors import ModelError
+from paceline.models import Progress, cache_dir
+from paceline.runtime.stream import Stream
+from paceline.storage.files import write_bytes
+
+KIND = "paceline kept answers"
+_FOLDER, _LOG, _COUNTS = "kept", "answers.jsonl", "counts.bin"
+
+MAX_TOKENS = 500_000
+"""Of a model; older answers are dropped. About 12 MB with the counts."""
+
+_SPARE = 1.25
+"""The file of answers is rewritten when it has this many times `MAX_TOKENS`."""
+
+_TOKEN_BYTES = 6
+"""Of a token in `answers.jsonl`, about."""
+
+_LOOP = Repetition(max_pattern_size=128, min_count=4, min_tokens=64)
+"""An answer with such a repetition is not kept: a table would learn to go round in it. Smaller than
+what ends an answer, because leaving one out costs nothing."""
+
+
+class KeptAnswers:
+    """The kept answers of one model."""
+
+    def __init__(
+        self, model: str, fingerprint: str, vocab_size: int, progress: Progress, folder: Path
+    ) -> None:
+        """Read nothing yet. `folder` is that of all models; `progress` gets lines about faults."""
+        self._model, self._fingerprint, self._vocab_size = model, fingerprint, vocab_size
+        self._say = progress.say
+        self._folder = folder / fingerprint[:24]
+        self._log, self._counts = self._folder / _LOG, self._folder / _COUNTS
+        self._text: KeptText | None = None
+        self._counted_bytes = 0
+        self._opened = self._failed = self._may_write = False
+        self._fault = ""  # not said yet: it would be in the middle of the answer's text
+        self._thread: threading.Thread | None = None
+
+    @property
+    def text(self) -> KeptText | None:
+        """What to draft from; None: too little was kept so far."""
+        self._say_fault()
+        if not self._opened:
+            self._opened = True
+            self._open()
+        return self._text
+
+    def add(self, stream: Stream) -> None:
+        """Keep an answer that has ended, and count all of them in a thread if it is time."""
+        answer = stream.answer
+        if self._failed or stream.failed or len(answer) < 2 or _repeats(stream):
+            return
+        try:
+            self._check()
+            self._append(answer)
+            size = self._log.stat().st_size
+        except (OSError, ModelError) as error:
+            self._fail(error)
+            return
+        _ = self.text  # how much was counted
+        counted = self._counted_bytes if size >= self._counted_bytes else 0
+        busy = self._thread is not None and self._thread.is_alive()
+        if due(size / _TOKEN_BYTES, counted / _TOKEN_BYTES) and not busy:
+            self._thread = threading.Thread(target=self._count, name="paceline-kept", daemon=True)
+            self._thread.start()
+
+    def settle(self) -> None:
+        """Wait for the thread that counts, if there is one, and say what could not be kept."""
+        if self._thread is not None:
+            self._thread.join()
+        self._say_fault()
+
+    def _open(self) -> None:
+        if not self._log.exists():
+            self._say(
+                f"answers of {self._model} are kept in {self._folder} to draft later ones; "
+                "with --no-keep they are not, and `paceline forget` removes them"
+            )
+        if not self._counts.exists():
+            return
+        try:
+            self._text, facts = KeptText.open(self._counts, self._fingerprint, self._vocab_size)
+            self._counted_bytes = facts.log_bytes
+        except (ModelError, OSError) as error:
+            self._say(f"{_reason(error)}; it is ignored, and counted again from the next answers")
+
+    def _check(self) -> None:
+        """Begin the file of answers, or check that it is this model's; once."""
+        if self._may_write:
+            return
+        line = b""
+        if self._log.exists():
+            with self._log.open("rb") as file:
+                line = file.readline()
+        if not line.endswith(b"\n"):  # it is not there, or writing it was interrupted
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            line = json.dumps(self._header()).encode() + b"\n"
+            write_bytes(self._log, line)
+        found = _parsed(line)
+        if not self._is_ours(found):
+            raise ModelError(
+                f"{self._log} has answers of another model or version; `paceline forget` removes it"
+            )
+        self._may_write = True
+
+    def _append(self, answer: Sequence[int]) -> None:
+        """Append an answer in one write: those of several processes do not mix.
+
+        A newline comes first, so that a line which a crash or a full disk has cut spoils no other.
+        """
+        content = f"\n{_line(answer)}\n".encode()
+        descriptor = os.open(self._log, os.O_WRONLY | os.O_APPEND)
+        try:
+            written = os.write(descriptor, content)
+        finally:
+            os.close(descriptor)
+        if written < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._log))
+
+    def _count(self) -> None:
+        """Count all answers and replace the counts; runs in a thread."""
+        try:
+            content = self._log.read_bytes()
+            answers = self._answers(content)
+            newest = _newest(answers, MAX_TOKENS)
+            size = len(content)
+            if sum(map(len, newest)) * _SPARE < sum(map(len, answers)):
+                # An answer that another process appends right now is lost; no draft misses it.
+                lines = [json.dumps(self._header()), *map(_line, newest), ""]
+                shorter = "\n".join(lines).encode()
+                write_bytes(self._log, shorter)
+                size = len(shorter)
+            text = KeptText.count(newest, self._vocab_size)
+            text.write(self._counts, KeptFacts(self._fingerprint, self._vocab_size, size))
+            self._text, self._counted_bytes = text, size
+        except (OSError, ModelError) as error:
+            self._fail(error)
+
+    def _answers(self, content: bytes) -> list[list[int]]:
+        """Whole answers in the file, oldest first. Raises ModelError if some are another model's.
+
+        Lines that were cut are left out.
+        """
+        answers = []
+        for line in content.split(b"\n"):
+            value = _parsed(line)
+            if isinstance(value, dict) and not self._is_ours(value):
+                raise ModelError(f"{self._log} has answers of another model or version, too")
+            if isinstance(value, list) and all(
+                type(token) is int and 0 <= token < self._vocab_size for token in value
+            ):
+                answers.append(value)
+        return answers
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "kind": KIND,
+            "version": 1,
+            "model": self._model,
+            "fingerprint": self._fingerprint,
+            "vocab_size": self._vocab_size,
+        }
+
+    def _is_ours(self, header: Any) -> bool:
+        ours = self._header()
+        names = ("kind", "version", "fingerprint", "vocab_size")
+        return isinstance(header, dict) and all(header.get(name) == ours[name] for name in names)
+
+    def _fail(self, error: Exception) -> None:
+        """Keep nothing further in this process."""
+        if not self._failed:
+            self._failed = True
+            self._fault = f"answers are not kept: {_reason(error)}"
+
+    def _say_fault(self) -> None:
+        fault, self._fault = self._fault, ""
+        if fault:
+            self._say(fault)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of a model."""
+
+    model: str
+    """Its name; empty if the files do not say."""
+    folder: Path
+    bytes: int
+
+
+def all_kept() -> list[Kept]:
+    """What is kept of each model, in the order of their names."""
+    found = []
+    for folder in (cache_dir() / _FOLDER).glob("*"):
+        sizes = [path.stat().st_size for path in folder.glob("*") if path.is_file()]
+        if not sizes:
+            continue
+        try:
+            with (folder / _LOG).open("rb") as file:
+                header = _parsed(file.readline())
+        except OSError:
+            header = None
+        name = header.get("model") if isinstance(header, dict) else None
+        found.append(Kept(name if isinstance(name, str) else "", folder, sum(sizes)))
+    return sorted(found, key=lambda kept: kept.model)
+
+
+def forget(kept: Kept) -> None:
+    """Remove what is kept of a model. Raises OSError."""
+    shutil.rmtree(kept.folder)
+
+
+def kept_answers(model: str, fingerprint: str, vocab_size: int, progress: Progress) -> KeptAnswers:
+    """The kept answers of a model in the cache folder."""
+    return KeptAnswers(model, fingerprint, vocab_size, progress, cache_dir() / _FOLDER)
+
+
+def _repeats(stream: Stream) -> bool:
+    """Whether an answer is in a loop. One that the model ended is not."""
+    reason = stream.result.finish_reason
+    if reason == FinishReason.STOP:
+        return False
+    detector = RepetitionDetector(_LOOP)
+    return reason == FinishReason.REPETITION or any(map(detector.push, stream.answer))
+
+
+def _newest(answers: Sequence[list[int]], tokens: int) -> list[list[int]]:
+    """The newest answers with at most so many tokens, oldest first."""
+    found: list[list[int]] = []
+    for answer in reversed(answers):
+        tokens -= len(answer)
+        if tokens < 0:
+            break
+        found.append(answer)
+    return found[::-1]
+
+
+def _line(answer: Sequence[int]) -> str:
+    return json.dumps(answer, separators=(",", ":"))
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the cache folder'}: {error.strerror or error}"
+    return str(error)
