@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
-from paceline.drafters import AnswerHistory, DrafterResources, create
+from paceline.drafters import AnswerHistory, DrafterResources, KeptText, RequestContext
+from paceline.drafters import create as create_for
 from support.drafters import MATCHERS, SPECS
 
 VOCABULARY = 6
+
+KEPT = KeptText.count([[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 3, 1], [5, 4] * 3 + [1] * 11], VOCABULARY)
 
 # So few different tokens that everything repeats.
 texts = st.lists(st.integers(0, VOCABULARY - 1), max_size=40)
@@ -52,6 +55,10 @@ def shared(toy_table: Path) -> DrafterResources:
     history.add([0, 1, 2, 3, 4, 5, 0, 0, 1])
     history.add([5, 5, 4])
     return DrafterResources(vocab_size=VOCABULARY, history=history, shipped={"table": toy_table})
+
+
+def create(spec: str, shared: DrafterResources | None = None) -> list[Drafter]:
+    return create_for(spec, shared, RequestContext(kept=KEPT))
 
 
 def contexts(drafters: list[Drafter], grown: list[Growth]) -> Iterator[list[int]]:

@@ -19,7 +19,7 @@ MATCHERS = [
 ]
 """Drafters that need the context alone."""
 
-SPECS = [*MATCHERS, "table", "suffix+table"]
+SPECS = [*MATCHERS, "table", "suffix+table", "kept", "suffix+table+kept"]
 """Those, and the trained ones; `shared` has what they need."""
 
 

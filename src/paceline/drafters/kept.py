@@ -103,6 +103,7 @@ class KeptText:
         latest_end = np.maximum.accumulate(ends) if len(text) else ends
         keys = keys_at(text, MATCH - 1)
         found = np.flatnonzero(places[MATCH - 1 :] - latest_end[MATCH - 1 :] >= MATCH)
+        found = found[text[found + MATCH] != vocab_size]
         order = found[np.argsort(keys[found], kind="stable")]
         is_latest = np.append(keys[order][1:] != keys[order][:-1], True)[: len(order)]
         latest = order[is_latest]

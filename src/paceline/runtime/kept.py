@@ -39,7 +39,7 @@ _SPARE = 1.25
 _TOKEN_BYTES = 6
 """Of a token in `answers.jsonl`, about."""
 
-_LOOP = Repetition(max_pattern_size=128, min_count=4, min_tokens=64)
+LOOP = Repetition(max_pattern_size=128, min_count=4, min_tokens=64)
 """An answer with such a repetition is not kept: a table would learn to go round in it. Smaller than
 what ends an answer, because leaving one out costs nothing."""
 
@@ -245,7 +245,7 @@ def _repeats(stream: Stream) -> bool:
     reason = stream.result.finish_reason
     if reason == FinishReason.STOP:
         return False
-    detector = RepetitionDetector(_LOOP)
+    detector = RepetitionDetector(LOOP)
     return reason == FinishReason.REPETITION or any(map(detector.push, stream.answer))
 
 

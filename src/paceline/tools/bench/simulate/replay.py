@@ -161,6 +161,7 @@ def simulate(
     shared: DrafterResources,
     *,
     carry: bool = False,
+    kept: KeptText | None = None,
     watch: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Simulation]:
     """Replay each recording.
@@ -171,7 +172,8 @@ def simulate(
         cost: seconds of a call by rows.
         shared: resources of the drafters; its history of answers is cleared.
         carry: the recordings are requests of one process, and learn from those before them;
-            otherwise each is the first. The drafter `kept` drafts from their answers.
+            otherwise each is the first. The drafter `kept` then drafts from their answers.
+        kept: answers from before, for the drafter `kept`.
         watch: called with the number of answer tokens that are done.
 
     Raises:
@@ -183,7 +185,6 @@ def simulate(
     shared.history = AnswerHistory()
     costs = _CallCosts(cost)
     done = 0
-    kept: KeptText | None = None
     counted = 0
     for at, recording in enumerate(recordings):
         expected = bool(recording.prediction)

@@ -1,0 +1,129 @@
+"""Drafts from kept answers: what follows a match, what is counted, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.drafters import KeptDrafter, KeptText
+from paceline.drafters.kept import MATCH, KeptFacts, due
+from paceline.drafters.table import keys_at, keys_of
+from paceline.errors import ModelError
+from paceline.storage.columns import write_columns
+
+VOCAB = 40
+SAID = [*range(12), 20, 21, 22, 23]
+AGAIN = [*range(12), 30, 31]
+FACTS = KeptFacts("abc", VOCAB, 0)
+
+answers = st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=6)
+
+
+def test_eight_tokens_that_were_said_are_continued_as_they_were_last_time():
+    drafter = KeptDrafter(KeptText.count([SAID, AGAIN], VOCAB))
+    proposal = drafter.propose([9, 9, *range(4, 12)], 9)
+    assert (proposal.tokens, proposal.source) == ([30, 31], "kept text")
+    assert proposal.match == MATCH
+    assert not proposal.probabilities
+    earlier = KeptDrafter(KeptText.count([AGAIN, SAID], VOCAB))
+    assert earlier.propose([*range(12)], 2).tokens == [20, 21]
+
+
+def test_the_length_of_a_match_is_that_of_all_equal_tokens():
+    kept = KeptText.count([[*range(39)]], VOCAB)
+    lengths = [kept.match([39, *range(at, 38)]) for at in (0, 20, 29, 30, 31)]
+    assert [found and found.length for found in lengths] == [24, 18, 9, 8, None]
+    assert [found and found.next_at for found in lengths] == [38, 38, 38, 38, None]
+
+
+def test_no_match_crosses_the_end_of_an_answer():
+    kept = KeptText.count([[1, 2, 3, 4], [5, 6, 7, 8, 9]], VOCAB)
+    assert kept.match([1, 2, 3, 4, 5, 6, 7, 8]) is None
+    assert KeptText.count([[*range(8)]], VOCAB).match([*range(8)]) is None
+
+
+def test_without_a_match_the_most_frequent_successors_are_drafted_with_probabilities():
+    drafter = KeptDrafter(KeptText.count([[1, 2, 3] * 9], VOCAB))
+    proposal = drafter.propose([7, 1], 4)
+    assert (proposal.tokens, proposal.source) == ([2, 3, 1, 2], "kept")
+    assert len(proposal.probabilities) == 4
+
+
+@pytest.mark.parametrize("said", [[], [[]], [[3]], [[1, 2]]])
+def test_little_text_is_no_error(said: list[list[int]]):
+    drafter = KeptDrafter(KeptText.count(said, VOCAB))
+    assert not drafter.propose([], 4).tokens
+    assert not drafter.propose([8] * 12, 4).tokens
+    assert not KeptDrafter(None).propose([1, 2], 4).tokens
+
+
+def test_keys_of_a_match_are_those_of_a_whole_text():
+    text = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+    assert keys_at(np.array(text), MATCH - 1).tolist() == [
+        keys_of(text[: end + 1], MATCH)[-1] for end in range(MATCH - 1, len(text))
+    ]
+
+
+@settings(max_examples=40)
+@given(said=answers, context=st.lists(st.integers(0, 5), max_size=40))
+def test_a_file_proposes_what_was_counted(
+    tmp_path_factory: pytest.TempPathFactory, said: list[list[int]], context: list[int]
+):
+    path = tmp_path_factory.getbasetemp() / "kept" / "counts.bin"
+    path.parent.mkdir(exist_ok=True)
+    counted = KeptText.count(said, VOCAB)
+    counted.write(path, FACTS)
+    opened, facts = KeptText.open(path, "abc", VOCAB)
+    assert facts == FACTS
+    proposal = KeptDrafter(opened).propose(context, 9)
+    assert proposal == KeptDrafter(counted).propose(context, 9)
+    if proposal.source == "kept text":
+        copied = [*context[-MATCH:], *proposal.tokens]
+        assert any(
+            each[at : at + len(copied)] == copied for each in said for at in range(len(each))
+        )
+
+
+def columns_of(kept: KeptText) -> dict[str, Any]:
+    return {name: np.array(each) for name, each in kept._columns.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("successors", lambda column: np.where(column > 0, VOCAB, column)),
+        ("text", lambda column: np.where(column == 3, VOCAB + 1, column)),
+        ("matches", lambda column: column + 99),
+        ("keys", lambda column: column[:-1]),
+        ("matches", lambda column: column[:-1]),
+    ],
+)
+def test_counts_with_values_out_of_range_are_refused(tmp_path: Path, name: str, change: Any):
+    columns = columns_of(KeptText.count([SAID], VOCAB))
+    columns[name] = change(columns[name]).astype(columns[name].dtype)
+    about = {"fingerprint": "abc", "vocab_size": VOCAB, "log_bytes": 0}
+    write_columns(tmp_path / "x", "paceline kept counts", about, columns)
+    with pytest.raises(ModelError, match="is damaged"):
+        KeptText.open(tmp_path / "x", "abc", VOCAB)
+
+
+def test_counts_of_another_model_or_without_a_column_are_refused(tmp_path: Path):
+    path = tmp_path / "x"
+    KeptText.count([SAID], VOCAB).write(path, FACTS)
+    for other in (("abd", VOCAB), ("abc", VOCAB + 1)):
+        with pytest.raises(ModelError, match="of another model"):
+            KeptText.open(path, *other)
+    columns = columns_of(KeptText.count([SAID], VOCAB))
+    del columns["text"]
+    about = {"fingerprint": "abc", "vocab_size": VOCAB, "log_bytes": 0}
+    write_columns(path, "paceline kept counts", about, columns)
+    with pytest.raises(ModelError, match="expected others"):
+        KeptText.open(path, "abc", VOCAB)
+
+
+def test_answers_are_counted_when_an_eighth_of_them_is_new():
+    assert [due(tokens, 0) for tokens in (0, 999, 1000)] == [False, False, True]
+    assert [due(tokens, 80_000) for tokens in (81_000, 89_999, 90_000)] == [False, False, True]

@@ -1,0 +1,245 @@
+"""Keeping answers: what is kept and drafted from, and what happens where it cannot be kept."""
+
+import json
+import os
+import threading
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.decoding.types import FinishReason
+from paceline.models import Progress
+from paceline.runtime import kept as kept_module
+from paceline.runtime.kept import KeptAnswers, all_kept, forget
+from paceline.runtime.model import Model
+from paceline.runtime.options import GREEDY, Options
+
+PROMPT = "the rain in the rain in the rain in the"
+ANSWER: Options = {**GREEDY, "max_tokens": 40, "ignore_eos": True, "drafter": "auto"}
+VOCAB = 50
+
+
+def ended(answer: list[int], reason: FinishReason = FinishReason.STOP, *, failed: bool = False):
+    stream: Any = SimpleNamespace(
+        answer=answer, failed=failed, result=SimpleNamespace(finish_reason=reason)
+    )
+    return stream
+
+
+@pytest.fixture
+def said() -> StringIO:
+    return StringIO()
+
+
+@pytest.fixture
+def kept(tmp_path: Path, said: StringIO, monkeypatch: pytest.MonkeyPatch) -> KeptAnswers:
+    """Kept answers that are counted after each one."""
+    monkeypatch.setattr(kept_module, "due", lambda tokens, counted: tokens > counted)
+    return opened(tmp_path, said)
+
+
+def opened(folder: Path, said: StringIO, model: str = "toy") -> KeptAnswers:
+    return KeptAnswers(model, model * 8, VOCAB, Progress(said), folder)
+
+
+def lines_of(folder: Path) -> list[Any]:
+    (path,) = folder.glob("*/answers.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def test_an_answer_is_kept_without_its_prompt_and_drafted_from_in_the_next_process(
+    kept: KeptAnswers, tmp_path: Path, said: StringIO
+):
+    assert kept.text is None
+    kept.add(ended([*range(20)]))
+    kept.settle()
+    assert lines_of(tmp_path)[1:] == [[*range(20)]]
+    for each in (kept, opened(tmp_path, said)):
+        assert each.text is not None
+        assert each.text.match([*range(10)]) is not None
+    assert said.getvalue().count("\n") == 1  # it is said once, where they are kept
+
+
+def test_answers_that_failed_or_repeat_themselves_are_not_kept(kept: KeptAnswers, tmp_path: Path):
+    kept.add(ended([1, 2, 3], failed=True))
+    kept.add(ended([1]))
+    kept.add(ended([1, 2, 3, 4] * 16, FinishReason.LENGTH))
+    kept.add(ended([*range(9)], FinishReason.REPETITION))
+    kept.add(ended([*range(9)], FinishReason.LENGTH))
+    assert lines_of(tmp_path)[1:] == [[*range(9)]]
+
+
+def test_a_line_that_was_cut_spoils_no_other(kept: KeptAnswers, tmp_path: Path, said: StringIO):
+    kept.add(ended([*range(20)]))
+    kept.settle()
+    (path,) = tmp_path.glob("*/answers.jsonl")
+    path.write_bytes(path.read_bytes() + b"\n[1,2,3")
+    other = opened(tmp_path, said)
+    other.add(ended([*range(20, 40)]))
+    other.settle()
+    assert other.text is not None
+    assert other.text.match([*range(20, 30)]) is not None
+
+
+def test_a_first_line_that_was_cut_is_written_again(tmp_path: Path, said: StringIO):
+    kept = opened(tmp_path, said)
+    kept.add(ended([1, 2]))
+    (path,) = tmp_path.glob("*/answers.jsonl")
+    path.write_bytes(path.read_bytes()[:20])
+    opened(tmp_path, said).add(ended([3, 4]))
+    assert lines_of(tmp_path)[1:] == [[3, 4]]
+
+
+def test_tokens_that_the_model_lacks_are_not_counted(kept: KeptAnswers, tmp_path: Path):
+    kept.add(ended([*range(20)]))
+    kept.settle()
+    (path,) = tmp_path.glob("*/answers.jsonl")
+    path.write_bytes(path.read_bytes() + b"\n[1,2,3,4,5,6,7,8,50]\n[1,true]\n[-1,2]\n[0.5]\n")
+    kept.add(ended([*range(20)]))
+    kept.settle()
+    assert kept.text is not None
+    assert max(kept.text._columns["text"]) == VOCAB  # the end of an answer
+
+
+def test_several_processes_may_keep_at_once(tmp_path: Path, said: StringIO):
+    def keep(first: int) -> None:
+        own = opened(tmp_path, said)
+        for at in range(50):
+            own.add(ended([first, at] * 100))
+
+    threads = [threading.Thread(target=keep, args=(each,)) for each in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    answers = [line for line in lines_of(tmp_path) if isinstance(line, list)]
+    # All but those that another one's first line replaced, when there was no file yet.
+    assert len(answers) >= 190
+    assert all(len(answer) == 200 for answer in answers)
+
+
+def test_the_oldest_answers_are_dropped(
+    kept: KeptAnswers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kept_module, "MAX_TOKENS", 40)
+    for first in range(0, 30, 3):
+        kept.add(ended([*range(first, first + 10)]))
+        kept.settle()
+    found = lines_of(tmp_path)
+    assert found[0]["model"] == "toy"
+    assert 3 <= len(found[1:]) <= 5
+    assert found[-1] == [*range(27, 37)]
+    assert kept.text is not None
+    assert kept.text.match([*range(27, 35)])
+    assert not kept.text.match([*range(8)])
+
+
+@pytest.mark.parametrize(
+    "header", ['{"kind": "other"}', "[1]", '{"kind": "paceline kept answers"}']
+)
+def test_answers_of_another_model_or_version_are_neither_read_nor_written(
+    kept: KeptAnswers, tmp_path: Path, said: StringIO, header: str
+):
+    kept.add(ended([1, 2]))
+    kept.settle()
+    (path,) = tmp_path.glob("*/answers.jsonl")
+    path.write_text(f"{header}\n[5,6]\n")
+    other = opened(tmp_path, said)
+    before = said.getvalue()
+    other.add(ended([3, 4]))
+    other.add(ended([3, 4]))
+    other.settle()
+    assert path.read_text() == f"{header}\n[5,6]\n"
+    assert said.getvalue().removeprefix(before).count("\n") == 1
+    assert "another model or version" in said.getvalue()
+
+
+def test_damaged_counts_are_ignored_with_a_line_and_made_again(
+    kept: KeptAnswers, tmp_path: Path, said: StringIO
+):
+    kept.add(ended([*range(20)]))
+    kept.settle()
+    (path,) = tmp_path.glob("*/counts.bin")
+    path.write_bytes(path.read_bytes()[:-80])
+    other = opened(tmp_path, said)
+    assert other.text is None
+    assert "it is ignored" in said.getvalue()
+    other.add(ended([*range(20, 40)]))
+    other.settle()
+    assert opened(tmp_path, said).text is not None
+
+
+@pytest.mark.parametrize("where", ["write", "open", "counts"])
+def test_a_full_disk_is_one_line_and_answers_go_on(
+    kept: KeptAnswers, said: StringIO, where: str, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    kept.add(ended([1, 2]))
+    kept.settle()
+    before = said.getvalue()
+    if where == "counts":
+        monkeypatch.setattr(kept_module.KeptText, "write", full)
+    else:
+        monkeypatch.setattr(os, where, full)
+    for _ in range(3):
+        kept.add(ended([3, 4]))
+        kept.settle()
+    monkeypatch.undo()
+    assert said.getvalue().removeprefix(before).count("No space left on device") == 1
+
+
+def test_a_write_that_was_cut_short_is_a_full_disk(
+    kept: KeptAnswers, said: StringIO, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(os, "write", lambda *_: 3)
+    kept.add(ended([3, 4]))
+    kept.settle()
+    assert "No space left on device" in said.getvalue()
+
+
+@pytest.fixture
+def keeping(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """The tiny model, which keeps its answers in an empty cache folder."""
+    monkeypatch.setattr(kept_module, "due", lambda tokens, counted: tokens > counted)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    return Model(model.files, model.engine, keep=True)
+
+
+def test_a_model_drafts_from_what_it_said_and_says_the_same(keeping: Model, model: Model):
+    plain = model.generate(PROMPT, **{**ANSWER, "drafter": "none"})
+    first = keeping.generate(PROMPT, **ANSWER)
+    keeping.settle()
+    second = keeping.generate(PROMPT, **ANSWER)
+    assert plain.token_ids == first.token_ids == second.token_ids
+    assert (first.drafter, second.drafter) == ("suffix", "suffix+kept")
+    assert second.stats.accepted > 0
+    alone = keeping.generate(PROMPT, **{**ANSWER, "drafter": "kept"})
+    assert alone.token_ids == plain.token_ids
+    assert alone.stats.accepted > 10
+
+
+def test_kept_answers_are_listed_and_forgotten(keeping: Model):
+    assert all_kept() == []
+    keeping.generate(PROMPT, **ANSWER)
+    keeping.settle()
+    (found,) = all_kept()
+    assert found.model == keeping.files.name
+    assert found.bytes > 100
+    forget(found)
+    assert all_kept() == []
+    keeping.generate(PROMPT, **ANSWER)  # what it has in memory may still be drafted from
+    keeping.settle()
+    assert all_kept() == []
+
+
+def test_a_model_that_keeps_nothing_writes_nothing(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    model.generate(PROMPT, **ANSWER)
+    assert not (tmp_path / "kept").exists()

@@ -1,0 +1,40 @@
+"""Kept answers in the server: requests with a salt, and those without an answer, take no part."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.runtime import kept as kept_module
+from paceline.runtime.kept import all_kept
+from paceline.runtime.model import Model
+from paceline.server.scheduler import Scheduler
+from support.scheduling import Submitted
+
+PROMPT = "the rain in the rain in the"
+OPTIONS: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "drafter": "auto"}
+
+
+@pytest.fixture
+def keeping(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    monkeypatch.setattr(kept_module, "due", lambda tokens, counted: tokens > counted)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    return Model(model.files, model.engine, keep=True)
+
+
+def test_a_request_with_a_salt_is_neither_kept_nor_drafted_from_kept_answers(keeping: Model):
+    scheduler = Scheduler(keeping)
+    scheduler.start()
+    try:
+        salted = Submitted(scheduler, PROMPT, salt="a", **OPTIONS).result()
+        assert all_kept() == []
+        first = Submitted(scheduler, PROMPT, **OPTIONS).result()
+        assert len(all_kept()) == 1
+        keeping.settle()
+        second = Submitted(scheduler, PROMPT, **OPTIONS).result()
+        again = Submitted(scheduler, PROMPT, salt="a", **OPTIONS).result()
+    finally:
+        scheduler.close()
+    drafters = [each.drafter for each in (salted, first, second, again)]
+    assert drafters == ["suffix", "suffix", "suffix+kept", "suffix"]
+    assert salted.token_ids == first.token_ids == second.token_ids == again.token_ids

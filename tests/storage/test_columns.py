@@ -1,0 +1,76 @@
+"""Files of columns: what is read is what was written, or an error that names the file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import ModelError
+from paceline.storage.columns import read_columns, write_columns
+
+KIND = "a kind"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    name: str
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    columns: dict[str, Any] = {
+        "a": np.arange(100, dtype=np.uint32),
+        "none": np.empty(0, np.uint8),
+        "b": np.arange(7, dtype=np.uint16),
+    }
+    write_columns(tmp_path / "x.bin", KIND, {"name": "n"}, columns)
+    return tmp_path / "x.bin"
+
+
+def test_columns_are_read_as_they_were_written(path: Path):
+    facts, columns = read_columns(path, KIND, Facts)
+    assert facts == Facts("n")
+    assert {name: (each.dtype, each.tolist()) for name, each in columns.items()} == {
+        "a": (np.uint32, list(range(100))),
+        "none": (np.uint8, []),
+        "b": (np.uint16, list(range(7))),
+    }
+    assert [each.name for each in path.parent.iterdir()] == ["x.bin"]
+
+
+def test_columns_that_are_mapped_stay_when_the_file_is_replaced(path: Path):
+    _, columns = read_columns(path, KIND, Facts)
+    write_columns(path, KIND, {"name": "m"}, {"a": np.zeros(100, np.uint32)})
+    assert columns["a"].tolist() == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        (b"a kind", b"a king", "is a a king of version 1"),
+        (b'"version": 1', b'"version": 2', "of version 2"),
+        (b'"name": "n"', b'"name":  1 ', "valid string"),
+        (b"uint32", b"float3", "float3"),
+        (b"100", b"999", "bytes, which end in the column"),
+        (b"100", b" -1", "columns"),
+        (b"{", b"[", "does not begin with a line of JSON"),
+    ],
+)
+def test_a_damaged_first_line_is_one_error(path: Path, old: bytes, new: bytes, fault: str):
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    with pytest.raises(ModelError, match=fault):
+        read_columns(path, KIND, Facts)
+
+
+@pytest.mark.parametrize("size", [0, 1, 60, 300])
+def test_a_file_that_was_cut_is_one_error(path: Path, size: int):
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ModelError, match=r"x\.bin"):
+        read_columns(path, KIND, Facts)
+
+
+def test_a_missing_file_is_one_error(tmp_path: Path):
+    with pytest.raises(ModelError, match="cannot read"):
+        read_columns(tmp_path / "y.bin", KIND, Facts)
