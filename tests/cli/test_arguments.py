@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -193,7 +194,7 @@ def test_serve_sets_whether_a_model_thinks(
     words: list[str], think: bool | None, monkeypatch: pytest.MonkeyPatch
 ):
     found: list[Settings] = []
-    monkeypatch.setattr("paceline.cli.serve.load_model", lambda *_, **__: None)
-    monkeypatch.setattr("paceline.server.run.serve", lambda *given: found.append(given[-1]))
+    monkeypatch.setattr("paceline.cli.serve.load_model", lambda *_, **__: Mock())
+    monkeypatch.setattr("paceline.server.run.serve", lambda *given, **_: found.append(given[-1]))
     assert main(["serve", *words]) == 0
     assert [settings.think for settings in found] == [think]
