@@ -23,7 +23,7 @@ from paceline.decoding.stopping import Repetition, RepetitionDetector
 from paceline.decoding.types import FinishReason
 from paceline.drafters.kept import KeptFacts, KeptText, due
 from paceline.errors import ModelError
-from paceline.models import Progress, cache_dir
+from paceline.models import ModelFiles, Progress, cache_dir
 from paceline.runtime.stream import Stream
 from paceline.storage.files import write_bytes
 
@@ -77,7 +77,7 @@ class KeptAnswers:
             return
         try:
             self._check()
-            self._append(answer)
+            self._append(f"\n{_line(answer)}\n")
             size = self._log.stat().st_size
         except (OSError, ModelError) as error:
             self._fail(error)
@@ -117,10 +117,13 @@ class KeptAnswers:
         if self._log.exists():
             with self._log.open("rb") as file:
                 line = file.readline()
-        if not line.endswith(b"\n"):  # it is not there, or writing it was interrupted
+        begun = f"{json.dumps(self._header())}\n"
+        if not line:  # several processes may write one: each of their lines is a header
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            line = json.dumps(self._header()).encode() + b"\n"
-            write_bytes(self._log, line)
+            self._append(begun)
+            line = begun.encode()
+        elif not line.endswith(b"\n"):  # writing it was interrupted
+            write_bytes(self._log, line := begun.encode())
         found = _parsed(line)
         if not self._is_ours(found):
             raise ModelError(
@@ -128,13 +131,14 @@ class KeptAnswers:
             )
         self._may_write = True
 
-    def _append(self, answer: Sequence[int]) -> None:
-        """Append an answer in one write: those of several processes do not mix.
+    def _append(self, text: str) -> None:
+        """Append to the file of answers in one write: those of several processes do not mix.
 
-        A newline comes first, so that a line which a crash or a full disk has cut spoils no other.
+        An answer begins with a newline, so that a line which a crash or a full disk has cut spoils
+        no other.
         """
-        content = f"\n{_line(answer)}\n".encode()
-        descriptor = os.open(self._log, os.O_WRONLY | os.O_APPEND)
+        content = text.encode()
+        descriptor = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             written = os.write(descriptor, content)
         finally:
@@ -235,9 +239,10 @@ def forget(kept: Kept) -> None:
     shutil.rmtree(kept.folder)
 
 
-def kept_answers(model: str, fingerprint: str, vocab_size: int, progress: Progress) -> KeptAnswers:
+def kept_answers(files: ModelFiles, vocab_size: int, progress: Progress) -> KeptAnswers:
     """The kept answers of a model in the cache folder."""
-    return KeptAnswers(model, fingerprint, vocab_size, progress, cache_dir() / _FOLDER)
+    folder = cache_dir() / _FOLDER
+    return KeptAnswers(files.name, files.fingerprint, vocab_size, progress, folder)
 
 
 def _repeats(stream: Stream) -> bool:

@@ -98,11 +98,7 @@ class Model:
         self._progress = progress
         self._profile = self._profile_of_engine()
         self._acceptance = Acceptance()
-        self._kept = (
-            kept_answers(files.name, files.fingerprint, engine.vocab_size, progress)
-            if keep
-            else None
-        )
+        self._kept = kept_answers(files, engine.vocab_size, progress) if keep else None
         self._shared = drafter_resources(files, progress)
         self._shared.vocab_size = engine.vocab_size
         self._shared.open_model = self._open_draft_model
