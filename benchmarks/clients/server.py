@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
@@ -42,13 +43,15 @@ class Server:
 
 
 @contextmanager
-def served(arguments: Sequence[str] = ()) -> Iterator[Server]:
-    """Run `paceline serve` with further `arguments` on a free port.
+def served(arguments: Sequence[str] = (), script: Path | None = None) -> Iterator[Server]:
+    """Run `paceline serve` with further `arguments` on a free port, or a `script` that serves.
 
     Raises:
         RuntimeError: it ended before it listened; the reason is on standard error.
     """
     command = [sys.executable, "-m", "paceline", "serve", "--port", "0", *arguments]
+    if script is not None:
+        command = [sys.executable, str(script)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         server = Server(_address(process))
         try:

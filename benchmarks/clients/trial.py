@@ -34,11 +34,11 @@ class Trial:
     faults: list[str] = field(default_factory=list)
 
     def run(
-        self, command: str, *arguments: str, stdin: str = ""
+        self, command: str, *arguments: str, stdin: str = "", **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of the client with `stdin` as input, and check that it exits with 0.
 
-        It has an empty home, no access to the hub, and a dummy key.
+        It has an empty home, no access to the hub, a dummy key, and the environment's `variables`.
         """
         done = subprocess.run(
             [self.commands / command, *arguments],
@@ -51,6 +51,7 @@ class Trial:
                 "HOME": str(self.folder),
                 "HF_HUB_OFFLINE": "1",
                 "OPENAI_API_KEY": "none",
+                **variables,
             },
             timeout=_CLIENT_SECONDS,
             check=False,
@@ -78,6 +79,7 @@ def main(
     packages: Sequence[str],
     work: Callable[[Trial], None],
     serve: Sequence[str] = (),
+    script: Path | None = None,
 ) -> None:
     """Main function of a trial: set up, `work`, and exit.
 
@@ -86,6 +88,7 @@ def main(
         packages: what to install, as pip takes it.
         work: runs the checks.
         serve: further arguments of `paceline serve`.
+        script: a script that serves in its place.
     """
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--url", help="ask this server, which has the default model (.../v1)")
@@ -94,10 +97,10 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         home = (options.work or Path(temporary)).resolve()
         name = Path(sys.argv[0]).stem
-        commands = _installed(home / f"{name}-client", packages)
+        commands = installed(home / f"{name}-client", packages) if packages else Path()
         folder = home / name
         folder.mkdir(parents=True, exist_ok=True)
-        started = nullcontext(Server(options.url)) if options.url else served(serve)
+        started = nullcontext(Server(options.url)) if options.url else served(serve, script)
         with started as server:
             trial = Trial(server, folder, commands)
             work(trial)
@@ -112,7 +115,7 @@ def main(
     sys.exit(bool(trial.faults))
 
 
-def _installed(folder: Path, packages: Sequence[str]) -> Path:
+def installed(folder: Path, packages: Sequence[str]) -> Path:
     """Install packages in their own environment; returns the folder of its commands."""
     commands = folder / "bin"
     if not folder.exists():

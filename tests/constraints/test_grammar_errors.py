@@ -62,7 +62,7 @@ HUGE = "y" * MAX_CHARACTERS
         (lambda g: g.tools([{"name": "f"}, {"name": "f"}]), "two functions are called 'f'"),
         (lambda g: g.tools(FUNCTIONS, "later"), "no function 'later' to call.*weather_at, now"),
         (
-            lambda g: g.tools([*FUNCTIONS, {"name": "f", "parameters": {"not": {}}}]),
+            lambda g: g.tools([*FUNCTIONS, {"name": "f", "parameters": {"properties": 5}}]),
             "the parameters of the function 'f' cannot",
         ),
         (
@@ -154,3 +154,13 @@ def test_a_tokenizer_that_cuts_texts_short_cuts_no_forced_text(
     forced = grammars.json_schema(SCHEMAS["const"]).forced(99)
     assert len(forced) > 20
     assert made.json_schema(SCHEMAS["const"]).forced(99) == forced
+
+
+def test_keywords_that_the_library_does_not_know_are_ignored_in_a_functions_parameters(
+    grammars: Grammars,
+):
+    """As in the schemas of agents; the function checks its arguments itself."""
+    schema = {"propertyNames": {"pattern": "^a"}, "properties": {"a": {"format": "weird"}}}
+    assert grammars.tools([{"name": "f", "parameters": schema}])
+    with pytest.raises(InvalidRequest, match="propertyNames"):
+        grammars.json_schema(schema)

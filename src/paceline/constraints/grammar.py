@@ -35,6 +35,10 @@ MAX_FUNCTIONS = 128
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """With free white space nothing would be forced, and small models never end it."""
 
+_LENIENT = {**_ONE_LINE, "lenient": True}
+"""For arguments, which their function checks again: keywords that llguidance does not know are
+ignored. Schemas of real agents have some (`propertyNames`)."""
+
 
 class Grammars:
     """Compiles constraints for one model. Thread-safe.
@@ -104,7 +108,7 @@ class Grammars:
 
         Args:
             functions: each {"name": ..., "parameters": JSON schema}; without parameters it takes
-                none. Other keys are ignored.
+                none. Other keys are ignored, and so are keywords that llguidance does not know.
             choice: "auto" allows any text around calls; "required" allows only calls; a function's
                 name allows only calls of it.
             parallel: whether several calls are allowed. Otherwise the answer ends after the first.
@@ -126,7 +130,7 @@ class Grammars:
                 parameters,
                 written=lambda text: self._written(text, form),
                 token=self._mark,
-                settings=_ONE_LINE,
+                settings=_LENIENT,
             )
             if choice == "auto":
                 lark = made.free(parallel=parallel, tokens=self._specials(form))
@@ -233,7 +237,7 @@ def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
         if isinstance(schema, Mapping) and schema.get("type", "object") != "object":
             raise InvalidRequest(f"{what} are of type {schema['type']!r}; expected 'object'")
         size += len(_schema(what, schema, {"type": "object"}))
-        found[name] = {"type": "object", **schema}
+        found[name] = {"type": "object", "x-guidance": _LENIENT, **schema}
     if size > 4 * MAX_CHARACTERS:
         raise InvalidRequest(
             f"the parameters of all functions have {size} characters together; expected at most "

@@ -1,0 +1,59 @@
+"""A server whose model writes what a script says, for clients that work with tools.
+
+    python benchmarks/clients/scripted_server.py
+
+It calls the first tool of `CALLS` that the prompt describes, to write a file, and answers when the
+prompt has a tool's result. So a test with it is of the server and of its client, not of a model.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+from paceline.server.run import serve
+from support.scripted import Rule, ScriptedEngine, always, called, scripted_model, when
+
+FILE, CONTENT = "hello.txt", "Hello, world!\n"
+ANSWER = f"Done: {FILE} is written."
+PLAIN = "Hello."
+THOUGHT = "I write the file."
+COMMAND = f"printf 'Hello, world!\\n' > {FILE}"
+CALLS: Mapping[str, dict[str, Any]] = {
+    "write_file": {"path": FILE, "content": CONTENT},
+    "exec_command": {"cmd": COMMAND},  # Codex
+    "shell_command": {"command": COMMAND},  # Codex, with other settings
+    "shell": {"command": ["bash", "-c", COMMAND]},  # Codex before 0.60
+    "Bash": {"command": COMMAND, "description": "Writes a file"},  # Claude Code
+    "bash": {"command": COMMAND, "description": "Writes a file"},  # opencode
+}
+"""Tool -> the arguments of its call."""
+
+CONTEXT = 2**18
+"""Tokens: prompts of agents have a hundred thousand letters, and here a token has one or two."""
+
+
+def rules() -> list[Rule]:
+    """The rules of the model, in their order."""
+    calls = [
+        when(f'"name": "{name}"', f"<think>\n{THOUGHT}\n</think>\n\n{called(name, arguments)}")
+        for name, arguments in CALLS.items()
+    ]
+    return [when("<tool_response>", ANSWER), *calls, always(PLAIN)]
+
+
+def main() -> None:
+    """Serve on a free port until SIGTERM."""
+    with tempfile.TemporaryDirectory() as made:
+        os.environ["PACELINE_CACHE"] = made
+        model = scripted_model(Path(made), Path(made), CONTEXT)
+        assert isinstance(model.engine, ScriptedEngine)
+        model.engine.rules = rules()
+        serve(model, port=0)
+
+
+if __name__ == "__main__":
+    main()
