@@ -127,7 +127,7 @@ def main() -> None:
                 max_tokens=options.max_tokens,
             )
             text = Text([*tokens, *answer.token_ids], len(tokens))
-            for row, taps in computed(target.engine, text.tokens):
+            for row, taps in computed(target.engine, text):
                 text.rows.append(row)
                 text.taps.append(taps)
             for kind in ("table", "dflash"):
@@ -136,7 +136,7 @@ def main() -> None:
                         one = drafter_of(kind, shared, picks, text)
                         go_through(text, one, how, counts[f"{kind}, {rule}"])
             if drafter is not None:
-                rows = [row for row, _ in computed(drafter.engine, text.tokens)]
+                rows = [row for row, _ in computed(drafter.engine, text)]
                 for rule, picks in (("best", replace(how, temperature=0.0)), ("noise", how)):
                     go_through(text, of_rows(rows, picks, text), how, counts[f"model, {rule}"])
         found[str(temperature)] = {name: count.result() for name, count in counts.items()}
@@ -202,7 +202,7 @@ def drafter_of(kind: str, shared: DrafterResources, picks: Sampling, text: Text)
 
 def of_rows(rows: Sequence[Row], picks: Sampling, text: Text) -> Ask:
     """A draft model whose rows are known: a draft is looked at while those before it are right."""
-    sampler = DraftSampler(picks, text.prompt, rows[0].size)
+    sampler = DraftSampler(picks, text.prompt, rows[-1].size)
 
     def ask(length: int) -> tuple[Proposal, Row | None]:
         drafts: list[int] = []
@@ -235,15 +235,17 @@ def go_through(text: Text, ask: Ask, how: Sampling, count: Count) -> None:
         at += accepted + 1
 
 
-def computed(engine: Engine, text: Sequence[int]) -> Iterator[tuple[Row, dict[str, Row]]]:
-    """Logits and tapped hidden states after each token but the last."""
-    sequence = engine.open()
+def computed(engine: Engine, text: Text) -> Iterator[tuple[Row, dict[str, Row]]]:
+    """Logits and tapped hidden states after each token but the last; inside the prompt no logits."""
+    sequence, end = engine.open(), len(text.tokens) - 1
     try:
-        for at in range(0, len(text) - 1, CHUNK):
-            part = text[at : min(at + CHUNK, len(text) - 1)]
-            found = engine.step([(sequence, Block(part, len(part), prefill=True))])
+        for at in range(0, end, CHUNK):
+            part = text.tokens[at : min(at + CHUNK, end)]
+            rows = max(min(at + len(part) - text.prompt + 1, len(part)), 0)
+            found = engine.step([(sequence, Block(part, rows, prefill=True))])
             taps = {name: rows.copy() for name, rows in found.taps[0].items()}
-            logits = found.logits[0].copy()
+            nothing = [np.zeros(0, np.float32)] * (len(part) - rows)
+            logits = [*nothing, *found.logits[0].copy()]
             sequence.commit(len(part))
             for each, row in enumerate(logits):
                 yield row, {name: rows[each] for name, rows in taps.items()}

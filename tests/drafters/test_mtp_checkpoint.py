@@ -54,6 +54,21 @@ def test_taps_are_those_of_vllm_and_sglang(
     assert read_config(tmp_path, lambda: layers).taps == taps
 
 
+def test_a_head_of_deepspec_names_its_target(tmp_path: Path):
+    form = HeadForm(deepspec=True)
+    copies = {"lm_head.weight": np.ones((320, 64)), "embed_tokens.weight": np.ones((320, 64))}
+    write_head(tmp_path, form, tensors=copies)
+    config = read_config(tmp_path, two)
+    assert (config.taps, config.num_target_layers, config.draft_vocab_size) == ((0, 1), 2, None)
+    assert read_head(tmp_path, two).weights.head is None
+    assert "target_layer_ids is missing" in rejection(
+        tmp_path, form, change={"target_layer_ids": LEFT_OUT}
+    )
+    assert "layers.0.self_attn.q_norm" in rejection(
+        tmp_path, form, tensors={"layers.0.self_attn.q_norm.weight": LEFT_OUT}
+    ).replace("midlayer.", "layers.0.")
+
+
 def test_a_target_too_short_for_the_usual_taps_is_named(tmp_path: Path):
     assert "a target of 2 layers is too short" in rejection(
         tmp_path, EAGLE, change={"eagle_config": LEFT_OUT}

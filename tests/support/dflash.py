@@ -57,9 +57,13 @@ def random_weights(config: Config, seed: int = 0) -> Weights:
     for name, size in config.shapes().items():
         around, spread = (1.0, 0.2) if len(size) == 1 else (0.0, size[-1] ** -0.5)
         weights[name] = rng.normal(around, spread, size).astype(np.float32)
-    for name in weights:
+    for name, rows in weights.items():
         if name.endswith("q_norm.weight"):
-            weights[name] *= 2
+            np.multiply(rows, 2, out=rows)
+        if name.endswith(("_codebook", "markov_w1.weight", "markov_w2.weight")):
+            np.multiply(rows, 4, out=rows)
+        if name.endswith("base_kernel"):
+            rows[:, 0] += 1
     weights["norm.weight"] *= 2
     return weights
 
@@ -115,7 +119,9 @@ def config_json(config: Config) -> dict[str, Any]:
         "head_dim vocab_size rms_norm_eps rope_theta block_size num_target_layers"
     )
     sliding = [window is not None for window in config.windows]
-    return {
+    if config.first_drafted == 0:
+        return _dspark_json(config)
+    said: dict[str, Any] = {
         **{name: getattr(config, name) for name in counts.split()},
         "architectures": ["DFlashDraftModel"],
         "attention_bias": False,
@@ -129,6 +135,40 @@ def config_json(config: Config) -> dict[str, Any]:
         "rope_scaling": None,
         "sliding_window": next(filter(None, config.windows), None),
     }
+    own = said["dflash_config"]
+    if config.causal is not None:
+        said["is_causal"] = config.causal
+    if config.convolution is not None and config.chain is not None:
+        said["architectures"] = ["DFlash2DraftModel"]
+        own |= {
+            "block_size": said.pop("block_size"),
+            "conv_kernel_size": config.convolution.taps,
+            "conv_group_size": config.convolution.group,
+            "selector_rank": config.chain.rank,
+            "selector_top_k": config.chain.candidates,
+        }
+    if config.logit_cap is not None:
+        own |= {
+            "input_embedding_scale": config.embedding_scale,
+            "output_multiplier": config.logit_scale,
+            "final_logit_softcapping": config.logit_cap,
+        }
+    return said
+
+
+def _dspark_json(config: Config) -> dict[str, Any]:
+    """The words of DeepSpec's files: those of the target's Qwen3, and its own at the top."""
+    plain = replace(config, first_drafted=1, causal=None, chain=None)
+    said = {**config_json(plain), "architectures": ["Qwen3DSparkModel"], "num_anchors": 512}
+    said |= said.pop("dflash_config")
+    chain = config.chain
+    said["markov_rank"] = chain.rank if chain else 0
+    said["enable_confidence_head"] = bool(chain and chain.confidence)
+    if chain and chain.kind != "none":
+        said["markov_head_type"] = chain.kind
+    if chain and chain.confidence:
+        said["confidence_head_with_markov"] = chain.confidence_reads_draft
+    return said
 
 
 def write_tensors(
@@ -199,14 +239,14 @@ class Drafted(NamedTuple):
     """What a block says."""
 
     tokens: list[int]
-    """block_size - 1 tokens."""
+    """A token for each row that drafts."""
     chances: list[float]
     margins: list[float]
     """For each token, how far its logit is ahead of the next."""
     hidden: np.ndarray
     """[block_size, d], after the last norm."""
     logits: np.ndarray
-    """[block_size - 1, drafted tokens]"""
+    """[drafts, drafted tokens]; of a chain's tokens that are no candidates -inf."""
 
 
 def reference_draft(
@@ -219,6 +259,7 @@ def reference_draft(
     *,
     positions: Sequence[int] | None = None,
     draft_vocab: Sequence[int] | None = None,
+    chosen: Sequence[int] = (),
 ) -> Drafted:
     """A block that begins with `token` at `position`.
 
@@ -231,6 +272,7 @@ def reference_draft(
         position: where it stands.
         positions: where the rows of the context stand; None: from 0 on.
         draft_vocab: the tokens that are drafted at all; None: all.
+        chosen: tokens with which a chain goes on instead of the best ones.
     """
     w = {name: np.asarray(rows, np.float64) for name, rows in weights.items()}
     heads, kv_heads, hd = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -251,10 +293,12 @@ def reference_draft(
     own = position + np.arange(block)
     everywhere = np.concatenate([before, own])
     context = norm(np.asarray(features, np.float64) @ w["fc.weight"].T, "hidden_norm")
-    x = ends.embeddings[[token, *[config.mask_token_id] * (block - 1)]]
+    x = ends.embeddings[[token, *[config.mask_token_id] * (block - 1)]] * config.embedding_scale
     for at, window in enumerate(config.windows):
         name = f"layers.{at}"
         normed = norm(x, f"{name}.input_layernorm")
+        around = _Convolved(config, w, f"{name}.attention_conv", normed)
+        normed = around.input
         seen = np.concatenate([context, normed])
         project = f"{name}.self_attn.{{}}_proj.weight"
         q = (normed @ w[project.format("q")].T).reshape(block, heads, hd)
@@ -264,27 +308,119 @@ def reference_draft(
         k = rotate(norm(k, f"{name}.self_attn.k_norm"), everywhere)
         may_look = np.full((block, len(seen)), True)
         if window is not None:
-            may_look = own[:, None] - everywhere[None] < window
+            may_look &= np.abs(own[:, None] - everywhere[None]) < window
+        if config.causal or (config.causal is None and window is not None):
+            may_look &= everywhere[None] <= own[:, None]
         mixed = np.zeros((block, heads, hd))
         for one in range(heads):
             theirs = one * kv_heads // heads
             scores = q[:, one] @ k[:, theirs].T / np.sqrt(hd)
             share = np.where(may_look, np.exp(scores - scores.max(axis=1, keepdims=True)), 0)
             mixed[:, one] = share / share.sum(axis=1, keepdims=True) @ v[:, theirs]
-        x = x + mixed.reshape(block, heads * hd) @ w[project.format("o")].T
+        x = x + around.output(mixed.reshape(block, heads * hd) @ w[project.format("o")].T)
         normed = norm(x, f"{name}.post_attention_layernorm")
+        around = _Convolved(config, w, f"{name}.mlp_conv", normed)
+        normed = around.input
         gate = normed @ w[f"{name}.mlp.gate_proj.weight"].T
         up = normed @ w[f"{name}.mlp.up_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{name}.mlp.down_proj.weight"].T
+        x = x + around.output(
+            (gate / (1 + np.exp(-gate)) * up) @ w[f"{name}.mlp.down_proj.weight"].T
+        )
     hidden = norm(x, "norm")
     drafted = np.arange(len(ends.head)) if draft_vocab is None else np.array(draft_vocab)
-    logits = hidden[1:] @ ends.head[drafted].T
+    out = hidden[config.first_drafted :]
+    logits = out @ ends.head[drafted].T * config.logit_scale
+    if config.logit_cap is not None:
+        logits = np.tanh(logits / config.logit_cap) * config.logit_cap
+    confidence = None
+    if config.chain is not None:
+        logits, confidence = _chained(config, w, out, logits, drafted, token, chosen)
     best = logits.argmax(axis=1)
     chances = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+    if confidence is not None:
+        chances = np.array(confidence)
     second, first = np.sort(logits, axis=1)[:, -2:].T
     return Drafted(
         drafted[best].tolist(), chances.tolist(), (first - second).tolist(), hidden, logits
     )
+
+
+class _Convolved:
+    """A sublayer's input and output, as DFlash 2 convolves them over the rows of a block."""
+
+    def __init__(self, config: Config, w: Weights, name: str, rows: np.ndarray) -> None:
+        self._form, self.input = config.convolution, rows
+        if self._form is None:
+            return
+        dynamic = rows @ w[f"{name}.kernel_projection.weight"].T
+        dynamic = dynamic.reshape(len(rows), 2, self._form.taps, -1)
+        self._kernels = [
+            w[f"{name}.base_kernel"][side] + np.repeat(dynamic[:, side], self._form.group, axis=-1)
+            for side in (0, 1)
+        ]
+        self.input = self._convolve(rows, self._kernels[0])
+
+    def output(self, rows: np.ndarray) -> np.ndarray:
+        return rows if self._form is None else self._convolve(rows, self._kernels[1])
+
+    def _convolve(self, rows: np.ndarray, kernels: np.ndarray) -> np.ndarray:
+        found = np.zeros_like(rows)
+        for row in range(len(rows)):
+            for tap in range(min(kernels.shape[1], row + 1)):
+                found[row] += kernels[row, tap] * rows[row - tap]
+        return found
+
+
+def _chained(
+    config: Config,
+    w: Weights,
+    hidden: np.ndarray,
+    logits: np.ndarray,
+    drafted: np.ndarray,
+    token: int,
+    chosen: Sequence[int],
+) -> tuple[np.ndarray, list[float] | None]:
+    """Logits after the draft before, and confidences: DeepSpec's markov_head.py, z-lab's selector.
+
+    Written over the whole vocabulary; then all but the candidates are left out.
+    """
+    chain = config.chain
+    assert chain is not None
+    found, confidences = [], []
+    state = np.zeros(chain.rank)
+
+    def head(name: str, x: np.ndarray) -> np.ndarray:
+        return w[f"{name}.weight"] @ x + w[f"{name}.bias"]
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    for at, (h, row) in enumerate(zip(hidden, logits, strict=True)):
+        bias, before = np.zeros(config.vocab_size), np.zeros(0)
+        if chain.kind == "selector":
+            gate = w["candidate_selector.hidden_projection.weight"] @ h
+            edge = w["candidate_selector.predecessor_codebook"][token] * gate
+            bias = w["candidate_selector.successor_codebook"] @ edge
+        elif chain.kind != "none":
+            before = w["markov_head.markov_w1.weight"][token]
+            latent = before
+            if chain.kind == "gated":
+                latent = sigmoid(head("markov_head.gate_proj", np.append(h, before))) * before
+            elif chain.kind == "rnn":
+                joint = np.concatenate([state, before, h])
+                g, c, o = head("markov_head.joint_proj", joint).reshape(3, -1)
+                state = sigmoid(g) * state + (1 - sigmoid(g)) * np.tanh(c)
+                latent = np.tanh(o)
+            bias = w["markov_head.markov_w2.weight"] @ latent
+        if chain.confidence:
+            features = np.append(h, before) if chain.confidence_reads_draft else h
+            confidences.append(float(sigmoid(head("confidence_head.proj", features))[0]))
+        scores = np.full(len(row), -np.inf)
+        kept = np.argsort(row)[-chain.candidates :]
+        scores[kept] = row[kept] + bias[drafted][kept]
+        found.append(scores)
+        token = chosen[at] if chosen else int(drafted[scores.argmax()])
+    return np.array(found), confidences or None
 
 
 class Rehearsed:

@@ -26,6 +26,7 @@ FORMS = {
     "eagle3": HeadForm(),
     "eagle3, a reduced vocabulary": HeadForm(drafted=range(5, 300, 3)),
     "eagle3, one tap, wide heads": HeadForm(taps=(1,), heads=6, kv_heads=3, theta=500.0),
+    "eagle3, DeepSpec's": HeadForm(deepspec=True, theta=1_000_000.0),
     "qwen3_5": OWN,
     "qwen3_5, all rotated": replace(OWN, rotary=1.0, kv_heads=2, heads=2, epsilon=0.1),
 }

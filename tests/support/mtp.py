@@ -24,6 +24,8 @@ class HeadForm:
 
     own: bool = False
     """Whether it is Qwen3.5's, not EAGLE-3's."""
+    deepspec: bool = False
+    """Whether EAGLE-3's is in DeepSpec's form."""
     d: int = 64
     ff: int = 96
     heads: int = 4
@@ -40,6 +42,11 @@ class HeadForm:
     epsilon: float = 1e-5
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Entries of config.json that are otherwise."""
+
+    @property
+    def layer(self) -> str:
+        """What the names of an EAGLE-3 layer's tensors begin with."""
+        return "layers.0." if self.deepspec else "midlayer."
 
 
 def config_json(form: HeadForm) -> dict[str, Any]:
@@ -58,6 +65,20 @@ def config_json(form: HeadForm) -> dict[str, Any]:
         text = {"model_type": "qwen3_5_text", "num_hidden_layers": form.layers, **sizes}
         text |= {"mtp_num_hidden_layers": 1, "rope_parameters": rope, **form.extra}
         return {"model_type": "qwen3_5", "text_config": text}
+    if form.deepspec:
+        return {
+            "architectures": ["Qwen3Eagle3Model"],
+            "model_type": "qwen3",
+            "num_hidden_layers": 1,
+            "draft_num_hidden_layers": 1,
+            "rope_parameters": {"rope_theta": form.theta, "rope_type": "default"},
+            "tie_word_embeddings": False,
+            "target_layer_ids": list(form.taps),
+            "num_target_layers": form.layers,
+            "ttt_length": 7,
+            **sizes,
+            **form.extra,
+        }
     drafted = {} if form.drafted is None else {"draft_vocab_size": len(form.drafted)}
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -75,7 +96,7 @@ def config_json(form: HeadForm) -> dict[str, Any]:
 def shapes(form: HeadForm) -> dict[str, tuple[int, ...]]:
     """Tensor name -> shape, as the checkpoints of this form have them."""
     d, ff, q, kv = form.d, form.ff, form.heads * form.head_dim, form.kv_heads * form.head_dim
-    prefix, width = ("mtp.layers.0.", d) if form.own else ("midlayer.", 2 * d)
+    prefix, width = ("mtp.layers.0.", d) if form.own else (form.layer, 2 * d)
     layer: dict[str, tuple[int, ...]] = {
         "input_layernorm": (d,),
         "post_attention_layernorm": (d,),
@@ -99,6 +120,8 @@ def shapes(form: HeadForm) -> dict[str, tuple[int, ...]]:
         }
     else:
         layer["hidden_norm"] = (d,)
+        if form.deepspec:
+            layer |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (form.head_dim,))
         around = {"fc": (d, len(form.taps) * d), "norm": (d,)}
         if form.drafted is not None:
             around["lm_head"] = (len(form.drafted), d)
@@ -238,7 +261,7 @@ class _Layer:
 
     def __init__(self, form: HeadForm, w: Mapping[str, np.ndarray]) -> None:
         self.form, self.w = form, w
-        self._prefix = "mtp.layers.0." if form.own else "midlayer."
+        self._prefix = "mtp.layers.0." if form.own else form.layer
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
         weight = self.w[f"{name}.weight"] + (1 if self.form.own else 0)
@@ -291,7 +314,7 @@ class _Layer:
             (rows @ self._matrix(f"self_attn.{name}_proj").T).reshape(n, form.kv_heads, hd)
             for name in ("k", "v")
         )
-        if form.own:
+        if form.own or form.deepspec:
             queries = self.norm(queries, f"{self._prefix}self_attn.q_norm")
             keys = self.norm(keys, f"{self._prefix}self_attn.k_norm")
         queries, keys = self._rotated(queries, places), self._rotated(keys, places)

@@ -12,6 +12,7 @@ import numpy as np
 from paceline.decoding.types import ComputedBlock
 from paceline.drafters import DrafterResources
 from paceline.drafters.dflash import Config, MlxNetwork, Network, OpenVinoNetwork
+from paceline.drafters.dflash.checkpoint import Chain, Convolution
 from paceline.models import ModelFiles
 from support.dflash import (
     Drafted,
@@ -51,6 +52,35 @@ FORMS = {
         {"block_size": 16, "rope_theta": 500.0, "rms_norm_eps": 0.1}
     ),
 }
+
+
+CHAINED = {
+    "dflash 2": {
+        "windows": (40, 40),
+        "causal": False,
+        "convolution": Convolution(2, 16),
+        "chain": Chain("selector", 8, 16),
+    },
+    "dflash 2, causal, three taps, scaled": {
+        "causal": True,
+        "convolution": Convolution(3, 8),
+        "chain": Chain("selector", 4, 5),
+        "embedding_scale": 1.5,
+        "logit_scale": 0.5,
+        "logit_cap": 4.0,
+    },
+    **{
+        f"dspark, {name}": {"first_drafted": 0, "causal": False, "chain": chain}
+        for name, chain in {
+            "vanilla": Chain("vanilla", 8, 256, confidence=True, confidence_reads_draft=True),
+            "gated": Chain("gated", 8, 256),
+            "rnn": Chain("rnn", 8, 256, confidence=True),
+            "no Markov head": Chain("none", 0, 256, confidence=True),
+            "no head": None,
+        }.items()
+    },
+}
+"""Forms that others publish, in changes to a config; tested in `test_dflash_forms.py`."""
 
 
 class MlxEnds:

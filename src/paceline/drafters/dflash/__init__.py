@@ -7,7 +7,8 @@ head are the target's. `checkpoint` reads the files, `graph` builds the OpenVINO
 `openvino_network` and `mlx_network` run the network, `drafter` drafts with either.
 """
 
-from paceline.drafters.dflash.checkpoint import Config, read_config
+from paceline.drafters.dflash.checkpoint import Config
+from paceline.drafters.dflash.config_file import read_config
 from paceline.drafters.dflash.drafter import DFlashDrafter
 from paceline.drafters.dflash.mlx_network import MlxNetwork
 from paceline.drafters.dflash.network import Network

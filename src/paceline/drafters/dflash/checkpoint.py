@@ -1,17 +1,16 @@
-"""Reads a DFlash checkpoint: `config.json` and safetensors, as z-lab publishes them.
+"""What a DFlash checkpoint computes: its shape, and its tensors. `config_file` reads config.json.
 
 Every fault of a checkpoint, or of a drafter for another target, is named in one error before
 anything is computed.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.networks.config import HeadDim, One, PositiveFloat, Rope
 from paceline.drafters.networks.tensors import (
     Array,
     StoredTensor,
@@ -19,15 +18,75 @@ from paceline.drafters.networks.tensors import (
     stored_tensors,
 )
 from paceline.errors import ModelError
-from paceline.storage.files import read_json
-from paceline.storage.validation import Count, Limit, Positive, listed, validated
 
 ARCHITECTURE: Literal["DFlashDraftModel"] = "DFlashDraftModel"
 CONFIG = "config.json"
 DRAFT_VOCAB = "draft_vocab.npy"
 """Optional, Paceline's own addition: the tokens that are drafted, ascending."""
 
-_NotEmpty = Limit(min_length=1)
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """DFlash 2: each sublayer's input and output are convolved over the rows of the block.
+
+    output[i] = sum over t of (base[t] + dynamic[i, t]) * input[i - t], rows before the block being
+    0; `dynamic` is a projection of the sublayer's input, the same for the channels of a group.
+    """
+
+    taps: int
+    group: int
+    """Channels of a group."""
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of a layer's tensors."""
+        return {
+            name: shape
+            for sublayer in ("attention_conv", "mlp_conv")
+            for name, shape in (
+                (f"{sublayer}.base_kernel", (2, self.taps, d)),
+                (f"{sublayer}.kernel_projection.weight", (2 * self.taps * (d // self.group), d)),
+            )
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """How a draft depends on the one before it, which the rows of a block do not know.
+
+    To the logits of a row's best `candidates` is added, for a draft p before it and a row's output
+    h: `selector` (DFlash 2) <A[p] * H h, B[c]>; `vanilla`, `gated` and `rnn` (DSpark's Markov head)
+    <W1[p], W2[c]>, where W1[p] is gated by h, or replaced by the output of a recurrent cell.
+    """
+
+    kind: Literal["selector", "vanilla", "gated", "rnn", "none"]
+    rank: int
+    candidates: int
+    confidence: bool = False
+    """Whether the chance of each draft comes from a head of its own (DSpark)."""
+    confidence_reads_draft: bool = False
+    """Whether that head reads the embedding of the draft before, too."""
+
+    def shapes(self, d: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of the tensors."""
+        r, found = self.rank, dict[str, tuple[int, ...]]()
+        if self.kind == "selector":
+            found = {
+                "candidate_selector.predecessor_codebook": (vocab_size, r),
+                "candidate_selector.successor_codebook": (vocab_size, r),
+                "candidate_selector.hidden_projection.weight": (r, d),
+            }
+        elif self.kind != "none":
+            found = {f"markov_head.markov_{one}.weight": (vocab_size, r) for one in ("w1", "w2")}
+        if self.kind == "gated":
+            found["markov_head.gate_proj.weight"] = (r, d + r)
+            found["markov_head.gate_proj.bias"] = (r,)
+        if self.kind == "rnn":
+            found["markov_head.joint_proj.weight"] = (3 * r, 2 * r + d)
+            found["markov_head.joint_proj.bias"] = (3 * r,)
+        if self.confidence:
+            width = d + r if self.confidence_reads_draft else d
+            found |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +103,33 @@ class Config:
     rms_norm_eps: float
     rope_theta: float
     block_size: int
-    """Rows of a block: the last token and block_size - 1 draft tokens."""
+    """Rows of a block: the last token, then masks."""
     num_target_layers: int
     target_layer_ids: tuple[int, ...]
     """Layers of the target, from 0, after which hidden states are tapped."""
     mask_token_id: int
     windows: tuple[int | None, ...]
     """Sliding window of each layer, in tokens; None: full attention."""
+    causal: bool | None = None
+    """Whether a row of a block attends to earlier rows alone; None: in layers with a window."""
+    first_drafted: int = 1
+    """First row of a block whose output is a draft. 0 (DSpark): row i drafts the token after it;
+    1: the token in its own place."""
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    """Logits are cap * tanh(logits / cap)."""
+    convolution: Convolution | None = None
+    chain: Chain | None = None
+
+    @property
+    def drafts(self) -> int:
+        """Draft tokens of a block."""
+        return self.block_size - self.first_drafted
+
+    def is_causal(self, window: int | None) -> bool:
+        """Whether layers with this window are causal inside a block."""
+        return window is not None if self.causal is None else self.causal
 
     @property
     def tapped_size(self) -> int:
@@ -67,8 +146,8 @@ class Config:
             "norm.weight": (d,),
         }
         for layer in range(self.num_hidden_layers):
-            shapes |= {
-                f"layers.{layer}.{name}.weight": shape
+            own = {
+                f"{name}.weight": shape
                 for name, shape in {
                     "input_layernorm": (d,),
                     "post_attention_layernorm": (d,),
@@ -83,103 +162,41 @@ class Config:
                     "mlp.down_proj": (d, ff),
                 }.items()
             }
+            if self.convolution is not None:
+                own |= self.convolution.shapes(d)
+            shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
+        if self.chain is not None:
+            shapes |= self.chain.shapes(d, self.vocab_size)
         return shapes
 
 
-@dataclass
-class _DFlashConfig:
-    target_layer_ids: Annotated[list[Count], _NotEmpty]
-    mask_token_id: Count
-
-
-@dataclass
-class _ConfigFile:
-    """The fields of config.json that decide what the network computes."""
-
-    architectures: Annotated[list[Literal["DFlashDraftModel"]], _NotEmpty]
-    hidden_size: Positive
-    intermediate_size: Positive
-    num_hidden_layers: Positive
-    num_attention_heads: Positive
-    num_key_value_heads: Positive
-    vocab_size: Positive
-    block_size: Annotated[int, Limit(ge=2)]
-    num_target_layers: Positive
-    dflash_config: _DFlashConfig
-    head_dim: HeadDim | None = None
-    rms_norm_eps: Annotated[float, Limit(ge=0)] = 1e-6
-    rope_theta: PositiveFloat = 10_000.0
-    rope_parameters: Rope | None = None
-    rope_scaling: Rope | None = None
-    partial_rotary_factor: One = 1.0
-    attention_bias: Literal[False] | None = None
-    hidden_act: Literal["silu"] = "silu"
-    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
-    sliding_window: int | None = None
-
-
-def read_config(folder: Path) -> Config:
-    """Read and validate `config.json`.
-
-    Raises ModelError if it is no DFlash checkpoint, or of an unsupported form; the message names
-    every fault.
-    """
-    path = folder / CONFIG
-    file = validated(_ConfigFile, read_json(path), str(path), error=ModelError)
-    if faults := _contradictions(file):
-        raise ModelError(listed(str(path), faults))
-    kinds = file.layer_types or ["full_attention"] * file.num_hidden_layers
-    rope_theta = file.rope_parameters and file.rope_parameters.rope_theta
-    values: dict[str, Any] = {
-        each.name: getattr(file, each.name, None) for each in fields(Config)
-    } | {
-        "head_dim": file.head_dim or file.hidden_size // file.num_attention_heads,
-        "rope_theta": rope_theta or file.rope_theta,
-        "target_layer_ids": tuple(file.dflash_config.target_layer_ids),
-        "mask_token_id": file.dflash_config.mask_token_id,
-        "windows": tuple(
-            file.sliding_window if kind == "sliding_attention" else None for kind in kinds
-        ),
-    }
-    return Config(**values)
-
-
-def _contradictions(file: _ConfigFile) -> list[str]:
-    """Values that are valid alone and contradict each other."""
-    faults = []
-    heads, kinds = file.num_attention_heads, file.layer_types
-    last_tap, mask = max(file.dflash_config.target_layer_ids), file.dflash_config.mask_token_id
-    if not file.head_dim and file.hidden_size % (2 * heads):
-        faults.append(f"hidden_size {file.hidden_size} over {heads} heads is no even head size")
-    if heads % file.num_key_value_heads:
-        faults.append("num_attention_heads is no multiple of num_key_value_heads")
-    if last_tap >= file.num_target_layers:
-        faults.append(f"layer {last_tap} is tapped, the target has {file.num_target_layers}")
-    if mask >= file.vocab_size:
-        faults.append(f"mask_token_id is {mask}, the vocabulary has {file.vocab_size} tokens")
-    if kinds is not None:
-        if len(kinds) != file.num_hidden_layers:
-            faults.append(f"layer_types has {len(kinds)} entries, not {file.num_hidden_layers}")
-        if "sliding_attention" in kinds and not (file.sliding_window or 0) > 0:
-            faults.append(f"sliding_window is {file.sliding_window} for sliding_attention")
-    return faults
-
-
 def read_weights(folder: Path, config: Config) -> dict[str, Array]:
-    """Read all tensors as float32, by name. Raises as `read_tensors` does."""
-    return {name: tensor.floats() for name, tensor in read_tensors(folder, config).items()}
+    """Read the network's tensors as float32, by name, without those of its chain.
+
+    Raises as `read_tensors` does.
+    """
+    return {name: tensor.floats() for name, tensor in read_tensors(folder, config)[0].items()}
 
 
-def read_tensors(folder: Path, config: Config) -> dict[str, StoredTensor]:
-    """Find all tensors, by name without the prefix `model.`.
+Tensors = dict[str, StoredTensor]
+
+
+def read_tensors(folder: Path, config: Config) -> tuple[Tensors, Tensors]:
+    """Find the tensors of the network and of its chain, by name without the prefix `model.`.
+
+    Others, such as DSpark's copies of the target's embeddings and head, are not read.
 
     Raises ModelError if a file cannot be read, or tensors are missing or of another shape or dtype;
     the message names them.
     """
     stored = stored_tensors(folder)
     found = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-    check_tensors(folder, config.shapes(), found)
-    return found
+    shapes = config.shapes()
+    check_tensors(folder, shapes, found)
+    chain = config.chain.shapes(config.hidden_size, config.vocab_size) if config.chain else {}
+    return {name: found[name] for name in shapes if name not in chain}, {
+        name: found[name] for name in chain
+    }
 
 
 def read_draft_vocab(folder: Path, config: Config) -> npt.NDArray[np.int64] | None:

@@ -21,6 +21,14 @@ MASKED = -1e9
 """Added to the attention score of a masked position."""
 
 
+class Kernel(NamedTuple):
+    """A convolution's weights as graph nodes; see `Convolution`."""
+
+    base: tuple[Any, Any]
+    """[taps, groups, channels of a group], of the sublayer's input and of its output."""
+    projection: Any
+
+
 class Layer(NamedTuple):
     """A layer's weights as graph nodes; keys and values, and gate and up, are one matrix each."""
 
@@ -33,6 +41,8 @@ class Layer(NamedTuple):
     post_norm: Any
     gate_up: Any
     down: Any
+    attention_kernel: Kernel | None
+    feed_forward_kernel: Kernel | None
 
 
 class GraphBuilder(GraphNodes):
@@ -55,8 +65,9 @@ class GraphBuilder(GraphNodes):
         `values.i` [S, kv_heads, head_dim], the context so far; `mask.full` and, where a layer has
         a window, `mask.window`, [B, S + N + B] float32, added to attention scores.
 
-        Outputs: those of `_greedy` for the B - 1 masked rows, and for each layer `new_keys.i`,
-        `new_values.i` [N, kv_heads, head_dim].
+        Outputs: those of `_greedy` for the n rows that draft, or, if drafts are a chain,
+        `candidates` [n, k] int64, `scores` [n, k] and `hidden` [n, d]; and for each layer
+        `new_keys.i`, `new_values.i` [N, kv_heads, head_dim].
         """
         import openvino as ov
 
@@ -73,8 +84,12 @@ class GraphBuilder(GraphNodes):
         context = self._context(inputs["tapped"])
         rows = self._row_count(inputs["tapped"])
         hidden = ops.gather(target.embeddings, inputs["tokens"], self._ints(0))
+        if config.embedding_scale != 1:
+            hidden = ops.multiply(hidden, self._floats(config.embedding_scale))
         for at, layer in enumerate(self._layers):
-            normed = self._norm_of(hidden, layer.input_norm)
+            normed, kernel = self._convolved(
+                self._norm_of(hidden, layer.input_norm), layer.attention_kernel
+            )
             both = ops.concat([context, normed], 0)
             keys, values = self._keys_values(layer, both, cos, sin)
             results += self._kv_outputs(at, keys, values, rows)
@@ -85,14 +100,26 @@ class GraphBuilder(GraphNodes):
                 ops.concat([caches[f"values.{at}"], values], 0),
                 inputs[window],
             )
-            hidden = ops.add(hidden, self._linear(attended, layer.output))
+            attended = self._linear(attended, layer.output)
+            hidden = ops.add(hidden, self._finished(attended, kernel, layer.attention_kernel))
             hidden = ops.add(hidden, self._feed_forward(layer, hidden))
-        drafted = self._after(self._norm_of(hidden, self._norm), self._ints([1]))
+        drafted = self._norm_of(hidden, self._norm)
+        if config.first_drafted:
+            drafted = self._after(drafted, self._ints([config.first_drafted]))
         if draft_vocab is None:
             logits = ops.matmul(drafted, target.head, False, True)
         else:
             logits = self._linear(drafted, self._matrix(read_matrix(target.head, draft_vocab)))
-        results += self._greedy(logits, draft_vocab)
+        if config.logit_scale != 1:
+            logits = ops.multiply(logits, self._floats(config.logit_scale))
+        if config.logit_cap is not None:
+            cap = self._floats(config.logit_cap)
+            logits = ops.multiply(ops.tanh(ops.divide(logits, cap)), cap)
+        if config.chain is None:
+            results += self._greedy(logits, draft_vocab)
+        else:
+            results += self._best(logits, config.chain.candidates, draft_vocab)
+            results.append(self._output("hidden", drafted))
         return ov.Model(results, [*inputs.values(), *caches.values()], "dflash")
 
     def context_graph(self) -> Any:
@@ -122,7 +149,17 @@ class GraphBuilder(GraphNodes):
             post_norm=self._vector(of("post_attention_layernorm")),
             gate_up=self._matrix(of("mlp.gate_proj", "mlp.up_proj")),
             down=self._matrix(of("mlp.down_proj")),
+            attention_kernel=self._kernel(weights, f"layers.{at}.attention_conv"),
+            feed_forward_kernel=self._kernel(weights, f"layers.{at}.mlp_conv"),
         )
+
+    def _kernel(self, weights: Mapping[str, Array], name: str) -> Kernel | None:
+        form = self._config.convolution
+        if form is None:
+            return None
+        base = weights[f"{name}.base_kernel"].reshape(2, form.taps, -1, form.group)
+        projection = self._matrix(weights[f"{name}.kernel_projection.weight"])
+        return Kernel((self._vector(base[0]), self._vector(base[1])), projection)
 
     # --- the network
 
@@ -159,7 +196,46 @@ class GraphBuilder(GraphNodes):
         return ops.reshape(attended, self._ints([0, width]), True)
 
     def _feed_forward(self, layer: Layer, hidden: Any) -> Any:
-        return self._swiglu(self._norm_of(hidden, layer.post_norm), layer.gate_up, layer.down)
+        normed, kernel = self._convolved(
+            self._norm_of(hidden, layer.post_norm), layer.feed_forward_kernel
+        )
+        fed = self._swiglu(normed, layer.gate_up, layer.down)
+        return self._finished(fed, kernel, layer.feed_forward_kernel)
+
+    def _convolved(self, rows: Any, kernel: Kernel | None) -> tuple[Any, Any]:
+        """A sublayer's input [B, d] convolved, and the dynamic kernel for its output."""
+        form = self._config.convolution
+        if form is None or kernel is None:
+            return rows, None
+        groups = self._config.hidden_size // form.group
+        sizes = self._ints([0, 2, form.taps, groups, 1])
+        dynamic = self._ops.reshape(self._linear(rows, kernel.projection), sizes, True)
+        own, others = (
+            self._ops.squeeze(part, self._ints([1]))
+            for part in self._ops.split(dynamic, self._ints(1), 2).outputs()
+        )
+        return self._convolve(rows, kernel.base[0], own), others
+
+    def _finished(self, rows: Any, dynamic: Any, kernel: Kernel | None) -> Any:
+        """A sublayer's output [B, d], convolved."""
+        return rows if kernel is None else self._convolve(rows, kernel.base[1], dynamic)
+
+    def _convolve(self, rows: Any, base: Any, dynamic: Any) -> Any:
+        """See `Convolution`; `dynamic` is [B, taps, groups, 1]."""
+        ops, form = self._ops, self._config.convolution
+        assert form is not None
+        groups = self._config.hidden_size // form.group
+        blocks = ops.reshape(rows, self._ints([0, groups, form.group]), True)
+        kernels = ops.split(ops.add(dynamic, base), self._ints(1), form.taps).outputs()
+        total = None
+        for tap, kernel in enumerate(kernels):
+            shifted = blocks
+            if tap:
+                before = self._floats(np.zeros((tap, groups, form.group)))
+                shifted = ops.concat([before, self._before(blocks, self._ints([-tap]))], 0)
+            part = ops.multiply(ops.squeeze(kernel, self._ints([1])), shifted)
+            total = part if total is None else ops.add(total, part)
+        return ops.reshape(total, self._ints([0, self._config.hidden_size]), True)
 
     def _rope(self, positions: Any) -> tuple[Any, Any]:
         return self._rope_tables(positions, self._config.head_dim, self._config.rope_theta)

@@ -16,8 +16,10 @@ import numpy as np
 
 from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.types import Pending
-from paceline.drafters.dflash.checkpoint import read_config, read_draft_vocab
-from paceline.drafters.dflash.mlx_weights import Layer, layer_of, read_weights
+from paceline.drafters.dflash.chain import ChainHead, Rows
+from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_tensors
+from paceline.drafters.dflash.config_file import read_config
+from paceline.drafters.dflash.mlx_weights import Kernel, Layer, layer_of, on_device
 from paceline.drafters.dflash.network import measure_cost
 from paceline.drafters.networks.context import ContextCache
 from paceline.drafters.networks.mlx import (
@@ -58,12 +60,15 @@ class MlxNetwork:
         shape = MlxShape(target.layers, embedded.shape[-1], target.head(embedded).shape[-1])
         check_pair(folder, self.config, shape)
         self._tokens = draft_vocab = read_draft_vocab(folder, self.config)
-        weights = read_weights(folder, self.config)
+        tensors, heads = read_tensors(folder, self.config)
+        weights = on_device(tensors)
+        self._chain = ChainHead.of(self.config, heads)
         self._dtype, self._target_dtype = weights["fc.weight"].dtype, embedded.dtype
         self._fc = Matrix(weights["fc.weight"], bits)
         self._hidden_norm, self._norm = weights["hidden_norm.weight"], weights["norm.weight"]
         self._layers = [
-            layer_of(weights, at, bits=bits) for at in range(self.config.num_hidden_layers)
+            layer_of(weights, at, self.config, bits=bits)
+            for at in range(self.config.num_hidden_layers)
         ]
         self._embed = target.embed
         self._head: Callable[[MlxArray], MlxArray] = target.head
@@ -122,14 +127,16 @@ class MlxNetwork:
             self.prefill(cache, tapped, start)
             new = 0
         tokens = mx.array([token, *[self.config.mask_token_id] * (block - 1)])
-        hidden = self._embed(tokens).astype(self._dtype)
+        hidden = self._embed(tokens).astype(self._dtype) * self.config.embedding_scale
         context = self._context(tapped) if new else None
         cache.kv.truncate(len(cache))
         cache.positions += range(position - new, position)
         for layer, kept, window in zip(
             self._layers, cache.kv.caches, self.config.windows, strict=True
         ):
-            normed = self._rms_norm(hidden, layer.input_norm)
+            normed, kernel = self._convolved(
+                self._rms_norm(hidden, layer.input_norm), layer.attention_kernel
+            )
             both = normed if context is None else mx.concatenate([context, normed])
             held = kept.update_and_fetch(*self._keys_values(layer, both, position - new))
             kept.trim(block)
@@ -140,11 +147,15 @@ class MlxNetwork:
                 keys,
                 values,
                 scale=self.config.head_dim**-0.5,
-                mask=_mask(cache, first, position, block, window),
+                mask=self._mask(cache, first, position, window),
             )
-            hidden = hidden + layer.output(attended[0].swapaxes(0, 1).reshape(block, -1))
+            attended = layer.output(attended[0].swapaxes(0, 1).reshape(block, -1))
+            hidden = hidden + self._finished(attended, kernel, layer.attention_kernel)
             hidden = hidden + self._feed_forward(layer, hidden)
-        logits = self._logits(self._rms_norm(hidden[1:], self._norm))
+        hidden = self._rms_norm(hidden[self.config.first_drafted :], self._norm)
+        logits = self._logits(hidden)
+        if self._chain is not None:
+            return self._chain.choose(self._best(logits, hidden), token, position, sampler)
         if sampler is not None:
             return sampler.pick_rows(np.array(logits), position + 1, self._tokens)
         return self._greedy(logits)
@@ -187,8 +198,24 @@ class MlxNetwork:
     def _feed_forward(self, layer: Layer, hidden: MlxArray) -> MlxArray:
         import mlx.core as mx
 
-        gate, up = mx.split(layer.gate_up(self._rms_norm(hidden, layer.post_norm)), 2, axis=-1)
-        return layer.down(gate * mx.sigmoid(gate) * up)
+        normed, kernel = self._convolved(
+            self._rms_norm(hidden, layer.post_norm), layer.feed_forward_kernel
+        )
+        gate, up = mx.split(layer.gate_up(normed), 2, axis=-1)
+        fed = layer.down(gate * mx.sigmoid(gate) * up)
+        return self._finished(fed, kernel, layer.feed_forward_kernel)
+
+    def _convolved(self, rows: MlxArray, kernel: Kernel | None) -> tuple[MlxArray, MlxArray]:
+        """A sublayer's input [B, d] convolved, and the dynamic kernel for its output."""
+        if kernel is None:
+            return rows, None
+        _, taps, groups, _ = kernel.base.shape
+        dynamic = kernel.projection(rows).reshape(len(rows), 2, taps, groups, 1)
+        return _convolve(rows, kernel.base[0] + dynamic[:, 0]), dynamic[:, 1]
+
+    def _finished(self, rows: MlxArray, dynamic: MlxArray, kernel: Kernel | None) -> MlxArray:
+        """A sublayer's output [B, d], convolved."""
+        return rows if kernel is None else _convolve(rows, kernel.base[1] + dynamic)
 
     def _rms_norm(self, rows: MlxArray, weight: MlxArray) -> MlxArray:
         import mlx.core as mx
@@ -204,11 +231,53 @@ class MlxNetwork:
             first = max(first, bisect_left(cache.positions, position - window + 1))
         return first
 
+    def _mask(
+        self, cache: ContextCache[DeviceKV], first: int, position: int, window: int | None
+    ) -> MlxArray | None:
+        """Attention mask of a block over the cache rows from `first` on and over itself.
+
+        [block, rows + block] bool; None: nothing is masked.
+        """
+        import mlx.core as mx
+
+        causal = self.config.is_causal(window)
+        own = np.arange(position, position + self.config.block_size)
+        keys = np.array([*cache.positions[first:], *own])
+        if not causal and (window is None or own[-1] - keys[0] < window):
+            return None
+        ahead = keys - own[:, None]
+        seen = ahead <= 0 if causal else np.full(ahead.shape, fill_value=True)
+        if window is not None:
+            seen &= np.abs(ahead) < window
+        return mx.array(seen)
+
     def _logits(self, hidden: MlxArray) -> MlxArray:
         """[R, d] -> [R, n] float32, of the whole or the draft vocabulary."""
         import mlx.core as mx
 
-        return self._head(hidden.astype(self._target_dtype)).astype(mx.float32)
+        config = self.config
+        logits = self._head(hidden.astype(self._target_dtype)).astype(mx.float32)
+        if config.logit_scale != 1:
+            logits = logits * config.logit_scale
+        if config.logit_cap is not None:
+            logits = mx.tanh(logits / config.logit_cap) * config.logit_cap
+        return logits
+
+    def _best(self, logits: MlxArray, hidden: MlxArray) -> Rows:
+        """Each row's candidates, on the host."""
+        import mlx.core as mx
+
+        assert self.config.chain is not None
+        count = min(self.config.chain.candidates, logits.shape[-1])
+        found = mx.argpartition(-logits, count - 1, axis=-1)[:, :count]
+        scores = mx.take_along_axis(logits, found, axis=-1)
+        tokens = found if self._draft_vocab is None else self._draft_vocab[found]
+        mx.eval(tokens, scores, hidden)
+        return Rows(
+            np.array(tokens).astype(np.int64),
+            np.array(scores),
+            np.array(hidden.astype(mx.float32)),
+        )
 
     def _greedy(self, logits: MlxArray) -> tuple[Sequence[int], Sequence[float]]:
         """The most probable token of each row, and its probability."""
@@ -226,19 +295,14 @@ class MlxNetwork:
         )
 
 
-def _mask(
-    cache: ContextCache[DeviceKV], first: int, position: int, block: int, window: int | None
-) -> MlxArray | None:
-    """Attention mask of a block over the cache rows from `first` on and over itself.
-
-    [block, rows + block] bool; None: nothing is masked.
-    """
+def _convolve(rows: MlxArray, kernel: MlxArray) -> MlxArray:
+    """Convolve [B, d] over the rows; see `Convolution`. `kernel` is [B, taps, groups, channels]."""
     import mlx.core as mx
 
-    if window is None:
-        return None
-    own = range(position, position + block)
-    keys = np.array([*cache.positions[first:], *own])
-    if own[-1] - keys[0] < window:
-        return None
-    return mx.array(np.array(own)[:, None] - keys < window)
+    count, taps, groups, channels = kernel.shape
+    blocks = rows.reshape(count, groups, channels)
+    total = kernel[:, 0] * blocks
+    for tap in range(1, taps):
+        before = mx.zeros((tap, groups, channels), rows.dtype)
+        total = total + kernel[:, tap] * mx.concatenate([before, blocks[:-tap]])
+    return total.reshape(count, -1)

@@ -1,11 +1,19 @@
 """Reads a DFlash checkpoint's weights into MLX: as stored, or quantized to 8 or 4 bits."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-from paceline.drafters.dflash.checkpoint import Config, read_tensors
+from paceline.drafters.dflash.checkpoint import Config
 from paceline.drafters.networks.mlx import Matrix, MlxArray
+from paceline.drafters.networks.tensors import StoredTensor
+
+
+class Kernel(NamedTuple):
+    """A convolution's weights; see `Convolution`."""
+
+    base: MlxArray
+    """[2, taps, groups, channels of a group]"""
+    projection: Matrix
 
 
 class Layer(NamedTuple):
@@ -20,23 +28,22 @@ class Layer(NamedTuple):
     post_norm: MlxArray
     gate_up: Matrix
     down: Matrix
+    attention_kernel: Kernel | None
+    feed_forward_kernel: Kernel | None
 
 
-def read_weights(folder: Path, config: Config) -> dict[str, MlxArray]:
-    """Read all tensors, by name, as the dtype of `fc.weight`.
-
-    Raises ModelError if a file cannot be read, or tensors are missing or of another shape or dtype;
-    the message names them.
-    """
+def on_device(tensors: Mapping[str, StoredTensor]) -> dict[str, MlxArray]:
+    """The network's tensors, by name, as the dtype of `fc.weight`."""
     import mlx.core as mx
 
-    stored = read_tensors(folder, config)
     dtypes = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
-    dtype = dtypes[stored["fc.weight"].dtype]
-    return {name: mx.array(tensor.floats()).astype(dtype) for name, tensor in stored.items()}
+    dtype = dtypes[tensors["fc.weight"].dtype]
+    return {name: mx.array(tensor.floats()).astype(dtype) for name, tensor in tensors.items()}
 
 
-def layer_of(weights: Mapping[str, MlxArray], at: int, *, bits: int | None) -> Layer:
+def layer_of(
+    weights: Mapping[str, MlxArray], at: int, config: Config, *, bits: int | None
+) -> Layer:
     """The weights of layer `at`."""
     import mlx.core as mx
 
@@ -45,6 +52,14 @@ def layer_of(weights: Mapping[str, MlxArray], at: int, *, bits: int | None) -> L
 
     def matrix(*names: str) -> Matrix:
         return Matrix(mx.concatenate([of(name) for name in names]), bits)
+
+    def kernel(name: str) -> Kernel | None:
+        form = config.convolution
+        if form is None:
+            return None
+        name = f"layers.{at}.{name}"
+        base = weights[f"{name}.base_kernel"].reshape(2, form.taps, -1, form.group)
+        return Kernel(base, Matrix(weights[f"{name}.kernel_projection.weight"], bits))
 
     return Layer(
         input_norm=of("input_layernorm"),
@@ -56,4 +71,6 @@ def layer_of(weights: Mapping[str, MlxArray], at: int, *, bits: int | None) -> L
         post_norm=of("post_attention_layernorm"),
         gate_up=matrix("mlp.gate_proj", "mlp.up_proj"),
         down=matrix("mlp.down_proj"),
+        attention_kernel=kernel("attention_conv"),
+        feed_forward_kernel=kernel("mlp_conv"),
     )

@@ -61,7 +61,7 @@ class Network(Protocol):
             sampler: picks the drafts; None: each is the likeliest.
 
         Returns:
-            block_size - 1 draft tokens, and the probability of each.
+            The block's draft tokens, and the probability of each.
         """
         ...
 

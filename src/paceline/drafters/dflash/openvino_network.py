@@ -8,7 +8,9 @@ import numpy as np
 
 from paceline.decoding.draft_sampling import DraftSampler
 from paceline.decoding.types import tap_name
-from paceline.drafters.dflash.checkpoint import read_config, read_draft_vocab, read_weights
+from paceline.drafters.dflash.chain import ChainHead, Rows
+from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_tensors
+from paceline.drafters.dflash.config_file import read_config
 from paceline.drafters.dflash.graph import MASKED, GraphBuilder
 from paceline.drafters.dflash.network import measure_cost
 from paceline.drafters.networks.context import PREFILL_CHUNK, ContextCache
@@ -85,7 +87,10 @@ class OpenVinoNetwork:
         target = read_target(graph)
         check_pair(folder, self.config, target)
         self._draft_vocab = draft_vocab = read_draft_vocab(folder, self.config)
-        builder = GraphBuilder(self.config, read_weights(folder, self.config), int8=int8)
+        tensors, heads = read_tensors(folder, self.config)
+        weights = {name: each.floats() for name, each in tensors.items()}
+        builder = GraphBuilder(self.config, weights, int8=int8)
+        self._chain = ChainHead.of(self.config, heads)
         options = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32",
@@ -171,6 +176,9 @@ class OpenVinoNetwork:
             inputs[f"values.{at}"] = past[2 * at + 1]
         found = self._draft.infer(inputs, share_inputs=True, share_outputs=True)
         self._append(cache, found, range(start, start + new))
+        if self._chain is not None:
+            best = Rows(*(found[name] for name in ("candidates", "scores", "hidden")))
+            return self._chain.choose(best, token, position, sampler)
         if sampler is not None:
             return sampler.pick_rows(found["logits"], position + 1, self._draft_vocab)
         return found["drafts"].tolist(), found["chances"].tolist()
@@ -182,14 +190,17 @@ class OpenVinoNetwork:
         rows, windows = self._rows, self.config.windows
         full = np.where(valid, np.float32(0), np.float32(MASKED))
         masks = {}
+        keys = np.zeros(len(valid), np.float32)
+        keys[: len(known)] = known
+        keys[past:] = positions
+        ahead = keys[None] - positions[rows:, None]
         if None in windows:
-            masks["mask.full"] = np.broadcast_to(full, (rows, len(valid))).copy()
+            later = self.config.is_causal(None) & (ahead > 0)
+            masks["mask.full"] = np.where(later, np.float32(MASKED), full[None])
         width = next((window for window in windows if window is not None), None)
         if width is not None:
-            keys = np.zeros(len(valid), np.float32)
-            keys[: len(known)] = known
-            keys[past:] = positions
-            far = positions[rows:, None] - keys[None] >= width
+            latest = 1 if self.config.is_causal(width) else width
+            far = (-ahead >= width) | (ahead >= latest)
             masks["mask.window"] = np.where(far, np.float32(MASKED), full[None])
         return masks
 

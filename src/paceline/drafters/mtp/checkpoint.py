@@ -42,6 +42,8 @@ class HeadConfig:
     """Rows of the head's own output matrix; None: the target's head."""
     own: bool = False
     """Whether it is part of its target (`qwen3_5`), not a checkpoint of its own (`eagle3`)."""
+    head_norms: bool = False
+    """Whether an `eagle3` head has norms of queries and keys (DeepSpec)."""
 
     @property
     def tapped_size(self) -> int:

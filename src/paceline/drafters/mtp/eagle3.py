@@ -7,6 +7,10 @@ over a reduced vocabulary, and `d2t`: the token of row k is k + d2t[k].
 Taps: without ids, after layers 1, L // 2 - 1 and L - 4 of the target's L, which is the default of
 both. `eagle_aux_hidden_state_layer_ids` at the top counts from the embeddings (vLLM: id j is after
 layer j - 1), inside `eagle_config` it counts layers from 0 (SGLang, SpecForge).
+
+DeepSpec's form (`Qwen3Eagle3Model`, deepseek-ai/DeepSpec) is the same layer, `layers.0`, with norms
+of queries and keys, `target_layer_ids` from 0, and the target's embeddings and head, of which it
+has frozen copies; they are not read.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +44,8 @@ class _ConfigFile:
     """The fields of config.json that decide what the head computes."""
 
     architectures: Annotated[
-        list[Literal["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"]], Limit(min_length=1)
+        list[Literal["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3Eagle3Model"]],
+        Limit(min_length=1),
     ]
     hidden_size: Positive
     intermediate_size: Positive
@@ -62,6 +67,13 @@ class _ConfigFile:
     hidden_act: Literal["silu"] = "silu"
     eagle_config: _EagleConfig | None = None
     eagle_aux_hidden_state_layer_ids: list[Positive] | None = None
+    target_layer_ids: list[Count] | None = None
+    num_target_layers: Positive | None = None
+
+    @property
+    def deepspec(self) -> bool:
+        """Whether it is in DeepSpec's form."""
+        return self.architectures[0] == "Qwen3Eagle3Model"
 
 
 def read_config(folder: Path, target_layers: Callable[[], int]) -> HeadConfig:
@@ -89,7 +101,9 @@ def read_config(folder: Path, target_layers: Callable[[], int]) -> HeadConfig:
         rms_norm_eps=file.rms_norm_eps,
         rope_theta=theta or file.rope_theta,
         taps=_taps(file) or default_taps(target_layers(), path),
+        num_target_layers=file.num_target_layers if file.deepspec else None,
         draft_vocab_size=file.draft_vocab_size,
+        head_norms=file.deepspec,
     )
 
 
@@ -105,6 +119,8 @@ def default_taps(layers: int, path: Path) -> tuple[int, ...]:
 
 
 def _taps(file: _ConfigFile) -> tuple[int, ...]:
+    if file.deepspec:
+        return tuple(file.target_layer_ids or ())
     if file.eagle_aux_hidden_state_layer_ids:
         return tuple(each - 1 for each in file.eagle_aux_hidden_state_layer_ids)
     nested = file.eagle_config and file.eagle_config.eagle_aux_hidden_state_layer_ids
@@ -127,6 +143,10 @@ def _contradictions(file: _ConfigFile, heads: int, kv_heads: int) -> list[str]:
             f"target_hidden_size is {file.target_hidden_size}, hidden_size {file.hidden_size}: "
             "expected the same, because the head uses the target's embeddings"
         )
+    if file.deepspec and not file.target_layer_ids:
+        faults.append("target_layer_ids is missing")
+    if file.deepspec and file.draft_vocab_size:
+        faults.append("draft_vocab_size is given; expected a head over the whole vocabulary")
     return faults
 
 
@@ -137,7 +157,7 @@ def read_head(folder: Path, config: HeadConfig) -> Head:
         for name, tensor in stored_tensors(folder).items()
     }
     shapes = _shapes(config)
-    if config.draft_vocab_size is None and "lm_head.weight" not in found:
+    if config.head_norms or (config.draft_vocab_size is None and "lm_head.weight" not in found):
         del shapes["lm_head.weight"]
     if "d2t" not in found and config.draft_vocab_size == config.vocab_size:
         shapes.pop("d2t", None)
@@ -152,6 +172,8 @@ def read_head(folder: Path, config: HeadConfig) -> Head:
         embedding_norm=of("input_layernorm"),
         hidden_norm=of("hidden_norm"),
         norm=found["norm.weight"].floats(),
+        query_norm=of("self_attn.q_norm") if config.head_norms else None,
+        key_norm=of("self_attn.k_norm") if config.head_norms else None,
         head=head,
         **layer_weights(of),
     )
@@ -175,6 +197,8 @@ def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (ff, d),
         "mlp.down_proj": (d, ff),
     }
+    if config.head_norms:
+        layer |= {"self_attn.q_norm": (hd,), "self_attn.k_norm": (hd,)}
     own: dict[str, tuple[int, ...]] = {}
     if config.draft_vocab_size is not None:
         own["d2t"] = (config.draft_vocab_size,)

@@ -69,6 +69,19 @@ class GraphNodes:
             self._output("logits", logits),
         ]
 
+    def _best(
+        self, logits: Any, count: int, draft_vocab: npt.NDArray[np.int64] | None
+    ) -> list[Any]:
+        """Outputs `candidates` [R, count] int64, each row's best tokens, and `scores`, theirs."""
+        ops = self._ops
+        if draft_vocab is not None:
+            count = min(count, len(draft_vocab))
+        found = ops.topk(logits, self._ints(count), -1, "max", "none", index_element_type="i64")
+        scores, tokens = found.outputs()
+        if draft_vocab is not None:
+            tokens = ops.gather(self._ints(draft_vocab), tokens, self._ints(0))
+        return [self._output("candidates", tokens), self._output("scores", scores)]
+
     def _input(self, name: str, shape: Sequence[int], kind: Any = np.float32) -> Any:
         parameter = self._ops.parameter(list(shape), kind, name=name)
         parameter.output(0).set_names({name})

@@ -5,7 +5,7 @@ a ModelError. Only the tensors that are asked for are read, so a head may be ins
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,18 @@ class StoredTensor:
                 f"{self._path}: {self._name} is {self.dtype}, expected BF16, F16 or F32"
             )
         return self._read(_FLOATS[self.dtype]).astype(np.float32).reshape(self.shape)
+
+    def rows(self) -> Callable[[Any], Array]:
+        """Reads rows of a matrix as float32 by their indices; the file is mapped, not read."""
+        kinds = {"BF16": np.uint16, **_FLOATS}
+        if self.dtype not in kinds:
+            self.floats()  # raises
+        mapped: Any = np.memmap(
+            self._path, kinds[self.dtype], mode="r", offset=self._at, shape=self.shape
+        )
+        if self.dtype != "BF16":
+            return lambda indices: np.asarray(mapped[indices], np.float32)
+        return lambda indices: (mapped[indices].astype(np.uint32) << 16).view(np.float32)
 
     def integers(self) -> npt.NDArray[np.int64]:
         """Its values. Raises ModelError if it is not I64 or I32."""

@@ -149,7 +149,8 @@ class Network(nn.Module):
         rope = Rope(positions, self.config.head_dim, self.config.rope_theta)
         x = embedded.reshape(s, count * block, d)
         masks = {
-            window: _mask(anchors, places, length, window) for window in set(self.config.windows)
+            window: _mask(anchors, places, length, window, causal=self.config.is_causal(window))
+            for window in set(self.config.windows)
         }
         for layer, window in zip(self.layers, self.config.windows, strict=True):
             x = layer(x, context, rope, masks[window])
@@ -177,7 +178,9 @@ def initialise(network: nn.Module, layers: int) -> None:
             nn.init.normal_(weight, std=0.02 * ((2 * layers) ** -0.5 if into_stream else 1.0))
 
 
-def _mask(anchors: Tensor, places: Tensor, length: int, window: int | None) -> Tensor:
+def _mask(
+    anchors: Tensor, places: Tensor, length: int, window: int | None, *, causal: bool
+) -> Tensor:
     """[S, 1, A * B, L + A * B]: a block attends to what is before its anchor, and to itself."""
     s, count, block = places.shape
     rows = places.flatten(1)  # [S, A * B]
@@ -187,7 +190,10 @@ def _mask(anchors: Tensor, places: Tensor, length: int, window: int | None) -> T
     own = torch.arange(count, device=anchors.device).repeat_interleave(block)
     together = (own[:, None] == own[None]).expand(s, -1, -1)
     mask = torch.cat([before, together], dim=2)
+    positions = torch.cat([past.expand(s, -1), rows], dim=1)
+    behind = rows[..., None] - positions[:, None]
+    if causal:
+        mask &= behind >= 0
     if window is not None:
-        positions = torch.cat([past.expand(s, -1), rows], dim=1)
-        mask &= rows[..., None] - positions[:, None] < window
+        mask &= behind.abs() < window
     return mask[:, None]
