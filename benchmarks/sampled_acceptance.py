@@ -236,7 +236,7 @@ def go_through(text: Text, ask: Ask, how: Sampling, count: Count) -> None:
 
 
 def computed(engine: Engine, text: Text) -> Iterator[tuple[Row, dict[str, Row]]]:
-    """Logits and tapped hidden states after each token but the last; inside the prompt no logits."""
+    """Logits, none inside the prompt, and tapped hidden states after each token but the last."""
     sequence, end = engine.open(), len(text.tokens) - 1
     try:
         for at in range(0, end, CHUNK):

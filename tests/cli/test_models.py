@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from paceline.models import DEFAULT_MODEL
 from paceline.models.cache import models_dir
 from paceline.models.known import known_models
 from paceline.models.manifest import GRAPH, WEIGHTS
+from support.dflash import tiny_config, write_checkpoint
 from support.process import Run
 
 
@@ -41,6 +43,27 @@ def test_models_are_listed_for_people_and_as_json(run: Run, cache: Path, tiny_fi
     assert "fits memory" in text
     assert DEFAULT_MODEL in text
     assert "not here" in text
+
+
+def test_heads_in_the_hubs_cache_are_listed_with_the_models_they_fit(
+    run: Run, tiny_files: Any, tmp_path: Path, environment: dict[str, str]
+):
+    environment["HF_HUB_CACHE"] = str(tmp_path / "hub")
+    repository = tmp_path / "hub" / "models--someone--tiny-dspark"
+    folder = repository / "snapshots" / "abc"
+    dspark = {"first_drafted": 0, "causal": False}
+    write_checkpoint(folder, tiny_config(tiny_files, **dspark))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    listed = json.loads(run("models", "--json").stdout)
+    (mine,) = (each for each in listed if each["head"])
+    assert mine["name"] == "someone/tiny-dspark"
+    assert (mine["head"]["form"], mine["head"]["drafter"]) == ("DSpark", "dflash")
+    assert tiny_files.name in mine["head"]["fits"]
+    other = tmp_path / "other"
+    write_checkpoint(other, replace(tiny_config(tiny_files), num_target_layers=9))
+    said = run("models", "--head", other).stdout
+    assert f"not {tiny_files.name}: its number of target layers is 9, the target's 2" in said
 
 
 def test_a_check_of_models_fails_with_exit_1(

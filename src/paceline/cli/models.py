@@ -3,7 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Option
 
@@ -12,6 +14,7 @@ from paceline.cli.options import Output, command, group
 from paceline.errors import ModelError
 
 if TYPE_CHECKING:
+    from paceline.drafters.networks.target import TargetSizes
     from paceline.models import Listed
 
 app = group()
@@ -23,9 +26,13 @@ _FITS = {True: "yes", False: "no", None: ""}
 def models(
     *,
     check: Annotated[bool, Option("--check", help="compare every file's checksum")] = False,
+    head: Annotated[
+        str | None,
+        Option("--head", metavar="PATH|NAME", help="which models here a head for drafting fits"),
+    ] = None,
     output: Output,
 ) -> int:
-    """List the models that are here or have a short name."""
+    """List the models that are here or have a short name, and heads in the hub's cache."""
     from paceline.models import check_models, list_models
     from paceline.models.cache import megabytes
 
@@ -33,10 +40,16 @@ def models(
         count = check_models(progress=progress_of(output))
         print_value(output, {"checked": count}, f"{count} prepared models are as they were made")
         return 0
-    found = [(model, exactness_of(model)) for model in list_models()]
+    listed = list_models()
+    if head is not None:
+        return _print_fits(head, listed, output)
+    found = [(model, exactness_of(model)) for model in listed]
+    heads = _heads(_cached_heads(), listed)
     if output.json:
-        values = [{**asdict(model), "exactness": measured} for model, measured in found]
-        print(json.dumps(values, default=str))
+        values = [
+            {**asdict(model), "exactness": measured, "head": None} for model, measured in found
+        ]
+        print(json.dumps([*values, *map(_as_model, heads)], default=str))
         return 0
     rows = [
         [
@@ -48,7 +61,100 @@ def models(
         ]
         for model, measured in found
     ]
+    for one in heads:
+        fitting = ", ".join(one.fits) or "no model that is here"
+        about = one.fault or f"{one.form} head for {fitting}: --drafter {one.drafter}:{one.name}"
+        rows.append([one.name, megabytes(one.bytes), "", "", about])
     print_table(["model", "size", "fits memory", "exact here", "about"], rows)
+    return 0
+
+
+class _Head(NamedTuple):
+    """A head and the models here that it fits."""
+
+    name: str
+    folder: Path
+    bytes: int
+    form: str = ""
+    drafter: str = ""
+    fits: Sequence[str] = ()
+    others: Mapping[str, str] = MappingProxyType({})
+    """Model that it does not fit -> why, in a line."""
+    fault: str = ""
+    """Why it cannot be read; empty: it can."""
+
+
+def _cached_heads() -> list[tuple[str, Path]]:
+    from paceline.drafters.heads import is_head
+    from paceline.models import hub
+
+    return [(name, folder) for name, folder in hub.cached_drafters() if is_head(folder)]
+
+
+def _heads(folders: Sequence[tuple[str, Path]], listed: Sequence["Listed"]) -> list[_Head]:
+    """Compare heads, by name, with every model that is here."""
+    shapes = {model.name: _shape_of(model) for model in listed} if folders else {}
+    return [_head_of(name, folder, shapes) for name, folder in folders]
+
+
+def _head_of(name: str, folder: Path, shapes: Mapping[str, "TargetSizes | None"]) -> _Head:
+    from paceline.drafters.heads import misfit, read_facts
+
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    try:
+        facts = read_facts(folder)
+    except ModelError as error:
+        return _Head(name, folder, size, fault="; ".join(str(error).split("\n")))
+    whys = {
+        model: misfit(folder, facts, shape) for model, shape in shapes.items() if shape is not None
+    }
+    fits = [model for model, why in whys.items() if why is None]
+    others = {model: why for model, why in whys.items() if why is not None}
+    return _Head(name, folder, size, facts.form, facts.drafter, fits, others)
+
+
+def _shape_of(model: "Listed") -> "TargetSizes | None":
+    """Sizes of a model that is here; None: it cannot be read."""
+    from paceline.drafters.networks.target import sizes_of
+    from paceline.models.files import open_folder
+
+    path = model.file
+    try:
+        if path is None and model.here and model.folder is not None:
+            path = open_folder(model.folder, model.name).path
+        return None if path is None else sizes_of(path)
+    except ModelError:
+        return None
+
+
+def _as_model(head: _Head) -> dict[str, Any]:
+    """A head in the list of models, as JSON."""
+    from paceline.models import Listed
+
+    about = {"form": head.form, "drafter": head.drafter, "fits": head.fits, "fault": head.fault}
+    return {
+        **asdict(Listed(head.name, True, f"{head.form} head", head.folder, head.bytes)),
+        "exactness": [],
+        "head": about,
+    }
+
+
+def _print_fits(name: str, listed: Sequence["Listed"], output: Output) -> int:
+    """Print which of the models that are here a head fits, and why the others are not for it."""
+    from paceline.models import resolve_drafter
+
+    folder = resolve_drafter(name, progress_of(output))
+    (head,) = _heads([(name, folder)], listed)
+    if head.fault:
+        raise ModelError(head.fault)
+    if output.json:
+        print(json.dumps({"name": name, **_as_model(head)["head"], "others": dict(head.others)}))
+        return 0
+    print(f"{name} is a {head.form} head, for --drafter {head.drafter}:{name}")
+    for model in head.fits:
+        print(f"fits {model}")
+    for model, why in head.others.items():
+        print(f"not {model}: {why.split(': ', 1)[-1]}")
     return 0
 
 

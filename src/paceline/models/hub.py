@@ -108,6 +108,15 @@ def cached_names() -> list[str]:
     return sorted(name for name in names if cached_openvino(name) is not None)
 
 
+def cached_drafters() -> Iterator[tuple[str, Path]]:
+    """Hub names and folders of what has the files of a drafter in the cache; some are models."""
+    for folder in sorted(cache_folder().glob("models--*--*")):
+        name = folder.name.removeprefix("models--").replace("--", "/", 1)
+        snapshot = cached_snapshot(name, DRAFTER)
+        if snapshot is not None:
+            yield name, snapshot
+
+
 def cached_openvino(name: str, revision: str | None = None) -> Path | None:
     """Folder of a model in OpenVINO's format, if it is complete on this machine."""
     forms = (OPENVINO, VISUAL_OPENVINO)

@@ -26,13 +26,12 @@ from paceline.drafters.networks.mlx import (
     DeviceKV,
     Matrix,
     MlxArray,
-    MlxShape,
     MlxTarget,
     evaluate,
     tapped_rows,
     to_host,
 )
-from paceline.drafters.networks.target import check_pair
+from paceline.drafters.networks.target import TargetSizes, check_pair
 from paceline.drafters.networks.tensors import Array
 
 
@@ -57,7 +56,7 @@ class MlxNetwork:
         import mlx.core as mx
 
         embedded = target.embed(mx.array([0]))  # lazy: only its shape and dtype are used
-        shape = MlxShape(target.layers, embedded.shape[-1], target.head(embedded).shape[-1])
+        shape = TargetSizes(target.layers, embedded.shape[-1], target.head(embedded).shape[-1])
         check_pair(folder, self.config, shape)
         self._tokens = draft_vocab = read_draft_vocab(folder, self.config)
         tensors, heads = read_tensors(folder, self.config)

@@ -29,6 +29,7 @@ from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, Positive, listed, validated
 
 CONFIG = "config.json"
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Qwen3Eagle3Model")
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _LAYER = "midlayer."
 

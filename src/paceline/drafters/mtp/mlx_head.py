@@ -18,12 +18,11 @@ from paceline.drafters.networks.mlx import (
     DeviceKV,
     Matrix,
     MlxArray,
-    MlxShape,
     MlxTarget,
     evaluate,
     tapped_rows,
 )
-from paceline.drafters.networks.target import check_pair
+from paceline.drafters.networks.target import TargetSizes, check_pair
 from paceline.drafters.networks.tensors import Array
 
 
@@ -47,7 +46,7 @@ class MlxHead:
         import mlx.core as mx
 
         embedded = target.embed(mx.array([0]))  # lazy: only its shape and dtype are used
-        shape = MlxShape(target.layers, embedded.shape[-1], target.head(embedded).shape[-1])
+        shape = TargetSizes(target.layers, embedded.shape[-1], target.head(embedded).shape[-1])
         check_pair(head.path, head.config, shape)
         self.config = head.config
         self.taps = head.config.taps

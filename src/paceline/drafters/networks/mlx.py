@@ -1,7 +1,7 @@
 """What networks in MLX share: the target's ends, matrices, keys and values, evaluation."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,14 +34,6 @@ class MlxTarget(Protocol):
     def head_of(self, tokens: MlxArray) -> Callable[[MlxArray], MlxArray]:
         """The head for these tokens [n] alone, with logits [..., n]."""
         ...
-
-
-class MlxShape(NamedTuple):
-    """A target's sizes; a `TargetShape`."""
-
-    layers: int
-    hidden_size: int
-    vocab_size: int
 
 
 class Matrix:

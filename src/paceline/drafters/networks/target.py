@@ -7,7 +7,7 @@ precision. A Core ML model has them as float16 matrices. A target in MLX provide
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,14 @@ class TargetShape(Protocol):
     def vocab_size(self) -> int:
         """Tokens in the vocabulary."""
         ...
+
+
+class TargetSizes(NamedTuple):
+    """The sizes alone; a `TargetShape`."""
+
+    layers: int
+    hidden_size: int
+    vocab_size: int
 
 
 class DrafterShape(Protocol):
@@ -117,6 +125,26 @@ def layers_of(path: Path) -> int:
         config = read_json(path / "config.json")
         return int(config.get("text_config", config).get("num_hidden_layers", 0))
     return read_target(path).layers
+
+
+def sizes_of(path: Path) -> TargetSizes:
+    """Sizes of a language model; of a GGUF file by its metadata.
+
+    Args:
+        path: as for `read_target`.
+
+    Raises:
+        ModelError: it cannot be read, or does not say them.
+    """
+    if path.suffix != ".gguf":
+        target = read_target(path)
+        return TargetSizes(target.layers, target.hidden_size, target.vocab_size)
+    file = read_gguf(path)
+    embeddings = next((each for each in file.tensors if each.name == "token_embd.weight"), None)
+    if embeddings is None:
+        raise ModelError(f"{path} has no tensor token_embd.weight; expected a language model")
+    vocab_size, hidden_size = embeddings.shape
+    return TargetSizes(layers_of(path), hidden_size, vocab_size)
 
 
 def _core_ml(folder: Path) -> TargetWeights:
