@@ -1,6 +1,8 @@
 """Every form of tool calls: what is written is read, what is allowed is read, however it is cut."""
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,8 +32,11 @@ from paceline.constraints.tool_forms import (
     Syntax,
     ToolForm,
 )
+from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
 from paceline.engines.base import Engine
+from paceline.errors import InvalidRequest
 from paceline.models import Tokenizer
 from support.driver import answer
 from support.grammars import STOPS, Takes, Unforced, settings_for
@@ -263,6 +268,44 @@ def test_forced_tool_calls_are_valid_and_the_same_with_every_drafter(
         assert made(drafter) == plain, drafter
 
 
+TAGS = ReasoningMarks(("<think>",), ("</think>",), {})
+
+
+@every_form
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_with_tools_and_thoughts_every_drafter_gives_the_plain_tokens(
+    form: ToolForm, choice: str, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
+):
+    marks = replace(TAGS, inside=choice == "required")
+    call = written_calls(form, [TRIP])
+    prompt = tokenizer.encode(f"{call} the user</think>{call}")
+
+    def made(drafter: str, *, forced: bool = True) -> Any:
+        constraint = grammars.tools(FUNCTIONS, choice, form=form, thoughts=marks)
+        inner = constraint if forced else Unforced(constraint)
+        chosen = settings_for(inner, Sampling(temperature=0.7, seed=5), drafter)
+        return answer(engine, prompt, **{**chosen, "stopping": Stopping(40, frozenset(STOPS))})
+
+    plain = made("none", forced=False)
+    assert len(plain.tokens) > 1
+    for drafter in ("ngram", "suffix"):
+        assert made(drafter) == plain, drafter
+
+
+@every_form
+def test_thoughts_may_precede_a_forced_tool_call(form: ToolForm, grammars: Grammars, takes: Takes):
+    call = written_calls(form, [NOW])
+
+    def fits(text: str, marks: ReasoningMarks) -> bool:
+        return takes(grammars.tools(FUNCTIONS, "required", form=form, thoughts=marks), text)
+
+    assert fits(call, TAGS)
+    assert fits(f"<think>\nhm <tool_call> [\n</think>\n\n{call}", TAGS)
+    assert fits(f"hm\n</think>\n\n{call}", replace(TAGS, inside=True))
+    assert not fits(call, replace(TAGS, inside=True))
+    assert not fits(f"<think>hm</think>no {call}", TAGS)
+
+
 @pytest.mark.parametrize(
     ("form", "text", "calls"),
     [
@@ -288,9 +331,38 @@ def test_tool_calls_are_read_as_models_also_write_them(
     assert read(text, form) == ("", tuple(calls))
 
 
-def test_a_name_or_key_that_a_form_cannot_write_is_rejected(grammars: Grammars):
-    from paceline.errors import InvalidRequest
+WORDS = ("type", "properties", "required", "items", "enum", "const", "anyOf", "$ref", "$defs")
+WORDS += ("minLength", "maxLength", "minItems", "maxItems", "additionalProperties", "minimum", "a")
+ANY = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-2, 10**20),
+        st.sampled_from(
+            ["string", "object", "array", "integer", "#", "#/$defs/a", "#/x", "", "a b"]
+        ),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
 
+
+@settings(max_examples=60)
+@given(
+    parameters=st.dictionaries(st.sampled_from(WORDS), ANY, max_size=5), form=st.sampled_from(FORMS)
+)
+def test_any_parameters_are_compiled_or_rejected(
+    parameters: dict[str, Any], form: ToolForm, grammars: Grammars
+):
+    with suppress(InvalidRequest):
+        grammars.tools([{"name": "f", "parameters": parameters}], form=form)
+    text = written_calls(form, [ToolCall("f", '{"a": "1"}')])
+    assert read(text, form, {"f": parameters}).calls[0].name == "f"
+
+
+def test_a_name_or_key_that_a_form_cannot_write_is_rejected(grammars: Grammars):
     with pytest.raises(InvalidRequest, match="'a b'"):
         grammars.tools([{"name": "a b"}], form=GEMMA)
     parameters = {"properties": {"a b": {}}}

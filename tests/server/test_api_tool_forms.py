@@ -157,6 +157,35 @@ def test_text_with_tools_is_text(form: ToolForm, server: Running):
 
 
 @pytest.mark.parametrize("form", [FORMS[1]], ids=["gemma"])
+def test_calls_of_an_unknown_form_are_text(form: ToolForm, server: Running):
+    service = server.server.service
+    service.__dict__["tool_form"] = None
+    script(server, "<tool_call>make<arg_key>")
+    found = server.post("/v1/chat/completions", {"messages": [USER], "tools": [TOOL]})
+    assert found.json()["choices"][0]["message"].get("tool_calls") is None
+    with pytest.raises(BadRequestError) as error:
+        chat(server, tool_choice="required")
+    assert error.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("form", [FORMS[4], FORMS[7]], ids=["mistral-args", "hermes"])
+def test_a_tool_call_that_max_tokens_cuts_is_sent_as_far_as_it_came(
+    form: ToolForm, server: Running
+):
+    script(server, written_calls(form, [CALL]))
+    whole = chat(server, max_tokens=40).choices[0]
+    assert whole.finish_reason == "length"
+    assert whole.message.tool_calls is None
+    assert "make" in whole.message.content
+    deltas = [chunk.choices[0] for chunk in chat(server, max_tokens=40, stream=True)]
+    parts = [part for each in deltas for part in each.delta.tool_calls or []]
+    arguments = "".join(part.function.arguments for part in parts)
+    assert arguments
+    assert CALL.arguments.startswith(arguments)
+    assert deltas[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("form", [FORMS[1]], ids=["gemma"])
 def test_a_result_without_its_call_is_rejected(form: ToolForm, server: Running):
     result = {"role": "tool", "tool_call_id": "c9", "content": "x"}
     with pytest.raises(BadRequestError) as error:

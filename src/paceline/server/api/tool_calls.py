@@ -176,7 +176,7 @@ def describe_tools(chat: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> lis
 
 def _arguments(text: str) -> Any:
     try:
-        value = json.loads(text)
+        value = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
