@@ -13,7 +13,7 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Policy
-from paceline.drafters import DrafterResources, DrafterSpec, RequestContext, create
+from paceline.drafters import DrafterResources, DrafterSpec, KeptText, RequestContext, create
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.runtime.options import Options
@@ -189,6 +189,21 @@ def test_nothing_is_learnt_from_other_texts_unless_it_is_asked():
             7,
             1,
         ]
+
+
+def test_kept_answers_are_counted_once_enough_of_them_were_replayed():
+    answers = [[start, *range(10, 510)] for start in range(3)]
+    texts = [text([1, 2], answer) for answer in answers]
+    request = check_options({"drafter": "kept", "policy": "fixed"})
+    found = list(simulate(texts, request, EVEN, DrafterResources(), carry=True))
+    drafted = [each.counters.drafted > 0 for each in found]
+    assert drafted == [False, False, True]  # 1,002 tokens before the third
+    assert found[2].counters.drafted_by["kept text"] > 400
+    apart = simulate(texts, request, EVEN, DrafterResources())
+    assert not any(each.counters.drafted for each in apart)
+    kept = KeptText.count(answers, 600)
+    (first, *_) = simulate(texts, request, EVEN, DrafterResources(), kept=kept)
+    assert first.counters.drafted > 0
 
 
 def test_acceptance_is_learnt_anew_for_each_text():
