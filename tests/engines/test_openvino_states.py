@@ -126,23 +126,21 @@ def test_every_token_shows_in_the_state(engine: OpenVinoEngine):
         assert all(found[name] != others[name] for name in found)
 
 
-def test_the_bits_of_a_row_depend_on_nothing_else_and_costs_are_measured(path: Path):
-    found = measure_invariance(opened(path))
+def test_the_bits_of_a_row_depend_on_nothing_else_and_costs_are_measured(engine: OpenVinoEngine):
+    found = measure_invariance(engine)
     assert found.keys() == {*CONDITIONS}
     assert all(each.holds for each in found.values())
-    assert measure_profile(opened(path), (1, 2, 8)).row_invariant
+    assert measure_profile(engine, (1, 2, 8)).row_invariant
 
 
 @pytest.mark.parametrize("blocks", [LEAST_STATES, 4])
 def test_a_pool_that_is_too_small_costs_time_and_no_bit(
-    path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int
+    engine: OpenVinoEngine, path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int
 ):
-    plenty = opened(path)
     monkeypatch.setattr(EngineSettings, "state_blocks", lambda *_: blocks)
-    engine = opened(path)
     texts = [random_text(engine, 60, seed) for seed in range(4)]
     rows: dict[str, list[np.ndarray]] = {}
-    for name, each in (("plenty", plenty), ("few", engine)):
+    for name, each in (("plenty", engine), ("few", opened(path))):
         sequences = [alone(each, text[:40]) for text in texts]
         rows[name] = []
         for at in range(40, 60, 5):

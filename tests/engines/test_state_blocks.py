@@ -183,6 +183,27 @@ def test_a_call_of_more_sequences_than_blocks_changes_nothing():
         decode(layers, table, [4, 5], 2)
 
 
+def test_the_sequences_that_a_pool_has_states_for_run_in_one_call_whatever_was_evicted():
+    layers = Layers(12)
+    most = layers.states.most_sequences
+    assert most == 3
+    texts = [[number] * 90 for number in range(2 * most)]
+    tables = [layers.open() for _ in texts]
+    for table, text in zip(tables, texts, strict=True):  # long prompts, with checkpoints
+        for at in range(0, len(text), 15):
+            read(layers, table, text[at : at + 15])
+    for _ in range(3):  # each half evicts the other's states
+        for half in (tables[:most], tables[most:]):
+            layers.step(*((table, Block([7, 8, 9], 3)) for table in half))
+            for table in half:
+                table.commit(2)
+    assert layers.rerun > 0
+    for table in tables:
+        table.close()
+    prompts = [layers.open() for _ in range(most)]
+    layers.step(*((table, Block([5] * 50, 1, prefill=True)) for table in prompts))
+
+
 class AnyUse(RuleBasedStateMachine):
     """Any calls of any sequences; `Layers.run` asserts that the state read is that of the tokens.
 

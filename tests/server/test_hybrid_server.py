@@ -1,11 +1,13 @@
 """Hybrid models under the scheduler: prefixes shared at checkpoints, exact answers."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import StepResult
 from paceline.engines.openvino.engine import OpenVinoEngine
 from paceline.models import resolve
 from paceline.runtime.conversation import Conversation
@@ -72,20 +74,27 @@ def test_a_system_prompt_is_shared_from_the_third_request_on(hybrid: Model, sche
     assert hits[3] >= shared - 32
 
 
-@pytest.mark.parametrize("blocks", [None, 12])
 def test_answers_of_many_requests_are_those_of_each_alone(
-    hybrid: Model, monkeypatch: pytest.MonkeyPatch, blocks: int | None
+    hybrid: Model, monkeypatch: pytest.MonkeyPatch
 ):
-    model = hybrid
-    if blocks is not None:  # far too few states for all: they are evicted and computed again
-        monkeypatch.setattr(EngineSettings, "state_blocks", lambda *_: blocks)
-        settings = EngineSettings(cache_tokens=8 * CONTEXT)
-        engine = open_engine("openvino", hybrid.files.path, CONTEXT, settings)
-        model = Model(hybrid.files, engine)
+    # Far too few states for all: they are evicted and computed again.
+    monkeypatch.setattr(EngineSettings, "state_blocks", lambda *_: 12)
+    settings = EngineSettings(cache_tokens=8 * CONTEXT)
+    model = Model(hybrid.files, open_engine("openvino", hybrid.files.path, CONTEXT, settings))
     assert isinstance(model.engine, OpenVinoEngine)
     assert model.engine._states is not None
+    assert model.engine.most_sequences == 3
     free = model.engine._states.free
-    scheduler = Scheduler(model, max_running=8)
+    scheduler = Scheduler(model)
+    sequences: list[int] = []
+    step = model.engine.step
+
+    def counted(work: Sequence[Any]) -> StepResult:
+        result = step(work)  # raises CacheFull if there are too few states
+        sequences.append(len(work))
+        return result
+
+    monkeypatch.setattr(model.engine, "step", counted)
     scheduler.start()
     picked = random.Random(0)
     drafters = ("none", "suffix", "recycle", "ngram:min=1")
@@ -99,6 +108,8 @@ def test_answers_of_many_requests_are_those_of_each_alone(
     results = [each.result() if at % 6 else None for at, (_, each) in enumerate(asked)]
     scheduler.close()
     assert model.engine._states.free == free
+    assert len(sequences) == scheduler.load.calls + 1, "a call failed, and was made again in parts"
+    assert max(sequences) == 3
     for (prompt, _), found in zip(asked, results, strict=True):
         if found is not None:
             assert found.token_ids == alone(hybrid, prompt, 10)
@@ -110,7 +121,7 @@ def test_preempted_answers_go_on_to_the_same_tokens(hybrid: Model):
     model = Model(hybrid.files, engine)
     scheduler = Scheduler(model)
     scheduler.start()
-    options = {"max_tokens": 220, "min_tokens": 220, "temperature": 1.0, "seed": 3}
+    options = {"max_tokens": 160, "min_tokens": 160, "temperature": 1.0, "seed": 3}
     prompts = [question * 2 for question in QUESTIONS[:3]]
     asked = [Submitted(scheduler, prompt, **options) for prompt in prompts]
     results = [each.result() for each in asked]

@@ -216,6 +216,8 @@ class Engine(Protocol):
     warm_rows: tuple[int, ...]
     """Numbers of rows of which one call each packs the weights for the processor, in every compiled
     graph. Made while loading; empty if first calls take hardly longer than later ones."""
+    most_sequences: int | None
+    """Sequences that one call can run, as recurrent layers have states for; None: any number."""
 
     @property
     def free_slots(self) -> int:

@@ -222,6 +222,7 @@ class PooledEngine(Generic[Table]):
     """The part of `Engine` that counts slots, for sequences that are block tables of one pool."""
 
     warm_rows: tuple[int, ...] = ()
+    most_sequences: int | None = None
 
     _pool: BlockPool
     _table_type: type[Table]

@@ -67,6 +67,11 @@ class StatePool:
         return len(self._free)
 
     @property
+    def most_sequences(self) -> int:
+        """Sequences that one call can always run: each reads a state, and a prefill writes most."""
+        return max(self.blocks // (1 + _PREFILL_BLOCKS), 1)
+
+    @property
     def available(self) -> int:
         """Blocks that the call in progress can take: free ones, and those of evictable states."""
         return len(self._free) + len(self._states) - self._used
@@ -337,16 +342,21 @@ def restore_and_take(
     Raises:
         CacheFull: the call needs more blocks than the pool has. Nothing is reserved.
     """
-    pool.begin_call()
-    try:
+
+    def protect() -> None:
+        pool.begin_call()
         for table, _, past in call:
             table.protect(past)
+
+    try:
+        protect()
         for table, _, past in call:
             while past == table.length and (lost := table.lost()):
                 at, rows = lost
                 table.take_states(rows, at)
                 run(table, rows, at)
                 table.found()
+                protect()  # of what was restored the call reads the last state alone
         decodes = sum(not block.prefill for _, block, _ in call)
         left = pool.available - _PREFILL_BLOCKS * (len(call) - decodes)
         most = max(left // max(decodes, 1), 1)

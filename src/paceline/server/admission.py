@@ -3,7 +3,7 @@
 A request is admitted if the KV cache has slots for the rest of its prompt and for some tokens of
 its answer, beside what the running requests were admitted for. Longer answers take blocks as they
 grow; when none is left, the scheduler preempts. The prefix cache is evicted only for a request that
-is then admitted.
+is then admitted. Of a hybrid model no more requests run than one call has states for.
 
 Independent of engine calls and of their order.
 """
@@ -80,6 +80,9 @@ class Admission:
 
         If nothing is running, the request is admitted: `limited` has checked that it fits.
         """
+        most = self._engine.most_sequences
+        if most is not None and len(running) >= most:
+            return None
         state = queued, self._engine.free_slots, len(running), len(self._prefix_cache)
         if state == self._last_rejected or not self._fits_drafter(queued, running):
             return None  # tried before every call; nothing has changed since the last one

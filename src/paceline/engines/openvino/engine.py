@@ -112,6 +112,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         self.vocab_size = compiled.output("logits").partial_shape[-1].get_length()
         self._bound: dict[str, tuple[Any, Any]] = {}
         self._states = self._make_states(settings, graph)
+        self.most_sequences = None if self._states is None else self._states.most_sequences
         self._pool = self._make_cache(settings, graph)
         for each in self._graphs:
             self._bind(each)
@@ -319,13 +320,18 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         block_bytes = sum(map(prod, shapes.values())) * 4
         blocks = settings.state_blocks(block_bytes)
         needed = (blocks + 2) * block_bytes  # with the zeros and the spare block
-        if needed > memory_bytes():
-            raise ModelError(
-                f"no memory for the states of {graph.parent.name}: {blocks + 2} blocks of "
-                f"{block_bytes / 2**20:.1f} MiB ({needed / 2**30:.1f} GiB), and this machine has "
-                f"{memory_bytes() / 2**30:.1f} GiB; use a smaller model"
-            )
-        self._make_tensors(shapes, blocks + 2, np.float32)
+        memory = memory_bytes()
+        refused = ModelError(
+            f"no memory for the states of {graph.parent.name}: {blocks + 2} blocks of "
+            f"{block_bytes / 2**20:.1f} MiB ({needed / 2**30:.1f} GiB), and this machine has "
+            f"{memory / 2**30:.1f} GiB; use a smaller model"
+        )
+        if needed > memory:
+            raise refused
+        try:
+            self._make_tensors(shapes, blocks + 2, np.float32)
+        except (MemoryError, ValueError) as error:  # ValueError: beyond any address
+            raise refused from error
         return StatePool(blocks)
 
     def _make_tensors(
