@@ -250,6 +250,12 @@ def becomes_idle(url: str) -> bool:
     return False
 
 
+def served_model(arguments: list[str]) -> list[str]:
+    """The model that these arguments of `paceline serve` name; empty: the default one."""
+    at = arguments.index("--model") + 1 if "--model" in arguments else len(arguments)
+    return arguments[at : at + 1]
+
+
 def main() -> int:
     """Measure, print, and write the result to --output; returns 1 if there is a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -276,7 +282,7 @@ def main() -> int:
     growth = last / first - 1
     found = {
         "command": "python benchmarks/soak.py " + " ".join(sys.argv[1:]),
-        "engine": paceline.load().engine.describe(),
+        "engine": paceline.load(*served_model(options.serve)).engine.describe(),
         "at": int(time()),
         "requests": dict(clients.counts),
         "first_quarter_mb": first,

@@ -4,6 +4,7 @@ That rows do not depend on how they are computed is in test_gguf_families.py, fo
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
+from paceline.engines.openvino.batch import CompiledGraph
+from paceline.engines.openvino.engine import OpenVinoEngine
 from paceline.errors import ModelError
 from paceline.models import resolve
 from paceline.models.to_gguf import plan, write
@@ -37,6 +40,24 @@ def logits_of(engine: Engine, text: list[int], rows: int) -> np.ndarray:
         sequence.commit(len(part))
     sequence.close()
     return np.concatenate(found)
+
+
+def with_wide_cache(path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine with keys and values in f32."""
+    make_tensors = OpenVinoEngine._make_tensors
+
+    class WideGraph(CompiledGraph):
+        def __init__(self, model: Any, options: Mapping[str, str]) -> None:
+            super().__init__(model, {**options, "KV_CACHE_PRECISION": "f32"})
+
+    with monkeypatch.context() as patch:
+        patch.setattr("paceline.engines.openvino.engine.CompiledGraph", WideGraph)
+        patch.setattr(
+            OpenVinoEngine,
+            "_make_tensors",
+            lambda self, shapes, blocks, _: make_tensors(self, shapes, blocks, np.float32),
+        )
+        return opened(path)
 
 
 def apart(found: np.ndarray, expected: np.ndarray) -> float:
@@ -115,7 +136,9 @@ def test_qwen35_leaves_out_layers_that_predict_further_tokens(tmp_path: Path):
 
 @pytest.mark.reference
 @pytest.mark.parametrize("form", FORMS)
-def test_logits_at_every_position_in_chunks_of_any_size(form: str, tmp_path: Path):
+def test_logits_at_every_position_in_chunks_of_any_size(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     path = write_gguf_of(form, tmp_path / "m.gguf")
@@ -130,3 +153,6 @@ def test_logits_at_every_position_in_chunks_of_any_size(form: str, tmp_path: Pat
         found = logits_of(engine, text, rows)
         error = np.sqrt(((found - expected) ** 2).mean(axis=1) / (expected**2).mean(axis=1))
         assert error.max() < 1e-3, rows
+    # Nearly all of that is the f16 of keys and values, which shows most where there are few.
+    wide = with_wide_cache(path, monkeypatch)
+    assert np.abs(logits_of(wide, text, 200) - expected).max() < 1e-4

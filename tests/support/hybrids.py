@@ -27,7 +27,10 @@ HEAD = HeadForm(own=True, taps=(3,), heads=4, kv_heads=2, rotary=0.25, layers=LA
 
 
 def with_head(
-    path: Path, weights: Mapping[str, np.ndarray], others: Mapping[str, Any] | None = None
+    path: Path,
+    weights: Mapping[str, np.ndarray],
+    others: Mapping[str, Any] | None = None,
+    context: int = 512,
 ) -> Path:
     """Write a tiny Qwen3.5 with the head `weights`; `others` replace tensors called so."""
     about = {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": LAYERS + 1}
@@ -36,6 +39,7 @@ def with_head(
         path.with_name("plain.gguf"),
         fields=about,
         **CONFIG,
+        max_position_embeddings=context,
     )
     file = read_gguf(plain)
     tensors = {each.name: each for each in file.tensors}
