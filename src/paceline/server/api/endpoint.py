@@ -230,8 +230,8 @@ async def _stream(
 ) -> None:
     keepalive = service.settings.keepalive_seconds
     deltas = await answers.deltas(keepalive)
-    await reply.open_stream()
     events = request.stream_start()
+    await reply.open_stream()
     try:
         while True:
             events += b"".join(request.delta_events(delta, answers.all) for delta in deltas)
