@@ -229,7 +229,7 @@ PARTS = [
 ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     text=st.lists(
         st.sampled_from(PARTS),
@@ -248,7 +248,7 @@ def test_no_text_is_lost_that_is_no_tool_call(text: list[str], form: ToolForm):
 
 
 @every_form
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 def test_forced_tool_calls_are_valid_and_the_same_with_every_drafter(
     form: ToolForm, seed: int, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
@@ -349,7 +349,7 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     parameters=st.dictionaries(st.sampled_from(WORDS), ANY, max_size=5), form=st.sampled_from(FORMS)
 )

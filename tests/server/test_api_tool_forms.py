@@ -94,7 +94,8 @@ def test_calls_and_results_are_rendered_as_the_model_writes_them(form: ToolForm)
 
     source = TEMPLATES[form.name]
     function = {"name": CALL.name, "arguments": CALL.arguments}
-    called = {"role": "assistant", "tool_calls": [{"id": "call_1", "function": function}]}
+    called: dict[str, Any] = {"role": "assistant", "content": "now", "reasoning_content": "hm"}
+    called["tool_calls"] = [{"id": "call_1", "function": function}]
     result = {"role": "tool", "tool_call_id": "call_1", "content": "it is made"}
     messages = [Message.model_validate(each) for each in (USER, called, result)]
     chat = template_messages(messages, Thinking(source, pytest.fail, "m"))

@@ -80,7 +80,8 @@ TEMPLATES = {
         .replace("QUOTE", '<|"|>')
         .replace(
             "RESULTS",
-            "{% for r in m.tool_responses or [] %}<|tool_response>response:{{ r.name }}"
+            "{% set last = 'tool' %}{% for r in m.tool_responses or [] %}"
+            "<|tool_response>response:{{ r.name }}"
             "{value:{{ value(r.response) }}{{ '}' }}<tool_response|>{% endfor %}",
         )
     ),
@@ -100,8 +101,11 @@ TEMPLATES = {
         "{% if tools %}<|start|>developer<|message|>namespace functions {{ tools | tojson }}<|end|>"
         "{% endif %}{% for m in messages %}{% if m.role == 'tool' %}<|start|>functions to=assistant"
         "<|channel|>commentary<|message|>{{ m.content }}<|end|>{% elif m.tool_calls %}"
-        "{% set f = m.tool_calls[0].function %}<|start|>assistant<|channel|>commentary "
-        "to=functions.{{ f.name }} <|constrain|>json<|message|>{{ f.arguments | tojson }}<|call|>"
+        "{% if m.content and m.thinking %}{{ raise_exception('content or thinking') }}{% endif %}"
+        "{% set f = m.tool_calls[0].function %}<|start|>assistant<|channel|>analysis<|message|>"
+        "{{ m.thinking or m.content }}<|end|><|start|>assistant<|channel|>commentary "
+        "to={{ 'functions.' + f.name }} <|constrain|>json<|message|>"
+        "{{ f.arguments | tojson }}<|call|>"
         "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
     ),

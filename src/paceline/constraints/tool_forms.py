@@ -194,7 +194,7 @@ LFM2 = ToolForm(
 
 HARMONY = ToolForm(
     "harmony",
-    _signs(r"<\|channel\|>", r"to=functions\."),
+    _signs(r"<\|channel\|>", r" to=", r"functions\."),
     mark="<|channel|>",
     lead="",
     before="commentary to=functions.",

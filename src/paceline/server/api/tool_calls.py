@@ -30,7 +30,7 @@ To call one, answer with its name and its arguments as JSON:
 _TOOL_FIELDS = ("tool_calls", "tool_call_id", "name")
 """Fields of a message that a template without tools does not support."""
 
-_TOOL_ROLE = re.compile(r"""['"]tool['"]""")
+_TOOL_ROLE = re.compile(r"""role['"\])\s]*(==|!=|in)[^%}]*?['"]tool['"]""")
 """In templates that know messages of the role `tool`."""
 
 
@@ -124,6 +124,11 @@ def fit_calls(
             ]
             with suppress(ValueError):  # arguments that are no object
                 message["content"] += written_calls(form, calls) if calls else ""
+    if form and form.channels:
+        for message in found:  # beside calls the template takes thoughts or content, not both
+            thoughts, content = message.get("thinking"), message.get("content")
+            if thoughts and content and message.get("tool_calls"):
+                message |= {"thinking": f"{thoughts}\n\n{content}", "content": ""}
     if "tool_responses" in template and not _TOOL_ROLE.search(template):
         return _with_responses(found)
     return found
