@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.auto import Acceptance, Auto, prior_probability
+from paceline.decoding.auto import Acceptance, Auto, Others, prior_probability
 from paceline.decoding.costs import CostTable, expected_tokens
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
@@ -392,7 +392,7 @@ def test_an_estimate_counts_less_if_a_match_proposes_another_token(order: tuple[
         return drafted(Auto(16, CHEAP, Acceptance()), *(offered[at] for at in order)).source
 
     assert source(MATCH) == "suffix"
-    agreeing = Proposal([7, 2, 3, 4], "suffix", match=3)
+    agreeing = Proposal([7, 2, 3, 4], "suffix", match=1)
     assert source(agreeing) == "table"
     assert source(NO_PROPOSAL) == "table"
 
@@ -407,6 +407,28 @@ def test_estimates_that_a_match_contradicts_are_counted_apart():
         assert taken.source in (expected, "none")
         # Estimates without a contradicting match are unchanged.
         assert next(acceptance.probabilities(ESTIMATE)) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(("first", "tokens"), [(7, 2), (8, 1)], ids=["agree", "contradict"])
+def test_a_match_that_an_estimate_confirms_is_drafted_further(
+    first: int, tokens: int, order: tuple[int, int]
+):
+    match = Proposal([7, 2, 3, 4], "suffix", match=2)
+    offered = match, sure(1, "table", 0.1)._replace(tokens=[first])
+    cost = CostTable({1: 1.0, 2: 1.0, 3: 1.25, 32: 8.5})
+    taken = drafted(Auto(16, cost, Acceptance()), *(offered[at] for at in order))
+    assert (taken.source, len(taken.tokens)) == ("suffix", tokens)
+
+
+def test_matches_that_an_estimate_confirms_are_counted_apart():
+    policy = Auto(16, CHEAP, acceptance := Acceptance())
+    match, estimate = Proposal([7], "suffix", match=2), sure(1, "table", 0.1)._replace(tokens=[7])
+    for _ in range(30):
+        taken = policy.draft([Says(match), Says(estimate)], [], 99)
+        policy.observe(DecodeOutcome(taken, 1, 0.0, [7, 5]))
+    assert next(acceptance.probabilities(match)) == prior_probability(2)
+    assert next(acceptance.probabilities(match, Others.AGREE)) > 0.95
 
 
 def test_a_match_does_not_contradict_a_costly_drafter():

@@ -7,6 +7,7 @@ Invariant: a policy changes speed, never a token.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
@@ -36,6 +37,10 @@ is too high elsewhere (docs/decisions/auto-policy.md)."""
 _CONTRADICTED = 0.4
 """Factor on the estimate of its first token if a match proposes another one."""
 
+_AGREED = 0.5, 1.5
+"""Prior of a match's first token that an estimate of another drafter confirms, by match length m:
+(m + 0.5) / (m + 1.5)."""
+
 _ESTIMATE_BINS = 8
 """A drafter's own estimates are rounded to multiples of 1 / 8, and corrected per bin."""
 
@@ -61,6 +66,13 @@ def prior_probability(match: int) -> float:
     return (match - 0.5) / (match + 2)
 
 
+class Others(Enum):
+    """What free drafters of the other kind, matching or estimating, say of a first token."""
+
+    AGREE = "agree"
+    CONTRADICT = "contradict"
+
+
 @dataclass(slots=True)
 class Acceptance:
     """Running estimate of P(draft token accepted | source, evidence).
@@ -73,17 +85,17 @@ class Acceptance:
     counts: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
     """(source, match length or estimate bin) -> (weight seen, weight accepted), both decaying."""
 
-    def probabilities(self, proposal: Proposal, *, contradicted: bool = False) -> Iterator[float]:
+    def probabilities(self, proposal: Proposal, others: Others | None = None) -> Iterator[float]:
         """For each token of a proposal: P(accepted | the tokens before it were).
 
-        `contradicted`: a match proposes another first token.
+        `others`: what drafters of the other kind, matching or estimating, say of its first token.
         """
-        for key, weight, prior in _evidence(proposal, len(proposal.tokens), contradicted):
+        for key, weight, prior in _evidence(proposal, len(proposal.tokens), others):
             seen, accepted = self.counts.get(key, (0.0, 0.0))
             yield (accepted + weight * prior) / (seen + weight)
 
     def observe(
-        self, proposal: Proposal, tokens: Sequence[int], *, contradicted: bool = False
+        self, proposal: Proposal, tokens: Sequence[int], others: Others | None = None
     ) -> None:
         """Compare a proposal, verified or not, with the `tokens` that the target picked.
 
@@ -91,7 +103,7 @@ class Acceptance:
         """
         keep = 0.5 ** (1 / _HALF_LIFE)
         compared = min(len(proposal.tokens), len(tokens))
-        for i, (key, _, _) in enumerate(_evidence(proposal, compared, contradicted)):
+        for i, (key, _, _) in enumerate(_evidence(proposal, compared, others)):
             accept = proposal.tokens[i] == tokens[i]
             seen, accepted = self.counts.get(key, (0.0, 0.0))
             self.counts[key] = (seen * keep + 1, accepted * keep + accept)
@@ -108,14 +120,14 @@ class Acceptance:
 
 
 def _evidence(
-    proposal: Proposal, length: int, contradicted: bool
+    proposal: Proposal, length: int, others: Others | None
 ) -> Iterator[tuple[tuple[str, int], float, float]]:
     """For each of the first `length` tokens: its key, and the weight and value of its prior."""
     source = proposal.source
     if proposal.probabilities:
         for at, estimate in enumerate(proposal.probabilities[:length]):
             bin_ = round(estimate * _ESTIMATE_BINS)
-            if at == 0 and contradicted:
+            if at == 0 and others is Others.CONTRADICT:
                 # Counted apart: here the match in this text may be the better predictor.
                 key = f"{source}, contradicted", bin_
                 yield key, _ESTIMATE_WEIGHT, estimate * _CONTRADICTED
@@ -124,7 +136,21 @@ def _evidence(
     else:
         for at in range(length):
             match = min(proposal.match + at, _MAX_MATCH)
-            yield (source, match), _MATCH_WEIGHT, prior_probability(match)
+            if at == 0 and others is Others.AGREE:
+                more, most = _AGREED
+                key = f"{source}, agreed", match
+                yield key, _MATCH_WEIGHT, (match + more) / (match + most)
+            else:
+                yield (source, match), _MATCH_WEIGHT, prior_probability(match)
+
+
+def _others(offered: Proposal, firsts: Sequence[tuple[bool, int]]) -> Others | None:
+    """Compare a proposal's first token with `firsts`: (estimated, first token) of each free one."""
+    estimated = bool(offered.probabilities)
+    said = [token for kind, token in firsts if kind is not estimated]
+    if not said or not offered.tokens:
+        return None
+    return Others.AGREE if offered.tokens[0] in said else Others.CONTRADICT
 
 
 @dataclass(slots=True)
@@ -193,7 +219,7 @@ class Auto:
         self._costly: dict[str, _CostlyDrafter] = {}
         self._tokens = 1.0
         self._seconds = self._cost[1]
-        self._offered: list[tuple[Proposal, bool]] = []  # of this step; contradicted
+        self._offered: list[tuple[Proposal, Others | None]] = []  # of this step
         self._draft_seconds = 0.0  # of drafters asked since the last step
 
     @property
@@ -234,19 +260,17 @@ class Auto:
             ((drafter.cost(limit), drafter) for drafter in drafters), key=lambda pair: pair[0]
         )
         free = [drafter.propose(context, limit) for seconds, drafter in costs if not seconds]
-        matched = {each.tokens[0] for each in free if each.tokens and not each.probabilities}
+        firsts = [(bool(each.probabilities), each.tokens[0]) for each in free if each.tokens]
         for at, (seconds, drafter) in enumerate(costs):
             price = rate * seconds
             costly = self._costly.setdefault(drafter.name, _CostlyDrafter())
             if price and not costly.should_ask(rate, price, most):
                 continue
             offered = free[at] if not price else drafter.propose(context, limit)
-            # A costly drafter reads more than the last few tokens: a match does not contradict it.
-            contradicted = bool(
-                not price and matched and offered.probabilities and offered.tokens[0] not in matched
-            )
-            self._offered.append((offered, contradicted))
-            proposal, tokens = self._cut(offered, rate, contradicted=contradicted)
+            # A costly drafter reads more than the last few tokens: no match contradicts it.
+            others = None if price else _others(offered, firsts)
+            self._offered.append((offered, others))
+            proposal, tokens = self._cut(offered, rate, others)
             takes = self._cost[len(proposal.tokens) + 1]
             gain = tokens - rate * takes
             if price:
@@ -258,8 +282,8 @@ class Auto:
 
     def observe(self, outcome: DecodeOutcome) -> None:
         """Update the acceptance estimates and the request's rate."""
-        for offered, contradicted in self._offered:
-            self._acceptance.observe(offered, outcome.tokens, contradicted=contradicted)
+        for offered, others in self._offered:
+            self._acceptance.observe(offered, outcome.tokens, others)
         self._offered = []
         keep = 0.5 ** (1 / _RATE_HALF_LIFE)
         seconds = self._cost[len(outcome.proposal.tokens) + 1] + self._draft_seconds
@@ -279,12 +303,12 @@ class Auto:
         return [0.0, *(self._table(rows) for rows in range(1, self._max_block + 1))]
 
     def _cut(
-        self, proposal: Proposal, rate: float, *, contradicted: bool = False
+        self, proposal: Proposal, rate: float, others: Others | None
     ) -> tuple[Proposal, float]:
         """The prefix of a proposal with the greatest gain, and its expected tokens."""
         all_accepted = expected = tokens = 1.0
         length, most = 0, 1 - rate * self._cost[1]
-        probabilities = self._acceptance.probabilities(proposal, contradicted=contradicted)
+        probabilities = self._acceptance.probabilities(proposal, others)
         for at, probability in enumerate(probabilities, start=1):
             all_accepted *= probability
             expected += all_accepted
