@@ -161,7 +161,8 @@ class Clients:
 def _texts(response: httpx.Response, *, streamed: bool) -> Any:
     """Text of each choice by index; tool calls without their ids."""
     if streamed:
-        lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
+        # Not splitlines(): a text may have U+2028, which ends no line of server-sent events.
+        lines = [line for line in response.text.split("\n") if line.startswith("data: {")]
         parts = [json.loads(line.removeprefix("data: ")) for line in lines]
     else:
         parts = [response.json()]
