@@ -19,7 +19,7 @@ RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
 MACHINE = {"device", "threads", "lanes", "taps", "most_rows"}
 """What depends on the processor, the model's size and the drafter, not on how rows are computed."""
 
-OF_GGUF_FILES = {"calls-0.6b", "calls-1.7b"}
+OF_GGUF_FILES = {"calls-0.6b", "calls-1.7b", "verify-0.6b"}
 """With a GGUF file as it is."""
 
 WAITING = dict.fromkeys(("calls-0.6b", "calls-1.7b"), "weights is 'as in the GGUF file, 1'")
