@@ -13,19 +13,20 @@ from trial import Trial, installed, main
 
 HERE = Path(__file__).parent
 PACKAGES = {
-    "openai_sdk": ("openai==3.54.*", 4),
-    "anthropic_sdk": ("anthropic==2.12.*", 2),
-    "agents_sdk": ("openai-agents", 4),
-    "litellm_sdk": ("litellm", 4),
-    "langchain_sdk": ("langchain-openai", 4),
+    "openai_sdk": (["openai==3.54.*"], 4),
+    "anthropic_sdk": (["anthropic==2.12.*"], 2),
+    "agents_sdk": (["openai-agents==0.24.*"], 4),
+    "litellm_sdk": (["litellm==1.106.*", "mcp"], 4),  # it imports mcp without requiring it
+    "langchain_sdk": (["langchain-openai==1.7.*"], 4),
 }
-"""Program -> its package, and how often it does the task."""
+"""Program -> its packages, and how often it does the task."""
 
 
 def work(trial: Trial) -> None:
     """Run each program."""
-    for program, (package, times) in PACKAGES.items():
-        trial.commands = installed(trial.folder / program, [package])
+    for program, (packages, times) in PACKAGES.items():
+        package = packages[0]
+        trial.commands = installed(trial.folder / program, packages)
         written = trial.folder / FILE
         written.unlink(missing_ok=True)
         done = trial.run("python", str(HERE / "programs" / f"{program}.py"), trial.server.url)
