@@ -1,9 +1,11 @@
 """Models, tokens and health."""
 
+import json
 from typing import Any
 
 import pytest
 
+from paceline.server.api.http import to_json
 from support.server import Running
 
 
@@ -69,3 +71,11 @@ def test_embeddings_are_refused_as_not_implemented(server: Running):
     answer = server.post("/v1/embeddings", {"model": "tiny", "input": "a"})
     assert answer.status_code == 501
     assert answer.json()["error"]["code"] == "not_implemented"
+
+
+def test_json_is_one_line_for_every_reader():
+    value = {"text": "a\x85b\u2028c\u2029d\x1ce\nf\u00e9"}
+    written = to_json(value).decode()
+    assert len(written.splitlines()) == 1
+    assert "\u00e9" in written
+    assert json.loads(written) == value

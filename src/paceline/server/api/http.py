@@ -20,6 +20,9 @@ from paceline.server.settings import Settings
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
 
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Clients that read events with Python's `splitlines` (httpx, for one) end lines there, too."""
+
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 
 
@@ -79,9 +82,13 @@ def _too_large(settings: Settings) -> ApiError:
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON; non-ASCII text is escaped only if it is not valid Unicode."""
+    """A value as JSON on one line, whatever a client takes for the end of a line.
+
+    Other non-ASCII text is escaped only if it is not valid Unicode.
+    """
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return text.translate(_LINE_ENDS).encode()
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":")).encode()
 
