@@ -1,5 +1,6 @@
 """The page at /: its files over HTTP, and the page itself in a browser where one is installed."""
 
+import json
 import operator
 import re
 import shutil
@@ -7,6 +8,7 @@ import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +18,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.options import POLICIES
 from paceline.server import page as package
 from paceline.server.settings import Settings
+from support.scripted import always, called, engine_of, scripted_model, when
 from support.server import Running, running
 from support.waiting import PATIENCE
 from support.waiting import until as wait_until
@@ -273,6 +276,36 @@ def test_one_of_several_models_is_chosen_and_named(page: "Page", server: Running
         ask(page, tokens=3)
     assert (sent.value.post_data_json or {})["model"] == "another"
     until(page, "document.getElementById('alert').textContent.includes('another')")
+
+
+def test_calls_of_functions_are_shown_and_answered(page: "Page", tmp_path: Path):
+    model = scripted_model(tmp_path, tmp_path, context_length=4096)
+    arguments = {"city": "<b>Oslo</b>"}
+    rules = [
+        when("<tool_response>", "It rains."),
+        always("Let me see.\n" + called("weather", arguments)),
+    ]
+    with running(model) as server:
+        engine_of(server).rules = rules
+        page.goto(server.url)
+        page.get_by_label("Functions").fill("[{")
+        ask(page, "How is the weather?", tokens=200)
+        until(page, "document.getElementById('alert').textContent.includes('Functions')")
+        assert page.get_by_label("Message", exact=True).input_value() == "How is the weather?"
+        tool = {"name": "weather", "parameters": {"type": "object"}}
+        page.get_by_label("Functions").fill(json.dumps(tool))
+        ask(page, "How is the weather?", tokens=200)
+        ended(page)
+        assert page.locator(".model .call").inner_text() == f"weather({json.dumps(arguments)})"
+        assert words(page) == "Let me see."
+        result = page.get_by_label("Result of weather")
+        result.fill("wet")
+        page.get_by_role("button", name="Send").click()
+        ended(page, answers=2)
+        assert words(page) == "It rains."
+        assert "wet" in engine_of(server).prompts[-1]
+        assert page.get_by_label("Message", exact=True).count() == 1
+        server.rest()
 
 
 def test_an_empty_temperature_is_not_sent(page: "Page", server: Running):

@@ -35,7 +35,7 @@ async function* events(response) {
 
 // Requests an answer; calls `onChunk` with the answer so far and the new tokens after each chunk.
 export async function write(body, key, signal, onChunk) {
-  const answer = { text: "", thought: "", tokens: 0, steps: 0, drafted: 0, accepted: 0 };
+  const answer = { text: "", thought: "", calls: [], tokens: 0, steps: 0, drafted: 0, accepted: 0 };
   const asked = performance.now();
   const sent = { method: "POST", body: JSON.stringify(body), signal };
   for await (const chunk of events(await ask("v1/chat/completions", key, sent))) {
@@ -43,6 +43,11 @@ export async function write(body, key, signal, onChunk) {
     const { delta, pieces = [], speculation } = chunk.choices[0];
     answer.text += delta.content ?? "";
     answer.thought += delta.reasoning_content ?? "";
+    for (const { index, id, function: part } of delta.tool_calls ?? []) {
+      answer.calls[index] ??= { id, type: "function", function: { name: "", arguments: "" } };
+      answer.calls[index].function.name += part?.name ?? "";
+      answer.calls[index].function.arguments += part?.arguments ?? "";
+    }
     answer.tokens += pieces.length;
     Object.assign(answer, speculation);
     if (!answer.begun && pieces.length) {

@@ -12,6 +12,7 @@ const two = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFract
 const percent = new Intl.NumberFormat("en", { style: "percent" });
 
 let chat = []; // messages, in the API's form
+let open = []; // calls of the last answer that have no result yet
 let stopper = null; // aborts the answer in progress
 const session = { answers: 0, drafted: { tokens: 0, ms: 0 }, plain: { tokens: 0, ms: 0 } };
 
@@ -43,8 +44,18 @@ function folded(words) {
   return thought;
 }
 
+// Shows calls of functions after the text of an answer, as they are written.
+function calls(words, all) {
+  const shown = words.parentElement.querySelectorAll(".call");
+  all.forEach(({ function: { name, arguments: given } }, index) => {
+    const call = shown[index] ?? words.parentElement.appendChild(made("pre", "", "call"));
+    call.textContent = `${name}(${given})`;
+  });
+}
+
 // Appends the tokens of an answer. Text may arrive before its tokens; it is not tinted until then.
-function writer(words) {
+// With functions it is not tinted at all, because tokens of calls are no text.
+function writer(words, tinted) {
   const rest = document.createTextNode("");
   words.append(rest);
   let shown = 0;
@@ -56,7 +67,8 @@ function writer(words) {
     }
     const log = at("log");
     const below = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    for (const { text, source } of pieces) {
+    calls(words, answer.calls);
+    for (const { text, source } of tinted ? pieces : []) {
       const word = made("span", text, source ? "drafted" : "own");
       if (source) word.title = `drafted by ${source}`;
       rest.before(word);
@@ -133,6 +145,30 @@ function compared(answer, plain) {
     : "";
 }
 
+// What the model may call. Throws if the field is no JSON.
+function functions() {
+  const text = at("tools").value.trim();
+  if (!text) return [];
+  try {
+    return [JSON.parse(text)].flat().map((each) =>
+      each.function ? each : { type: "function", function: each },
+    );
+  } catch (error) {
+    throw new Error(`Functions: ${error.message}`);
+  }
+}
+
+// The message for a text: the result of a call that waits for one, else the user's.
+function message(text) {
+  if (!open.length) return { role: "user", content: text };
+  const call = open.shift();
+  return { role: "tool", tool_call_id: call.id, name: call.function.name, content: text };
+}
+
+function prompted() {
+  at("asked").textContent = open.length ? `Result of ${open[0].function.name}` : "Message";
+}
+
 // The request for the next answer. Empty fields are not sent, so that the model's defaults apply.
 function request() {
   const speculation = { pieces: true };
@@ -140,7 +176,9 @@ function request() {
   if (at("policy").value) speculation.policy = at("policy").value;
   if (at("block").value) speculation.max_block = at("block").valueAsNumber;
   const temperature = at("temperature").valueAsNumber;
+  const tools = functions();
   return {
+    ...(tools.length ? { tools } : {}),
     ...(at("models").hidden ? {} : { model: at("choice").value }),
     messages: [...chat],
     stream: true,
@@ -155,12 +193,22 @@ function request() {
 
 async function turn(text) {
   const mine = chat; // a new chat may replace it meanwhile
+  const left = [...open];
   const asked = say("user", text);
-  chat.push({ role: "user", content: text });
+  chat.push(message(text));
+  prompted();
+  if (open.length) return; // the next message is another call's result
   const { turn, words } = say("model");
-  const show = writer(words);
   const compare = at("plain").checked && at("drafter").value !== "none";
-  const body = request();
+  let body = null;
+  try {
+    body = request();
+  } catch (error) {
+    trouble(error);
+    undo();
+    return;
+  }
+  const show = writer(words, !body.tools);
   let answer = null;
   at("bars").hidden = true;
   try {
@@ -178,15 +226,26 @@ async function turn(text) {
   }
   if (answer?.text || answer?.timings) {
     const thoughts = answer.thought ? { reasoning_content: answer.thought } : {};
-    mine.push({ role: "assistant", content: answer.text, ...thoughts });
+    const made = answer.calls.length ? { tool_calls: answer.calls } : {};
+    mine.push({ role: "assistant", content: answer.text, ...made, ...thoughts });
+    if (mine === chat) open = [...answer.calls];
+    prompted();
     return;
   }
+  undo();
+
   // There is no answer: remove the question.
-  mine.pop();
-  asked.turn.remove();
-  turn.remove();
-  if (mine === chat) at("message").value ||= text;
-  at("welcome").hidden = chat.length > 0;
+  function undo() {
+    mine.pop();
+    asked.turn.remove();
+    turn.remove();
+    if (mine === chat) {
+      open = left;
+      at("message").value ||= text;
+    }
+    prompted();
+    at("welcome").hidden = chat.length > 0;
+  }
 }
 
 // Generates the same answer with plain decoding, to time it; it is not shown.
@@ -268,6 +327,8 @@ at("stop").addEventListener("click", () => stopper?.abort());
 at("clear").addEventListener("click", () => {
   stopper?.abort();
   chat = [];
+  open = [];
+  prompted();
   for (const turn of at("log").querySelectorAll("article")) turn.remove();
   at("welcome").hidden = false;
   at("message").focus();
