@@ -14,8 +14,15 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Repetition, RepetitionDetector, Stopping
-from paceline.decoding.types import Block, FinishReason
-from paceline.drafters import AnswerHistory, DrafterResources, DraftModel, create
+from paceline.decoding.types import Block, Drafter, FinishReason
+from paceline.drafters import (
+    AnswerHistory,
+    DrafterResources,
+    DraftModel,
+    KeptText,
+    RequestContext,
+    create,
+)
 from paceline.drafters.ahead import AheadDrafter
 from paceline.engines.base import Engine
 from support.drafters import SPECS, Oracle, write_toy_table
@@ -56,23 +63,32 @@ def plainly(engine: Engine) -> Plainly:
     return plain_answers(engine)
 
 
+class Shared(NamedTuple):
+    """What drafters are made of."""
+
+    resources: DrafterResources
+    kept: KeptText
+
+    def create(self, spec: str) -> list[Drafter]:
+        return create(spec, self.resources, RequestContext(kept=self.kept))
+
+
 @pytest.fixture(scope="module")
-def shared(
-    engine: Engine, plainly: Plainly, tmp_path_factory: pytest.TempPathFactory
-) -> DrafterResources:
-    """Answers to some of the prompts, as a process would have them from before, and a table."""
+def shared(engine: Engine, plainly: Plainly, tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """Answers to some of the prompts, as a process would have them from before, and tables."""
     answers = [plainly(prompt, 0).tokens for prompt in range(4)]
     history = AnswerHistory()
     for tokens in answers:
         history.add(tokens)
     table = write_toy_table(tmp_path_factory.mktemp("table"), answers, engine.vocab_size)
-    return DrafterResources(
+    resources = DrafterResources(
         vocab_size=engine.vocab_size,
         history=history,
         shipped={"table": table},
         # The engine drafts for itself: right where it is greedy, often wrong where it is sampled.
         open_model=lambda _: DraftModel(engine, CostTable({1: 0.01}), min_probability=0.3),
     )
+    return Shared(resources, KeptText.count(answers, engine.vocab_size))
 
 
 def test_answers_differ_between_prompts_samplings_and_seeds(plainly: Plainly):
@@ -84,7 +100,7 @@ def test_answers_differ_between_prompts_samplings_and_seeds(plainly: Plainly):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_no_drafter_and_no_policy_changes_a_token(
-    engine: Engine, plainly: Plainly, shared: DrafterResources, spec: str, policy: str
+    engine: Engine, plainly: Plainly, shared: Shared, spec: str, policy: str
 ):
     ran = []
     blocks: Sequence[int] = (2, 3, 7, 12, 13, 16) if slow(engine) else range(2, 17)
@@ -104,7 +120,7 @@ def test_no_drafter_and_no_policy_changes_a_token(
                 prompt_of(engine, prompt),
                 sampling=SAMPLINGS[sampling],
                 stopping=Stopping(max_tokens=TOKENS),
-                drafters=create(spec, shared),
+                drafters=shared.create(spec),
                 policy=POLICIES[policy](block),
             )
             for prompt, sampling in asks
@@ -202,9 +218,7 @@ asked = st.lists(
 )
 
 
-def test_requests_that_begin_and_end_in_any_order_change_no_token(
-    engine: Engine, shared: DrafterResources
-):
+def test_requests_that_begin_and_end_in_any_order_change_no_token(engine: Engine, shared: Shared):
     @settings(max_examples=8 if slow(engine) or many(engine) else 40)
     @given(asks=asked)
     def check(asks: list[tuple[Any, ...]]) -> None:
@@ -213,12 +227,12 @@ def test_requests_that_begin_and_end_in_any_order_change_no_token(
     check()
 
 
-def come_and_go(engine: Engine, shared: DrafterResources, asks: list[tuple[Any, ...]]) -> None:
+def come_and_go(engine: Engine, shared: Shared, asks: list[tuple[Any, ...]]) -> None:
     expected, going = [], []
     for prompt, sampling, spec, policy, block, chunk, _, most in asks:
         common = {"sampling": sampling, "stopping": Stopping(max_tokens=most)}
         expected.append(answer(engine, prompt_of(engine, prompt), **common))
-        drafters, chosen = create(spec, shared), POLICIES[policy](block)
+        drafters, chosen = shared.create(spec), POLICIES[policy](block)
         going.append(
             generation(
                 engine,
@@ -301,7 +315,7 @@ def loops(engine: Engine) -> Loops:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_a_repetition_stop_is_at_the_same_token_with_every_drafter(
-    engine: Engine, loops: Loops, shared: DrafterResources, spec: str, policy: str
+    engine: Engine, loops: Loops, shared: Shared, spec: str, policy: str
 ):
     ways, prompts, expected = loops
     assert FinishReason.REPETITION in {each.finish_reason for each in expected}
@@ -313,7 +327,7 @@ def test_a_repetition_stop_is_at_the_same_token_with_every_drafter(
                 prompt,
                 sampling=sampling,
                 stopping=LOOPS,
-                drafters=create(spec, shared),
+                drafters=shared.create(spec),
                 policy=POLICIES[policy](block),
             )
             for prompt, sampling in zip(prompts, ways, strict=True)
@@ -356,12 +370,10 @@ def _told(engine: Engine, sampling: int, text: Sequence[int], stopping: Stopping
 
 
 @pytest.mark.parametrize("spec", DRAFTERS)
-def test_an_answer_may_run_into_the_end_of_the_context(
-    engine: Engine, shared: DrafterResources, spec: str
-):
+def test_an_answer_may_run_into_the_end_of_the_context(engine: Engine, shared: Shared, spec: str):
     rng = np.random.default_rng(5)
     prompt = rng.integers(0, engine.vocab_size, engine.context_length - 20).tolist()
-    told = answer(engine, prompt, drafters=create(spec, shared), policy=Fixed(16))
+    told = answer(engine, prompt, drafters=shared.create(spec), policy=Fixed(16))
     assert told == answer(engine, prompt)
     assert len(told.tokens) == 20
     assert told.finish_reason is FinishReason.LENGTH
