@@ -116,6 +116,16 @@ def test_an_error_of_a_models_server_comes_through_as_it_is(router: RunningRoute
     assert answer.json()["error"]["param"] == "temperature"
 
 
+def test_a_stored_response_is_found_while_its_model_is_loaded(router: RunningRouter):
+    body = {"model": name(router, "one"), "input": "a", "max_output_tokens": 2}
+    made = router.post("/v1/responses", body).json()
+    assert router.get(f"/v1/responses/{made['id']}").json()["id"] == made["id"]
+    assert router.get("/v1/responses/resp_0").status_code == 404
+    deleted = HTTP.delete(f"{router.server.url}/v1/responses/{made['id']}")
+    assert deleted.json()["deleted"] is True
+    assert router.get(f"/v1/responses/{made['id']}").status_code == 404
+
+
 def test_mistakes_are_one_line_each(router: RunningRouter):
     unknown = router.complete("/etc/passwd")
     assert unknown.status_code == 404

@@ -99,6 +99,7 @@ class Router:
                 Route(prefix + "/models", self._list, methods=["GET"]),
                 Route(prefix + "/models/{name:path}", self._one, methods=["GET"]),
                 Route(prefix + "/health", self._health, methods=["GET"]),
+                Route(prefix + "/responses/{response_id}", self._stored, methods=["GET", "DELETE"]),
             ]
         return found
 
@@ -179,6 +180,17 @@ class Router:
             "status": {"value": state},  # as in llama.cpp's router
         }
 
+    async def _stored(self, request: Request) -> Response:
+        """A stored response, of whichever loaded model has it; an unloaded one has none."""
+        found: Response | None = None
+        for _, response in await self._ask_all(request.url.path, request.method):
+            if response is not None and (found is None or response.is_success):
+                kind = response.headers["content-type"]
+                found = Response(response.content, response.status_code, media_type=kind)
+        if found is None:
+            raise ApiError("no model is loaded, so no response is stored", status=404)
+        return found
+
     async def _health(self, _request: Request) -> Response:
         """200 if requests are accepted; the state of every model that is loaded."""
         states = dict(self._pool.states)
@@ -204,13 +216,17 @@ class Router:
             headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"},
         )
 
-    async def _ask_all(self, path: str) -> Iterable[tuple[str, httpx.Response | None]]:
+    async def _ask_all(
+        self, path: str, method: str = "GET"
+    ) -> Iterable[tuple[str, httpx.Response | None]]:
         """The reply of each loaded model's server; None: it did not reply."""
         children = self._pool.loaded
 
         async def ask(child: Child) -> httpx.Response | None:
             try:
-                return await self._client.get(child.url + path, headers=child.headers, timeout=5.0)
+                return await self._client.request(
+                    method, child.url + path, headers=child.headers, timeout=5.0
+                )
             except httpx.TransportError:
                 return None
 
