@@ -364,7 +364,7 @@ def test_the_keyboard_is_enough(page: "Page", slow: Running):
     page.keyboard.press("Escape")
     ended(page)
     assert page.evaluate("document.activeElement.id") == "message"
-    fields = ["plain", "temperature", "most", "drafter", "policy", "block", "key"]
+    fields = ["plain", "temperature", "most", "drafter", "policy", "block", "tools", "key"]
     for name in ["send", *fields]:
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.id") == name
