@@ -10,6 +10,7 @@ import math
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -222,3 +223,9 @@ def allow_open_files() -> None:
     wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
     if now != resource.RLIM_INFINITY and now < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def say_line(line: str) -> None:
+    """Write a line to standard error."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

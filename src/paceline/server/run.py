@@ -15,7 +15,7 @@ from paceline.models import cache_dir
 from paceline.runtime.model import Model
 from paceline.server import page
 from paceline.server.app import make_app
-from paceline.server.http_server import HttpServer, allow_open_files
+from paceline.server.http_server import HttpServer, allow_open_files, say_line
 from paceline.server.metrics import Metrics
 from paceline.server.prompt_store import PromptStore
 from paceline.server.scheduler import Scheduler
@@ -109,9 +109,3 @@ def _store(model: Model, settings: Settings) -> PromptStore | None:
 def _stop_at_end(server: Server) -> None:
     sys.stdin.buffer.read()
     server.stop()
-
-
-def say_line(line: str) -> None:
-    """Write a line to standard error."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()

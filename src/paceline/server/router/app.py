@@ -6,7 +6,6 @@ model is found by its name in the list of those that are here.
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
@@ -25,6 +24,7 @@ from paceline.models.fit import memory_needed
 from paceline.server.api.endpoint import LONG, Endpoint
 from paceline.server.api.errors import ApiError, unknown_model
 from paceline.server.api.http import Reply
+from paceline.server.api.schema import Body, parse
 from paceline.server.request import ServerRequest, TimedOut
 from paceline.server.router.child import Child
 from paceline.server.router.metrics import CONTENT_TYPE, labelled
@@ -106,8 +106,9 @@ class Router:
     async def forward(self, scope: Scope, path: str, body: bytes, reply: Reply) -> None:
         """Forward a body, and the reply of the model's server as it comes."""
         self._loop = asyncio.get_running_loop()
-        name = await asyncio.to_thread(_named, body) if len(body) > LONG else _named(body)
-        model = await self._model(name)
+        is_long = len(body) > LONG
+        read = await asyncio.to_thread(parse, _Named, body) if is_long else parse(_Named, body)
+        model = await self._model(read.model)
         given = Headers(scope=scope)
         headers = {name: given[name] for name in _REQUEST_HEADERS if name in given}
         headers["x-request-id"] = scope["state"]["request_id"]
@@ -247,18 +248,10 @@ class _Forward:
         await Endpoint(self._router, work)(scope, receive, send)
 
 
-def _named(body: bytes) -> str | None:
-    """The model that a body names. Raises ApiError if it is no JSON object."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ApiError("the body is not a JSON object")
-    name = value.get("model")
-    if not (name is None or isinstance(name, str)):
-        raise ApiError("model: expected a string", param="model")
-    return name
+class _Named(Body):
+    """What the router reads of a body."""
+
+    model: str | None = None
 
 
 def _ended(error: httpx.TransportError) -> ApiError:
