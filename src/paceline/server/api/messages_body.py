@@ -28,6 +28,7 @@ from paceline.server.api.schema import (
     Text,
     TextPart,
     Tool,
+    tag_by_type,
 )
 
 _BILLING = "x-anthropic-billing-header:"
@@ -85,13 +86,6 @@ _TAGS = {
 }
 
 
-def _tag(value: Any) -> str | None:
-    if not isinstance(value, dict):
-        return type(value).__name__ if isinstance(value, Body) else None
-    kind = value.get("type")
-    return _TAGS.get(kind) if isinstance(kind, str) else None
-
-
 Block = Annotated[
     Annotated[TextBlock, Tag("TextBlock")]
     | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
@@ -99,7 +93,7 @@ Block = Annotated[
     | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
     | Annotated[ToolResultBlock, Tag("ToolResultBlock")],
     Discriminator(
-        _tag,
+        tag_by_type(_TAGS),
         custom_error_type="invalid",
         custom_error_message="is not of type text, thinking, tool_use or tool_result; images, "
         "audio and documents are not supported",

@@ -21,6 +21,7 @@ from paceline.server.api.schema import (
     CalledFunction,
     Message,
     Text,
+    tag_by_type,
 )
 
 _PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
@@ -90,14 +91,6 @@ _TAGS = {
 }
 
 
-def _tag(value: Any) -> str | None:
-    """The name of an item's class."""
-    if not isinstance(value, dict):
-        return type(value).__name__ if isinstance(value, Body) else None
-    kind = value.get("type") or "message"
-    return _TAGS.get(kind) if isinstance(kind, str) else None
-
-
 Item = Annotated[
     Annotated[Message, Tag("Message")]
     | Annotated[FunctionCallItem, Tag("FunctionCallItem")]
@@ -105,7 +98,7 @@ Item = Annotated[
     | Annotated[ReasoningItem, Tag("ReasoningItem")]
     | Annotated[ItemReference, Tag("ItemReference")],
     Discriminator(
-        _tag,
+        tag_by_type(_TAGS, missing="message"),
         custom_error_type="invalid",
         custom_error_message=f"is not an item of a supported type: {', '.join(_TAGS)}",
     ),

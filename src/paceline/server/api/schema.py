@@ -6,7 +6,7 @@ absent, and the error for a wrong value names its field.
 `paceline.runtime.options` checks the ranges of sampling options.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -40,6 +40,22 @@ class Body(BaseModel):
         if isinstance(data, Mapping):
             return {name: value for name, value in data.items() if value is not None}
         return data
+
+
+def tag_by_type(tags: Mapping[str, str], missing: str = "") -> Callable[[Any], str | None]:
+    """For a Discriminator: an object's field `type` -> the tag of its class.
+
+    `missing` is the type of an object without one. Objects that were parsed already have the name
+    of their class.
+    """
+
+    def tag(value: Any) -> str | None:
+        if not isinstance(value, dict):
+            return type(value).__name__ if isinstance(value, Body) else None
+        kind = value.get("type") or missing
+        return tags.get(kind) if isinstance(kind, str) else None
+
+    return tag
 
 
 def invalid(message: str) -> PydanticCustomError:
