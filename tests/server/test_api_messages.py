@@ -8,12 +8,20 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
-from support.scripted import always, called, engine_of, fails_in_its_stream, when
+from support.scripted import (
+    CALL,
+    DONE,
+    SAID,
+    THOUGHT,
+    always,
+    calling_ls,
+    engine_of,
+    fails_in_its_stream,
+    prompt_of,
+)
 from support.server import Running, running
 
 PATH = "/v1/messages"
-THOUGHT, SAID, DONE = "I should look.", "Let me see.", "There are 4 files."
-CALL = called("ls", {"path": "."})
 TOOL = {
     "name": "ls",
     "description": "Lists files",
@@ -26,13 +34,8 @@ BODY: dict[str, Any] = {"max_tokens": 200, "messages": [ASKED], "tools": [TOOL]}
 
 @pytest.fixture
 def server(scripted_server: Running) -> Iterator[Running]:
-    """A model that calls a tool, and answers from its result."""
-    engine_of(scripted_server).rules = [
-        when("4 files here", DONE),
-        always(f"<think>\n{THOUGHT}\n</think>\n\n{SAID}\n{CALL}"),
-    ]
-    yield scripted_server
-    scripted_server.rest()
+    with calling_ls(scripted_server) as made:
+        yield made
 
 
 def asked(server: Running, body: dict[str, Any], **more: Any) -> Any:
@@ -50,11 +53,6 @@ def fault(response: Any, status: int, kind: str) -> str:
     assert set(found["error"]) == {"type", "message"}
     assert found["error"]["type"] == kind
     return str(found["error"]["message"])
-
-
-def prompt_of(server: Running) -> str:
-    """The last prompt; decoding leaves the marks of turns and thoughts out."""
-    return engine_of(server).prompts[-1]
 
 
 def streamed(server: Running, body: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

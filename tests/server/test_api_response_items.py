@@ -10,12 +10,20 @@ from pydantic import TypeAdapter
 from paceline.server.api import response_store
 from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.schema import Message
-from support.scripted import always, called, engine_of, fails_in_its_stream, when
+from support.scripted import (
+    CALL,
+    DONE,
+    SAID,
+    THOUGHT,
+    always,
+    calling_ls,
+    engine_of,
+    fails_in_its_stream,
+    prompt_of,
+)
 from support.server import Running
 
 PATH = "/v1/responses"
-THOUGHT, SAID, DONE = "I should look.", "Let me see.", "There are 4 files."
-CALL = called("ls", {"path": "."})
 TOOL = {
     "type": "function",
     "name": "ls",
@@ -28,13 +36,8 @@ KNOWN: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 @pytest.fixture
 def server(scripted_server: Running) -> Iterator[Running]:
-    """A model that calls a tool, and answers from its result."""
-    engine_of(scripted_server).rules = [
-        when("4 files here", DONE),
-        always(f"<think>\n{THOUGHT}\n</think>\n\n{SAID}\n{CALL}"),
-    ]
-    yield scripted_server
-    scripted_server.rest()
+    with calling_ls(scripted_server) as made:
+        yield made
 
 
 def asked(server: Running, body: dict[str, Any], **more: Any) -> Any:
@@ -43,11 +46,6 @@ def asked(server: Running, body: dict[str, Any], **more: Any) -> Any:
     found = response.json()
     Response.model_validate(found, strict=True)
     return found
-
-
-def prompt_of(server: Running) -> str:
-    """The last prompt; decoding leaves the marks of turns and thoughts out."""
-    return engine_of(server).prompts[-1]
 
 
 def without_ids(items: list[Any]) -> list[Any]:

@@ -6,7 +6,8 @@ is everything around the model: templates, grammars, parsers, and the forms of t
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,26 @@ def always(answer: str) -> Rule:
 def when(words: str, answer: str) -> Rule:
     """The rule of an answer to prompts with `words`."""
     return lambda prompt: answer if words in prompt else None
+
+
+THOUGHT, SAID, DONE = "I should look.", "Let me see.", "There are 4 files."
+CALL = called("ls", {"path": "."})
+
+
+@contextmanager
+def calling_ls(server: Running) -> Iterator[Running]:
+    """A model that thinks, says something and calls `ls`, and answers from its result."""
+    engine_of(server).rules = [
+        when("4 files here", DONE),
+        always(f"<think>\n{THOUGHT}\n</think>\n\n{SAID}\n{CALL}"),
+    ]
+    yield server
+    server.rest()
+
+
+def prompt_of(server: Running) -> str:
+    """The last prompt; decoding leaves the marks of turns and thoughts out."""
+    return engine_of(server).prompts[-1]
 
 
 def engine_of(server: Running) -> ScriptedEngine:
