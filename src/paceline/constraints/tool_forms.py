@@ -52,7 +52,7 @@ class ToolForm:
     optional: tuple[str, ...] = ()
     """Parts at the beginning of `after` that a model may leave out."""
     bare: bool = False
-    """Whether a call stands at the beginning of an answer, and needs no mark."""
+    """Whether a call is at the beginning of an answer, and needs no mark."""
     single: bool = False
     """Whether the templates allow one call in an answer."""
     channels: bool = False

@@ -255,7 +255,7 @@ def _repeats(stream: Stream) -> bool:
 
 
 def _newest(answers: Sequence[list[int]], tokens: int) -> list[list[int]]:
-    """The newest answers with at most so many tokens, oldest first."""
+    """The newest answers with at most `tokens` tokens together, oldest first."""
     found: list[list[int]] = []
     for answer in reversed(answers):
         tokens -= len(answer)
