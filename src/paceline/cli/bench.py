@@ -102,6 +102,8 @@ def run(
             help="only N prompts: the same number of each kind, spread evenly over the file",
         ),
     ] = None,
+    temperature: Annotated[float, Option(parser=numbers.TEMPERATURE, help="0 is greedy")] = 0.0,
+    seed: Seed = 0,
     measurement: Measurement,
     model: ModelOptions,
     output: Output,
@@ -112,6 +114,8 @@ def run(
     report = bench_run(
         lambda rows: load_model(model, output, drafters=drafter, rows=rows),
         limit=limit,
+        temperature=temperature,
+        seed=seed,
         drafters=drafter or ["auto"],
         policy=policy,
         **asdict(measurement),

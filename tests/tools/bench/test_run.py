@@ -3,6 +3,7 @@
 import json
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,24 @@ def test_a_run_reports_every_contender_on_every_prompt(model: Model, suite_file:
     assert len(by_prompt[2]) == 4
     for _, head, rows in report.tables:
         assert all(len(row) == len(head) for row in rows)
+
+
+def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(
+    model: Model, suite_file: Path
+):
+    def answers_of_plain(**sampling: Any) -> list[list[int]]:
+        report = bench(model, suite_file, **sampling)
+        assert report.passed, "a drafter changed a token"
+        settings = report.value["settings"]
+        assert {name: settings.get(name) for name in sampling} == sampling
+        rows = [row for row in report.value["rows"] if row["contender"] == PLAIN]
+        return [row["facts"]["token_ids"] for row in rows]
+
+    greedy, sampled, other = (
+        answers_of_plain(**sampling)
+        for sampling in ({}, {"temperature": 1.5, "seed": 7}, {"temperature": 1.5, "seed": 8})
+    )
+    assert greedy != sampled != other
 
 
 def test_a_run_with_other_tokens_does_not_pass(model: Model, suite_file: Path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.models import Progress
 from paceline.runtime.model import Model
-from paceline.runtime.options import check
+from paceline.runtime.options import Options, check
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW, Variant, about, drafter_name
 from paceline.tools.bench.journal import journal_path, open_journal
@@ -31,19 +31,23 @@ def bench_run(
     rounds: int,
     max_tokens: int,
     limit: int | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
     output: Path | None = None,
     progress: Progress,
 ) -> Report:
-    """Plain decoding, single-row plain decoding and the drafters on a suite, interleaved, greedy.
+    """Plain decoding, single-row plain decoding and the drafters on a suite, interleaved.
 
-    `load` opens the model with at least the given number of rows per call. Rows are journaled
-    beside `output` until it is written. Raises InvalidRequest if an option or the suite is invalid,
-    or no prompt fits the context.
+    All answers are greedy, or sampled with the same seed. `load` opens the model with at least the
+    given number of rows per call. Rows are journaled beside `output` until it is written. Raises
+    InvalidRequest if an option or the suite is invalid, or no prompt fits the context.
     """
     prompts = load_suite(suite).only(kinds, per_kind, limit)
     check_names(prompts.prompts)
+    sampling: Options = {"temperature": temperature, "seed": seed} if temperature else {}
+    options: Options = {"max_tokens": max_tokens, **sampling}
     for name in drafters:
-        check({"drafter": name, "policy": policy})
+        check({**options, "drafter": name, "policy": policy})
     model = load(2)
     model.measure_profile()
     variants = [
@@ -62,6 +66,7 @@ def bench_run(
             "prompts": len(prompts.prompts),
             "kinds": [*kinds],
             **({} if limit is None else {"limit": limit}),
+            **sampling,
         },
         suite_sha256=prompts.sha256,
         **about(model),
@@ -71,7 +76,7 @@ def bench_run(
         rows, skipped = measure_turns(
             prompts.prompts,
             variants,
-            max_tokens=max_tokens,
+            options=options,
             rounds=rounds,
             journal=journal,
             progress=progress,

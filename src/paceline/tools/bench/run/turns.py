@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
+from paceline.runtime.options import Options
 from paceline.tools.bench.ab_test import Case, Variant, measure, warm_up
 from paceline.tools.bench.journal import Journal
 from paceline.tools.bench.record import Row
@@ -54,18 +55,19 @@ def measure_turns(
     prompts: Sequence[SuitePrompt],
     variants: Sequence[Variant],
     *,
-    max_tokens: int,
+    options: Options,
     rounds: int,
     journal: Journal,
     progress: Progress,
 ) -> Measured:
     """Answer each turn with all variants, the first of which is plain decoding.
 
-    Raises InvalidRequest if no prompt fits the context.
+    `options` are those of all variants, with a `max_tokens`. Raises InvalidRequest if no prompt
+    fits the context.
     """
     room = min(max_context(each.model) for each in variants)
     plain = variants[0]
-    first_turns = [_first_turn(prompt, max_tokens) for prompt in prompts]
+    first_turns = [_first_turn(prompt, options) for prompt in prompts]
     fitting = next((case for case in first_turns if _size(case, plain) <= room), None)
     if fitting is None:
         raise InvalidRequest(
@@ -92,12 +94,12 @@ def measure_turns(
     return found
 
 
-def _first_turn(prompt: SuitePrompt, max_tokens: int) -> Case:
+def _first_turn(prompt: SuitePrompt, options: Options) -> Case:
     return Case(
         prompt.id,
         prompt.kind,
         prompt.messages,
-        {"max_tokens": max_tokens},
+        options,
         facts={"category": prompt.category, "turn": 1} if prompt.category else {},
         keep_prompt=not prompt.category,
     )
