@@ -22,10 +22,6 @@ MACHINE = {"device", "threads", "lanes", "taps", "most_rows"}
 OF_GGUF_FILES = {"calls-0.6b", "calls-1.7b", "verify-0.6b"}
 """With a GGUF file as it is."""
 
-WAITING = dict.fromkeys(("calls-0.6b", "calls-1.7b"), "weights is 'as in the GGUF file, 1'")
-"""Records to be made again -> what is otherwise today: calls have at most 64 rows now, and products
-of more than 4,096 inputs are sums. Their prompts and the 1.7B's calls are of another engine."""
-
 WITHOUT_ENGINE = {"zaya-lesson"}
 """Counts of multiplications and bytes: no engine's time and no engine's rows are in them."""
 
@@ -64,11 +60,7 @@ def test_a_recorded_result_is_of_todays_engine(
 ):
     recorded = json.loads(path.read_text()).get("engine")
     faults = outdated(recorded, described(tiny_files) if path.stem in OF_GGUF_FILES else today)
-    if path.stem in WAITING:
-        assert [each.startswith(WAITING[path.stem]) for each in faults] == [True], (
-            "no longer waiting"
-        )
-    elif path.stem not in WITHOUT_ENGINE:
+    if path.stem not in WITHOUT_ENGINE:
         assert faults == [], f"{path.name} is of another engine: make it again, or remove it"
 
 
