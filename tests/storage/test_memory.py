@@ -14,7 +14,7 @@ UNLIMITED = "9223372036854771712"
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(memory, "_machine_bytes", lambda: MACHINE)
+    monkeypatch.setattr(memory, "physical_memory", lambda: MACHINE)
     monkeypatch.setattr(memory, "_PROC", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_MOUNT", tmp_path / "mount")
     return tmp_path

@@ -18,6 +18,7 @@ from typer.main import get_command
 
 from paceline import __version__
 from paceline.errors import PacelineError
+from paceline.system import BROKEN_PIPE_EXIT
 
 COMMANDS = (
     *("pull", "models", "convert", "coreml", "generate", "chat", "classify", "serve", "bench"),
@@ -54,7 +55,7 @@ class Commands(TyperGroup):
             return 128 + signal.SIGINT
         except BrokenPipeError:  # the reader of our output has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 128 + signal.SIGPIPE
+            return BROKEN_PIPE_EXIT
         return code
 
 

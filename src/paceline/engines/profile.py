@@ -342,7 +342,9 @@ def stored_profiles(fingerprint: str, folder: Path) -> list[tuple[dict[str, str]
     for path in sorted(folder.glob("*.json")):
         profile = _stored(path)
         if profile is not None:
-            depends: dict[str, str] = json.loads(path.read_text()).get("depends_on", {})
+            depends: dict[str, str] = json.loads(path.read_text(encoding="utf-8")).get(
+                "depends_on", {}
+            )
             if (depends.get("model"), depends.get("form")) == (fingerprint, str(_FORM)):
                 found.append((depends, profile))
     return found
@@ -351,7 +353,7 @@ def stored_profiles(fingerprint: str, folder: Path) -> list[tuple[dict[str, str]
 def _stored(path: Path) -> CostProfile | None:
     """A stored profile; None if it is missing or damaged."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         seconds = {int(rows): float(cost) for rows, cost in found["seconds"].items()}
         profile = CostProfile(
             seconds,
@@ -389,7 +391,7 @@ def _write(
     beside = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(content, indent=1))
+        beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
         beside.replace(path)
         if measured:
             path.with_suffix(_MARK).unlink(missing_ok=True)

@@ -6,7 +6,6 @@ leave no partial model.
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import ModelError
+from paceline.system import lock_folder
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 PARTIAL = ".partial-"
@@ -114,37 +114,23 @@ def _locked_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yield a new folder, locked so that no other process takes it for abandoned."""
     while True:
         work = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{name}-{os.getpid()}-", dir=parent))
-        handle = _lock(work, wait=True)
-        if handle is None or work.exists():
+        release = lock_folder(work, wait=True)
+        if release is None or work.exists():
             break
-        os.close(handle)  # another process removed it before it was locked
+        release()  # another process removed it before it was locked
     try:
         yield work
     finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _lock(folder: Path, *, wait: bool) -> int | None:
-    """Handle that holds the folder's lock; None where it is locked or cannot be."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:  # held by another process, or a file system without locks
-        os.close(handle)
-        return None
-    return handle
+        if release is not None:
+            release()
 
 
 def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{PARTIAL}*"):
-        handle = _lock(folder, wait=False)
-        if handle is not None:
+        release = lock_folder(folder, wait=False) if folder.is_dir() else None
+        if release is not None:
             shutil.rmtree(folder, ignore_errors=True)
-            os.close(handle)
+            release()
 
 
 def _remove_whole(folder: Path) -> None:

@@ -83,7 +83,7 @@ class ChatTemplate:
             raise InvalidRequest(f"the messages cannot be written as JSON: {error}") from error
         template = f"the chat template of {self._model}"
         try:
-            answer = PROCESS.render(request.encode("utf-8", "surrogatepass"))
+            answer = PROCESS.render(request.encode("utf-8", "surrogatepass"), SECONDS)
         except TimeLimit:
             raise ModelError(f"{template} took longer than {SECONDS:g} s") from None
         if "error" not in answer:

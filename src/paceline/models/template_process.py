@@ -6,15 +6,16 @@ Invariant: a request gets its own answer. After an interruption the process is r
 import atexit
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
+from paceline.system import ALARM_EXIT, HAS_ALARM
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 
@@ -40,8 +41,8 @@ class TemplateProcess:
         with self._lock:
             self._running()
 
-    def render(self, request: bytes) -> dict[str, Any]:
-        """Send a request, one line of JSON; returns the answer.
+    def render(self, request: bytes, seconds: float) -> dict[str, Any]:
+        """Send a request, one line of JSON that has its time limit too; returns the answer.
 
         Raises:
             TimeLimit: it took too long.
@@ -50,7 +51,8 @@ class TemplateProcess:
         with self._lock:
             child = self._running()
             try:
-                line = _exchange(child, request)
+                with _ended_after(child, seconds) as late:
+                    line = _exchange(child, request)
                 if line:
                     answer: dict[str, Any] = json.loads(line)
                     return answer
@@ -59,7 +61,7 @@ class TemplateProcess:
                 raise
             code = child.wait()
             self._end()
-        if code == -signal.SIGALRM:
+        if code == ALARM_EXIT or late.is_set():
             raise TimeLimit
         how = f"signal {-code}" if code < 0 else f"status {code}"
         raise ModelError(f"the process that renders chat templates ended with {how}")
@@ -99,6 +101,24 @@ class TemplateProcess:
             with suppress(OSError):  # unsent data
                 if pipe is not None:
                     pipe.close()
+
+
+@contextmanager
+def _ended_after(child: "subprocess.Popen[bytes]", seconds: float) -> Iterator[threading.Event]:
+    """Where a process cannot have itself ended at its deadline, end it; yields whether that was."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        child.kill()
+
+    timer = threading.Timer(seconds, end)
+    if not HAS_ALARM:
+        timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
 
 
 def _exchange(child: "subprocess.Popen[bytes]", request: bytes) -> bytes:

@@ -15,7 +15,6 @@ Kinds: `invalid` (no template), `refused` (by `raise_exception`), `missing` (in 
 
 import datetime
 import json
-import resource
 import signal
 import sys
 from contextlib import suppress
@@ -59,10 +58,13 @@ class _Generation(Extension):
 
 def main() -> None:
     """Answer requests until the input ends."""
-    with suppress(ValueError, OSError):  # macOS has no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    if sys.platform != "win32":
+        import resource
+
+        with suppress(ValueError, OSError):  # macOS has no such limit
+            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     for line in sys.stdin.buffer:
         answer = _answer(line)
         sys.stdout.buffer.write(answer + b"\n")
@@ -72,15 +74,20 @@ def main() -> None:
 def _answer(line: bytes) -> bytes:
     try:
         request = json.loads(line)
-        # The signal ends the process, even inside C code.
-        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+        _end_after(request["seconds"])
         try:
             found = _rendered(request)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _end_after(0)
         return json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except MemoryError:
         return json.dumps({"error": "large", "message": "it took too much memory"}).encode()
+
+
+def _end_after(seconds: float) -> None:
+    """Have a signal end this process, even inside C code; 0: not any more."""
+    if sys.platform != "win32":  # where the parent ends it
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _rendered(request: dict[str, Any]) -> dict[str, Any]:

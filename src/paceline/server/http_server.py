@@ -7,8 +7,6 @@ it; at shutdown the application drains before connections are closed.
 import asyncio
 import ipaddress
 import math
-import resource
-import signal
 import socket
 import sys
 import threading
@@ -23,15 +21,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.server.settings import Settings
+from paceline.system import on_stop_signal
 
 _BACKLOG = 1024
 """Connections that wait to be accepted."""
 
 _FLUSH_SECONDS = 2
 """Time for clients to read the rest after all answers have ended."""
-
-_OPEN_FILES = 10_240
-"""Limit on file descriptors, one a connection: the most that macOS allows without a limit."""
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -108,8 +104,7 @@ class HttpServer:
         while not (server.started or serving.done()):
             await asyncio.sleep(0.005)
         if signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.add_signal_handler(number, self._request_stop)
+            on_stop_signal(self._loop, self._request_stop)
         ready()
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -215,14 +210,6 @@ def _bound(host: str, port: int) -> socket.socket:
         raise PacelineError(
             f"cannot listen at {host}, port {port}: {reason}; choose another with --port"
         ) from error
-
-
-def allow_open_files() -> None:
-    """Raise the limit on open files: some shells allow 256, and a connection takes one."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
-    if now != resource.RLIM_INFINITY and now < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def say_line(line: str) -> None:

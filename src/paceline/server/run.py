@@ -15,12 +15,13 @@ from paceline.models import cache_dir
 from paceline.runtime.model import Model
 from paceline.server import page
 from paceline.server.app import make_app
-from paceline.server.http_server import HttpServer, allow_open_files, say_line
+from paceline.server.http_server import HttpServer, say_line
 from paceline.server.metrics import Metrics
 from paceline.server.prompt_store import PromptStore
 from paceline.server.scheduler import Scheduler
 from paceline.server.service import Service
 from paceline.server.settings import Settings
+from paceline.system import allow_open_files
 
 DEFAULT_PORT = 8000
 

@@ -4,9 +4,10 @@ A container's limit is a file of its control group. The limits of the groups aro
 the least counts. Layouts: the kernel's admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+from paceline.system import physical_memory
 
 _PROC, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}
@@ -15,11 +16,7 @@ _LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}
 
 def memory_bytes() -> int:
     """Memory that this process may use, in bytes: the machine's, or its container's limit."""
-    return min([_machine_bytes(), *_limits()])
-
-
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical_memory(), *_limits()])
 
 
 def _limits() -> Iterator[int]:

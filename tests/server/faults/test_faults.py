@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.server.http_server import allow_open_files
 from paceline.server.settings import Settings
+from paceline.system import allow_open_files
 from support.others import ASKED, CHAT, LONG, TEXT, Others, fault
 from support.server import Running
 from support.waiting import PATIENCE, until

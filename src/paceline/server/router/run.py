@@ -6,11 +6,12 @@ from typing import Any
 from paceline.models import Listed, list_models
 from paceline.server import page
 from paceline.server.app import application
-from paceline.server.http_server import HttpServer, allow_open_files, say_line
+from paceline.server.http_server import HttpServer, say_line
 from paceline.server.router.app import Router
 from paceline.server.router.child import Child
 from paceline.server.router.pool import Limits, Pool
 from paceline.server.settings import Settings
+from paceline.system import allow_open_files
 
 
 class RouterServer:

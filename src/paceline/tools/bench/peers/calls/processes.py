@@ -4,7 +4,6 @@ Invariant: however a `with` block ends, its process has ended too.
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.errors import ModelError
+from paceline.system import drop_pages
 
 _WORKER = "paceline.tools.bench.peers.calls.worker"
 _SAMPLE_SECONDS = 0.02
@@ -128,17 +128,14 @@ def anonymous_bytes(process: int) -> int:
     folder = Path("/proc", str(process))
     total = 0
     with suppress(OSError, ValueError, IndexError):
-        status = (folder / "status").read_text()
+        status = (folder / "status").read_text(encoding="utf-8")
         total = int(status.split("RssAnon:", 1)[1].split(maxsplit=1)[0]) * 1024
-        children = (folder / "task" / str(process) / "children").read_text()
+        children = (folder / "task" / str(process) / "children").read_text(encoding="utf-8")
         total += sum(anonymous_bytes(int(child)) for child in children.split())
     return total
 
 
 def drop_page_cache(path: Path) -> None:
     """Have the next reader of a file read it from the disk, where the system allows it."""
-    if hasattr(os, "posix_fadvise"):
-        with path.open("rb") as file:
-            with suppress(OSError):
-                os.fsync(file.fileno())  # pages that are not written cannot be dropped
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with path.open("rb") as file:
+        drop_pages(file)

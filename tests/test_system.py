@@ -1,0 +1,94 @@
+"""No module needs what only some operating systems have."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.models import template_process
+from paceline.models.template_process import TemplateProcess, TimeLimit
+
+SOURCE = Path(paceline.__file__).parent
+APART = {"system.py", "models/template_worker.py"}
+POSIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+
+WITHOUT_POSIX = f"""
+import importlib, os, pkgutil, signal, sys
+for name in {sorted(POSIX_ONLY)}:
+    sys.modules[name] = None
+for name in [*vars(signal)]:
+    if name in ("SIGALRM", "SIGPIPE", "SIGKILL", "SIGHUP", "setitimer", "pthread_sigmask"):
+        delattr(signal, name)
+for name in ("fork", "sysconf", "posix_fadvise", "geteuid"):
+    delattr(os, name)
+import paceline
+skipped = []
+for found in pkgutil.walk_packages(paceline.__path__, "paceline."):
+    if found.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(found.name)
+    except ModuleNotFoundError as error:
+        if error.name in {sorted(POSIX_ONLY)}:
+            raise
+        skipped.append(error.name)  # an extra that is not installed
+    print(found.name)
+"""
+
+
+def modules() -> list[Path]:
+    found = sorted(SOURCE.rglob("*.py"))
+    assert len(found) > 300, f"only {len(found)} modules in {SOURCE}"
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return names
+
+
+def test_modules_of_one_kind_of_system_are_imported_in_one_place():
+    users = {
+        path.relative_to(SOURCE).as_posix() for path in modules() if imported(path) & POSIX_ONLY
+    }
+    assert users == APART
+
+
+def test_text_files_have_an_encoding_of_their_own():
+    """Else it is the system's, which is not UTF-8 everywhere."""
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if node.func.attr in {"read_text", "write_text"}:
+                at = f"{path.relative_to(SOURCE)}:{node.lineno}"
+                assert any(word.arg == "encoding" for word in node.keywords), f"{at}: which one?"
+
+
+def test_every_module_can_be_imported_where_posix_is_not():
+    child = subprocess.run(
+        [sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert "paceline.server.http_server" in child.stdout.splitlines()
+
+
+def test_a_process_without_an_alarm_is_ended_by_its_parent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(template_process, "HAS_ALARM", False)
+    endless = b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    request = b'{"source": "%s", "seconds": 3600, "characters": 9, "names": {}}'
+    process = TemplateProcess()
+    try:
+        with pytest.raises(TimeLimit):
+            process.render(request % endless, 0.5)
+        assert process.render(request % b"again", 60) == {"text": "again"}
+    finally:
+        process.close()
