@@ -1,5 +1,6 @@
 """API keys: where they come from, and which are refused."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,24 @@ def test_an_empty_api_key_from_any_source_is_refused(
     else:
         given += [source, empty]
     monkeypatch.setattr(
-        "paceline.cli.serve.load_model", lambda *_: pytest.fail("a model was loaded")
+        "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
     )
     assert main(given) == 2
     assert source in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_served_is_refused_before_a_model_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(
+        "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
+    )
+    assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
+    assert "set an API key" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 2
+    assert "choose another with --port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("also", [["--anyone"], ["--api-key", "good"]])

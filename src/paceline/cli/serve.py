@@ -149,9 +149,11 @@ def serve(
         options = _child_options(settings, model, generation_config, keep=keep)
         serve_all(model.model, options, host, port, settings=settings, limits=limits)
         return 0
+    from paceline.server.http_server import check_address
     from paceline.server.run import CONTEXTS
     from paceline.server.run import serve as run
 
+    check_address(host, port, settings)
     answering = load_model(
         model,
         output,

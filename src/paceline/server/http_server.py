@@ -50,12 +50,8 @@ class HttpServer:
             InvalidRequest: other machines can reach it, and it requires no API key.
             PacelineError: it cannot listen at the address.
         """
-        local = _is_local(host)
-        if not (local or settings.api_keys or settings.anyone):
-            raise InvalidRequest(
-                f"other machines can reach a server at {host}: set an API key, or allow --anyone"
-            )
-        if local and settings.hosts is None:
+        _check_access(host, settings)
+        if _is_local(host) and settings.hosts is None:
             settings = replace(settings, hosts=(*_LOCAL_NAMES, host))
         self.settings = settings
         self._socket = _bound(host, port)
@@ -210,6 +206,20 @@ def _bound(host: str, port: int) -> socket.socket:
         raise PacelineError(
             f"cannot listen at {host}, port {port}: {reason}; choose another with --port"
         ) from error
+
+
+def check_address(host: str, port: int, settings: Settings) -> None:
+    """Raise what `HttpServer` would, before a model is fetched or loaded for it."""
+    _check_access(host, settings)
+    _bound(host, port).close()
+
+
+def _check_access(host: str, settings: Settings) -> None:
+    """Raise InvalidRequest if other machines can reach `host` and no API key is required."""
+    if not (_is_local(host) or settings.api_keys or settings.anyone):
+        raise InvalidRequest(
+            f"other machines can reach a server at {host}: set an API key, or allow --anyone"
+        )
 
 
 def say_line(line: str) -> None:

@@ -4,6 +4,7 @@ Invariant: every accepted request gets its answer or an error. At shutdown the s
 nothing new, lets requests run for the grace period, and ends the rest with an error.
 """
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -108,5 +109,7 @@ def _store(model: Model, settings: Settings) -> PromptStore | None:
 
 
 def _stop_at_end(server: Server) -> None:
-    sys.stdin.buffer.read()
+    # Not through `sys.stdin`: its lock, held at the end of the process, would abort it.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     server.stop()

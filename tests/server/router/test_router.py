@@ -197,6 +197,7 @@ def test_the_command_serves_what_is_here_and_its_models_end_with_it(
         assert HTTP.post(f"{url}/v1/completions", json=body).status_code == 200
     assert "loading " in command.said
     assert "Traceback" not in command.said
+    assert "Fatal" not in command.said, "the model's process did not end by itself"
     end = time.monotonic() + PATIENCE
     while any(b"--until-input-ends" in line for line in _command_lines(listed[0])):
         assert time.monotonic() < end, "a model's process is left"
