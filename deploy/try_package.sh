@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the wheel and the source distribution of this checkout, checks them, and has each answer in
-# an environment of its own: `sh deploy/try_package.sh [PYTHON]`. They are then in dist/.
+# Builds source distribution and wheel of this checkout into dist/, checks them, and has the wheel
+# answer in an environment of its own: `sh deploy/try_package.sh [PYTHON]`.
 set -eu
 cd "$(dirname "$0")/.."
 python=$(command -v "${1:-python3}")
