@@ -1,6 +1,5 @@
 import ast
 import re
-import shlex
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 import paceline
 from paceline.decoding.types import Drafter
 from paceline.runtime.options import Options
-from support.words import parse
 from test_arrows import ALLOWED
 
 ROOT = Path(__file__).parents[1]
@@ -18,28 +16,16 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-COMMAND = re.compile(r"^(?:.*&& )?(?:\.venv/bin/)?(paceline .*)$")
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def commands() -> list[str]:
-    lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
-    return [found[1] for line in lines if (found := COMMAND.match(line))]
-
-
 def test_ci_runs_the_test_command_of_the_readme():
     tests = [line for line in blocks(ROOT / "README.md", "sh") if "pytest" in line]
     assert len(tests) == 1
     assert tests[0] in (ROOT / ".ci/run").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("command", commands())
-def test_a_command_in_the_docs_is_one_that_exists(command: str):
-    words = shlex.split(command, comments=True)
-    parse(words[1:])
 
 
 def test_the_drafter_of_the_guide_is_a_drafter():

@@ -1,0 +1,123 @@
+"""Run the commands of docs/recordings.md, and write the page with what they print.
+
+`python docs/record.py`, with paceline and the default model installed. Read the answers before
+you commit the page.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from html import escape
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+import paceline
+
+PAGE = Path(__file__).parent / "recordings.md"
+WIDTH = 100  # columns
+SUITE = Path(__file__).parents[1] / "benchmarks/suite.jsonl"
+PROMPT = "extraction-1"  # of the suite
+QUESTIONS = "What is the capital of France?\nAnd of Italy?\nWhat is the largest planet?\n"
+RECORDINGS = (
+    (
+        "An answer",
+        "The answer goes to standard output, the line of statistics to standard error.",
+        'paceline generate "What is photosynthesis, in two sentences?" --temperature 0 --no-keep',
+    ),
+    (
+        "Tinted: prose",
+        "Accepted draft tokens are green and underlined; the others are the model's own.",
+        'paceline generate "Why do cats purr, in two sentences?" --temperature 0 --tint --no-keep',
+    ),
+    (
+        "Tinted: an extraction",
+        "The answer repeats its prompt, so much of it is drafted. The model is very small: it "
+        "gives the first order again, not the other three. `orders.txt`:",
+        "paceline generate --file orders.txt --temperature 0 --tint --no-keep --trace trace.jsonl",
+    ),
+    (
+        "The trace of the extraction",
+        "A line for each step: the draft, its source, and how much of it was accepted. "
+        "`--output trace.html` makes a page of it.",
+        "paceline bench trace trace.jsonl",
+    ),
+    (
+        "A chat, from a script",
+        "A message a line; each is answered with the earlier ones in the context. `questions.txt`:",
+        "paceline chat --temperature 0 --max-tokens 40 --no-keep < questions.txt",
+    ),
+    (
+        "A mistake",
+        "A wrong value is one line, and the exit code is 2.",
+        "paceline generate hi --model no-such-model --offline",
+    ),
+)
+
+
+def prompt() -> str:
+    """The prompt of the suite that is tinted."""
+    rows = map(json.loads, SUITE.read_text(encoding="utf-8").splitlines())
+    (found,) = [row["messages"][0]["content"] for row in rows if row["id"] == PROMPT]
+    return str(found)
+
+
+def run(command: str, folder: Path) -> str:
+    """Standard output and standard error of a command, with the terminal's colours.
+
+    Raises RuntimeError if it ends with another exit code than 0, or 2 where that is shown.
+    """
+    line = command.replace("paceline", f"{shlex.quote(sys.executable)} -m paceline", 1)
+    settings = {"FORCE_COLOR": "1", "COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
+    done = subprocess.run(
+        line,
+        shell=True,
+        cwd=folder,
+        env=os.environ | settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in {0, 2}:
+        raise RuntimeError(f"{command} ended with {done.returncode}: {done.stdout}")
+    return done.stdout
+
+
+def as_html(printed: str) -> str:
+    """What a terminal shows, as preformatted HTML."""
+    console = Console(record=True, width=WIDTH, file=StringIO())
+    console.print(Text.from_ansi(printed.rstrip()), soft_wrap=True)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def page() -> str:
+    """The text of the page. Raises RuntimeError where a command fails."""
+    files = {"orders.txt": prompt(), "questions.txt": QUESTIONS}
+    parts = [
+        "# Recordings of the terminal",
+        "What the commands print, word for word, recorded by `docs/record.py` with paceline "
+        f"{paceline.__version__} and the default model (SmolLM2 135M) on "
+        f"{datetime.now(UTC):%Y-%m-%d}. Times are of one run on a machine that had other work; "
+        "measurements are in [benchmarks](../benchmarks/README.md).",
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, content in files.items():
+            (folder / file).write_text(content, encoding="utf-8")
+        for title, text, command in RECORDINGS:
+            parts += [f"## {title}", text]
+            inputs = [content for file, content in files.items() if file in command]
+            parts += [f"<pre>{escape(each)}</pre>" for each in inputs]
+            parts += [f"```sh\n{command}\n```", as_html(run(command, folder))]
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

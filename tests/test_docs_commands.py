@@ -1,0 +1,120 @@
+"""Every command in the docs exists, with the options that are shown; other programs are listed."""
+
+import re
+import shlex
+import subprocess
+import sys
+from itertools import dropwhile
+from pathlib import Path
+
+import pytest
+from typer._click import ClickException
+
+from support.words import parse
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "recipes").rglob("*.md")),
+]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SHELL = {"sh", "bash", "console"}
+# Programs that are not paceline, and why this test does not run them.
+OTHERS = {
+    "claude": "another program; benchmarks/clients has what was tried with it",
+    "docker": "needs a daemon",
+    "jq": "another program",
+    "pip": "installs packages",
+    "python": "a script of ours: its options are read",
+    "python3": "CI runs both lines of the README",
+    "vllm": "another program",
+}
+
+
+def commands() -> list[tuple[str, str]]:
+    """The page and the words of every command line, continued lines joined."""
+    found = []
+    for page in PAGES:
+        for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+            if language in SHELL:
+                lines = code.replace("\\\n", " ").splitlines()
+                found += [(page.name, line) for line in lines if line.strip()]
+    return found
+
+
+def words_of(line: str) -> list[str]:
+    """The words of the last command of a line, without settings, redirections and comments."""
+    words = shlex.split(line.rpartition("&&")[2], comments=True)
+    words = list(dropwhile(re.compile(r"[A-Z_]+=").match, words))
+    return words[: words.index("<")] if "<" in words else words
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
+def test_a_line_of_the_docs_is_a_command_that_exists(page: str, line: str):
+    words = words_of(line)
+    if words[0].removeprefix(".venv/bin/") == "paceline":
+        parse(words[1:])
+    else:
+        assert words[0].removeprefix(".venv/bin/") in {*OTHERS, "pytest"}, (
+            f"{page}: unknown program in {line}"
+        )
+
+
+def test_every_reason_is_needed():
+    used = {words_of(line)[0] for _, line in commands()}
+    lines = " ".join(line for _, line in commands())
+    assert {program for program in OTHERS if program not in used and program not in lines} == set()
+
+
+SCRIPTS = [words_of(line) for _, line in commands() if words_of(line)[0] == "python"]
+
+
+@pytest.mark.parametrize("words", [each for each in SCRIPTS if each[1] != "-m"], ids=" ".join)
+def test_a_script_of_the_docs_has_the_options_that_are_shown(words: list[str]):
+    done = subprocess.run(
+        [sys.executable, words[1], "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [word for word in words if word.startswith("--") and word not in done.stdout] == []
+
+
+def tables() -> list[tuple[str, str]]:
+    """Commands of ours in the tables of the pages for users of other programs."""
+    pages = sorted((ROOT / "docs").glob("from-*.md"))
+    rows = [(page.name, row) for page in pages for row in page.read_text("utf-8").splitlines()]
+    ours = [(page, row.split("|")[2]) for page, row in rows if row.startswith("| ")]
+    return [(page, found) for page, cell in ours for found in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.mark.parametrize(("page", "text"), sorted(set(tables())))
+def test_what_a_table_says_is_ours_exists(page: str, text: str):
+    words = shlex.split(text)
+    if words[0] == "paceline":
+        parse(words[1:])
+    elif text.startswith("--"):
+        accepted = [each for each in PLACES if takes(each, words)]
+        assert accepted, f"{page}: no command takes {text}"
+
+
+PLACES = (["generate", "hi"], ["serve"], ["serve", "--all"])
+
+
+def takes(command: list[str], words: list[str]) -> bool:
+    """Whether the command accepts these words, or the option with a value of its kind."""
+    for more in ([], ["4"]):
+        try:
+            parse([*command, *words, *more])
+        except (ClickException, SystemExit):
+            continue
+        return True
+    return False
+
+
+def test_the_recordings_are_of_the_commands_that_the_script_records():
+    made = (ROOT / "docs/record.py").read_text(encoding="utf-8")
+    page = (ROOT / "docs/recordings.md").read_text(encoding="utf-8")
+    shown = [code.strip() for language, code in BLOCK.findall(page) if language == "sh"]
+    assert shown
+    assert [command for command in shown if command not in made] == []
+    assert page.count("<pre>") >= len(shown)
