@@ -1,4 +1,7 @@
-"""Every command in the docs exists, with the options that are shown; other programs are listed."""
+"""Every command in the docs exists, with the options that are shown; other programs are listed.
+
+Python runs with the default model, but where NEEDS has a reason.
+"""
 
 import re
 import shlex
@@ -10,6 +13,8 @@ from pathlib import Path
 import pytest
 from typer._click import ClickException
 
+import paceline
+from paceline import Model
 from support.words import parse
 
 ROOT = Path(__file__).parents[1]
@@ -109,6 +114,41 @@ def takes(command: list[str], words: list[str]) -> bool:
             continue
         return True
     return False
+
+
+# Pages whose Python this test does not run, and why.
+NEEDS = {
+    "core-ml.md": "a converted classifier",
+    "mlx.md": "MLX",
+    "server.md": "a server; tests/server runs the same client",
+}
+
+
+PYTHON = [
+    (page.name, "\n".join(code))
+    for page in PAGES
+    if (code := [text for kind, text in BLOCK.findall(page.read_text("utf-8")) if kind == "python"])
+]
+
+
+def test_every_page_whose_python_is_not_run_has_python():
+    assert NEEDS.keys() <= {name for name, _ in PYTHON}
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize(("name", "code"), [each for each in PYTHON if each[0] not in NEEDS])
+def test_python_in_the_docs_runs(
+    name: str,
+    code: str,
+    real_model: Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paceline, "load", lambda _: real_model)
+    exec(compile(code, name, "exec"), {})
+    assert capsys.readouterr().out.strip(), f"{name} printed nothing"
 
 
 def test_the_recordings_are_of_the_commands_that_the_script_records():
