@@ -7,6 +7,7 @@ from typer import Option
 from paceline.cli import declare
 from paceline.cli.console import check_writable, load_model, print_report, progress_of
 from paceline.cli.options import MaxTokens, ModelOptions, Output, ResultFile, Suite, command, group
+from paceline.errors import InvalidRequest
 
 app = group()
 
@@ -22,14 +23,50 @@ def verify(
     ],
     suite: Suite = None,
     max_tokens: MaxTokens = 64,
+    url: Annotated[
+        str | None,
+        Option(
+            metavar="BASE",
+            help="check a server instead: do its texts change in company, or with speculation?",
+        ),
+    ] = None,
+    served_model: Annotated[
+        str | None, Option(metavar="NAME", help="with --url: its model; default: its first")
+    ] = None,
+    api_key: Annotated[str | None, Option(help="with --url: API key")] = None,
+    plain: Annotated[
+        str | None,
+        Option(metavar="JSON", help="with --url: fields of a request without speculation"),
+    ] = None,
+    speculation: Annotated[
+        str | None, Option(metavar="JSON", help="with --url: fields of a request with speculation")
+    ] = None,
+    clients: Annotated[int, declare.count(help="with --url: requests at once")] = 8,
+    rounds: Annotated[int, declare.count(help="with --url: repetitions")] = 2,
     result: ResultFile = None,
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Check row invariance and token parity on this machine."""
+    """Check row invariance and token parity on this machine, or a server's texts."""
+    check_writable(result)
+    if url is not None:
+        if drafter or whole:
+            raise InvalidRequest("--drafter and --whole are of a model here; leave out --url")
+        from paceline.tools.bench.peers.server import Access
+        from paceline.tools.bench.verify.server import verify_server
+
+        found = verify_server(
+            url=url,
+            access=Access(served_model, api_key, plain, speculation),
+            suite=suite,
+            max_tokens=max_tokens,
+            clients=clients,
+            rounds=rounds,
+            progress=progress_of(output),
+        )
+        return print_report(found, output, result)
     from paceline.tools.bench.verify.command import verify as run
 
-    check_writable(result)
     report = run(
         lambda: load_model(model, output, drafters=drafter),
         suite=suite,

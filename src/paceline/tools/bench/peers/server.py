@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
-from paceline.tools.bench.peers.base import Answer, Peer, Question
+from paceline.tools.bench.peers.base import Answer, Question
 from paceline.tools.bench.serve.load import Endpoint, closed_loop, model_of
 from paceline.tools.suite import SuitePrompt
 
@@ -48,7 +48,7 @@ class Access:
             )
 
 
-def open_server(url: str, access: Access) -> Peer:
+def open_server(url: str, access: Access) -> "Server":
     """Connect to the server at a base URL.
 
     Raises:
@@ -83,9 +83,13 @@ class Server:
         self._fields = {mode: json.dumps(each) for mode, each in fields.items()}
         self.settings: Mapping[str, Any] = {"model": self._model, "fields": fields}
 
+    def endpoint(self, mode: str, max_tokens: int) -> Endpoint:
+        """Where and how requests in one of `modes` are sent."""
+        return Endpoint(self._url, self._model, max_tokens, self._key, self._fields[mode])
+
     def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
-        endpoint = Endpoint(self._url, self._model, max_tokens, self._key, self._fields[mode])
+        endpoint = self.endpoint(mode, max_tokens)
         prompt = SuitePrompt(question.id, question.kind, question.messages)
         found = closed_loop(endpoint, [prompt], clients=1, requests=1).samples[0]
         if found.error is not None:

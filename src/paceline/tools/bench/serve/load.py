@@ -109,6 +109,14 @@ def model_of(url: str, key: str | None = None) -> str:
         answer = httpx.get(f"{url}/models", headers=_headers(key), timeout=30.0)
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        raise InvalidRequest(
+            f"{url} requires another API key (status {status}); give it with --api-key"
+            if status in (401, 403)
+            else f"{url}/models has status {status}; expected a base URL as in "
+            "http://127.0.0.1:8000/v1"
+        ) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InvalidRequest(f"{url}/models cannot be read: {error}") from error
     except (ValueError, LookupError, TypeError) as error:

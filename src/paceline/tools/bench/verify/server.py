@@ -1,0 +1,187 @@
+"""`verify --url`: whether an OpenAI-compatible server gives the same text to the same request.
+
+Greedy requests are answered one at a time, then again in other company: alone once more, among
+requests of other clients, and with speculation where fields of a request select it. A text that
+differs from the first is reported with the place where it does. Only texts are compared: tokens
+that read the same are the same.
+"""
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.errors import InvalidRequest
+from paceline.models import Progress
+from paceline.storage.report import Report, Table
+from paceline.tools.bench.peers.server import Access, open_server
+from paceline.tools.bench.serve.load import Endpoint, Sample, closed_loop
+from paceline.tools.suite import SuitePrompt, load_suite
+
+_SHOWN = 10
+"""Changed texts and failed requests that are printed; the JSON has all of them."""
+
+_EXCERPT = 24
+"""Characters shown from the first difference on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A text that is not the first one of its prompt."""
+
+    prompt: str
+    condition: str
+    at: int
+    """Characters that are the same."""
+    first: str
+    """The first text from there on, cut."""
+    other: str
+    """This text from there on, cut."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prompt} ({self.condition}): character {self.at}: {self.first!r}, {self.other!r}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over the prompts."""
+
+    condition: str
+    clients: int
+    mode: str
+    turn: int
+    """Number of prompts that the order is rotated by: another company in each round."""
+
+
+def verify_server(
+    *,
+    url: str,
+    access: Access,
+    suite: Path | None,
+    max_tokens: int,
+    clients: int,
+    rounds: int,
+    progress: Progress,
+) -> Report:
+    """Compare a server's texts; the report passes if none changed and no request failed.
+
+    Raises InvalidRequest if there is no OpenAI-compatible server at the URL, it requires another
+    key, or does not answer the first request.
+    """
+    prompts = load_suite(suite)
+    access.check()
+    server = open_server(url, access)
+    endpoints = {mode: server.endpoint(mode, max_tokens) for mode in server.modes}
+    first, *others = _passes(server.modes, clients, rounds)
+    with progress.task(first.condition, len(prompts.prompts), unit="requests") as reach:
+        expected = _texts(endpoints[first.mode], prompts.prompts, reach)
+    conditions: dict[str, dict[str, int]] = {}
+    changed: list[Changed] = []
+    failed = [f"{one.prompt} (first): {one.error}" for one in expected.values() if one.error]
+    for each in others:
+        order = [*prompts.prompts[each.turn :], *prompts.prompts[: each.turn]]
+        endpoint = endpoints[each.mode]
+        with progress.task(each.condition, len(order), unit="requests") as reach:
+            run = closed_loop(
+                endpoint,
+                order,
+                clients=each.clients,
+                requests=len(order),
+                watch=_counting(reach),
+            )
+        found = [one for one in run.samples if not expected[one.prompt].error]
+        failures = [one for one in found if one.error]
+        differing = [*_differing(each.condition, found, expected)]
+        counted = conditions.setdefault(each.condition, {"texts": 0, "changed": 0, "failed": 0})
+        counted["texts"] += len(found) - len(failures)
+        counted["changed"] += len(differing)
+        counted["failed"] += len(failures)
+        failed += [f"{one.prompt} ({each.condition}): {one.error}" for one in failures]
+        changed += differing
+    exact = not (changed or failed)
+    value = {
+        "paceline": paceline.__version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "server": server.name,
+        **server.settings,
+        "suite_sha256": prompts.sha256,
+        "prompts": len(prompts.prompts),
+        "max_tokens": max_tokens,
+        "clients": clients,
+        "rounds": rounds,
+        "conditions": conditions,
+        "changed": [asdict(each) for each in changed],
+        "failed": failed,
+        "exact": exact,
+    }
+    return Report(value, exact, _text(value, changed), [_table(server.name, conditions)])
+
+
+def _passes(modes: Sequence[str], clients: int, rounds: int) -> Iterator[Pass]:
+    """The pass that the others are compared with, and those."""
+    yield Pass(f"{modes[0]}, alone", 1, modes[0], 0)
+    for number in range(rounds):
+        for mode in modes:
+            yield Pass(f"{mode}, alone", 1, mode, number)
+            yield Pass(f"{mode}, {clients} at once", clients, mode, number)
+
+
+def _counting(reach: Callable[[int], None]) -> Callable[[Sample], None]:
+    done = count(1)
+    return lambda _: reach(next(done))
+
+
+def _texts(
+    endpoint: Endpoint, prompts: Sequence[SuitePrompt], reach: Callable[[int], None]
+) -> Mapping[str, Sample]:
+    """Prompt -> its first answer. Raises InvalidRequest if the first of all fails."""
+    found: dict[str, Sample] = {}
+    for number, prompt in enumerate(prompts, start=1):
+        (sample,) = closed_loop(endpoint, [prompt], clients=1, requests=1).samples
+        if sample.error and not found:
+            raise InvalidRequest(
+                f"{endpoint.url} does not answer for the model {endpoint.model}: {sample.error}"
+            )
+        found[prompt.id] = sample
+        reach(number)
+    return found
+
+
+def _differing(
+    condition: str, samples: Sequence[Sample], expected: Mapping[str, Sample]
+) -> Iterator[Changed]:
+    for one in samples:
+        first = expected[one.prompt].text
+        if one.error or one.text == first:
+            continue
+        pairs = zip(first, one.text, strict=False)
+        same = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+        at = min(len(first), len(one.text)) if same is None else same
+        end = at + _EXCERPT
+        yield Changed(one.prompt, condition, at, first[at:end], one.text[at:end])
+
+
+def _table(name: str, conditions: Mapping[str, Mapping[str, int]]) -> Table:
+    rows = [[each, *map(str, found.values())] for each, found in conditions.items()]
+    return (f"texts of {name}", ("requests", "texts", "changed", "failed"), rows)
+
+
+def _text(value: Mapping[str, Any], changed: Sequence[Changed]) -> str:
+    texts = sum(each["texts"] for each in value["conditions"].values())
+    lines = [*map(str, changed[:_SHOWN]), *value["failed"][:_SHOWN]]
+    more = len(changed) + len(value["failed"]) - len(lines)
+    if more:
+        lines.append(f"and {more} more")
+    verdict = "gave" if value["exact"] else "did NOT give"
+    return "\n".join(
+        [
+            *lines,
+            f"{value['server']} {verdict} the same text every time: {len(changed)} of {texts} "
+            f"texts changed, {len(value['failed'])} requests failed",
+        ]
+    )

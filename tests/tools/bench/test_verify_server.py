@@ -1,0 +1,231 @@
+"""`verify --url`: servers whose texts change are found out, and ours is not one."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.runtime.model import Model
+from support.command import free_port
+from support.server import running
+from support.waiting import until
+
+Answer = Callable[["FakeServer", dict[str, Any]], str]
+TEXT = "the same text as ever"
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Answers chat completions with `answer`; knows how many requests there are, and were."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answer = answer
+        self.lock = threading.Lock()
+        self.open = self.asked = 0
+        self.key: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def do_GET(self) -> None:
+        if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
+            self.send(401, b"{}")
+        else:
+            self.send(200, b'{"data": [{"id": "fake"}]}')
+
+    def do_POST(self) -> None:
+        server = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with server.lock:
+            server.open += 1
+            server.asked += 1
+        try:
+            text = server.answer(server, body)
+        finally:
+            with server.lock:
+                server.open -= 1
+        if not text:
+            self.send(404, b"no such model")
+            return
+        events = ({"choices": [{"delta": {"content": text}}]}, {"usage": {"completion_tokens": 4}})
+        lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        self.send(200, f"{lines}data: [DONE]\n\n".encode())
+
+    def send(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[FakeServer]:
+    with FakeServer(answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"id": "p{n}", "prompt": "say {n}"}}\n' for n in range(6)))
+    return path
+
+
+class Found:
+    """What the command printed, and its exit code."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], prompts: Path) -> None:
+        self._capsys, self._prompts = capsys, prompts
+
+    def __call__(self, url: str, *options: str) -> tuple[int, dict[str, Any]]:
+        words = ["verify", "--url", url, "--suite", str(self._prompts), "--json", "--quiet"]
+        code = main([*words, "--clients", "3", "--max-tokens", "8", *options])
+        return code, json.loads(self._capsys.readouterr().out)
+
+
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str], prompts: Path) -> Found:
+    return Found(capsys, prompts)
+
+
+def test_a_server_that_always_says_the_same_passes(verify: Found):
+    with serving(lambda *_: TEXT) as server:
+        code, found = verify(server.url)
+    assert (code, found["exact"], found["changed"], found["failed"]) == (0, True, [], [])
+    assert found["conditions"] == {
+        name: {"texts": 12, "changed": 0, "failed": 0}
+        for name in ("as served, alone", "as served, 3 at once")
+    }
+    assert server.asked == 6 + 2 * 2 * 6
+
+
+def test_texts_that_change_in_a_crowd_are_found_and_placed(verify: Found):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        if server.asked <= 12:  # the first texts, and the next pass alone
+            return TEXT
+        until(lambda: server.open > 1 or server.asked > 16)
+        return TEXT if server.open == 1 else TEXT.replace("text", "test")
+
+    with serving(answer) as server:
+        code, found = verify(server.url, "--rounds", "1")
+    assert code == 1
+    assert found["conditions"]["as served, alone"]["changed"] == 0
+    assert found["conditions"]["as served, 3 at once"]["changed"] > 2
+    for each in found["changed"]:
+        assert each["condition"] == "as served, 3 at once"
+        assert (each["at"], each["first"], each["other"]) == (11, "xt as ever", "st as ever")
+
+
+def test_texts_that_speculation_changes_are_found(verify: Found):
+    def answer(_: FakeServer, body: dict[str, Any]) -> str:
+        return TEXT + " and ever" if body.get("draft") else TEXT
+
+    with serving(answer) as server:
+        code, found = verify(
+            server.url, "--plain", "{}", "--speculation", '{"draft": 4}', "--rounds", "1"
+        )
+    assert code == 1
+    changed = {name: each["changed"] for name, each in found["conditions"].items()}
+    assert changed == {
+        "plain, alone": 0,
+        "plain, 3 at once": 0,
+        "speculation, alone": 6,
+        "speculation, 3 at once": 6,
+    }
+    assert {each["at"] for each in found["changed"]} == {len(TEXT)}
+
+
+def test_one_text_in_many_is_found_and_its_prompt_named(
+    verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    def answer(server: FakeServer, body: dict[str, Any]) -> str:
+        last = server.asked > 18 and "say 4" in json.dumps(body)
+        return "another" if last else TEXT
+
+    with serving(answer) as server:
+        code, found = verify(server.url)
+    assert code == 1
+    assert {each["prompt"] for each in found["changed"]} == {"p4"}
+    assert {each["at"] for each in found["changed"]} == {0}
+    with serving(answer) as server:
+        assert main(["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]) == 1
+    printed = capsys.readouterr().out
+    assert "p4 (as served, alone): character 0" in printed
+    assert "did NOT give the same text every time" in printed
+
+
+def test_a_request_that_fails_is_no_changed_text(verify: Found):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        return "" if server.asked == 9 else TEXT
+
+    with serving(answer) as server:
+        code, found = verify(server.url)
+    assert (code, found["changed"], len(found["failed"])) == (1, [], 1)
+    assert found["failed"][0].startswith("p2 (as served, alone): ")
+    assert "status 404" in found["failed"][0]
+
+
+def test_our_server_keeps_every_text_under_load(tiny_model: Model, verify: Found):
+    with running(tiny_model) as server:
+        code, found = verify(f"{server.url}/v1", "--rounds", "1")
+    assert (code, found["changed"], found["failed"]) == (0, [], [])
+    assert [*found["conditions"]] == [
+        *("plain, alone", "plain, 3 at once", "speculation, alone", "speculation, 3 at once")
+    ]
+    assert {each["texts"] for each in found["conditions"].values()} == {6}
+
+
+def no_model(server: FakeServer) -> list[str]:
+    server.answer = lambda *_: ""
+    return ["--served-model", "other"]
+
+
+def a_key(server: FakeServer) -> list[str]:
+    server.key = "secret"
+    return []
+
+
+@pytest.mark.parametrize(
+    ("mistake", "reason"),
+    [
+        (no_model, "does not answer for the model other: "),
+        (a_key, "requires another API key (status 401); give it with --api-key"),
+        (lambda _: ["--plain", "{}"], "--plain and --speculation go together"),
+        (lambda _: ["--drafter", "suffix"], "leave out --url"),
+        (lambda _: ["--url", f"http://127.0.0.1:{free_port()}/v1"], "/v1/models cannot be read"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    mistake: Callable[[FakeServer], list[str]],
+    reason: str,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    with serving(lambda *_: TEXT) as server:
+        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
+        assert main([*words, *mistake(server)]) == 2
+    said = capsys.readouterr()
+    assert reason in said.err
+    assert (said.err.count("\n"), said.out) == (1, "")
