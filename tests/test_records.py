@@ -22,7 +22,7 @@ MACHINE = {"device", "threads", "lanes", "taps", "most_rows"}
 OF_GGUF_FILES = {"calls-0.6b", "calls-1.7b", "verify-0.6b"}
 """With a GGUF file as it is."""
 
-WITHOUT_ENGINE = {"verify-server", "zaya-lesson"}
+WITHOUT_ENGINE = {"verify-llama-cpp", "verify-server", "zaya-lesson"}
 """Texts of a server, which does not say what its engine is; counts of multiplications and bytes."""
 
 
