@@ -1,6 +1,7 @@
 """A head as one OpenVINO graph, for rows of the target's hidden states and for drafted ones.
 
-Rows of a call: first those with `tapped`, then those with `carried`. Either may be none. Keys and
+Rows of a call: first those with `tapped`, then those with `carried`. Either may be none. Rows after
+the row `last` are padding: attention is causal, so that they change nothing before them. Keys and
 values are in blocks of PagedAttention, so that a step costs nearly the same at any context.
 """
 
@@ -15,6 +16,7 @@ from paceline.drafters.networks.target import TargetWeights, read_matrix
 from paceline.storage.paged_attention import SEQUENCES, PagedSizes, paged_attention
 
 KEYS, VALUES, LONGEST = "key_cache.0", "value_cache.0", "max_context_len"
+LAST = "last"
 
 
 class HeadGraph(GraphNodes):
@@ -29,10 +31,10 @@ class HeadGraph(GraphNodes):
         """The graph; see `HeadWeights` for what it computes.
 
         Inputs: `tokens` [n] int64, the token after each row's position; `tapped` [k, taps * d];
-        `carried` [n - k, d]; `positions` [n] float32; keys, values and sequences as
-        PagedAttention has them.
+        `carried` [n - k, d]; `positions` [n] float32; `last` [1] int64, the
+        last row that is no padding; keys, values and sequences as PagedAttention has them.
 
-        Outputs, of the last row: those of `_greedy`, and `carried_out` [1, d] float32.
+        Outputs, of the row `last`: those of `_greedy`, and `carried_out` [1, d] float32.
         """
         import openvino as ov
 
@@ -41,6 +43,7 @@ class HeadGraph(GraphNodes):
         tapped = self._input("tapped", [-1, config.tapped_size])
         carried = self._input("carried", [-1, config.hidden_size])
         positions = self._input("positions", [-1])
+        last_row = self._input(LAST, [1], np.int64)
         if weights.fuse.ndim == 2:
             fused = self._linear(tapped, self._matrix(weights.fuse))
         else:
@@ -63,7 +66,7 @@ class HeadGraph(GraphNodes):
             stream = hidden
             attended, inputs = self._attention(both, positions)
         stream = ops.add(stream, self._linear(attended, self._matrix(weights.output)))
-        last = self._last(stream)
+        last = ops.gather(stream, last_row, self._ints(0))
         normed = self._norm(last, weights.post_norm)
         fed = self._swiglu(normed, self._matrix(weights.gate_up), self._matrix(weights.down))
         last = ops.add(last, fed)
@@ -72,7 +75,7 @@ class HeadGraph(GraphNodes):
             *self._greedy(self._logits(out, target, draft_vocab), draft_vocab),
             self._output("carried_out", last if weights.join is None else out),
         ]
-        return ov.Model(results, [tokens, tapped, carried, positions, *inputs], "mtp")
+        return ov.Model(results, [tokens, tapped, carried, positions, last_row, *inputs], "mtp")
 
     def _attention(self, rows: Any, positions: Any) -> tuple[Any, list[Any]]:
         """Attention of [n, width] -> [n, heads * head_dim], and its inputs of the graph."""
@@ -133,8 +136,3 @@ class HeadGraph(GraphNodes):
 
     def _flat(self, heads: Any, width: int) -> Any:
         return self._ops.reshape(heads, self._ints([-1, width]), False)
-
-    def _last(self, rows: Any) -> Any:
-        """The last row, [1, width]."""
-        start, stop = self._ints([-1]), self._ints([np.iinfo(np.int64).max])
-        return self._ops.slice(rows, start, stop, self._ints([1]), self._ints([0]))
