@@ -16,6 +16,7 @@ rm -rf dist
 
 "$python" -m venv "$work/wheel"
 "$work/wheel/bin/pip" install --quiet --no-compile --disable-pip-version-check dist/*.whl
+"$work/wheel/bin/pip" uninstall --quiet --yes pip  # as in environments of uvx
 cd "$work"  # where no source is
 PACELINE_CACHE="$work/cache" "$work/wheel/bin/paceline" generate "Why is the sky blue?" \
     --max-tokens 16 --no-keep --quiet --json >answer.json

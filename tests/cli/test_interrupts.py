@@ -92,7 +92,7 @@ def test_ctrl_c_while_a_model_is_fetched_leaves_no_file_and_no_process(
             stopped_line(said)
             question.settimeout(PATIENCE)
             while question.recv(65536):
-                pass  # what it had sent; then the end, as pip is gone
+                pass  # what it had sent; then the end, as the command is gone
             question.close()
     assert not [*models_dir(tmp_path / "cache").iterdir()]
 

