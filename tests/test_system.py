@@ -12,7 +12,7 @@ from paceline.models import template_process
 from paceline.models.template_process import TemplateProcess, TimeLimit
 
 SOURCE = Path(paceline.__file__).parent
-APART = {"system.py", "models/template_worker.py"}
+APART = {"storage/system.py", "models/template_worker.py"}
 POSIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 
 WITHOUT_POSIX = f"""

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.storage import memory
-from paceline.storage.memory import memory_bytes
+from paceline.storage import system
+from paceline.storage.system import memory_bytes
 
 MACHINE = 16_000_000_000
 UNLIMITED = "9223372036854771712"
@@ -14,9 +14,9 @@ UNLIMITED = "9223372036854771712"
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(memory, "physical_memory", lambda: MACHINE)
-    monkeypatch.setattr(memory, "_PROC", tmp_path / "cgroup")
-    monkeypatch.setattr(memory, "_MOUNT", tmp_path / "mount")
+    monkeypatch.setattr(system, "_machine_bytes", lambda: MACHINE)
+    monkeypatch.setattr(system, "_PROC", tmp_path / "cgroup")
+    monkeypatch.setattr(system, "_MOUNT", tmp_path / "mount")
     return tmp_path
 
 

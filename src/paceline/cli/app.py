@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from paceline import __version__
 from paceline.errors import PacelineError
-from paceline.system import BROKEN_PIPE_EXIT
+from paceline.storage.system import BROKEN_PIPE_EXIT
 
 COMMANDS = (
     *("pull", "models", "convert", "coreml", "generate", "chat", "classify", "serve", "bench"),

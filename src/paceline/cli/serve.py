@@ -140,7 +140,7 @@ def serve(
     if every:
         from paceline.server.router.pool import Limits
         from paceline.server.router.run import serve_all
-        from paceline.storage.memory import memory_bytes
+        from paceline.storage.system import memory_bytes
 
         obey_offline(model.offline)
         limits = Limits(

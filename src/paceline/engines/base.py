@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from paceline.decoding.types import Best, Block, Logits, Taps
 from paceline.errors import InvalidRequest
-from paceline.storage.memory import memory_bytes
+from paceline.storage.system import memory_bytes
 
 COMPUTE_UNITS = ("all", "cpu-only", "cpu-and-gpu", "cpu-and-ne")
 """Where Core ML may run a model; `ct.ComputeUnit` has the same names."""

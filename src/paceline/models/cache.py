@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.system import lock_folder
+from paceline.storage.system import lock_folder
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 PARTIAL = ".partial-"

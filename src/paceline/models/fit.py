@@ -3,7 +3,7 @@
 from paceline.errors import ModelError
 from paceline.models.cache import megabytes
 from paceline.models.progress import Progress
-from paceline.storage.memory import memory_bytes
+from paceline.storage.system import memory_bytes
 
 MEMORY_PER_BYTE = 3.2
 """Bytes of memory that a model takes at its peak, while it is loaded, per byte of its weights,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.system import ALARM_EXIT, HAS_ALARM
+from paceline.storage.system import ALARM_EXIT, HAS_ALARM
 
 _SCRIPT = Path(__file__).with_name("template_worker.py")
 

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.server.settings import Settings
-from paceline.system import on_stop_signal
+from paceline.storage.system import on_stop_signal
 
 _BACKLOG = 1024
 """Connections that wait to be accepted."""

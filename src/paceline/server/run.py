@@ -22,7 +22,7 @@ from paceline.server.prompt_store import PromptStore
 from paceline.server.scheduler import Scheduler
 from paceline.server.service import Service
 from paceline.server.settings import Settings
-from paceline.system import allow_open_files
+from paceline.storage.system import allow_open_files
 
 DEFAULT_PORT = 8000
 

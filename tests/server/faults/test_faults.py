@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from paceline.server.settings import Settings
-from paceline.system import allow_open_files
+from paceline.storage.system import allow_open_files
 from support.others import ASKED, CHAT, LONG, TEXT, Others, fault
 from support.server import Running
 from support.waiting import PATIENCE, until

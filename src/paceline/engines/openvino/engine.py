@@ -38,8 +38,8 @@ from paceline.engines.openvino.graph import STATE_TABLES, paged_model
 from paceline.engines.openvino.kv_copies import Caches, extend_kv, kv_of
 from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
 from paceline.errors import ModelError
-from paceline.storage.memory import memory_bytes
 from paceline.storage.openvino import reason_of
+from paceline.storage.system import memory_bytes
 
 _COPIES = 3
 _MOST_COPIED_SHARE = 0.1

@@ -11,7 +11,7 @@ from paceline.server.router.app import Router
 from paceline.server.router.child import Child
 from paceline.server.router.pool import Limits, Pool
 from paceline.server.settings import Settings
-from paceline.system import allow_open_files
+from paceline.storage.system import allow_open_files
 
 
 class RouterServer:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.errors import ModelError
-from paceline.system import drop_pages
+from paceline.storage.system import drop_pages
 
 _WORKER = "paceline.tools.bench.peers.calls.worker"
 _SAMPLE_SECONDS = 0.02

@@ -1,17 +1,23 @@
-"""What operating systems do not have in common: the only place for calls that some lack.
+"""The operating system: what it gives this process, and the only place for calls that some lack.
 
 `mypy --platform win32` finds such calls elsewhere. One script has its own, the renderer of chat
 templates (`models/template_worker.py`), which starts without importing paceline.
+
+A container's limit of memory is a file of its control group. The limits of the groups around it
+hold too, so the least counts. Layouts: the kernel's admin-guide/cgroup-v2.rst and
+cgroup-v1/memory.rst.
 """
 
-import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import asyncio
 
 BROKEN_PIPE_EXIT = 128 + 13
 """Exit code of a command whose output was closed: as if ended by SIGPIPE."""
@@ -25,6 +31,10 @@ HAS_ALARM = sys.platform != "win32"
 _OPEN_FILES = 10_240
 """File descriptors: the most that macOS allows without a limit."""
 
+_PROC, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}
+"""Controllers of a line of /proc/self/cgroup (none: version 2) -> file of the limit."""
+
 Release = Callable[[], None]
 """Gives a lock back."""
 
@@ -34,9 +44,8 @@ def lock_folder(folder: Path, *, wait: bool) -> Release | None:
 
     Returns None where it is locked by another process, or cannot be locked.
     """
-    if (
-        sys.platform == "win32"
-    ):  # which cannot lock a folder, nor rename one with an open file in it
+    # Windows locks no folders, and none can be renamed while a file in it is open.
+    if sys.platform == "win32":
         from filelock import FileLock, Timeout
 
         lock = FileLock(folder.with_name(f"{folder.name}.lock"))
@@ -71,7 +80,7 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (new, most))
 
 
-def on_stop_signal(loop: asyncio.AbstractEventLoop, handle: Callable[[], None]) -> None:
+def on_stop_signal(loop: "asyncio.AbstractEventLoop", handle: Callable[[], None]) -> None:
     """Call `handle` in a running loop at SIGTERM and SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         if sys.platform == "win32":  # its loops have no signal handlers
@@ -80,13 +89,45 @@ def on_stop_signal(loop: asyncio.AbstractEventLoop, handle: Callable[[], None]) 
             loop.add_signal_handler(number, handle)
 
 
-def physical_memory() -> int:
+def memory_bytes() -> int:
+    """Memory that this process may use, in bytes: the machine's, or its container's limit."""
+    return min([_machine_bytes(), *_limits()])
+
+
+def _machine_bytes() -> int:
     """Memory of the machine, in bytes."""
     if sys.platform == "win32":
         import psutil
 
         return int(psutil.virtual_memory().total)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _limits() -> Iterator[int]:
+    """Limits of this process's control groups, in bytes; those that cannot be read are left out."""
+    try:
+        lines = _PROC.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        number, controllers, group = [*line.split(":", 2), "", ""][:3]
+        for controller in controllers.split(",") if number.isdecimal() else ():
+            if controller in _LIMITS:
+                yield from _limits_of(_MOUNT / controller, group, _LIMITS[controller])
+
+
+def _limits_of(mount: Path, group: str, name: str) -> Iterator[int]:
+    """Limits of a group and those around it.
+
+    A container sees its own group at the top of the mount, whatever its name is outside; a group
+    that is not there is left out.
+    """
+    path = PurePosixPath(group.lstrip("/"))
+    for part in (path, *path.parents):
+        try:
+            yield int((mount / part / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # missing, or max
+            continue
 
 
 def drop_pages(file: BinaryIO) -> None:
