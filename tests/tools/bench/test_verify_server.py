@@ -18,6 +18,8 @@ from support.waiting import until
 
 Answer = Callable[["FakeServer", dict[str, Any]], str]
 TEXT = "the same text as ever"
+SILENCE = "-"
+"""Sent as an answer without a text."""
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -60,7 +62,11 @@ class _Handler(BaseHTTPRequestHandler):
         if not text:
             self.send(404, b"no such model")
             return
-        events = ({"choices": [{"delta": {"content": text}}]}, {"usage": {"completion_tokens": 4}})
+        content = "" if text == SILENCE else text
+        events = (
+            {"choices": [{"delta": {"content": content}}]},
+            {"usage": {"completion_tokens": 4}},
+        )
         lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
         self.send(200, f"{lines}data: [DONE]\n\n".encode())
 
@@ -185,6 +191,15 @@ def test_a_request_that_fails_is_no_changed_text(verify: Found):
     assert (code, found["changed"], len(found["failed"])) == (1, [], 1)
     assert found["failed"][0].startswith("p2 (as served, alone): ")
     assert "status 404" in found["failed"][0]
+
+
+def test_answers_without_a_text_prove_nothing(prompts: Path, capsys: pytest.CaptureFixture[str]):
+    with serving(lambda *_: TEXT) as server:
+        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
+        silent = '{"silent": true}'
+        server.answer = lambda _, body: SILENCE if body.get("silent") else TEXT
+        assert main([*words, "--plain", silent, "--speculation", "{}"]) == 2
+    assert "no text to compare" in capsys.readouterr().err
 
 
 def test_our_server_keeps_every_text_under_load(tiny_model: Model, verify: Found):

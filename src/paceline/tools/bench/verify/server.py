@@ -8,7 +8,7 @@ that read the same are the same.
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,8 @@ def _texts(
     found: dict[str, Sample] = {}
     for number, prompt in enumerate(prompts, start=1):
         (sample,) = closed_loop(endpoint, [prompt], clients=1, requests=1).samples
+        if not (sample.text or sample.error):
+            sample = replace(sample, error="the answer has no text to compare")
         if sample.error and not found:
             raise InvalidRequest(
                 f"{endpoint.url} does not answer for the model {endpoint.model}: {sample.error}"
