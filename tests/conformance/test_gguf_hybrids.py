@@ -22,8 +22,10 @@ from support.engine_rows import random_text, run
 from support.tiny_checkpoints import write_checkpoint, write_gguf_of
 
 FORMS = ("lfm2", "lfm2_moe", "qwen3_5_text")
-APART = {"f16": 3e-3, "int8": 0.08, "int4": 0.7}
-"""Weights -> root mean square difference of the logits, over that of the logits themselves."""
+APART = {"f16": 3e-3, "int8": 0.1, "int4": 0.7}
+"""Weights -> root mean square difference of the logits, over that of the logits themselves.
+
+On CPUs with VNNI activations are in 8 bits too: 0.086 for Qwen3.5 in int8, under 0.08 without."""
 
 
 def opened(path: Path, **settings: Any) -> Engine:

@@ -1,8 +1,9 @@
 """Recurrent states of hybrid models in the openvino engine. All comparisons are bitwise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from openvino import Model, PartialShape, Shape, Type, opset13
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import LEAST_STATES, KVSequence
 from paceline.engines.invariance import CONDITIONS, measure_invariance
+from paceline.engines.openvino.batch import CompiledGraph
 from paceline.engines.openvino.engine import OpenVinoEngine
 from paceline.engines.profile import measure_profile
 from paceline.engines.state_blocks import StatePool
@@ -24,7 +26,7 @@ FORMS = ("lfm2", "lfm2_moe", "qwen3_5_text")
 CONTEXT = 512
 PROMPT = 70
 WIDE = "[?,?,64]"
-EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32"}
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 ROWS = 8
 
 
@@ -233,9 +235,18 @@ def exported(tiny_int8: ModelFiles, tmp_path: Path) -> Path:
     return path
 
 
-def test_an_exported_hybrid_gives_the_logits_of_its_stateful_graph(exported: Path):
+def test_an_exported_hybrid_gives_the_logits_of_its_stateful_graph(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+):
     import openvino as ov
 
+    class ExactGraph(CompiledGraph):
+        """Without activations in 8 bits: a rounding that goes the other way is a large step."""
+
+        def __init__(self, model: Any, options: Mapping[str, str]) -> None:
+            super().__init__(model, {**options, **EXACT})
+
+    monkeypatch.setattr("paceline.engines.openvino.engine.CompiledGraph", ExactGraph)
     engine = opened(exported)
     assert "states" in engine.describe()
     text = random_text(engine, 40)
