@@ -1,6 +1,7 @@
 """Models, tokens and health."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -16,6 +17,27 @@ def test_the_model_is_listed_and_found(server: Running):
     assert server.get("/models").json() == server.get("/v1/models").json()
     assert listed.model_dump()["max_model_len"] == 512
     assert server.get("/v1/models/other/one").status_code == 404
+
+
+def test_the_list_of_models_is_a_page_of_anthropics_too(server: Running):
+    headers = {"anthropic-version": "2023-06-01"}
+    page = server.get("/v1/models?limit=1", headers=headers).json()
+    (listed,) = page["data"]
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "tiny", "tiny")
+    assert (listed["type"], listed["display_name"]) == ("model", "tiny")
+    at = datetime.strptime(listed["created_at"], "%Y-%m-%dT%H:%M:%S%z")
+    assert at.timestamp() == listed["created"]
+    assert server.get("/v1/models/tiny", headers=headers).json() == listed
+
+
+def test_an_unknown_model_is_an_error_in_the_form_of_its_client(server: Running):
+    openai = server.get("/v1/models/other")
+    anthropic = server.get("/v1/models/other", headers={"anthropic-version": "2023-06-01"})
+    assert (openai.status_code, anthropic.status_code) == (404, 404)
+    assert openai.json()["error"]["code"] == "model_not_found"
+    assert anthropic.json()["type"] == "error"
+    assert anthropic.json()["error"]["type"] == "not_found_error"
+    assert "other" in anthropic.json()["error"]["message"]
 
 
 def test_tokens_are_those_of_a_prompt(server: Running):

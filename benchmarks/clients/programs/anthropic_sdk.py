@@ -1,4 +1,4 @@
-"""The `anthropic` package: messages with a tool, streamed and whole, count_tokens, errors."""
+"""The `anthropic` package: messages with a tool, streamed and whole; tokens, models, errors."""
 
 import sys
 from pathlib import Path
@@ -48,6 +48,18 @@ for stream in (False, True):
     usage = second.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
     print(f"stream={stream}: {second.content[0].text}")
+
+(listed,) = client.models.list(limit=1)
+assert (listed.id, listed.type, listed.display_name) == ("scripted", "model", "scripted")
+assert client.models.retrieve("scripted") == listed
+assert listed.created_at.year > 2000
+
+try:
+    client.models.retrieve("none")
+except NotFoundError as error:
+    assert error.body["error"]["type"] == "not_found_error"
+else:
+    raise AssertionError("a model that is not here")
 
 for wrong, fields in ((NotFoundError, {"model": "none"}), (BadRequestError, {"max_tokens": -1})):
     try:

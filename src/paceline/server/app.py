@@ -113,6 +113,7 @@ def _error_handler(host: Host) -> HTTPExceptionHandler:
                 error.detail, status=error.status_code, code=code, headers=error.headers
             )
         found = observed(host, error, request.scope.get("state", {}).get("request_id", ""))
-        return JSONResponse(found.body_for(request.url.path), found.status, found.headers)
+        body = found.body_for(request.url.path, request.headers)
+        return JSONResponse(body, found.status, found.headers)
 
     return handle

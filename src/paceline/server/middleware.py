@@ -61,7 +61,7 @@ class HostMiddleware:
                 code="wrong_host",
             )
             self._on_error(error)
-            await Reply(send_with_id, scope["path"]).error(error)
+            await Reply(send_with_id, scope).error(error)
             return
         await self._app(scope, receive, send_with_id)
 
@@ -87,7 +87,7 @@ class ApiKeyMiddleware:
             if not self._is_valid(key.strip(" \t").encode("latin-1") for key in given):
                 error = _WRONG_KEY if any(given) else _NO_KEY
                 self._on_error(error)
-                await Reply(send, scope["path"]).error(error)
+                await Reply(send, scope).error(error)
                 return
         await self._app(scope, receive, send)
 

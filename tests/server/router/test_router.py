@@ -86,8 +86,11 @@ def name(router: RunningRouter, stem: str) -> str:
 
 
 def test_models_are_listed_and_loaded_by_name_or_by_default(router: RunningRouter):
-    listed = router.get("/v1/models").json()["data"]
-    assert [each["id"] for each in listed] == [name(router, s) for s in ("broken", "one", "two")]
+    page = router.get("/v1/models").json()
+    listed, names = page["data"], [name(router, stem) for stem in ("broken", "one", "two")]
+    assert [each["id"] for each in listed] == names
+    assert [each["type"] for each in listed] == ["model"] * 3
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (names[0], names[-1], False)
     assert {each["status"]["value"] for each in listed} <= {"loaded", "unloaded"}
     assert router.get(f"/v1/models/{name(router, 'two')}").json()["id"] == name(router, "two")
     first = router.complete(None)

@@ -174,7 +174,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         started = time.perf_counter()
-        reply = Reply(send, scope["path"])
+        reply = Reply(send, scope)
         request_id = scope.get("state", {}).get("request_id", "")
         try:
             body = await read_body(scope, receive, self._host.settings)

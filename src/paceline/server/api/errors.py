@@ -4,7 +4,7 @@ Invariants: a client's mistake is a 4xx whose message says what to change; a fau
 a 5xx, of which an unexpected error tells nothing but its type.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -51,9 +51,9 @@ class ApiError(Exception):
         """The body of the reply, in OpenAI's form."""
         return {"error": self.fields}
 
-    def body_for(self, path: str) -> dict[str, Any]:
-        """The body of the reply at `path`, in the form of its API."""
-        if not is_anthropic(path):
+    def body_for(self, path: str, headers: Container[str] = ()) -> dict[str, Any]:
+        """The body of the reply at `path` to a request with `headers`, in the form of its API."""
+        if not is_anthropic(path, headers):
             return self.body
         message, param = self.fields["message"], self.fields["param"]
         if param is not None and param not in message:
@@ -64,9 +64,13 @@ class ApiError(Exception):
         return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def is_anthropic(path: str) -> bool:
-    """Whether a path is one of Anthropic's API."""
-    return path.removeprefix("/v1").partition("/")[2].partition("/")[0] == "messages"
+def is_anthropic(path: str, headers: Container[str] = ()) -> bool:
+    """Whether a path is one of Anthropic's API, or lower-case `headers` are those of its clients.
+
+    The list of models has the same path in both APIs.
+    """
+    first = path.removeprefix("/v1").partition("/")[2].partition("/")[0]
+    return first == "messages" or "anthropic-version" in headers
 
 
 def prompt_too_long(count: int, limit: int, *, at_least: bool = False) -> ApiError:

@@ -102,9 +102,11 @@ def event(value: Any, name: str | None = None) -> bytes:
 class Reply:
     """The reply to one request."""
 
-    def __init__(self, send: Send, path: str) -> None:
-        """Start with nothing sent; the path decides the form of errors."""
-        self._send, self._path = send, path
+    def __init__(self, send: Send, scope: Scope) -> None:
+        """Start with nothing sent; the request decides the form of errors."""
+        self._send = send
+        self.scope = scope
+        """The request."""
         self.status: int | None = None
         """The status that was sent; None: none yet."""
 
@@ -119,7 +121,8 @@ class Reply:
 
     async def error(self, error: ApiError) -> None:
         """Send an error as a complete reply."""
-        await self.json(error.body_for(self._path), error.status, error.headers)
+        body = error.body_for(self.scope["path"], Headers(scope=self.scope))
+        await self.json(body, error.status, error.headers)
 
     async def open_stream(self) -> None:
         """Send the head of a stream, if it was not sent before."""

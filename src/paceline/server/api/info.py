@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.errors import ApiError, prompt_too_long
 from paceline.server.api.http import Reply
+from paceline.server.api.models import model_entry, model_list
 from paceline.server.api.schema import MAX_MESSAGES, Body, Message, parse
 from paceline.server.api.tool_calls import describe_tools, fit_calls, template_messages
 from paceline.server.service import Service
@@ -73,7 +74,7 @@ class InfoHandlers:
 
     async def models(self, _request: Request) -> Response:
         """The list of the one served model."""
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        return JSONResponse(model_list([self._model()]))
 
     async def model(self, request: Request) -> Response:
         """The model with a name. Raises ApiError if it is not served."""
@@ -122,14 +123,7 @@ class InfoHandlers:
 
     def _model(self) -> dict[str, Any]:
         service = self._service
-        return {
-            "id": service.name,
-            "object": "model",
-            "created": service.created,
-            "owned_by": "paceline",
-            "root": service.name,
-            "max_model_len": service.max_length,
-        }
+        return model_entry(service.name, service.created, max_model_len=service.max_length)
 
     def _tokens(self, text: bytes) -> dict[str, Any]:
         body = parse(TokenizeBody, text)

@@ -16,7 +16,6 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
 
 from paceline.errors import ModelError
 from paceline.models import Listed
@@ -24,6 +23,7 @@ from paceline.models.fit import memory_needed
 from paceline.server.api.endpoint import LONG, Endpoint
 from paceline.server.api.errors import ApiError, unknown_model
 from paceline.server.api.http import Reply
+from paceline.server.api.models import model_entry, model_list
 from paceline.server.api.schema import Body, parse
 from paceline.server.request import ServerRequest, TimedOut
 from paceline.server.router.child import Child
@@ -92,9 +92,9 @@ class Router:
     def routes(self) -> list[BaseRoute]:
         """All paths, with the prefix /v1 and without it."""
         found: list[BaseRoute] = [Route("/metrics", self._metrics, methods=["GET"])]
+        forward = Endpoint(self, self._forward)
         for prefix in ("/v1", ""):
-            for path in POSTS:
-                found.append(Route(prefix + path, _Forward(self, prefix + path), methods=["POST"]))
+            found += [Route(prefix + path, forward, methods=["POST"]) for path in POSTS]
             found += [
                 Route(prefix + "/models", self._list, methods=["GET"]),
                 Route(prefix + "/models/{name:path}", self._one, methods=["GET"]),
@@ -103,30 +103,31 @@ class Router:
             ]
         return found
 
-    async def forward(self, scope: Scope, path: str, body: bytes, reply: Reply) -> None:
+    async def _forward(self, body: bytes, reply: Reply) -> None:
         """Forward a body, and the reply of the model's server as it comes."""
         self._loop = asyncio.get_running_loop()
         is_long = len(body) > LONG
         read = await asyncio.to_thread(parse, _Named, body) if is_long else parse(_Named, body)
         model = await self._model(read.model)
-        given = Headers(scope=scope)
+        given = Headers(scope=reply.scope)
         headers = {name: given[name] for name in _REQUEST_HEADERS if name in given}
-        headers["x-request-id"] = scope["state"]["request_id"]
+        headers["x-request-id"] = reply.scope["state"]["request_id"]
         async with asyncio.timeout(self.settings.request_seconds) as limit:
             try:
                 async with self._pool.use(model.name, memory_needed(model.bytes)) as child:
                     limit.reschedule(None)  # the model's server has the same limit
-                    await self._exchange(child, path, body, headers, reply)
+                    await self._exchange(child, body, headers, reply)
             except TimeoutError:
                 raise TimedOut(f"no place for {model.name} was free in time") from None
             except ModelError as error:
                 raise ModelError(f"{model.name} cannot be loaded: {error}") from error
 
     async def _exchange(
-        self, child: Child, path: str, body: bytes, headers: dict[str, str], reply: Reply
+        self, child: Child, body: bytes, headers: dict[str, str], reply: Reply
     ) -> None:
+        url = child.url + reply.scope["path"]
         request = self._client.build_request(
-            "POST", child.url + path, content=body, headers={**headers, **child.headers}
+            "POST", url, content=body, headers={**headers, **child.headers}
         )
         try:
             response = await self._client.send(request, stream=True)
@@ -164,7 +165,7 @@ class Router:
     async def _list(self, _request: Request) -> Response:
         """The models that are here, and which of them are loaded."""
         await self._read_list()
-        return JSONResponse({"object": "list", "data": [*map(self._entry, self._models.values())]})
+        return JSONResponse(model_list([*map(self._entry, self._models.values())]))
 
     async def _one(self, request: Request) -> Response:
         """The model with a name. Raises ApiError if it is not here."""
@@ -172,14 +173,7 @@ class Router:
 
     def _entry(self, model: Listed) -> dict[str, Any]:
         state = self._pool.states.get(model.name, "unloaded")
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "paceline",
-            "root": model.name,
-            "status": {"value": state},  # as in llama.cpp's router
-        }
+        return model_entry(model.name, status={"value": state})  # as in llama.cpp's router
 
     async def _stored(self, request: Request) -> Response:
         """A stored response, of whichever loaded model has it; an unloaded one has none."""
@@ -233,19 +227,6 @@ class Router:
 
         replies = await asyncio.gather(*map(ask, children.values()))
         return zip(children, replies, strict=True)
-
-
-class _Forward:
-    """The endpoint that forwards the requests to one path."""
-
-    def __init__(self, router: Router, path: str) -> None:
-        self._router, self._path = router, path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def work(body: bytes, reply: Reply) -> None:
-            await self._router.forward(scope, self._path, body, reply)
-
-        await Endpoint(self._router, work)(scope, receive, send)
 
 
 class _Named(Body):
