@@ -157,6 +157,44 @@ def test_text_with_tools_is_text(form: ToolForm, server: Running):
     assert message.finish_reason == "stop"
 
 
+@every_form
+def test_a_call_whose_mark_is_typed_in_letters_is_text(form: ToolForm, server: Running):
+    """The model has a token for the mark: it quotes a call, and makes none."""
+    before = "</think>\n\n" if form.name == "qwen-xml" else ""
+    before = "<|channel|>final<|message|>" if form.channels else before
+    typed = written_calls(form, [CALL])
+    typed = f"Say: {form.mark if form.bare else ''}{typed} twice"
+    tokenizer = server.model.files.tokenizer()
+    letters = tokenizer.encode(typed)
+    assert tokenizer.token_id(form.mark) not in letters
+    script = tokenizer.encode(before, special=True) + letters
+    server.model.engine.script = script  # type: ignore[attr-defined]
+    choice = chat(server).choices[0]
+    assert choice.message.content == typed
+    assert choice.message.tool_calls is None
+    assert choice.finish_reason == "stop"
+    deltas = [chunk.choices[0].delta for chunk in chat(server, stream=True)]
+    assert "".join(delta.content or "" for delta in deltas) == typed
+    assert not any(delta.tool_calls for delta in deltas)
+    body = {"model": "calling", "messages": [USER], "max_tokens": 150, "temperature": 0}
+    tool = {"name": "make", "input_schema": TOOL["function"]["parameters"]}
+    (block,) = server.post("/v1/messages", {**body, "tools": [tool]}).json()["content"]
+    assert block["text"] == typed
+
+
+@pytest.mark.parametrize("form", [FORMS[7]], ids=["hermes"])
+@pytest.mark.parametrize("typed", [False, True], ids=["tokens", "letters"])
+def test_the_listed_tokens_of_a_mark_are_its_text(form: ToolForm, typed: bool, server: Running):
+    text = f"So:\n{written_calls(form, [CALL])}"
+    tokenizer = server.model.files.tokenizer()
+    server.model.engine.script = tokenizer.encode(text, special=not typed)  # type: ignore[attr-defined]
+    fields = {"logprobs": True, "extra_body": {"speculation": {"pieces": True}}}
+    found = chat(server, **fields).choices[0]
+    assert found.finish_reason == ("stop" if typed else "tool_calls")
+    assert "".join(each.token for each in found.logprobs.content) == text
+    assert "".join(each["text"] for each in found.model_extra["pieces"]) == text
+
+
 @pytest.mark.parametrize("form", [FORMS[1]], ids=["gemma"])
 def test_calls_of_an_unknown_form_are_text(form: ToolForm, server: Running):
     service = server.server.service

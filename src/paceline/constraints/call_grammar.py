@@ -77,9 +77,11 @@ class CallGrammar:
             after = f"(<[{tokens}]> TEXT)*" if tokens else _EMPTY
             made = self._free_bare(after) if form.bare else self._free_channels(after)
             return "\n".join([*lines, *made])
-        # Lazy: text ends as soon as the mark is complete, even inside a token.
-        heads = f"TEXT {mark} | head" if mark != literal(form.mark) else "head"
-        lines += [f"head[lazy]: TEXT {literal(form.mark)}", f"call: ({heads}) body"]
+        if mark == literal(form.mark):
+            # Lazy: text ends as soon as the mark is complete, even inside a token.
+            lines += [f"head[lazy]: TEXT {mark}", "call: head body"]
+        else:  # the same letters are text
+            lines += [f"call: TEXT {mark} body"]
         lines += ["start: (free | call)* TEXT" if several else "start: free* (call | TEXT)"]
         return "\n".join(lines)
 

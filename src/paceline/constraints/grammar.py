@@ -148,6 +148,11 @@ class Grammars:
             self._check_schemas(parameters)
             raise
 
+    def token_of(self, mark: str) -> int | None:
+        """Return the model's own token for a mark; None: the model writes it in letters."""
+        token = self._tokenizer.token_id(mark)
+        return token if token is not None and self._tokens.is_special_token(token) else None
+
     def _check_schemas(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
         """Raise InvalidRequest, which names the function, for a schema that is none."""
         for name, schema in parameters.items():
@@ -164,12 +169,10 @@ class Grammars:
 
     def _mark(self, text: str) -> str:
         """Return a mark in Lark: the model's token for it, if it has one."""
-        token = self._tokenizer.token_id(text)
-        if token in self._stops:
+        if self._tokenizer.token_id(text) in self._stops:
             return '""'  # it ends the answer
-        if token is None or not self._tokens.is_special_token(token):
-            return literal(text)
-        return f"<[{token}]>"
+        token = self.token_of(text)
+        return literal(text) if token is None else f"<[{token}]>"
 
     def _specials(self, form: ToolForm) -> str:
         """Return Lark ranges of the special tokens that free text may contain, such as <think>."""

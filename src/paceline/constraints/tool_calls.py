@@ -1,7 +1,8 @@
 """Splits an answer's text into content and tool calls, as it grows or whole.
 
 Independent of tokenizers and models. Invariants: no text is lost: what turns out not to be a call
-is content; and the calls do not depend on how the text was cut into pieces. A stream gives a call
+is content, without signs; and the calls do not depend on how the text was cut into pieces. With a
+form that is `signed`, a mark that was typed letter by letter is content. A stream gives a call
 as soon as its name is certain, so a call that the limit of tokens cuts has incomplete arguments;
 of a whole text such a call is content.
 """
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from paceline.constraints.call_text import CallText, NotACall, Reader, decoded
 from paceline.constraints.call_values import read_arguments, written_arguments
 from paceline.constraints.tool_forms import HERMES, MISTRAL, MISTRAL_ARGS, NAME, ToolForm
-from paceline.decoding.text import overlap
+from paceline.decoding.text import overlap, unsigned
 
 
 class ToolCall(NamedTuple):
@@ -160,8 +161,8 @@ class CallStream:
         text = self._space + text
         end = len(text.rstrip())
         self._space = text[end:]
-        if end:
-            self._parts.append(text[:end])
+        if text := unsigned(text[:end]):
+            self._parts.append(text)
 
     def _commit(self) -> None:
         self._parts += self._pending
@@ -188,10 +189,11 @@ class CallStream:
     def _call(self) -> Reader[None]:
         if (yield from self._source.next()) == "{":
             yield from self._object_call()
-        elif self._form.as_object and self._form is not MISTRAL:
+        elif self._form.as_object and self._form.name != MISTRAL.name:
             raise NotACall
         else:
-            yield from self._named_call(MISTRAL_ARGS if self._form is MISTRAL else self._form)
+            older = self._form.name == MISTRAL.name
+            yield from self._named_call(MISTRAL_ARGS if older else self._form)
 
     def _named_call(self, form: ToolForm) -> Reader[None]:
         """Read a call that has its function's name before its arguments."""

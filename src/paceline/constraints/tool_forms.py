@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from paceline.decoding.text import SIGN
+
 
 class Syntax(Enum):
     """How arguments are written."""
@@ -66,6 +68,10 @@ class ToolForm:
     def as_object(self) -> bool:
         """Whether a call is a JSON object."""
         return self.before.startswith("{")
+
+    def signed(self) -> "ToolForm":
+        """The form in texts with a sign before each mark: the same letters without it are text."""
+        return replace(self, mark=SIGN + self.mark)
 
 
 NAME = re.compile(r"[\w.:/\-]*")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from paceline.decoding.text import Decode, StopStrings, TextPiece, TextStream, overlap
+from paceline.decoding.text import SIGN, Decode, StopStrings, TextPiece, TextStream, overlap
 
 _RECIPIENT = re.compile(r"[\s<]")
 
@@ -38,7 +38,7 @@ class ReasoningMarks:
     channels: bool = False
     """Whether the answer is a sequence of messages with named channels (harmony)."""
     calls: bool = False
-    """Whether messages to a function keep their marks, brought into one order."""
+    """Whether messages to a function keep their marks, signed and brought into one order."""
 
 
 def answer_text(
@@ -246,7 +246,7 @@ class ReasoningText(TextStream):
         if not self._marks.calls:
             return head
         _, _, recipient = head.partition(" to=")
-        return f"<|channel|>commentary to={_RECIPIENT.split(recipient)[0]}<|message|>"
+        return f"{SIGN}<|channel|>commentary to={_RECIPIENT.split(recipient)[0]}<|message|>"
 
     def _begin_reasoning(self) -> None:
         self._state, self._label = _State.REASONING, self._marks.label

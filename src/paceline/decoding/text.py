@@ -12,6 +12,10 @@ Decode = Callable[[Sequence[int]], str]
 _BROKEN = "\ufffd"
 """The decoder's replacement for bytes that do not (yet) make a character."""
 
+SIGN = "\ud800"
+"""Before a mark that a token wrote, where the same letters in a text are no mark. No tokenizer
+decodes to an unpaired surrogate, so no text has it."""
+
 _WINDOW = 16
 """Tokens after which the window of tokens decoded together moves; bounds the work per token."""
 
@@ -127,6 +131,11 @@ def showing(decode: Decode, shown: Mapping[int, str]) -> Decode:
         return "".join([*parts, decode(ids[start:])]) if start < len(ids) else "".join(parts)
 
     return decoded
+
+
+def unsigned(text: str) -> str:
+    """Return a text without `SIGN`."""
+    return text.replace(SIGN, "")
 
 
 def overlap(text: str, mark: str) -> int:

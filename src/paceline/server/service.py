@@ -17,6 +17,7 @@ from paceline.constraints.call_grammar import literal
 from paceline.constraints.grammar import Grammars
 from paceline.constraints.tool_forms import ToolForm, tool_form
 from paceline.decoding.reasoning import ReasoningMarks
+from paceline.decoding.text import SIGN
 from paceline.decoding.types import Constraint
 from paceline.drafters import DrafterSpec
 from paceline.errors import ModelError
@@ -314,6 +315,10 @@ class Service:
             )
         functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
         special = self.tokenizer.special_tokens()
+        shown = {special[mark]: mark for mark in form.tokens if mark in special}
+        begins = self.grammars.token_of(form.mark)
+        if begins is not None:
+            shown[begins] = SIGN + form.mark
 
         def constraint() -> Constraint:
             return self.grammars.tools(
@@ -323,7 +328,7 @@ class Service:
         return {
             "constraint": constraint,
             "thoughts": replace(thoughts, calls=True) if thoughts and form.channels else thoughts,
-            "shown": {special[mark]: mark for mark in form.tokens if mark in special},
+            "shown": shown,
         }
 
     def prediction(self, prediction: Prediction | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from paceline.decoding.text import Decode, TextStream
+from paceline.decoding.text import Decode, TextStream, unsigned
 from paceline.decoding.types import FinishReason, Step, TokenLogprob
 from paceline.runtime.result import Result
 from paceline.server.api.errors import ApiError
@@ -59,6 +59,8 @@ class Delta:
     text: str
     pieces: list[Piece]
     reasoning: str = ""
+    signed: str = ""
+    """`text` with the signs of marks that a token wrote."""
     finished: bool = False
 
 
@@ -77,6 +79,8 @@ class Answer:
     index: int = 0
     prefill_only: bool = False
     text: str = ""
+    signed: str = ""
+    """`text` with the signs of marks that a token wrote, for the parser of calls."""
     reasoning: str = ""
     """The model's thoughts, if they are separated from the answer."""
     pieces: list[Piece] = field(default_factory=list)
@@ -135,10 +139,10 @@ class Answer:
                 self._extend(piece.text, piece.reasoning)
                 break
             source = step.source if place < step.matched else None
-            new = Piece(token, piece.text, self._decoded, logprobs, source, piece.reasoning)
-            self._held.append(new)
-            self._decoded += len(piece.text)
-        pieces = self._complete(len(self.text) + len(step.text))
+            text, reasoning = unsigned(piece.text), unsigned(piece.reasoning)
+            self._held.append(Piece(token, text, self._decoded, logprobs, source, reasoning))
+            self._decoded += len(text)
+        pieces = self._complete(len(self.text) + len(unsigned(step.text)))
         return self._append(step.text, pieces, step.reasoning)
 
     def finish(self, result: Result) -> Delta:
@@ -146,25 +150,25 @@ class Answer:
         self.result = result
         if self.prefill_only:
             return Delta(self.index, "", [], finished=True)
-        length = len(result.text)
-        self._extend(result.text[self._decoded :], "")  # text held back until the end
+        text = unsigned(result.text)
+        length = len(text)
+        self._extend(text[self._decoded :], "")  # text held back until the end
         cut = result.finish_reason == FinishReason.STOP and not self._stopped
         pieces = []
         while self._held and not (cut and self._held[0].start >= length):
             piece = self._held.popleft()
             pieces.append(piece._replace(text=piece.text[: max(length - piece.start, 0)]))
         self._held.clear()
-        reasoning = result.reasoning[len(self.reasoning) :]
-        delta = self._append(result.text[len(self.text) :], pieces, reasoning)
+        reasoning = unsigned(result.reasoning)[len(self.reasoning) :]
+        delta = self._append(result.text[len(self.signed) :], pieces, reasoning)
         return replace(delta, finished=True)
 
     def _extend(self, text: str, reasoning: str) -> None:
         """Add text without a token of its own to the last token that is not sent yet."""
         if self._held:
-            last = self._held.pop()
-            self._held.append(
-                last._replace(text=last.text + text, reasoning=last.reasoning + reasoning)
-            )
+            last, text = self._held.pop(), unsigned(text)
+            reasoning = last.reasoning + unsigned(reasoning)
+            self._held.append(last._replace(text=last.text + text, reasoning=reasoning))
             self._decoded += len(text)
 
     def _complete(self, sent: int) -> list[Piece]:
@@ -177,11 +181,13 @@ class Answer:
                 complete = place
         return [self._held.popleft() for _ in range(complete)]
 
-    def _append(self, text: str, pieces: list[Piece], reasoning: str) -> Delta:
+    def _append(self, signed: str, pieces: list[Piece], reasoning: str) -> Delta:
+        text, reasoning = unsigned(signed), unsigned(reasoning)
         self.text += text
+        self.signed += signed
         self.reasoning += reasoning
         self.pieces += pieces
-        return Delta(self.index, text, pieces, reasoning)
+        return Delta(self.index, text, pieces, reasoning, signed)
 
 
 class Answers:

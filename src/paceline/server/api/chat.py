@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from paceline.constraints.tool_calls import CallStream, Part, ToolCall, parse_tool_calls
+from paceline.constraints.tool_forms import ToolForm
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import TEMPLATE_NAMES
@@ -111,7 +112,7 @@ class Chat(ApiRequest[ChatBody]):
                 thoughts=thoughts,
             )
         self.requests = service.requests(body, self._tokens, **options)
-        self.tool_form = service.tool_form if self._calling else None
+        self.tool_form = answer_form(service) if self._calling else None
         self.functions = function_schemas(body.tools)
         self.call_streams = [
             CallStream(self.tool_form, self.functions) for _ in self.requests if self.tool_form
@@ -131,7 +132,7 @@ class Chat(ApiRequest[ChatBody]):
             content: str | None = answer.text
             calls: tuple[ToolCall, ...] = ()
             if self.tool_form:
-                content, calls = parse_tool_calls(answer.text, self.tool_form, self.functions)
+                content, calls = parse_tool_calls(answer.signed, self.tool_form, self.functions)
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
                 message |= {
@@ -146,14 +147,14 @@ class Chat(ApiRequest[ChatBody]):
 
     def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
         """Chunks for a delta."""
-        index, text, pieces, found = delta.index, delta.text, delta.pieces, b""
+        index, pieces, found = delta.index, delta.pieces, b""
         if reasoning := self._reasoning(delta.reasoning):
             # If a step has both thoughts and text, its tokens are sent with the thoughts.
             found = self._delta_chunk(index, reasoning, pieces, answers)
             pieces = []
         parts = [
             part
-            for part in self.parts(index, text, finished=delta.finished)
+            for part in self.parts(delta)
             if isinstance(part, str) or part.name or part.arguments
         ]
         if not parts and self._lists_tokens(pieces, logprobs=self._body.logprobs):
@@ -173,13 +174,13 @@ class Chat(ApiRequest[ChatBody]):
             found += self._delta_chunk(index, {}, (), answers, reason)
         return found
 
-    def parts(self, index: int, text: str, *, finished: bool) -> list[Part]:
+    def parts(self, delta: Delta) -> list[Part]:
         """Content and parts of calls that new text of an answer completes."""
         if not self.tool_form:
-            return [text] if text else []
-        splitter = self.call_streams[index]
-        parts = splitter.push(text)
-        return parts + splitter.finish() if finished else parts
+            return [delta.text] if delta.text else []
+        splitter = self.call_streams[delta.index]
+        parts = splitter.push(delta.signed)
+        return parts + splitter.finish() if delta.finished else parts
 
     def _reasoning(self, text: str) -> dict[str, str]:
         """The fields of a message or delta for thoughts."""
@@ -211,6 +212,17 @@ class Chat(ApiRequest[ChatBody]):
             logprobs = {"content": listed, "refusal": None}
         fields = {"logprobs": logprobs, **self._token_fields(pieces), "finish_reason": reason}
         return {"index": index, **content, **fields}
+
+
+def answer_form(service: Service) -> ToolForm | None:
+    """The form of calls in an answer's text: signed if the mark is a token of the model.
+
+    Raises MissingExtra or ModelError, as `Grammars` does.
+    """
+    form = service.tool_form
+    if form is None or service.grammars.token_of(form.mark) is None:
+        return form
+    return form.signed()
 
 
 def rendered(service: Service, body: ChatBody) -> RenderedChat:

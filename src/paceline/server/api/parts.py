@@ -88,7 +88,8 @@ class PartStream:
 
     def whole(self, answer: Answer) -> list[Part]:
         """The parts of a complete answer, of which nothing was pushed."""
-        self.push(Delta(0, answer.text, answer.pieces, answer.reasoning, finished=True))
+        delta = Delta(0, answer.text, answer.pieces, answer.reasoning, answer.signed, finished=True)
+        self.push(delta)
         return self.parts
 
     def _changes(self, delta: Delta) -> Iterator[PartEvent]:
@@ -100,7 +101,7 @@ class PartStream:
         if self._calls is None:
             split: list[str | CallPiece] = [delta.text]
         else:
-            split = self._calls.push(delta.text)
+            split = self._calls.push(delta.signed)
             split += self._calls.finish() if delta.finished else []
         for each in split:
             if isinstance(each, CallPiece):
