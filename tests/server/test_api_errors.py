@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.routing import Route
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
@@ -12,6 +13,9 @@ from support.server import Running, running
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 TURN = {"role": "user", "content": "a"}
+PART = "messages[0].content"
+NOT_LISTED = {"/embeddings"}
+"""A 501 for every body."""
 
 
 def fault(response: Any, status: int = 400) -> dict[str, Any]:
@@ -68,6 +72,8 @@ def fault(response: Any, status: int = 400) -> dict[str, Any]:
         ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"modalities": ["audio"]}, "modalities"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, PART),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, PART),
         ({"speculation": {"drafter": "model:/x"}}, "speculation.drafter"),
         ({"speculation": {"policy": "wild"}}, "policy"),
         ({"speculation": {"max_block": 99}}, "max_block"),
@@ -131,5 +137,12 @@ def test_more_answers_than_the_queue_holds_are_rejected(module_model: Model):
 def test_openapi_lists_the_paths(server: Running):
     about = server.get("/openapi.json").json()
     assert {CHAT, TEXT, "/v1/responses", "/health"} <= set(about["paths"])
+    served = {route.path for route in server.server._app.routes if isinstance(route, Route)}
+    # A path with and without /v1 is listed once; pages are for browsers.
+    once = {path.removeprefix("/v1").replace(":path}", "}") for path in served}
+    listed = {path.removeprefix("/v1") for path in about["paths"]}
+    pages = {path for path in once if "." in path or path == "/"}
+    assert listed <= once
+    assert once - pages - listed <= NOT_LISTED
     named = about["components"]["schemas"]
     assert {"ChatBody", "CompletionBody", "Error", "Message"} <= set(named)

@@ -264,6 +264,12 @@ def block(**fields: Any) -> dict[str, Any]:
             "invalid_request_error",
             "nothing",
         ),
+        (
+            {"tools": [{**TOOL, "input_schema": {"type": "object", "title": "x" * 70_000}}]},
+            400,
+            "invalid_request_error",
+            "shorten the prompt",
+        ),
         ({"tool_choice": {"type": "any"}, "tools": []}, 400, "invalid_request_error", "tools"),
         ({"tool_choice": {"type": "tool"}}, 400, "invalid_request_error", "tool_choice.name"),
         ({"system": 5}, 400, "invalid_request_error", "system"),

@@ -259,6 +259,12 @@ def test_bad_input_has_openais_error(
         assert error["param"] == param
 
 
+def test_a_schema_that_does_not_fit_is_an_error_of_the_prompt(server: Running):
+    tool = {**TOOL, "parameters": {"title": "x" * 70_000}}
+    error = server.post(PATH, {**BODY, "tools": [tool]}).json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "context_length_exceeded")
+
+
 def test_an_error_in_a_stream_fails_the_response(server: Running, monkeypatch: pytest.MonkeyPatch):
     fails_in_its_stream(server, monkeypatch)
     *_, error, failed = server.events(PATH, {**BODY, "speculation": {"drafter": "none"}})

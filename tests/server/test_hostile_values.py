@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.server import Running
+from support.server import HTTP, Running
 
 VALUES = [
     *("NaN", "1e400", "1" + "0" * 400, "9" * 5000, "-" + "9" * 30, "-1", "0.5"),
@@ -77,6 +77,40 @@ def test_no_value_of_any_field_causes_a_server_error(
         assert response.status_code in (200, 400, 404), f"{body[:200]}: {response.text[:200]}"
     assert 400 in statuses
     assert server.get("/health").json() == {"status": "ok"}
+
+
+OTHER_BODIES = {
+    "/tokenize": ('{"prompt": %s}', '{"content": "a", "with_pieces": %s}', '{"messages": [%s]}'),
+    "/detokenize": ('{"tokens": %s}', '{"tokens": [%s]}', '{"tokens": [5], "model": %s}'),
+    "/v1/messages/count_tokens": (
+        '{"messages": [{"role": "user", "content": %s}]}',
+        '{"messages": [{"role": "user", "content": "a"}], "max_tokens": %s}',
+        '{"messages": [{"role": "user", "content": "a"}], "thinking": {"budget_tokens": %s}}',
+    ),
+    "/v1/embeddings": ('{"input": %s}', '{"input": "a", "dimensions": %s}'),
+}
+"""Of paths that generate nothing."""
+
+
+@pytest.mark.parametrize("path", OTHER_BODIES)
+def test_no_value_causes_a_server_error_where_nothing_is_generated(path: str, server: Running):
+    statuses = set()
+    for form in OTHER_BODIES[path]:
+        for value in VALUES:
+            response = server.post(path, (form % value).encode())
+            statuses.add(response.status_code)
+            assert response.status_code in (200, 400, 404, 501), f"{form % value}: {response.text}"
+    assert statuses & {400, 501}
+    assert server.get("/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    "name", ["9" * 5000, "-1", "%00", "%ff", "a/../b", "%2e%2e%2fa", "{}", "é"]
+)
+def test_no_name_in_a_path_causes_a_server_error(name: str, server: Running):
+    for path in ("/v1/models/", "/v1/responses/"):
+        assert server.get(path + name).status_code == 404
+    assert HTTP.delete(f"{server.url}/v1/responses/{name}").status_code == 404
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty"])

@@ -208,10 +208,21 @@ def test_a_disk_that_fails_is_one_warning_and_requests_go_on(
     assert files(cache) == []
 
 
-def test_a_folder_that_cannot_be_made_is_one_warning(
-    cache: Path, model: Model, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("how", ["no folder", "read-only"])
+def test_a_folder_that_cannot_be_used_is_one_warning(
+    how: str,
+    cache: Path,
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
-    cache.write_text("a file")
+    def fail(path: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    if how == "no folder":
+        cache.write_text("a file")
+    else:
+        monkeypatch.setattr(Path, "touch", fail)
     with (
         caplog.at_level(logging.WARNING),
         running(model, Settings(prompt_cache_bytes=LIMIT)) as server,

@@ -133,6 +133,10 @@ def test_mistakes_are_one_line_each(router: RunningRouter):
     unknown = router.complete("/etc/passwd")
     assert unknown.status_code == 404
     assert unknown.json()["error"]["code"] == "model_not_found"
+    body = {"model": "claude-0", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    anthropic = router.post("/v1/messages", body)
+    assert anthropic.status_code == 404
+    assert anthropic.json()["error"]["type"] == "not_found_error"
     broken = router.complete(name(router, "broken"))
     assert broken.status_code == 500
     message = broken.json()["error"]["message"]

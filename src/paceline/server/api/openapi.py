@@ -23,12 +23,13 @@ _POSTS: dict[str, type[Body]] = {
     "/detokenize": DetokenizeBody,
 }
 _GETS = {
-    "/v1/models": "The served model",
+    "/v1/models": "The served models",
     "/health": "Whether requests are accepted",
     "/tokenizer_info": "Special tokens and the chat template",
 }
 _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-_STORED = "/v1/responses/{response_id}"
+_MODEL, _STORED = "/v1/models/{name}", "/v1/responses/{response_id}"
+_METRICS = "/metrics"
 
 _ANTHROPIC_ERROR = {
     "type": "object",
@@ -82,10 +83,15 @@ def openapi() -> dict[str, Any]:
     }
     for path, summary in _GETS.items():
         paths[path] = {"get": {"summary": summary, "responses": _responses(path)}}
+    paths[_METRICS] = {
+        "get": {"summary": "Prometheus metrics", "responses": _responses(_METRICS)},
+    }
+    paths[_MODEL] = {
+        "parameters": [_in_path("name")],
+        "get": {"summary": "A served model", "responses": _responses(_MODEL)},
+    }
     paths[_STORED] = {
-        "parameters": [
-            {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
-        ],
+        "parameters": [_in_path("response_id")],
         "get": {"summary": "A stored response", "responses": _responses(_STORED)},
         "delete": {"summary": "Forget a stored response", "responses": _responses(_STORED)},
     }
@@ -103,8 +109,14 @@ def openapi() -> dict[str, Any]:
     }
 
 
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
 def _responses(path: str) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if path == _METRICS:
+        content = {"text/plain": {"schema": {"type": "string"}}}
     if path in _STREAMED:
         content["text/event-stream"] = {"schema": {}}
     name = "AnthropicError" if is_anthropic(path) else "Error"
