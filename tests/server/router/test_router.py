@@ -1,5 +1,6 @@
 """Several models after one port: real processes of `paceline serve` with tiny models."""
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -44,7 +45,13 @@ class RunningRouter:
 
 
 @pytest.fixture(scope="module")
-def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRouter]:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cache folder of all servers here: each model is measured once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningRouter]:
     """Three files: two models, and one that is none."""
     folder = tmp_path_factory.mktemp("models")
     write_tiny(folder / "one.gguf")
@@ -55,9 +62,8 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRouter]:
         paths = sorted(folder.glob("*.gguf"))
         return [Listed(str(path), True, "", None, path.stat().st_size) for path in paths]
 
-    cache = str(tmp_path_factory.mktemp("cache"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_CACHE", cache)
+        patch.setenv("PACELINE_CACHE", str(cache))
         said: list[str] = []
         server = RouterServer(
             str(folder / "one.gguf"),
@@ -171,6 +177,42 @@ def test_nothing_is_lost_while_two_models_take_turns(router: RunningRouter):
     assert len(texts) == 2, "an answer is of the other model"
 
 
+def test_a_loaded_model_answers_while_another_is_loaded(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch
+):
+    one, two = name(router, "one"), name(router, "two")
+    alone = router.complete(one).json()["choices"]
+    assert router.states() == {one: "loaded"}
+    pool = router.server.router._pool
+    monkeypatch.setattr(pool, "_limits", Limits(models=2))
+    loads, answers, during, others = pool.loads, list[Any](), list[bool](), list[int]()
+
+    def wait_for_the_other() -> None:
+        others.append(router.complete(two).status_code)
+
+    def ask_the_loaded() -> None:
+        while pool.states[two] == "loading":
+            found = router.complete(one)
+            answers.append((found.status_code, found.json().get("choices")))
+            during.append(pool.states[two] == "loading")
+
+    waiting = [threading.Thread(target=wait_for_the_other) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    until(lambda: pool.states.get(two) == "loading")
+    asking = [threading.Thread(target=ask_the_loaded) for _ in range(3)]
+    for thread in asking:
+        thread.start()
+    for thread in asking + waiting:
+        thread.join(PATIENCE)
+    assert any(during), "no answer came while the other was loaded"
+    assert answers == [(200, alone)] * len(answers)
+    assert others == [200] * 3
+    assert pool.loads == loads + 1
+    pool.loaded[two]._process.kill()  # one place is left to the other tests
+    until(lambda: router.states() == {one: "loaded"})
+
+
 def test_metrics_have_the_models_name_and_parse(router: RunningRouter):
     router.complete(name(router, "one"))
     text = router.get("/metrics").text
@@ -209,6 +251,42 @@ def test_the_command_serves_what_is_here_and_its_models_end_with_it(
     while any(b"--until-input-ends" in line for line in _command_lines(listed[0])):
         assert time.monotonic() < end, "a model's process is left"
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of processes is read from /proc")
+def test_the_memory_of_an_unloaded_model_is_free(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".lmstudio" / "models" / "owner" / "repo"
+    folder.mkdir(parents=True)
+    names = [f"lmstudio/owner/repo/{stem}.gguf" for stem in ("one", "two")]
+    for seed, each in enumerate(names):
+        write_tiny(folder / Path(each).name, seed=seed)
+    options = ("--all", "--idle", "0.1", "--port", str(free_port()), *OPTIONS)
+    loaded, unloaded = [], []
+    with served(Path(names[0]), cache, *options) as command:
+        url = command.url
+        for each in names:
+            body = {"model": each, "prompt": "a", "max_tokens": -1, "stream": True}
+            with HTTP.stream("POST", f"{url}/v1/completions", json=body) as response:
+                assert response.status_code == 200
+                next(response.iter_lines())
+                loaded.append(_memory_of_all(command.process.pid))
+            until(lambda: HTTP.get(f"{url}/health").json()["models"] == {})
+            unloaded.append(_memory_of_all(command.process.pid))
+    assert min(loaded) > 1.5 * unloaded[0], "the model's process was not measured"
+    assert unloaded[1] == pytest.approx(unloaded[0], rel=0.05)
+
+
+def _memory_of_all(process: int) -> int:
+    """Resident pages of a process and of all that it started."""
+    found, pages = [process], 0
+    for each in found:
+        for path in Path(f"/proc/{each}/task").glob("*/children"):
+            found += map(int, path.read_text().split())
+        pages += int(Path(f"/proc/{each}/statm").read_text().split()[1])
+    return pages
 
 
 def _command_lines(model: str) -> list[bytes]:
