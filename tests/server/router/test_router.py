@@ -129,7 +129,8 @@ def test_a_stored_response_is_found_while_its_model_is_loaded(router: RunningRou
     body = {"model": name(router, "one"), "input": "a", "max_output_tokens": 2}
     made = router.post("/v1/responses", body).json()
     assert router.get(f"/v1/responses/{made['id']}").json()["id"] == made["id"]
-    assert router.get("/v1/responses/resp_0").status_code == 404
+    for wrong in ("resp_0", "a%05b", "%00", "%ff", "%3F", made["id"] + "%3Fa", "9" * 5000):
+        assert router.get(f"/v1/responses/{wrong}").status_code == 404, wrong
     deleted = HTTP.delete(f"{router.server.url}/v1/responses/{made['id']}")
     assert deleted.json()["deleted"] is True
     assert router.get(f"/v1/responses/{made['id']}").status_code == 404

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from starlette.datastructures import Headers
@@ -220,7 +221,7 @@ class Router:
         async def ask(child: Child) -> httpx.Response | None:
             try:
                 return await self._client.request(
-                    method, child.url + path, headers=child.headers, timeout=5.0
+                    method, child.url + quote(path), headers=child.headers, timeout=5.0
                 )
             except httpx.TransportError:
                 return None
