@@ -200,12 +200,16 @@ def _is_local(host: str) -> bool:
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        bound = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise PacelineError(
             f"cannot listen at {host}, port {port}: {reason}; choose another with --port"
         ) from error
+    # Connections inherit it. asyncio sets it only for a socket that names its protocol, and without
+    # it a reply's body waits up to 40 ms until the client acknowledges its head.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
 
 
 def check_address(host: str, port: int, settings: Settings) -> None:
