@@ -16,6 +16,7 @@ from trial import Trial, main
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from support.tiny import write_tiny
 
+PACKAGES = ("schemathesis==4.32.*",)
 CHECKS = ("not_a_server_error", "content_type_conformance")
 EXAMPLES = 50
 """Generated requests per operation, besides those that cover its fields one by one."""
@@ -36,4 +37,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         os.environ["PACELINE_CACHE"] = made
         tiny = write_tiny(Path(made) / "tiny.gguf")
-        main(__doc__, ["schemathesis==4.32.*"], work, ["--model", str(tiny)])
+        main(__doc__, PACKAGES, work, ["--model", str(tiny)])

@@ -21,7 +21,7 @@ from paceline.server.api.endpoint import Host, generation, observed
 from paceline.server.api.errors import ApiError
 from paceline.server.api.info import InfoHandlers
 from paceline.server.api.messages import Messages, count_tokens
-from paceline.server.api.openapi import openapi
+from paceline.server.api.openapi import openapi_route
 from paceline.server.api.responses import ResponseHandlers, Responses
 from paceline.server.middleware import ApiKeyMiddleware, HostMiddleware
 from paceline.server.service import Service
@@ -57,12 +57,7 @@ def make_app(
         "/health": info.health,
         "/tokenizer_info": info.tokenizer_info,
     }
-    document = openapi()
-
-    async def describe(_request: Request) -> Response:
-        return JSONResponse(document)
-
-    found: list[BaseRoute] = [*routes, *page, Route("/openapi.json", describe)]
+    found: list[BaseRoute] = [*routes, *page, openapi_route()]
     for prefix in ("/v1", ""):
         found += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
         found += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.cli.app import main
 from paceline.models import Listed
+from paceline.server.router.app import POSTS
 from paceline.server.router.pool import Limits
 from paceline.server.router.run import RouterServer
 from paceline.server.settings import Settings
@@ -108,6 +109,15 @@ def test_models_are_listed_and_loaded_by_name_or_by_default(router: RunningRoute
     assert router.states() == {name(router, "two"): "loaded"}
     assert _command_lines(name(router, "one")) == [], "the memory of the first is not free"
     assert router.complete(name(router, "one")).json()["choices"] == first.json()["choices"]
+
+
+def test_the_openapi_document_has_the_routers_paths(router: RunningRouter):
+    listed = {*router.get("/openapi.json").json()["paths"]}
+    served = {str(getattr(route, "path", "")) for route in router.server._app.routes}
+    assert listed <= {path.replace(":path}", "}") for path in served}
+    assert {"/v1" + path for path in POSTS} - listed <= {
+        *("/v1/embeddings", "/v1/tokenize", "/v1/detokenize")
+    }
 
 
 def test_a_stream_comes_through_event_by_event(router: RunningRouter):

@@ -1,8 +1,12 @@
 """GET /openapi.json, generated from the models that parse the requests."""
 
+from collections.abc import Collection
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from paceline import __version__
 from paceline.server.api.chat import ChatBody
@@ -60,6 +64,18 @@ _ERROR = {
         }
     },
 }
+
+
+def openapi_route(without: Collection[str] = ()) -> Route:
+    """GET /openapi.json: the document, without the paths that a server does not have."""
+    document = openapi()
+    for path in without:
+        del document["paths"][path]
+
+    async def describe(_request: Request) -> Response:
+        return JSONResponse(document)
+
+    return Route("/openapi.json", describe, methods=["GET"])
 
 
 def openapi() -> dict[str, Any]:

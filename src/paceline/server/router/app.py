@@ -1,8 +1,8 @@
 """The application of a server of several models: it forwards each request to its model's process.
 
-The routes are those of one model's server. Invariants: a body is forwarded unchanged; what the
-model's server sends is passed on as it comes; and no string of a client is used as a file name: a
-model is found by its name in the list of those that are here.
+The routes are those of one model's server, but for `_NOT_HERE`. Invariants: a body is forwarded
+unchanged; what the model's server sends is passed on as it comes; and no string of a client is used
+as a file name: a model is found by its name in the list of those that are here.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from paceline.server.api.endpoint import LONG, Endpoint
 from paceline.server.api.errors import ApiError, unknown_model
 from paceline.server.api.http import Reply
 from paceline.server.api.models import model_entry, model_list
+from paceline.server.api.openapi import openapi_route
 from paceline.server.api.schema import Body, parse
 from paceline.server.request import ServerRequest, TimedOut
 from paceline.server.router.child import Child
@@ -41,6 +42,9 @@ POSTS = (
     *("/embeddings", "/tokenize", "/detokenize"),
 )
 """Paths whose bodies name the model."""
+
+_NOT_HERE = ("/tokenizer_info",)
+"""Paths of a model's server alone: a request for them names no model."""
 
 _LIST_SECONDS = 1.0
 """Age of the list of models at which it is read again for a name that is not in it."""
@@ -93,6 +97,7 @@ class Router:
     def routes(self) -> list[BaseRoute]:
         """All paths, with the prefix /v1 and without it."""
         found: list[BaseRoute] = [Route("/metrics", self._metrics, methods=["GET"])]
+        found.append(openapi_route(_NOT_HERE))
         forward = Endpoint(self, self._forward)
         for prefix in ("/v1", ""):
             found += [Route(prefix + path, forward, methods=["POST"]) for path in POSTS]
