@@ -207,6 +207,17 @@ def _stored(rng: np.random.Generator, shape: tuple[int, ...], kind: Type) -> np.
 
 def reference_logits(path: Path, tokens: list[int]) -> np.ndarray:
     """[tokens, vocab]: the model of a file written here, computed plainly and in float64."""
+    hidden, head = _reference(path, tokens)
+    return hidden @ head.T
+
+
+def reference_hidden(path: Path, tokens: list[int]) -> np.ndarray:
+    """[tokens, d]: what the head reads, after the last norm."""
+    return _reference(path, tokens)[0]
+
+
+def _reference(path: Path, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """What the head reads, and the head: [vocab, d]."""
     reader = GGUFReader(path)
     weights = {
         tensor.name: dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
@@ -256,7 +267,7 @@ def reference_logits(path: Path, tokens: list[int]) -> np.ndarray:
         gate = linear(h, at + "ffn_gate")
         x = x + linear(gate / (1 + np.exp(-gate)) * linear(h, at + "ffn_up"), at + "ffn_down")
     head = "output" if "output.weight" in weights else "token_embd"
-    return linear(norm(x, "output_norm"), head)
+    return norm(x, "output_norm"), weights[f"{head}.weight"]
 
 
 def _halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -35,6 +35,7 @@ def load_model(
     contexts: int = 1,
     generation_config: str = "auto",
     keep: bool = False,
+    embeddings: bool = False,
 ) -> "Model":
     """Load a model; `rows` takes precedence over --rows, and no drafters are `auto`."""
     obey_offline(options.offline)
@@ -53,6 +54,7 @@ def load_model(
         drafters=[*drafters] or ["auto"],
         generation_config=generation_config,
         keep=keep,
+        embeddings=embeddings,
         progress=progress_of(output),
     )
 

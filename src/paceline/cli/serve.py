@@ -161,6 +161,7 @@ def serve(
         contexts=CONTEXTS,
         generation_config=generation_config,
         keep=keep,
+        embeddings=True,
     )
     run(answering, host, port, settings, until_input_ends=until_input_ends)
     answering.settle()

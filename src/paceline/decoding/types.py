@@ -21,8 +21,12 @@ Taps = Mapping[str, npt.NDArray[np.float32]]
 """`tap_name(layer)` -> [T, d] float32, hidden states after it for every row of the block."""
 
 
+FINAL_NORM = -1
+"""In place of a tapped layer: the hidden states after the last norm, which the head reads."""
+
+
 def tap_name(layer: int) -> str:
-    """Name of the hidden states after a layer; 0 is the first layer."""
+    """Name of the hidden states after a layer; 0 is the first layer, `FINAL_NORM` the last norm."""
     return f"tap.{layer}"
 
 

@@ -17,6 +17,7 @@ from paceline.models.gguf_tokenizer import (
 )
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
 from paceline.models.other_layouts import RENAMED, check_layout
+from paceline.models.pooling import pooling_facts
 from paceline.models.progress import Progress
 from paceline.storage.gguf_file import GgufFile, read_gguf, short
 
@@ -147,4 +148,5 @@ def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
         **token_facts(fields)._asdict(),
         context_length=context,
         license=text if isinstance(text := fields.get("general.license"), str) else None,
+        **pooling_facts(fields),
     )

@@ -38,6 +38,10 @@ GGUF_SHARDS = "gguf shards"
 """`kind` of a model whose shards were joined to `GGUF_WEIGHTS`."""
 
 
+Pooling = Literal["mean", "first", "last"]
+"""Which rows of the last norm's output an embedding is made of."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """Properties of a model that its engine and tokenizer need."""
@@ -50,6 +54,10 @@ class Facts:
     bos_token: str | None
     eos_token: str | None
     license: str | None
+    pooling: Pooling | None = dataclasses.field(default=None, kw_only=True)
+    """None: it makes no embeddings."""
+    pooled_end: Count | None = dataclasses.field(default=None, kw_only=True)
+    """Token with which a pooled text ends; None: with any."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where there is no token to add."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from time import perf_counter
 
 from paceline import drafters as drafting
+from paceline.decoding.types import FINAL_NORM
 from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
@@ -30,6 +31,7 @@ def load(
     revision: str | None = None,
     weights: str | None = None,
     keep: bool = False,
+    embeddings: bool = False,
     progress: Progress = QUIET,
 ) -> Model:
     """Load a model; fetch or convert it first if it is not in the cache folder.
@@ -54,6 +56,8 @@ def load(
             each of them. None: a GGUF file's own, int8 of a checkpoint.
         keep: keep the tokens of answers in the cache folder, for all processes of this user, and
             draft later answers from them; `Model.settle` waits until they are counted.
+        embeddings: an embedding model's engine also returns the hidden states that its vectors are
+            made of, for `serve`; of other models it has no effect.
         progress: gets the progress of long work.
 
     Raises:
@@ -85,6 +89,8 @@ def load(
 
     resources = drafter_resources(files, progress)
     taps = {tap for spec in drafters for tap in drafting.taps(spec, resources)}
+    if embeddings and files.facts.pooling is not None:
+        taps.add(FINAL_NORM)
     defaults = defaults_of(files) if generation_config == "auto" else Defaults()
     opened = open_with(tuple(sorted(taps)))
     model = Model(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from paceline.decoding.generation import Generation
 from paceline.decoding.reasoning import ReasoningMarks
@@ -26,6 +26,16 @@ from paceline.runtime.options import Request
 from paceline.runtime.result import Result, Stats
 
 _KEPT_CALLS = 4096
+
+
+class Runs(Protocol):
+    """What runs blocks in calls of the engine: an answer, or an embedding."""
+
+    sequence: KVSequence
+
+    def accept(self, rows: StepResult, place: int) -> Step:
+        """Take the rows of its block, at `place` in the call."""
+        ...
 
 
 class Stream:
@@ -281,7 +291,7 @@ class Stream:
 
 def run_step(
     engine: Engine,
-    work: Sequence[tuple[Stream, Block]],
+    work: Sequence[tuple[Runs, Block]],
     observe: Callable[[StepResult], None] = lambda _: None,
 ) -> list[Step | Exception]:
     """Run a block of each stream in one call of the engine, and accept the rows of each.
@@ -290,7 +300,7 @@ def run_step(
 
     Args:
         engine: that of all the streams.
-        work: streams, each with its next block.
+        work: streams, each with its next block; embeddings may be among them.
         observe: called with the engine's result before rows are accepted.
 
     Returns:

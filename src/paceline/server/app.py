@@ -17,6 +17,7 @@ from starlette.types import HTTPExceptionHandler
 
 from paceline.server.api.chat import Chat
 from paceline.server.api.completions import Completions
+from paceline.server.api.embeddings import embeddings
 from paceline.server.api.endpoint import Host, generation, observed
 from paceline.server.api.errors import ApiError
 from paceline.server.api.info import InfoHandlers
@@ -43,7 +44,7 @@ def make_app(
         "/chat/completions": generation(service, Chat),
         "/completions": generation(service, Completions),
         "/responses": generation(service, Responses),
-        "/embeddings": info.embeddings(),
+        "/embeddings": embeddings(service),
         "/messages": generation(service, Messages),
         "/messages/count_tokens": count_tokens(service),
         "/tokenize": info.tokenize(),

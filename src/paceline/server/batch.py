@@ -11,11 +11,12 @@ from paceline.decoding.auto import Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block, Step
 from paceline.engines.base import Engine, StepResult
+from paceline.runtime.pooled import PooledStream
 from paceline.runtime.stream import Stream, run_step
 from paceline.server.request import Load, QueuedRequest
 
-Work = tuple[Stream, Block]
-"""An answer and its next block."""
+Work = tuple[Stream | PooledStream, Block]
+"""An answer or an embedding, and its next block."""
 
 Fail = Callable[[QueuedRequest, Exception], None]
 """Ends a request whose block could not be made."""
@@ -147,7 +148,7 @@ class Batcher:
         running.sort(key=lambda queued: queued in chosen)
 
 
-def _stream(queued: QueuedRequest) -> Stream:
+def _stream(queued: QueuedRequest) -> Stream | PooledStream:
     assert queued.stream is not None
     return queued.stream
 

@@ -26,6 +26,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from paceline import __version__
+from paceline.runtime.pooled import Embedding
 from paceline.server.api.errors import ApiError
 from paceline.server.request import ServerRequest
 from paceline.server.service import Service
@@ -82,6 +83,7 @@ class Metrics(Collector):
         self._service = service
         self._tokens = Counter[str]()
         self._steps = Counter[str]()
+        self._embedded = Counter[str]()
         self._drafted = Counter[str]()
         self._accepted = Counter[str]()
         self._positions = Counter[int]()
@@ -116,6 +118,11 @@ class Metrics(Collector):
         self._queue_time.observe(max(stats.first_token_seconds - stats.prefill_seconds, 0.0))
         if stats.decoded:
             self._per_token.observe(stats.decode_seconds / stats.decoded)
+
+    def on_embedding(self, embedding: Embedding) -> None:
+        """A text was embedded."""
+        self._embedded["texts"] += 1
+        self._embedded["tokens"] += embedding.tokens
 
     def on_error(self, error: ApiError) -> None:
         """A request ended with an error, perhaps in its stream."""
@@ -196,6 +203,9 @@ class Metrics(Collector):
         yield Series("cached_prompt_tokens", "", text, tokens["cached"])
         text = "Tokens of answers that ended: usage.completion_tokens"
         yield Series("generation_tokens", "generation_tokens", text, tokens["answer"])
+        yield Series("embeddings", "", "Texts that were embedded", self._embedded["texts"])
+        text = "Tokens of embedded texts: usage.prompt_tokens of /v1/embeddings"
+        yield Series("embedded_tokens", "", text, self._embedded["tokens"])
         text = "Time to first token (TTFT), in seconds"
         name = "time_to_first_token_seconds"
         yield Series(name, name, text, self._first_token)

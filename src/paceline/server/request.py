@@ -8,7 +8,9 @@ from time import monotonic, perf_counter
 from paceline.decoding.types import Step
 from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
+from paceline.models.manifest import Pooling
 from paceline.runtime.options import Request
+from paceline.runtime.pooled import Embedding, PooledStream
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
 from paceline.server.prefix_cache import CachedPrefix
@@ -26,14 +28,15 @@ class TimedOut(PacelineError):
     """A request exceeded its time limit."""
 
 
-Event = Step | Result | Exception
-"""The steps of an answer, then its result (a cancelled one has one too) or its error."""
+Event = Step | Result | Embedding | Exception
+"""The steps of an answer, then its result (a cancelled one has one too) or its error; or the
+embedding of a text."""
 Listener = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """One answer to compute: what an endpoint submits to the scheduler."""
+    """One answer or embedding to compute: what an endpoint submits to the scheduler."""
 
     tokens: Sequence[int]
     """The prompt."""
@@ -48,6 +51,8 @@ class ServerRequest:
     """Whether only the prompt is computed: the client gets no token of the answer."""
     index: int = 0
     """Its index among the answers to its prompt."""
+    pooling: Pooling | None = None
+    """How the prompt is pooled to an embedding; None: it is answered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +74,7 @@ class QueuedRequest:
     """Its KV; None in the queue, before it is admitted or after it was preempted."""
     memory: DraftKV | None = None
     """The drafters' state of its tokens, kept in the queue after it was preempted."""
-    stream: Stream | None = None
+    stream: Stream | PooledStream | None = None
     drafter_failed: bool = False
     """Whether a drafter failed: the drafters' state of its tokens may be wrong."""
     ended: bool = False

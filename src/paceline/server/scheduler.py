@@ -26,7 +26,9 @@ import numpy as np
 from paceline.decoding.types import Step
 from paceline.errors import CacheFull, InvalidRequest
 from paceline.runtime.model import Model
+from paceline.runtime.pooled import Embedding, PooledStream
 from paceline.runtime.result import Result
+from paceline.runtime.stream import Stream
 from paceline.server.admission import Admission
 from paceline.server.batch import Batcher, Work
 from paceline.server.prefix_cache import CachedPrefix, PrefixCache, close_sequence
@@ -249,7 +251,9 @@ class Scheduler:
                 prompt = np.array(request.tokens, np.int64)
                 prefix = self.prefix_cache.extend(prefix, prompt, request.salt)
                 self.prefix_cache.register(prompt, queued.prefix, request.salt)
-            if queued.stream is None:
+            if request.pooling is not None:
+                queued.stream = PooledStream(prefix.sequence, request.tokens, request.pooling)
+            elif queued.stream is None:
                 queued.stream = self.model.open_stream(
                     request.tokens,
                     request.options,
@@ -262,7 +266,7 @@ class Scheduler:
                     private=bool(request.salt) or request.prefill_only,
                     fault=lambda drafter, error: self._drafter_failed(queued, drafter, error),
                 )
-            else:
+            elif isinstance(queued.stream, Stream):
                 queued.stream.restart(prefix.sequence)
         except Exception as error:
             self._end(queued, error)
@@ -361,7 +365,7 @@ class Scheduler:
             self._update_load()
             self._unfinished -= 1
         stream, prefix, queued.prefix = queued.stream, queued.prefix, None
-        result: Result | None = None
+        result: Result | Embedding | None = None
         tokens: Sequence[int] | None = None
         if stream is not None:
             try:

@@ -25,6 +25,7 @@ from paceline.models.infill import infill_of
 from paceline.models.manifest import TOKENIZER
 from paceline.models.tokenizer import TokenBytes
 from paceline.runtime.options import Options, check
+from paceline.runtime.pooled import Embedding
 from paceline.runtime.prompt import RenderedChat, render_chat
 from paceline.server.api.errors import ApiError, prompt_too_long, unknown_model
 from paceline.server.api.response_store import ResponseStore
@@ -67,6 +68,10 @@ class Observer(Protocol):
         """An answer has ended."""
         ...
 
+    def on_embedding(self, embedding: Embedding) -> None:
+        """A text was embedded."""
+        ...
+
     def on_error(self, error: ApiError) -> None:
         """A request ended with an error, perhaps in its stream, or because its client is gone."""
         ...
@@ -76,6 +81,9 @@ class NullObserver:
     """An observer that does nothing."""
 
     def on_answer(self, request: ServerRequest, answer: Answer) -> None:
+        """Do nothing."""
+
+    def on_embedding(self, embedding: Embedding) -> None:
         """Do nothing."""
 
     def on_error(self, error: ApiError) -> None:
@@ -136,10 +144,12 @@ class Service:
         if name is not None and name not in (self.name, *self.settings.aliases):
             raise unknown_model(name, self.name)
 
-    def prompt_tokens(self, prompt: str | list[int], suffix: str = "") -> list[int]:
+    def prompt_tokens(
+        self, prompt: str | list[int], suffix: str = "", field: str = "prompt"
+    ) -> list[int]:
         """Token ids of a prompt; text is taken literally, without the chat template.
 
-        With a `suffix` it asks for the text between the two.
+        With a `suffix` it asks for the text between the two. `field` is the body's, for errors.
 
         Raises:
             InvalidRequest: it is empty.
@@ -154,7 +164,7 @@ class Service:
         tokens = self.scheduler.model.tokens(prompt, raw=True)
         vocab_size = self.scheduler.model.engine.vocab_size
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-            raise ApiError(f"prompt: has token ids outside 0 to {vocab_size - 1}", param="prompt")
+            raise ApiError(f"{field}: has token ids outside 0 to {vocab_size - 1}", param=field)
         if len(tokens) >= self.max_length:
             raise prompt_too_long(len(tokens), self.max_length)
         return tokens

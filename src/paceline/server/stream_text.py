@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from paceline.decoding.text import Decode, TextStream, unsigned
 from paceline.decoding.types import FinishReason, Step, TokenLogprob
+from paceline.runtime.pooled import Embedding
 from paceline.runtime.result import Result
 from paceline.server.api.errors import ApiError
 from paceline.server.request import Event, QueuedRequest, ServerRequest
@@ -268,6 +269,8 @@ class Answers:
             case Exception():
                 self.unfinished -= 1
                 raise event
+            case Embedding():
+                raise AssertionError("an answer is no embedding")
 
     def _deliver(self, index: int, event: Event) -> None:
         """Pass an event from the engine's thread to the event loop."""

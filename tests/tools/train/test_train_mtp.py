@@ -207,8 +207,11 @@ def test_a_head_learns_from_texts_of_any_length(
 # -- labels ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["tiny_files", "tiny_int8"])
-def test_labels_are_the_logits_that_the_engine_computes(form: str, request: pytest.FixtureRequest):
+# On CPUs with VNNI the engine rounds activations to 8 bits where the weights have 8.
+@pytest.mark.parametrize(("form", "apart"), [("tiny_files", 2e-3), ("tiny_int8", 2e-2)])
+def test_labels_are_the_logits_that_the_engine_computes(
+    form: str, apart: float, request: pytest.FixtureRequest
+):
     files: ModelFiles = request.getfixturevalue(form)
     settings = EngineSettings(cache_tokens=files.context_length, taps=(1,))
     engine = open_engine("openvino", files.path, files.context_length, settings)
@@ -219,7 +222,7 @@ def test_labels_are_the_logits_that_the_engine_computes(form: str, request: pyte
     drafted = [3, 100, 107, 200]
     logits = TargetLogits(read_target(files.path), drafted)(found.taps[0]["tap.1"])
     assert logits.dtype == np.float32
-    np.testing.assert_allclose(logits, found.logits[0][:, drafted], atol=2e-3)
+    np.testing.assert_allclose(logits, found.logits[0][:, drafted], atol=apart)
 
 
 def test_a_target_whose_last_layer_is_another_is_refused(tiny_files: ModelFiles):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.decoding.types import tap_name
+from paceline.decoding.types import FINAL_NORM, tap_name
 from paceline.engines.openvino.blocks import Built
 from paceline.engines.openvino.gguf_rope import mend_positions
 from paceline.engines.openvino.gguf_rows import keep_rows_apart
@@ -64,6 +64,8 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
         )
     results = [_result(built.logits, "logits")]
     for tap in taps:
+        if tap == FINAL_NORM and tap not in built.layers:
+            raise ModelError(f"{path}: embeddings of its family are not supported")
         if tap not in built.layers:
             count = len(built.layers)
             raise ModelError(f"{path} has {count} layers; there is no layer {tap} to tap")
@@ -111,9 +113,24 @@ def _of_frontend(file: GgufFile, path: Path, inputs: Inputs, taps: Sequence[int]
         for node in source.get_ordered_ops()
         if (found := _LAYER_OUTPUT.search(node.get_friendly_name()))
     }
-    if taps and max(taps) == max(layers):
-        _gather_after(layers[max(layers)], inputs)
-    return Built(source.outputs[0].get_node().input_value(0), layers)
+    logits = source.outputs[0].get_node().input_value(0)
+    last = max(layers)
+    if FINAL_NORM in taps:
+        layers[FINAL_NORM] = _head_input(logits, path)
+        _gather_after(layers[FINAL_NORM], inputs)
+    elif last in taps:
+        _gather_after(layers[last], inputs)
+    return Built(logits, layers)
+
+
+def _head_input(logits: Any, path: Path) -> Any:
+    """What the head's product reads: the hidden states after the last norm."""
+    node = logits.get_node()
+    while node.get_type_name() != "MatMul":
+        if not node.get_input_size():
+            raise ModelError(f"{path} has no head whose input could be embeddings")
+        node = node.input_value(0).get_node()
+    return node.input_value(0)
 
 
 def _page(node: Any, inputs: Inputs, window: int, path: Path) -> None:
@@ -183,7 +200,7 @@ def _scale(stored: float) -> float:
 
 
 def _gather_after(last: Any, inputs: Inputs) -> None:
-    """Compute the last layer for all rows, and select the wanted ones after it."""
+    """Compute `last` for all rows, and select the wanted ones after it."""
     from openvino import opset13
 
     wanted = inputs.take(WANTED_ROWS)

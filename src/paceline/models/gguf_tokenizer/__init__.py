@@ -17,6 +17,7 @@ from paceline.models.gguf_tokenizer.vocabulary import (
     TokenFacts,
     special_tokens,
     token_facts,
+    token_id,
     vocabulary_faults,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "build_tokenizer",
     "special_tokens",
     "token_facts",
+    "token_id",
     "vocabulary_faults",
 ]
 

@@ -48,7 +48,9 @@ def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
 
 def _refuse_options(fields: Mapping[str, Any], kind: object) -> None:
     """Raise Unread for an option that would change the ids and is not implemented."""
-    options = ["remove_extra_whitespaces", "add_eos_token"]
+    options = ["remove_extra_whitespaces"]
+    if f"{fields.get('general.architecture')}.pooling_type" not in fields:
+        options.append("add_eos_token")  # of embedding models, `pooling.py` reads it
     if kind != "llama":
         options.append("add_space_prefix")  # llama.cpp ignores it; the models' own files do not
     for option in options:

@@ -1,15 +1,15 @@
 """POST /v1/completions: literal prompts, text or token ids, several at once."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.errors import ApiError
 from paceline.server.api.http import event
 from paceline.server.api.logprobs import completion_logprobs
-from paceline.server.api.schema import GenerationBody, Prediction
+from paceline.server.api.schema import GenerationBody, Prediction, Prompts
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece, prompt_pieces
 
@@ -19,21 +19,10 @@ _DEFAULT_TOKENS = 16
 """OpenAI's default of `max_tokens`."""
 
 
-def _prompts(value: Any) -> Any:
-    """A list of prompts, each a text or token ids."""
-    ids = isinstance(value, list) and value and all(type(each) is int for each in value)
-    return [value] if isinstance(value, str) or ids else value
-
-
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Annotated[
-        list[str | list[int]],
-        BeforeValidator(
-            _prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
-        ),
-    ] = Field(min_length=1, max_length=_MAX_PROMPTS)
+    prompt: Prompts = Field(min_length=1, max_length=_MAX_PROMPTS)
     max_tokens: int = Field(default=_DEFAULT_TOKENS, ge=-1)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=20)

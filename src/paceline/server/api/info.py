@@ -1,7 +1,6 @@
 """Endpoints without generation: models, health, tokens to text and back."""
 
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 from pydantic import AliasChoices, Field, model_validator
@@ -97,18 +96,6 @@ class InfoHandlers:
 
         async def work(body: bytes, reply: Reply) -> None:
             await reply.json(await self._service.run_in_reader(self._tokens, body))
-
-        return Endpoint(self._service, work)
-
-    def embeddings(self) -> Endpoint:
-        """POST /embeddings: 501, rather than a path that does not exist."""
-
-        async def work(_body: bytes, _reply: Reply) -> None:
-            raise ApiError(
-                "models here make no embeddings; use a server of embedding models beside this one",
-                status=HTTPStatus.NOT_IMPLEMENTED,
-                code="not_implemented",
-            )
 
         return Endpoint(self._service, work)
 

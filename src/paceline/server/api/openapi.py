@@ -11,6 +11,7 @@ from starlette.routing import Route
 from paceline import __version__
 from paceline.server.api.chat import ChatBody
 from paceline.server.api.completions import CompletionBody
+from paceline.server.api.embeddings import EmbeddingsBody
 from paceline.server.api.errors import is_anthropic
 from paceline.server.api.info import DetokenizeBody, TokenizeBody
 from paceline.server.api.messages_body import MessagesBody
@@ -23,6 +24,7 @@ _POSTS: dict[str, type[Body]] = {
     "/v1/responses": ResponsesBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": MessagesBody,
+    "/v1/embeddings": EmbeddingsBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

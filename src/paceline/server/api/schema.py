@@ -81,6 +81,18 @@ def _joined(value: Any) -> Any:
     return "\n".join(found)
 
 
+def _prompts(value: Any) -> Any:
+    ids = isinstance(value, list) and value and all(type(each) is int for each in value)
+    return [value] if isinstance(value, str) or ids else value
+
+
+Prompts = Annotated[
+    list[str | list[int]],
+    BeforeValidator(_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
+]
+"""One or several prompts, each a text or token ids."""
+
+
 def _several(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 

@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 from paceline.errors import ModelError
 from paceline.models import Listed
 from paceline.models.fit import memory_needed
+from paceline.runtime.pooled import Embedding
 from paceline.server.api.endpoint import LONG, Endpoint
 from paceline.server.api.errors import ApiError, unknown_model
 from paceline.server.api.http import Reply
@@ -82,6 +83,9 @@ class Router:
 
     def on_answer(self, request: ServerRequest, answer: Answer) -> None:
         """Never called: answers are counted where they are made."""
+
+    def on_embedding(self, embedding: Embedding) -> None:
+        """Never called, either."""
 
     def on_error(self, error: ApiError) -> None:
         """A request ended with an error here."""

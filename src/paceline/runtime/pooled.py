@@ -1,0 +1,87 @@
+"""An embedding as it is made: the blocks of a text, and the vector of their hidden states.
+
+It takes the place of a `Stream` in calls of the engine, so that embeddings and answers share them.
+Invariant: the vector does not depend on how the text was cut into blocks.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.decoding.types import FINAL_NORM, Block, Step, tap_name
+from paceline.engines.base import KVSequence, StepResult
+from paceline.models.manifest import Pooling
+
+
+class Embedding(NamedTuple):
+    """A text's vector."""
+
+    vector: npt.NDArray[np.float32]
+    """[d], of length 1."""
+    tokens: int
+    """Tokens of the text."""
+
+
+class PooledStream:
+    """The blocks of one text, and its vector once all have run."""
+
+    policy = None
+    """Nothing is drafted."""
+    recomputing = False
+
+    def __init__(self, sequence: KVSequence, tokens: Sequence[int], pooling: Pooling) -> None:
+        """Run `tokens`, at least one, in an empty `sequence` of an engine with `FINAL_NORM`."""
+        self.sequence = sequence
+        self.tokens = list(tokens)
+        self.result: Embedding | None = None
+        """None until all blocks have run."""
+        self._pooling = pooling
+        self._block: Sequence[int] = ()
+        self._sum: npt.NDArray[np.float64] | None = None
+
+    @property
+    def count(self) -> int:
+        """Tokens of the text."""
+        return len(self.tokens)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the vector is complete."""
+        return self.result is not None
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether the next block is part of the text, as always."""
+        return not self.finished
+
+    def next_block(self, most: int | None = None) -> Block:
+        """The next tokens, at most `most`; no row of it needs logits."""
+        start = self.sequence.length
+        self._block = self.tokens[start:][:most]
+        return Block(self._block, 0, prefill=True)
+
+    def accept(self, rows: StepResult, place: int) -> Step:
+        """Pool the block's hidden states. The step is empty: `result` is what counts."""
+        hidden = rows.taps[place][tap_name(FINAL_NORM)]
+        start = self.sequence.length
+        self.sequence.commit(len(self._block))
+        if self._pooling == "mean":
+            for row in hidden:  # one by one, so that the sum does not depend on the blocks
+                self._sum = row + (0.0 if self._sum is None else self._sum)
+        elif self._pooling == "last" or not start:
+            self._sum = hidden[-1 if self._pooling == "last" else 0].astype(np.float64)
+        if self.sequence.length == self.count:
+            assert self._sum is not None
+            self.result = Embedding(normalized(self._sum), self.count)
+        return Step(len(self._block), ())
+
+    def close(self) -> None:
+        """End here: without a result if blocks are left. The sequence is the caller's."""
+
+
+def normalized(vector: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    """The vector over its length, [d] float32; one of length 0 as it is."""
+    wide = vector.astype(np.float64)
+    return (wide / (float(np.linalg.norm(wide)) or 1.0)).astype(np.float32)

@@ -1,0 +1,150 @@
+"""POST /v1/embeddings: a vector of length 1 for each text, of an embedding model.
+
+Texts are pooled beside the answers of other requests, a few at a time: each holds KV until it ends.
+"""
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from paceline.decoding.types import FINAL_NORM
+from paceline.runtime.options import check
+from paceline.runtime.pooled import Embedding, normalized
+from paceline.server.api.endpoint import Endpoint
+from paceline.server.api.errors import ApiError
+from paceline.server.api.http import Reply
+from paceline.server.api.schema import Body, Prompts, parse
+from paceline.server.request import Event, QueuedRequest, ServerRequest
+from paceline.server.service import Service
+
+_MAX_TEXTS = 2048
+"""OpenAI's limit."""
+
+_AT_ONCE = 8
+"""Texts of a request that are in the scheduler."""
+
+
+class EmbeddingsBody(Body):
+    """POST /v1/embeddings."""
+
+    model: str | None = None
+    input: Prompts = Field(min_length=1, max_length=_MAX_TEXTS)
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1)
+    """Numbers of a vector that are kept, for models whose first ones are an embedding too."""
+
+
+def embeddings(service: Service) -> Endpoint:
+    """The endpoint."""
+
+    async def work(text: bytes, reply: Reply) -> None:
+        body, requests = await service.run_in_reader(_requests, service, text)
+        found = await _embedded(service, requests)
+        vectors = [_shortened(each.vector, body.dimensions) for each in found]
+        tokens = sum(each.tokens for each in found)
+        data = [
+            {"object": "embedding", "index": index, "embedding": _encoded(each, body)}
+            for index, each in enumerate(vectors)
+        ]
+        used = {"prompt_tokens": tokens, "total_tokens": tokens}
+        await reply.json({"object": "list", "data": data, "model": service.name, "usage": used})
+
+    return Endpoint(service, work)
+
+
+def _requests(service: Service, text: bytes) -> tuple[EmbeddingsBody, list[ServerRequest]]:
+    """A body, and a request to the scheduler for each of its texts."""
+    body = parse(EmbeddingsBody, text)
+    service.check_model(body.model)
+    facts, engine = service.files.facts, service.scheduler.model.engine
+    if facts.pooling is None or FINAL_NORM not in engine.taps:
+        raise ApiError(
+            f"{service.name} makes no embeddings; serve an embedding model whose GGUF file names "
+            "its pooling (mean, first or last) and whose attention is causal, such as "
+            "Qwen3-Embedding",
+            status=HTTPStatus.NOT_IMPLEMENTED,
+            code="not_implemented",
+        )
+    options = check({"max_tokens": 1, "drafter": "none"}, service.defaults)
+    found = []
+    for prompt in body.input:
+        tokens = service.prompt_tokens(prompt, field="input")
+        if facts.pooled_end is not None and tokens[-1] != facts.pooled_end:
+            tokens.append(facts.pooled_end)
+        found.append(
+            ServerRequest(
+                tokens,
+                options,
+                cached=False,
+                timeout=service.settings.request_seconds,
+                pooling=facts.pooling,
+            )
+        )
+    return body, found
+
+
+async def _embedded(service: Service, requests: Sequence[ServerRequest]) -> list[Embedding]:
+    """The embeddings, `_AT_ONCE` at a time; the first error ends all of them."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(request: ServerRequest) -> Embedding:
+        async with places:
+            return await _submitted(service, request)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(request)) for request in requests]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _submitted(service: Service, request: ServerRequest) -> Embedding:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[Event] = loop.create_future()
+
+    def listen(event: Event) -> None:  # in the engine's thread
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(_resolve, ended, event)
+
+    queued: QueuedRequest = service.scheduler.submit(request, listen)
+    try:
+        event = await ended
+    finally:
+        queued.cancel()
+    if isinstance(event, Exception):
+        raise event
+    assert isinstance(event, Embedding)
+    service.observer.on_embedding(event)
+    return event
+
+
+def _resolve(future: asyncio.Future[Event], event: Event) -> None:
+    if not future.done():
+        future.set_result(event)
+
+
+def _shortened(vector: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
+    """The first `dimensions` numbers, of length 1 again."""
+    if dimensions is None:
+        return vector
+    if dimensions > len(vector):
+        raise ApiError(
+            f"dimensions: is {dimensions}, and the model's vectors have {len(vector)}",
+            param="dimensions",
+        )
+    return normalized(vector[:dimensions])
+
+
+def _encoded(vector: npt.NDArray[np.float32], body: EmbeddingsBody) -> Any:
+    """A list of numbers, or base64 of little-endian float32, as OpenAI's clients decode it."""
+    if body.encoding_format == "base64":
+        return b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()

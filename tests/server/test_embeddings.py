@@ -1,0 +1,230 @@
+"""POST /v1/embeddings with tiny embedding models, against a plain computation of their vectors."""
+
+import base64
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import paceline
+from paceline.engines.openvino import OpenVinoEngine
+from support.server import Running, running
+from support.tiny import reference_hidden, write_tiny
+
+POOLINGS = {"mean": 1, "first": 2, "last": 3}
+TEXTS = ["the rain in the one", "a", "this is the assistant and that is the other one " * 6]
+END = 2
+
+
+def path_of(folder: Path, pooling: int | None, *, end: bool, **more: Any) -> Path:
+    fields = {"qwen3.pooling_type": pooling, "tokenizer.ggml.add_eos_token": end, **more}
+    return write_tiny(folder / "embedder.gguf", "qwen3", fields=fields)
+
+
+@pytest.fixture(scope="module", params=POOLINGS)
+def embedder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A server of a model of each pooling; that of the last token ends texts with one of its own."""
+    folder = tmp_path_factory.mktemp(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(folder / "cache"))
+        last = request.param == "last"
+        path = path_of(folder, POOLINGS[request.param], end=last)
+        with running(paceline.load(path, cache_tokens=2048, embeddings=True)) as made:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def last(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(folder / "cache"))
+        path = path_of(folder, POOLINGS["last"], end=True)
+        with running(paceline.load(path, cache_tokens=1024, embeddings=True)) as made:
+            yield made
+
+
+def vectors(server: Running, given: Any, **more: Any) -> np.ndarray:
+    """[texts, d] of a request that is all right."""
+    response = server.post("/v1/embeddings", {"input": given, **more})
+    assert response.status_code == 200, response.text
+    data = response.json()["data"]
+    assert [each["index"] for each in data] == [*range(len(data))]
+    return np.array([each["embedding"] for each in data], np.float32)
+
+
+def expected(server: Running, text: str) -> np.ndarray:
+    """[d], computed plainly, in float64."""
+    files = server.model.files
+    tokens = server.model.tokens(text, raw=True)
+    pooling = files.facts.pooling
+    rows = reference_hidden(files.path, tokens + [END] * (pooling == "last"))
+    pooled = {"mean": rows.mean(0), "first": rows[0], "last": rows[-1]}[str(pooling)]
+    return np.asarray(pooled / np.linalg.norm(pooled))
+
+
+def test_vectors_are_those_of_a_plain_computation(embedder: Running):
+    found = vectors(embedder, TEXTS)
+    for vector, text in zip(found, TEXTS, strict=True):
+        np.testing.assert_allclose(vector, expected(embedder, text), atol=2e-3)
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_vector_has_the_same_bits_alone_and_in_a_crowd(embedder: Running):
+    alone = [vectors(embedder, text)[0] for text in TEXTS]
+    many = TEXTS * 8
+    found: list[np.ndarray] = []
+    chats: list[str] = []
+
+    def chat() -> None:
+        body = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 30, "temperature": 0}
+        reply = embedder.post("/v1/chat/completions", body).json()
+        chats.append(reply["choices"][0]["message"]["content"])
+
+    tasks = [threading.Thread(target=lambda: found.append(vectors(embedder, many)))]
+    tasks += [threading.Thread(target=chat) for _ in range(2)]
+    for task in tasks:
+        task.start()
+    for task in tasks:
+        task.join()
+    for place, vector in enumerate(found[0]):
+        assert vector.tobytes() == alone[place % len(TEXTS)].tobytes(), f"text {place}"
+    chat()
+    assert set(chats) == {chats[-1]}, "answers beside embeddings"
+
+
+def test_the_client_of_openai_reads_base64(last: Running):
+    found = last.openai.embeddings.create(model="embedder", input=TEXTS)
+    plain = vectors(last, TEXTS)
+    for each, vector in zip(found.data, plain, strict=True):
+        np.testing.assert_array_equal(np.array(each.embedding, np.float32), vector)
+    counts = [len(last.model.tokens(text, raw=True)) + 1 for text in TEXTS]
+    assert found.usage.prompt_tokens == found.usage.total_tokens == sum(counts)
+    body = {"input": "a", "encoding_format": "base64"}
+    encoded = last.post("/v1/embeddings", body).json()["data"][0]["embedding"]
+    assert np.frombuffer(base64.b64decode(encoded), "<f4").tobytes() == plain[1].tobytes()
+
+
+def test_tokens_are_embedded_as_their_text(last: Running):
+    tokens = [last.model.tokens(text, raw=True) for text in TEXTS]
+    assert vectors(last, tokens).tobytes() == vectors(last, TEXTS).tobytes()
+    assert vectors(last, tokens[0]).tobytes() == vectors(last, [*tokens[0], END]).tobytes()
+
+
+def test_fewer_dimensions_are_the_first_ones_with_length_1(last: Running):
+    (whole,), (short,) = vectors(last, "a"), vectors(last, "a", dimensions=16)
+    np.testing.assert_allclose(short, whole[:16] / np.linalg.norm(whole[:16]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ""}, "empty"),
+        ({"input": ["a", ""]}, "empty"),
+        ({"input": [[]]}, "empty"),
+        ({"input": [1, -1]}, "input: has token ids outside 0 to 319"),
+        ({"input": [10**30]}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": "a " * 600}, "context"),
+        ({"input": "a", "dimensions": 65}, "dimensions: is 65, and the model's vectors have 64"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_request_is_refused_by_name(last: Running, body: Any, named: str):
+    response = last.post("/v1/embeddings", body)
+    assert response.status_code == 400, response.text
+    assert named in response.json()["error"]["message"]
+    last.rest()
+
+
+def test_another_model_is_not_here(last: Running):
+    response = last.post("/v1/embeddings", {"input": "a", "model": "another"})
+    assert response.status_code == 404
+
+
+def test_a_client_that_leaves_ends_its_texts(last: Running, monkeypatch: pytest.MonkeyPatch):
+    last.rest()
+    started, step = threading.Event(), OpenVinoEngine.step
+    left = threading.Event()
+    calls = []
+
+    def waits(self: Any, work: Any) -> Any:
+        calls.append(len(work))
+        started.set()
+        assert left.wait(20)
+        return step(self, work)
+
+    monkeypatch.setattr(OpenVinoEngine, "step", waits)
+
+    def leave() -> None:
+        with pytest.raises(httpx.TimeoutException):
+            last.post("/v1/embeddings", {"input": ["a"] * 500}, timeout=0.3)
+        left.set()
+
+    client = threading.Thread(target=leave)
+    client.start()
+    assert started.wait(20)
+    client.join()
+    last.rest()
+    assert sum(calls) < 100, "of 500 texts"
+    assert last.model.engine.free_slots == 1024
+
+
+def test_an_error_of_the_engine_ends_the_request_alone(
+    last: Running, monkeypatch: pytest.MonkeyPatch
+):
+    step = OpenVinoEngine.step
+
+    def fails(self: Any, work: Any) -> Any:
+        if any(7 in block.tokens for _, block in work):
+            raise RuntimeError("seven")
+        return step(self, work)
+
+    good = vectors(last, [3, 4, 5])
+    monkeypatch.setattr(OpenVinoEngine, "step", fails)
+    found: list[np.ndarray] = []
+    other = threading.Thread(target=lambda: found.append(vectors(last, [[3, 4, 5]] * 20)))
+    other.start()
+    response = last.post("/v1/embeddings", {"input": [[3], [4, 7]]})
+    other.join()
+    assert response.status_code == 500
+    assert (found[0] == good).all()
+
+
+def test_embedded_texts_are_counted(last: Running):
+    def counted(name: str) -> float:
+        lines = observed.get("/metrics").text.splitlines()
+        (line,) = [line for line in lines if line.startswith(f"paceline_{name}_total{{")]
+        return float(line.split()[-1])
+
+    before = counted("embeddings"), counted("embedded_tokens")
+    vectors(last, [[3, 4, 5], [6]])
+    assert (counted("embeddings"), counted("embedded_tokens")) == (before[0] + 2, before[1] + 6)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "more"),
+    [(None, {}), (0, {}), (4, {}), (1, {"qwen3.attention.causal": False})],
+    ids=["none named", "type none", "rank", "both directions"],
+)
+def test_a_model_without_a_pooling_says_501(
+    pooling: int | None, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    path = path_of(tmp_path, pooling, end=False, **more)
+    with running(paceline.load(path, cache_tokens=512, embeddings=True)) as server:
+        response = server.post("/v1/embeddings", {"input": "a"})
+        assert response.status_code == 501
+        error = response.json()["error"]
+        assert error["code"] == "not_implemented"
+        assert "embedder makes no embeddings" in error["message"]
