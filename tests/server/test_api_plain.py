@@ -100,7 +100,7 @@ def test_health_is_ok_until_the_engine_ends(own_server: Running):
     assert own_server.get("/v1/health").status_code == 503
 
 
-def test_embeddings_are_refused_as_not_implemented(server: Running):
+def test_embeddings_of_a_model_that_answers_are_refused(server: Running):
     answer = server.post("/v1/embeddings", {"model": "tiny", "input": "a"})
     assert answer.status_code == 501
     assert answer.json()["error"]["code"] == "not_implemented"

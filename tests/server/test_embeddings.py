@@ -29,7 +29,7 @@ def path_of(folder: Path, pooling: int | None, *, end: bool, **more: Any) -> Pat
 def embedder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """A server of a model of each pooling; that of the last token ends texts with one of its own."""
+    """A server of each pooling; that of the last token ends texts with one of its own."""
     folder = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(folder / "cache"))
@@ -82,7 +82,11 @@ def test_a_vector_has_the_same_bits_alone_and_in_a_crowd(embedder: Running):
     chats: list[str] = []
 
     def chat() -> None:
-        body = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 30, "temperature": 0}
+        body = {
+            "messages": [{"role": "user", "content": TEXTS[0]}],
+            "max_tokens": 30,
+            "temperature": 0,
+        }
         reply = embedder.post("/v1/chat/completions", body).json()
         chats.append(reply["choices"][0]["message"]["content"])
 
@@ -203,8 +207,8 @@ def test_an_error_of_the_engine_ends_the_request_alone(
 
 def test_embedded_texts_are_counted(last: Running):
     def counted(name: str) -> float:
-        lines = observed.get("/metrics").text.splitlines()
-        (line,) = [line for line in lines if line.startswith(f"paceline_{name}_total{{")]
+        lines = last.get("/metrics").text.splitlines()
+        (line,) = [line for line in lines if line.startswith(f"paceline_{name}_total ")]
         return float(line.split()[-1])
 
     before = counted("embeddings"), counted("embedded_tokens")
