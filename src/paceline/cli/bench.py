@@ -16,6 +16,7 @@ from paceline.cli.console import (
     progress_of,
 )
 from paceline.cli.options import (
+    ApiKey,
     MaxTokens,
     ModelOptions,
     Output,
@@ -320,7 +321,7 @@ def peers(
     served_model: Annotated[
         str | None, Option(metavar="NAME", help="model of a server; default: its first")
     ] = None,
-    api_key: Annotated[str | None, Option(help="API key of a server")] = None,
+    api_key: ApiKey = None,
     plain: Annotated[
         str | None, Option(metavar="JSON", help="fields of a server's request without speculation")
     ] = None,
@@ -375,7 +376,7 @@ def serve(
     *,
     url: Annotated[str, Option(help="base URL of the server")] = "http://127.0.0.1:8000/v1",
     model: Annotated[str | None, Option(help="default: the server's first")] = None,
-    api_key: Annotated[str | None, Option(help="API key of the server")] = None,
+    api_key: ApiKey = None,
     clients: Annotated[
         list[int],
         declare.several(

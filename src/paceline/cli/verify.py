@@ -6,7 +6,16 @@ from typer import Option
 
 from paceline.cli import declare
 from paceline.cli.console import check_writable, load_model, print_report, progress_of
-from paceline.cli.options import MaxTokens, ModelOptions, Output, ResultFile, Suite, command, group
+from paceline.cli.options import (
+    ApiKey,
+    MaxTokens,
+    ModelOptions,
+    Output,
+    ResultFile,
+    Suite,
+    command,
+    group,
+)
 from paceline.errors import InvalidRequest
 
 app = group()
@@ -33,7 +42,7 @@ def verify(
     served_model: Annotated[
         str | None, Option(metavar="NAME", help="with --url: its model; default: its first")
     ] = None,
-    api_key: Annotated[str | None, Option(help="with --url: API key")] = None,
+    api_key: ApiKey = None,
     plain: Annotated[
         str | None,
         Option(metavar="JSON", help="with --url: fields of a request without speculation"),

@@ -21,6 +21,8 @@ TEXT = "the same text as ever"
 SILENCE = "-"
 """Sent as an answer without a text."""
 
+END = 'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+
 
 class FakeServer(ThreadingHTTPServer):
     """Answers chat completions with `answer`; knows how many requests there are, and were."""
@@ -33,6 +35,10 @@ class FakeServer(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.open = self.asked = 0
         self.key: str | None = None
+        self.locked = False
+        """Whether answers need a key that models do not."""
+        self.stream: str | None = None
+        """Sent in place of the usual events."""
 
     @property
     def url(self) -> str:
@@ -59,8 +65,14 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             with server.lock:
                 server.open -= 1
+        if server.locked:
+            self.send(401, b"no")
+            return
         if not text:
-            self.send(404, b"no such model")
+            self.send(404, b"<html>\n<h1>no such model</h1>\n</html>\n")
+            return
+        if server.stream is not None:
+            self.send(200, server.stream.encode())
             return
         content = "" if text == SILENCE else text
         events = (
@@ -212,9 +224,85 @@ def test_our_server_keeps_every_text_under_load(tiny_model: Model, verify: Found
     assert {each["texts"] for each in found["conditions"].values()} == {6}
 
 
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (
+            'data: {"choices": [{"delta": {"content": "a"}}]}\n\n',
+            "without a finish_reason or [DONE]",
+        ),
+        ("data: 7\n\n", "no chunk of a chat completion"),
+        ('data: {"choices": [3]}\n\n', "no chunk of a chat completion"),
+        ('data: {"choices": {"a": 1}}\n\n', "no chunk of a chat completion"),
+        ("data: {\n\n", "no chunk of a chat completion"),
+        ('data: {"error": {"message": "no memory"}}\n\n', "no memory"),
+        ('data: {"usage": 3}\n\n', "no chunk of a chat completion"),
+    ],
+)
+def test_a_stream_that_is_no_answer_is_a_failed_request(
+    stream: str, reason: str, verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        server.stream = stream if server.asked == 9 else None
+        return TEXT
+
+    with serving(answer) as server:
+        code, found = verify(server.url, "--clients", "1")
+        assert (code, found["changed"], len(found["failed"])) == (1, [], 1)
+        assert reason in found["failed"][0]
+        server.stream, server.answer = stream, lambda *_: TEXT
+        assert main(["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert (said.count("\n"), reason in said) == (1, True)
+
+
+def test_thoughts_are_part_of_the_text(verify: Found):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        thought = "two" if server.asked == 9 else "one"
+        delta = {"choices": [{"delta": {"reasoning_content": thought, "content": "a"}}]}
+        server.stream = f"data: {json.dumps(delta)}\n\n{END}"
+        return TEXT
+
+    with serving(answer) as server:
+        code, found = verify(server.url, "--clients", "1")
+    assert code == 1
+    (changed,) = found["changed"]
+    assert (changed["prompt"], changed["first"], changed["other"]) == ("p2", "onea", "twoa")
+
+
+def test_few_prompts_are_repeated_for_a_crowd(verify: Found, prompts: Path):
+    most = 0
+
+    def answer(server: FakeServer, body: dict[str, Any]) -> str:
+        nonlocal most
+        assert body["seed"] == 0
+        if server.asked > 4:  # of two prompts alone, twice
+            until(lambda: most > 5 or server.open > 5)
+            most = max(most, server.open)
+        return TEXT
+
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[:2]))
+    with serving(answer) as server:
+        code, found = verify(server.url, "--clients", "6", "--rounds", "1")
+    assert (code, most) == (0, 6)
+    assert found["conditions"]["as served, 6 at once"]["texts"] == 6
+
+
+def test_the_key_may_come_from_the_environment(verify: Found, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PACELINE_API_KEY", "secret")
+    with serving(lambda *_: TEXT) as server:
+        server.key = "secret"
+        assert verify(server.url)[0] == 0
+
+
 def no_model(server: FakeServer) -> list[str]:
     server.answer = lambda *_: ""
     return ["--served-model", "other"]
+
+
+def no_answers(server: FakeServer) -> list[str]:
+    server.locked = True
+    return []
 
 
 def a_key(server: FakeServer) -> list[str]:
@@ -225,7 +313,8 @@ def a_key(server: FakeServer) -> list[str]:
 @pytest.mark.parametrize(
     ("mistake", "reason"),
     [
-        (no_model, "does not answer for the model other: "),
+        (no_model, "does not answer for the model other: status 404: <html> <h1>no such"),
+        (no_answers, "status 401: no; give another API key with --api-key"),
         (a_key, "requires another API key (status 401); give it with --api-key"),
         (lambda _: ["--plain", "{}"], "--plain and --speculation go together"),
         (lambda _: ["--drafter", "suffix"], "leave out --url"),

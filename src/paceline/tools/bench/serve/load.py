@@ -49,6 +49,7 @@ class Sample:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     text: str = ""
+    """Of thoughts, too."""
     error: str | None = None
 
     @property
@@ -201,43 +202,59 @@ async def _send(client: Any, endpoint: Endpoint, prompt: SuitePrompt, began: flo
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
+        "seed": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
         **json.loads(endpoint.extra),
     }
     found: dict[str, Any] = {}
     pieces: list[str] = []
+    ended = False
     try:
         async with client.stream(
             "POST", f"{endpoint.url}/chat/completions", json=body, headers=_headers(endpoint.key)
         ) as answer:
             await _check(answer)
             async for line in answer.aiter_lines():
-                _read_line(line, started, found, pieces)
-    except (httpx.HTTPError, _NotAnsweredError, ValueError) as error:
+                ended |= _read_line(line, started, found, pieces)
+        if not ended:
+            found["error"] = "the stream ended without a finish_reason or [DONE]"
+    except httpx.HTTPError as error:
         found["error"] = f"{type(error).__name__}: {error}"
+    except _NotAnsweredError as error:
+        found["error"] = str(error)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        found["error"] = "an event is no chunk of a chat completion"
     return Sample(prompt.id, started - began, perf_counter() - began, text="".join(pieces), **found)
 
 
 async def _check(answer: Any) -> None:
     if answer.status_code != 200:
         await answer.aread()
-        raise _NotAnsweredError(f"status {answer.status_code}: {answer.text[:200]}")
+        said = " ".join(answer.text.split())[:200]
+        key = "; give another API key with --api-key" if answer.status_code in (401, 403) else ""
+        raise _NotAnsweredError(f"status {answer.status_code}: {said}{key}")
 
 
 class _NotAnsweredError(PacelineError):
     """The server returned an error."""
 
 
-def _read_line(line: str, started: float, found: dict[str, Any], pieces: list[str]) -> None:
-    """Read one line of the event stream into `found` and `pieces`."""
-    if not line.startswith("data:") or line.endswith("[DONE]"):
-        return
+def _read_line(line: str, started: float, found: dict[str, Any], pieces: list[str]) -> bool:
+    """Read one line of the event stream into `found` and `pieces`; whether it ends the answer."""
+    if not line.startswith("data:"):
+        return False
+    if line.removeprefix("data:").strip() == "[DONE]":
+        return True
+    ended = False
     chunk = json.loads(line.removeprefix("data:"))
     if "error" in chunk:
         raise _NotAnsweredError(str(chunk["error"]))
     for choice in chunk.get("choices") or ():
-        if text := (choice.get("delta") or {}).get("content"):
+        delta = choice.get("delta") or {}
+        ended |= bool(choice.get("finish_reason"))
+        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        if text := thought + (delta.get("content") or ""):
             found.setdefault("first", perf_counter() - started)
             pieces.append(text)
     if usage := chunk.get("usage"):
@@ -245,6 +262,7 @@ def _read_line(line: str, started: float, found: dict[str, Any], pieces: list[st
         found["prompt_tokens"] = usage.get("prompt_tokens", 0)
         details = usage.get("prompt_tokens_details") or {}
         found["cached_tokens"] = details.get("cached_tokens") or 0
+    return ended
 
 
 def _headers(key: str | None) -> dict[str, str]:
