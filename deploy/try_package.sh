@@ -28,3 +28,4 @@ assert answer["exact"] and answer["completion_tokens"] == 16, answer
 print("from the wheel:", answer["text"])
 END
 "$work/wheel/bin/paceline" --version
+test -s "$work/wheel/share/man/man1/paceline.1"

@@ -1,0 +1,34 @@
+"""The man page in deploy/ is that of today's commands."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import COMMANDS
+from support.scripts import ROOT, script
+
+PAGE: Path = ROOT / "deploy/paceline.1"
+
+
+def test_the_man_page_is_that_of_todays_help():
+    made = script("man_page", ROOT / "deploy").man_page()
+    assert PAGE.read_text() == made, "run `python deploy/man_page.py`"
+
+
+def test_the_man_page_has_every_command():
+    text = PAGE.read_text().replace("\\-", "-")
+    for command in COMMANDS:
+        assert f"\n.SS paceline {command}" in text
+    for option in ("--json", "--max-block", "--prompt-cache", "--speculation"):
+        assert f"\n.B {option}" in text
+
+
+def test_the_man_page_is_sound_roff():
+    mandoc = shutil.which("mandoc")
+    if mandoc is None:
+        pytest.skip("mandoc is not installed")
+    words = [mandoc, "-Tlint", "-W", "error", PAGE]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
