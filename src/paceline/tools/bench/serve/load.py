@@ -197,12 +197,12 @@ async def _send(client: Any, endpoint: Endpoint, prompt: SuitePrompt, began: flo
         "model": endpoint.model,
         "messages": list(prompt.messages),
         "max_tokens": endpoint.max_tokens,
-        # Greedy, whatever the server's defaults are.
+        # Greedy, whatever the server's defaults are. No seed: there is nothing to draw, and
+        # mlx-lm's server takes a request that has one out of its batch.
         "temperature": 0,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "seed": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
         **json.loads(endpoint.extra),
@@ -231,9 +231,14 @@ async def _send(client: Any, endpoint: Endpoint, prompt: SuitePrompt, began: flo
 async def _check(answer: Any) -> None:
     if answer.status_code != 200:
         await answer.aread()
-        said = " ".join(answer.text.split())[:200]
+        said = _one_line(answer.text)
         key = "; give another API key with --api-key" if answer.status_code in (401, 403) else ""
         raise _NotAnsweredError(f"status {answer.status_code}: {said}{key}")
+
+
+def _one_line(error: object) -> str:
+    """The start of an error's text, which may be a page of HTML, without its line breaks."""
+    return " ".join(str(error).split())[:200]
 
 
 class _NotAnsweredError(PacelineError):
@@ -248,8 +253,8 @@ def _read_line(line: str, started: float, found: dict[str, Any], pieces: list[st
         return True
     ended = False
     chunk = json.loads(line.removeprefix("data:"))
-    if "error" in chunk:
-        raise _NotAnsweredError(str(chunk["error"]))
+    if error := chunk.get("error"):
+        raise _NotAnsweredError(_one_line(error))
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
         ended |= bool(choice.get("finish_reason"))

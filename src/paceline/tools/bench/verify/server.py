@@ -86,12 +86,13 @@ def verify_server(
     for each in others:
         order = [*prompts.prompts[each.turn :], *prompts.prompts[: each.turn]]
         endpoint = endpoints[each.mode]
-        with progress.task(each.condition, len(order), unit="requests") as reach:
+        requests = max(len(order), each.clients)  # few prompts are repeated
+        with progress.task(each.condition, requests, unit="requests") as reach:
             run = closed_loop(
                 endpoint,
                 order,
                 clients=each.clients,
-                requests=max(len(order), each.clients),  # few prompts are repeated
+                requests=requests,
                 watch=_counting(reach),
             )
         found = [one for one in run.samples if not expected[one.prompt].error]
