@@ -1,5 +1,7 @@
 """Every command in the docs exists, with the options that are shown; other programs are listed.
 
+`test_docs_commands_run.py` runs those that are cheap.
+
 Python runs with the default model, but where NEEDS has a reason.
 """
 
@@ -7,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,9 @@ from typer._click import ClickException
 
 import paceline
 from paceline import Model
+from support.docs import BLOCK, PAGES, ROOT, commands, words_of
 from support.words import parse
 
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "recipes").rglob("*.md")),
-]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-SHELL = {"sh", "bash", "console"}
 # Programs that are not paceline, and why this test does not run them.
 OTHERS = {
     "claude": "another program; benchmarks/clients has what was tried with it",
@@ -35,24 +29,6 @@ OTHERS = {
     "python3": "CI runs both lines of the README",
     "vllm": "another program",
 }
-
-
-def commands() -> list[tuple[str, str]]:
-    """The page and the words of every command line, continued lines joined."""
-    found = []
-    for page in PAGES:
-        for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
-            if language in SHELL:
-                lines = code.replace("\\\n", " ").splitlines()
-                found += [(page.name, line) for line in lines if line.strip()]
-    return found
-
-
-def words_of(line: str) -> list[str]:
-    """The words of the last command of a line, without settings, redirections and comments."""
-    words = shlex.split(line.rpartition("&&")[2], comments=True)
-    words = list(dropwhile(re.compile(r"[A-Z_]+=").match, words))
-    return words[: words.index("<")] if "<" in words else words
 
 
 @pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
