@@ -33,7 +33,7 @@ OF_GGUF_FILES = {
 OF_HYBRIDS = {"soak-hybrid"}
 """With a GGUF file of a model with recurrent states."""
 
-WITHOUT_ENGINE = {"verify-llama-cpp", "verify-server", "zaya-lesson"}
+WITHOUT_ENGINE = {"verify-llama-cpp", "verify-llama-cpp-lookup", "verify-server", "zaya-lesson"}
 """Texts of a server, which does not say what its engine is; counts of multiplications and bytes."""
 
 
