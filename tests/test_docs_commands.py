@@ -24,6 +24,7 @@ OTHERS = {
     "claude": "another program; benchmarks/clients has what was tried with it",
     "docker": "needs a daemon",
     "jq": "another program",
+    "nginx": "another program; tests/server/test_behind_nginx.py runs it with this file",
     "pip": "installs packages",
     "python": "a script of ours: its options are read",
     "python3": "CI runs both lines of the README",

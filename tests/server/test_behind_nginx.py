@@ -1,0 +1,143 @@
+"""Two servers after nginx with deploy/nginx.conf: sessions stay, and one server may be killed."""
+
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.command import Command, free_port, served
+from support.scripts import ROOT
+from support.server import HTTP
+from support.waiting import PATIENCE, until
+
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+SESSIONS = [f"session-{number}" for number in range(8)]
+CHAT = "/v1/chat/completions"
+
+pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+
+
+class Proxied:
+    """Two servers, and the proxy before them."""
+
+    def __init__(self, url: str, servers: list[Command]) -> None:
+        self.url, self.servers = url, servers
+
+    def answered(self) -> list[float]:
+        """Answers of each server so far."""
+        return [counted(server.url) for server in self.servers]
+
+    def ask(self, session: str, *, tokens: int = 12) -> Any:
+        body = {"messages": [turn(session)], "max_tokens": tokens, "temperature": 0}
+        response = HTTP.post(self.url + CHAT, json=body, headers={"x-session-id": session})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def stream(self, session: str, begun: threading.Barrier, found: dict[str, str]) -> None:
+        """Read a long answer to its end, or to the end of its server."""
+        body = {
+            "messages": [turn(session)],
+            # Long enough that none has ended when all have begun.
+            **{"max_tokens": 300, "n": 4, "ignore_eos": True, "stream": True},
+            "speculation": {"drafter": "none"},
+        }
+        headers, text = {"x-session-id": session}, ""
+        try:
+            with HTTP.stream("POST", self.url + CHAT, json=body, headers=headers) as response:
+                lines = response.iter_lines()
+                text = next(lines)
+                begun.wait(PATIENCE)
+                text += "\n".join(lines)
+        except httpx.HTTPError:
+            pass
+        found[session] = text
+
+
+def turn(session: str) -> dict[str, str]:
+    return {
+        "role": "user",
+        "content": f"{session}: " + "this is the one and that is the other " * 8,
+    }
+
+
+def counted(url: str) -> float:
+    lines = HTTP.get(url + "/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if "paceline_answers_total{" in line)
+
+
+@pytest.fixture
+def proxied(tiny_gguf: Path, cache: Path, tmp_path: Path) -> Iterator[Proxied]:
+    """In a folder of its own, at free ports."""
+    ports = {each: str(free_port()) for each in ("8000", "8001", "8002")}
+    text = (ROOT / "deploy/nginx.conf").read_text()
+    for stated, port in ports.items():
+        assert f"127.0.0.1:{stated}" in text
+        text = text.replace(f"127.0.0.1:{stated}", f"127.0.0.1:{port}")
+    (tmp_path / "nginx.conf").write_text(text)
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(served(tiny_gguf, cache, "--port", ports[each]))
+            for each in ("8001", "8002")
+        ]
+        assert all(server.url for server in servers)
+        proxy = subprocess.Popen(
+            [str(NGINX), "-p", str(tmp_path), "-c", "nginx.conf", "-g", "daemon off;"],
+            stderr=subprocess.PIPE,
+        )
+        stack.callback(proxy.wait)
+        stack.callback(proxy.terminate)
+        url = f"http://127.0.0.1:{ports['8000']}"
+        until(lambda: proxy.poll() is not None or listens(url))
+        assert proxy.poll() is None, proxy.communicate()[1]
+        yield Proxied(url, servers)
+
+
+def listens(url: str) -> bool:
+    try:
+        return HTTP.get(url + "/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_sessions_stay_and_a_killed_server_loses_only_its_own_requests(proxied: Proxied):
+    texts, place = {}, {}
+    for session in SESSIONS:
+        before = proxied.answered()
+        texts[session] = text_of(proxied.ask(session))
+        place[session] = proxied.answered()[0] > before[0]
+    assert {*place.values()} == {True, False}, "both servers have sessions"
+    for session in SESSIONS:
+        again = proxied.ask(session)
+        assert text_of(again) == texts[session]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64, session
+
+    found: dict[str, str] = {}
+    begun = threading.Barrier(len(SESSIONS) + 1)
+    clients = [
+        threading.Thread(target=proxied.stream, args=(session, begun, found))
+        for session in SESSIONS
+    ]
+    for client in clients:
+        client.start()
+    begun.wait(PATIENCE)  # every answer has begun
+    proxied.servers[0].process.send_signal(signal.SIGKILL)
+    for client in clients:
+        client.join()
+    assert len(found) == len(SESSIONS)
+    whole = {session for session, text in found.items() if text.rstrip().endswith("[DONE]")}
+    assert whole >= {session for session in SESSIONS if not place[session]}
+    assert len(whole) < len(SESSIONS), "nothing was lost: the server was killed too late"
+    for session in SESSIONS:  # those of the killed server go to the other one
+        assert text_of(proxied.ask(session)) == texts[session]
+
+
+def text_of(answer: Any) -> str:
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
