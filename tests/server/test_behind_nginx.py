@@ -1,8 +1,6 @@
 """Two servers after nginx with deploy/nginx.conf: sessions stay, and one server may be killed."""
 
-import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,11 +11,10 @@ import httpx
 import pytest
 
 from support.command import Command, free_port, served
-from support.scripts import ROOT
+from support.nginx import NGINX, proxied
 from support.server import HTTP
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE
 
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 SESSIONS = [f"session-{number}" for number in range(8)]
 CHAT = "/v1/chat/completions"
 
@@ -73,61 +70,39 @@ def counted(url: str) -> float:
 
 
 @pytest.fixture
-def proxied(tiny_gguf: Path, cache: Path, tmp_path: Path) -> Iterator[Proxied]:
-    """In a folder of its own, at free ports."""
-    ports = {each: str(free_port()) for each in ("8000", "8001", "8002")}
-    text = (ROOT / "deploy/nginx.conf").read_text()
-    for stated, port in ports.items():
-        assert f"127.0.0.1:{stated}" in text
-        text = text.replace(f"127.0.0.1:{stated}", f"127.0.0.1:{port}")
-    (tmp_path / "nginx.conf").write_text(text)
+def two(tiny_gguf: Path, cache: Path, tmp_path: Path) -> Iterator[Proxied]:
+    """At free ports."""
+    ports = [free_port(), free_port()]
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(served(tiny_gguf, cache, "--port", ports[each]))
-            for each in ("8001", "8002")
+            stack.enter_context(served(tiny_gguf, cache, "--port", str(port))) for port in ports
         ]
         assert all(server.url for server in servers)
-        proxy = subprocess.Popen(
-            [str(NGINX), "-p", str(tmp_path), "-c", "nginx.conf", "-g", "daemon off;"],
-            stderr=subprocess.PIPE,
-        )
-        stack.callback(proxy.wait)
-        stack.callback(proxy.terminate)
-        url = f"http://127.0.0.1:{ports['8000']}"
-        until(lambda: proxy.poll() is not None or listens(url))
-        assert proxy.poll() is None, proxy.communicate()[1]
-        yield Proxied(url, servers)
+        yield Proxied(stack.enter_context(proxied(ports, tmp_path)), servers)
 
 
-def listens(url: str) -> bool:
-    try:
-        return HTTP.get(url + "/health").status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def test_sessions_stay_and_a_killed_server_loses_only_its_own_requests(proxied: Proxied):
+def test_sessions_stay_and_a_killed_server_loses_only_its_own_requests(two: Proxied):
     texts, place = {}, {}
     for session in SESSIONS:
-        before = proxied.answered()
-        texts[session] = text_of(proxied.ask(session))
-        place[session] = proxied.answered()[0] > before[0]
+        before = two.answered()
+        texts[session] = text_of(two.ask(session))
+        place[session] = two.answered()[0] > before[0]
     assert {*place.values()} == {True, False}, "both servers have sessions"
     for session in SESSIONS:
-        again = proxied.ask(session)
+        again = two.ask(session)
         assert text_of(again) == texts[session]
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64, session
 
     found: dict[str, str] = {}
     begun = {True: threading.Event(), False: threading.Event()}
     clients = [
-        threading.Thread(target=proxied.stream, args=(session, begun[place[session]], found))
+        threading.Thread(target=two.stream, args=(session, begun[place[session]], found))
         for session in SESSIONS
     ]
     for client in clients:
         client.start()
     assert begun[True].wait(PATIENCE)
-    proxied.servers[0].process.send_signal(signal.SIGKILL)
+    two.servers[0].process.send_signal(signal.SIGKILL)
     for client in clients:
         client.join()
     assert len(found) == len(SESSIONS)
@@ -135,7 +110,7 @@ def test_sessions_stay_and_a_killed_server_loses_only_its_own_requests(proxied: 
     assert whole >= {session for session in SESSIONS if not place[session]}
     assert len(whole) < len(SESSIONS), "nothing was lost: the server was killed too late"
     for session in SESSIONS:  # those of the killed server go to the other one
-        assert text_of(proxied.ask(session)) == texts[session]
+        assert text_of(two.ask(session)) == texts[session]
 
 
 def text_of(answer: Any) -> str:
