@@ -24,6 +24,7 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     "openvino-lfm2": lambda request: _hybrid("lfm2", request),
     "openvino-lfm2_moe": lambda request: _hybrid("lfm2_moe", request),
     "openvino-qwen3_5": lambda request: _hybrid("qwen3_5_text", request),
+    "openvino-qwen3_5_moe": lambda request: _hybrid("qwen3_5_moe_text", request),
     "coreml": lambda request: _coreml(request.getfixturevalue("tmp_path_factory")),
     **{f"mlx-{name}": partial(mlx.engine, name) for name in mlx.CASES},
 }

@@ -22,7 +22,7 @@ from support.engine_rows import feed, random_text, run
 from support.hybrids import state_of
 from support.tiny_checkpoints import write_gguf_of
 
-FORMS = ("lfm2", "lfm2_moe", "qwen3_5_text")
+FORMS = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text")
 CONTEXT = 512
 PROMPT = 70
 WIDE = "[?,?,64]"

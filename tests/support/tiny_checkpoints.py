@@ -55,6 +55,15 @@ _LONGROPE = {
     "long_factor": [2.0 + i for i in range(16)],
 }
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+_QWEN35 = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16},
+    **{"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4},
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "rope_parameters": {
+        **{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        **{"mrope_section": [2, 1, 1], "mrope_interleaved": True},
+    },
+}
 _GPT_OSS: dict[str, Any] = {
     **_SIZES,
     **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
@@ -174,14 +183,12 @@ FORMS: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv", "conv"],
     },
     "qwen3_5_text": {
-        **{**_SIZES, "model_type": "qwen3_5_text", "num_hidden_layers": 4},
-        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16},
-        **{"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4},
-        "layer_types": [*["linear_attention"] * 3, "full_attention"],
-        "rope_parameters": {
-            **{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-            **{"mrope_section": [2, 1, 1], "mrope_interleaved": True},
-        },
+        **{**_SIZES, **_QWEN35, "model_type": "qwen3_5_text", "num_hidden_layers": 4},
+    },
+    "qwen3_5_moe_text": {
+        **{**_SIZES, **_MOE, **_QWEN35, "model_type": "qwen3_5_moe_text", "num_hidden_layers": 4},
+        **{"intermediate_size": None, "moe_intermediate_size": 64},
+        "shared_expert_intermediate_size": 96,
     },
     "minicpm": {
         **{**_SIZES, "model_type": "minicpm", "head_dim": 16, "rope_theta": 10000.0},

@@ -25,7 +25,7 @@ FAMILIES = (
     *("exaone4", "gemma", "gemma3", "gemma4", "glm4moe", "gpt-oss", "hunyuan-dense", "lfm2"),
     "lfm2moe",
     *("llama", "minicpm", "mistral3", "olmoe", "phi3", "qwen2", "qwen3", "qwen35", "qwen3moe"),
-    "smollm3",
+    *("qwen35moe", "smollm3"),
 )
 """`general.architecture` of the families that tests/conformance/test_gguf_families.py proves."""
 
@@ -34,7 +34,7 @@ WITH_OPTIMUM = ("glm4", "granite", "olmo2")
 CAPPED = ("gemma2",)
 """Families whose attention PagedAttention does not compute; optimum-intel 2.2 refuses them, too."""
 
-_LEAVE_OUT = ("qwen35",)
+_LEAVE_OUT = ("qwen35", "qwen35moe")
 """Families whose layers that predict the tokens after the next are left out of the graph."""
 
 WEIGHTS = (

@@ -4,6 +4,7 @@ Rows are [1, 1, rows, width] float32 throughout, as in the frontend's graphs. No
 frontend's names where others look for them.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +50,10 @@ class Blocks:
             raise ModelError(f"{self._path} has no tensor {name}; fetch or convert it again")
         return self._tensors[name]
 
+    def has(self, name: str) -> bool:
+        """Whether there is a matrix `name`."""
+        return f"{name}.weight" in self._tensors
+
     def embed(self, name: str) -> tuple[Any, Any]:
         """The tokens' rows of the matrix `name`, and the matrix."""
         from openvino import opset13
@@ -72,20 +77,39 @@ class Blocks:
         weight = floats(self.tensor(f"{name}.weight"))
         return opset13.multiply(scaled, weight, name=node or None).output(0)
 
-    def attend(self, rows: Any, layer: int, heads: int, kv_heads: int) -> Any:
-        """Attention whose queries and keys are normalized head by head, then rotated by halves."""
+    def attend(
+        self,
+        rows: Any,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        *,
+        rotary: int | None = None,
+        gated: bool = False,
+    ) -> Any:
+        """Attention whose queries and keys are normalized head by head, then rotated by halves.
+
+        `rotary` is the number of a head's values that are rotated; None: all. `gated`: beside each
+        head's query is a gate, by whose sigmoid what the head found is multiplied.
+        """
         from openvino import opset13
 
         prefix = f"blk.{layer}.attn_"
         size = self.tensor(f"{prefix}q_norm.weight").shape[0]
         made = {}
+        gate = None
         for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            shape = np.array([1, -1, count, size])
+            wide = part == "q" and gated
+            shape = np.array([1, -1, count, size * (1 + wide)])
             each = opset13.reshape(self.linear(rows, prefix + part), shape, False).output(0)
+            if wide:
+                each, gate = opset13.split(each, np.int64(3), 2).outputs()
             if part != "v":
-                each = self._rotated(self.norm(each, f"{prefix}{part}_norm"), size)
+                each = self._rotated(self.norm(each, f"{prefix}{part}_norm"), rotary or size)
             made[part] = Heads(each, count, size, layer)
         found = attention(self._inputs, made["q"], made["k"], made["v"], size**-0.5)
+        if gate is not None:
+            found = opset13.multiply(found, opset13.sigmoid(gate))
         joined = opset13.reshape(found, np.array([1, 1, -1, heads * size]), False)
         return self.linear(joined.output(0), f"{prefix}output")
 
@@ -100,43 +124,66 @@ class Blocks:
         four = opset13.reshape(summed, np.array([1, 1, -1, len(weight)]), False)
         return self.linear(opset13.multiply(c, four).output(0), f"{prefix}out_proj")
 
-    def feed_forward(self, rows: Any, layer: int) -> Any:
-        """SwiGLU."""
+    def feed_forward(self, rows: Any, layer: int, end: str = "") -> Any:
+        """SwiGLU, of matrices whose names have this `end`."""
         from openvino import opset13
 
-        gate, up = (self.linear(rows, f"blk.{layer}.ffn_{part}") for part in ("gate", "up"))
+        gate, up = (self.linear(rows, f"blk.{layer}.ffn_{part}{end}") for part in ("gate", "up"))
         product = opset13.multiply(opset13.swish(gate), up)
-        return self.linear(product.output(0), f"blk.{layer}.ffn_down")
+        return self.linear(product.output(0), f"blk.{layer}.ffn_down{end}")
 
-    def mixture(self, rows: Any, layer: int, used: int, products: ExpertProducts) -> Any:
+    def shared_expert(self, rows: Any, layer: int) -> Any:
+        """The expert that every row takes, times the sigmoid of a product of the row."""
+        from openvino import opset13
+
+        name = f"blk.{layer}.ffn_gate_inp_shexp.weight"
+        gate = product(rows, floats(self.tensor(name)).reshape(1, -1))
+        return opset13.multiply(self.feed_forward(rows, layer, "_shexp"), opset13.sigmoid(gate))
+
+    def mixture(
+        self, rows: Any, layer: int, used: int, products: ExpertProducts, *, softmax: bool = False
+    ) -> Any:
         """Experts of SwiGLU: the `used` with the greatest sigmoid, plus a bias, of their logits.
 
-        They are weighted by their sigmoids, over the sum of those.
+        They are weighted by their sigmoids, over the sum of those. `softmax`: by that instead.
         """
         from openvino import opset13
 
         prefix = f"blk.{layer}."
-        scores = opset13.sigmoid(self.linear(rows, f"{prefix}ffn_gate_inp"))
+        logits = self.linear(rows, f"{prefix}ffn_gate_inp")
+        scores = opset13.softmax(logits, 3) if softmax else opset13.sigmoid(logits)
         chosen_by = scores
         if (bias := self._tensors.get(f"{prefix}exp_probs_b.bias")) is not None:
             chosen_by = opset13.add(scores, floats(bias))
         chosen = opset13.topk(chosen_by, np.int64(used), 3, "max", "value", "i32").output(1)
         weights = opset13.gather_elements(scores, chosen, 3)
         total = opset13.reduce_sum(weights, np.array([3]), True)
-        weights = opset13.divide(weights, opset13.add(total, _LEAST_TOTAL))
+        if not softmax:
+            total = opset13.add(total, _LEAST_TOTAL)
+        weights = opset13.divide(weights, total)
         last = opset13.reshape(weights, np.array([-1, used]), False)
         by_choice = opset13.unsqueeze(opset13.transpose(last, np.array([1, 0])), np.int64(2))
 
         experts = opset13.reshape(chosen, np.array([-1, used]), False).output(0)
         three = opset13.squeeze(rows, np.array([0])).output(0)
-        gate, up = (
-            products.product(three, self._matrix(f"{prefix}ffn_{part}_exps"), experts)
-            for part in ("gate", "up")
+        gate, up = self._first_products(
+            prefix, lambda weights: products.product(three, weights, experts)
         )
         both = opset13.multiply(opset13.swish(gate), up).output(0)
         down = products.product(both, self._matrix(f"{prefix}ffn_down_exps"), experts)
         summed = opset13.reduce_sum(opset13.multiply(down, by_choice), np.array([0]), False)
         return opset13.unsqueeze(summed, np.array([0, 1])).output(0)
+
+    def _first_products(self, prefix: str, product_of: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """With the experts' gate and up, which some files have as one matrix."""
+        from openvino import opset13
+
+        both = f"{prefix}ffn_gate_up_exps"
+        if self.has(both):
+            gate, up = opset13.split(product_of(self._matrix(both)), np.int64(2), 2).outputs()
+        else:
+            gate, up = (product_of(self._matrix(f"{prefix}ffn_{p}_exps")) for p in ("gate", "up"))
+        return gate, up
 
     def _matrix(self, name: str) -> Any:
         return matrix(self.tensor(f"{name}.weight"))
@@ -147,17 +194,21 @@ class Blocks:
 
         return opset13.gather(rows, self._inputs.take(WANTED_ROWS), np.int64(2)).output(0)
 
-    def _rotated(self, rows: Any, size: int) -> Any:
-        """Rotate [1, rows, heads, size] by value i and i + size / 2 as a pair."""
+    def _rotated(self, rows: Any, rotary: int) -> Any:
+        """Rotate [1, rows, heads, size] by value i and i + rotary / 2 as a pair."""
         from openvino import opset13
 
-        if size not in self._tables:
-            places = np.arange(0, size, 2, dtype=np.float64) / size
+        if rotary not in self._tables:
+            places = np.arange(0, rotary, 2, dtype=np.float64) / rotary
             frequencies = (self._rope_base**-places).astype(np.float32)
             positions = opset13.convert(self._inputs.take("position_ids"), np.float32)
             four = opset13.reshape(positions, np.array([1, -1, 1, 1]), False)
-            self._tables[size] = rotation(four, frequencies)
-        return rotate_halves(rows, *self._tables[size])
+            self._tables[rotary] = rotation(four, frequencies)
+        if rows.get_partial_shape()[3] == rotary:
+            return rotate_halves(rows, *self._tables[rotary])
+        parts = opset13.variadic_split(rows, np.int64(3), np.array([rotary, -1])).outputs()
+        turned = rotate_halves(parts[0], *self._tables[rotary])
+        return opset13.concat([turned, parts[1]], 3).output(0)
 
 
 def product(rows: Any, weights: Any) -> Any:

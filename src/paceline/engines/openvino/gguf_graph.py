@@ -23,12 +23,13 @@ from paceline.engines.openvino.gguf_weights import exact_zero_points, regroup_si
 from paceline.engines.openvino.graph import WANTED_ROWS
 from paceline.engines.openvino.lfm2 import lfm2
 from paceline.engines.openvino.paged import Heads, Inputs, attention
+from paceline.engines.openvino.qwen35_moe import qwen35moe
 from paceline.errors import ModelError
 from paceline.storage.gguf import read_gguf_graph
 from paceline.storage.gguf_file import GgufFile, read_gguf
 from paceline.storage.openvino import reason_of
 
-_BUILT = {"lfm2": lfm2, "lfm2moe": lfm2}
+_BUILT = {"lfm2": lfm2, "lfm2moe": lfm2, "qwen35moe": qwen35moe}
 """`general.architecture` of graphs that are built here, as the frontend does not know them."""
 _INPUTS = {"inp_tokens": "input_ids", "inp_pos": "position_ids", "inp_out_ids": WANTED_ROWS}
 """The frontend's inputs that stay -> their names here."""

@@ -33,7 +33,8 @@ def page_states(model: Any, inputs: Inputs) -> None:
         made = short_convolution(inputs, rows, weight, layer)
         four = opset13.reshape(made, np.array([1, 1, -1, len(weight)]), False)
         named[layer, "conv_out"].output(0).replace(four.output(0))
-        made = gated_delta_rule(inputs, rule, layer)
+        *given, _state, gate, beta = rule.input_values()[:6]
+        made = gated_delta_rule(inputs, rule, [*given, gate, beta], layer)
         five = opset13.unsqueeze(made, np.int64(0))
         named[layer, "gdn_attn"].output(0).replace(five.output(0))
 

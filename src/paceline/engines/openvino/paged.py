@@ -153,20 +153,26 @@ def short_convolution(
     return operation.output(0)
 
 
-def gated_delta_rule(inputs: Inputs, operation: Any, layer: int) -> Any:
-    """Output [rows, heads, value size] in place of a GatedDeltaNet `operation`.
+def gated_delta_rule(inputs: Inputs, operation: Any, given: Sequence[Any], layer: int) -> Any:
+    """Output [rows, heads, value size] of the gated delta rule.
 
-    Its queries, keys and values are [1, rows, heads, size], its gates and betas [1, rows, heads].
+    Args:
+        inputs: of the graph.
+        operation: a GatedDeltaNet, which loses its inputs.
+        given: queries, keys and values, [1, rows, heads, size]; gates and betas, of rows * heads
+            values.
+        layer: number of the states.
     """
     from openvino import opset13
 
-    *given, _state, gate, beta = (each for each in operation.input_values()[:6])
-    shapes = [[int(n.get_length()) for n in list(each.get_partial_shape())[2:]] for each in given]
+    rows = [list(each.get_partial_shape()) for each in given[:3]]
+    shapes = [[int(size.get_length()) for size in each[2:]] for each in rows]
     heads, key_size = shapes[0]
     value_size = shapes[2][1]
+    shapes += [[heads], [heads]]
     flat = [
         opset13.reshape(each, np.array([-1, *shape]), False).output(0)
-        for each, shape in zip([*given, gate, beta], [*shapes, [heads], [heads]], strict=True)
+        for each, shape in zip(given, shapes, strict=True)
     ]
     paged = _delta_template(operation, heads, key_size, value_size)
     states = inputs.states(f"{_DELTA}{layer}", heads, value_size, key_size)

@@ -248,6 +248,13 @@ _QWEN35 = Family(
     defaults={"head_dim": 256, "rms_norm_eps": 1e-6},
     only={"attn_output_gate": (True, None), "attention_bias": (False, None)},
 )
+_QWEN35_MOE = replace(
+    _QWEN35,
+    arch="qwen35moe",
+    has_mtp=False,
+    experts=qwen35.experts,
+    metadata=qwen35.moe_metadata,
+)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(arch="llama", rope_pairs=True, only=_NO_MLP_BIAS),
@@ -328,6 +335,8 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2_moe": _LFM2_MOE,
     "qwen3_5": _QWEN35,
     "qwen3_5_text": _QWEN35,
+    "qwen3_5_moe": _QWEN35_MOE,
+    "qwen3_5_moe_text": _QWEN35_MOE,
     "minicpm": Family(arch="minicpm", rope_pairs=True, metadata=_minicpm_metadata),
 }
 """model_type of a config.json -> its family."""

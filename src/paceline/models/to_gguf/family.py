@@ -54,6 +54,9 @@ class Experts:
     """Layers at the beginning that have none."""
     shared_ff: int = 0
     """Width of the experts that every token takes; 0: there are none."""
+    shared: str = "mlp.shared_experts."
+    shared_gate: str | None = None
+    """Name in a layer of the vector whose product with a token weighs them."""
     router: str = "mlp.gate"
     score_bias: str | None = None
     """Name in a layer of what is added to choose experts."""

@@ -17,6 +17,7 @@ from paceline.models.to_gguf.outputs import (
     cut,
     mxfp4,
     pair_order,
+    rearranged,
     stacked,
     whole,
 )
@@ -237,7 +238,11 @@ class _Layout:
         else:
             yield from self._single(prefix, experts)
         if experts.shared_ff:
-            yield from self._feed_forward(f"{layer}mlp.shared_experts.", experts.shared_ff)
+            yield from self._feed_forward(layer + experts.shared, experts.shared_ff)
+        if experts.shared_gate is not None:
+            source, hidden = f"{layer}{experts.shared_gate}.weight", self._sizes.hidden
+            shapes = (1, hidden), (hidden,)
+            yield rearranged(self._target(source), source, shapes, lambda values: values[0])
 
     def _single(self, prefix: str, experts: Experts) -> Iterator[Output]:
         """Experts as matrices of their own, as on the hub."""

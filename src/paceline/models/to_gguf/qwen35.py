@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.models.to_gguf.config import Config
-from paceline.models.to_gguf.family import Layer, Value
+from paceline.models.to_gguf.family import MOST_EXPERTS, Experts, Layer, Value
 from paceline.models.to_gguf.outputs import Form, Order, Output, rearranged, whole
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
@@ -58,6 +58,26 @@ def metadata(config: Config) -> dict[str, Value]:
         "ssm.time_step_rank": sizes.values,
         "ssm.inner_size": sizes.values * sizes.value_size,
     }
+
+
+def moe_metadata(config: Config) -> dict[str, Value]:
+    """Keys of qwen35moe alone."""
+    return {
+        **metadata(config),
+        "expert_shared_feed_forward_length": config.integer("shared_expert_intermediate_size"),
+    }
+
+
+def experts(config: Config) -> Experts:
+    """Sizes of the experts."""
+    return Experts(
+        count=config.integer("num_experts", most=MOST_EXPERTS),
+        used=config.integer("num_experts_per_tok"),
+        ff=config.integer("moe_intermediate_size"),
+        shared_ff=config.integer("shared_expert_intermediate_size"),
+        shared="mlp.shared_expert.",
+        shared_gate="mlp.shared_expert_gate",
+    )
 
 
 def recurrent(config: Config, prefix: str, name: Callable[[str], str]) -> Iterator[Output]:

@@ -44,7 +44,7 @@ def read_sizes(config: Config, family: Family) -> Sizes:
     count = config.integer("num_hidden_layers", most=_MOST_LAYERS)
     windows = _windows(config, family, count, context)
     experts = family.experts(config)
-    ff = config.integer("intermediate_size", "block_ff_dim")
+    ff = config.integer("intermediate_size", "block_ff_dim", "moe_intermediate_size")
     plain = Layer(head_dim, kv_heads, ff, has_window=False, has_experts=False)
     layers = [
         plain._replace(
