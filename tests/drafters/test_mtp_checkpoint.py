@@ -178,6 +178,7 @@ def test_a_head_with_another_width_or_depth_is_rejected(tiny_files: ModelFiles, 
         ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings"),
         ({"attn_output_gate": False}, "attn_output_gate"),
         ({"num_attention_heads": "4"}, "num_attention_heads"),
+        ({"model_type": "qwen3_5_moe_text"}, "'qwen3_5_text', not 'qwen3_5_moe_text'"),
     ],
 )
 def test_an_unsupported_model_is_rejected(tmp_path: Path, change: Mapping[str, Any], reason: str):

@@ -27,7 +27,8 @@ from paceline.storage.validation import Count, Limit, Positive, validated
 
 CONFIG = "config.json"
 _FAMILY = "qwen35"
-_MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
+_MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+"""Checkpoints that are taken for a Qwen3.5's; the heads of its mixtures are refused by name."""
 _METADATA = 64 * 2**20
 """Bytes at the begin of a GGUF file in which tensors are named, at most."""
 
