@@ -14,6 +14,7 @@ from paceline.drafters.dflash.config_file import read_config
 from paceline.drafters.dflash.graph import MASKED, GraphBuilder
 from paceline.drafters.dflash.network import measure_cost
 from paceline.drafters.networks.context import PREFILL_CHUNK, ContextCache
+from paceline.drafters.networks.padding import padded_rows, padded_size
 from paceline.drafters.networks.target import TargetWeights, check_pair, read_target
 from paceline.drafters.networks.tensors import Array
 
@@ -128,8 +129,13 @@ class OpenVinoNetwork:
         for at in range(0, len(tapped), PREFILL_CHUNK):
             part = tapped[at : at + PREFILL_CHUNK]
             positions = range(start + at, start + at + len(part))
+            padding = padded_size(len(part)) - len(part)
+            places = np.array(positions, np.float32)
             found = self._prefill.infer(
-                {"tapped": part, "positions": np.array(positions, np.float32)},
+                {
+                    "tapped": padded_rows(part, padding),
+                    "positions": padded_rows(places, padding),
+                },
                 share_inputs=True,
                 share_outputs=True,
             )

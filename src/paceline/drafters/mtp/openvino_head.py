@@ -14,27 +14,12 @@ from paceline.drafters.mtp.checkpoint import Head, HeadConfig, cut_vocabulary
 from paceline.drafters.mtp.graph import KEYS, LAST, LONGEST, VALUES, HeadGraph
 from paceline.drafters.mtp.head import Rows, measure_cost
 from paceline.drafters.networks.context import PREFILL_CHUNK
+from paceline.drafters.networks.padding import padded_rows, padded_size
 from paceline.drafters.networks.target import TargetWeights, check_pair, read_target
 from paceline.drafters.networks.tensors import Array
 
 _SLOTS = 32
 """Slots of a KV block; PagedAttention's own number."""
-
-_EXACT_ROWS = 8
-"""Calls of at most so many rows are not padded: after a block, each row would cost time."""
-
-
-def padded_size(rows: int) -> int:
-    """Rows of a call that has `rows` >= 1 of them, with padding.
-
-    Up to 8 as they are, then the next of 12, 16, 24, 32, 48, ... 512. OpenVINO keeps memory for
-    every shape that it has run: half a megabyte each with a tiny head. Its
-    CPU_RUNTIME_CACHE_CAPACITY=0 leaves half of that.
-    """
-    if rows <= _EXACT_ROWS:
-        return rows
-    power = 1 << (rows - 1).bit_length()
-    return power * 3 // 4 if rows <= power * 3 // 4 else power
 
 
 class PagedKV:
@@ -214,9 +199,9 @@ class _Request:
         size = padded_size(rows)
         padding, end = size - rows, slot + size
         self._bind_kv(kv.reserved(end))
-        self._set(self._kind, _padded(hidden, padding))
-        self._set("tokens", _padded(np.array(tokens, np.int64), padding))
-        self._set("positions", _padded(np.array(positions, np.float32), padding))
+        self._set(self._kind, padded_rows(hidden, padding))
+        self._set("tokens", padded_rows(np.array(tokens, np.int64), padding))
+        self._set("positions", padded_rows(np.array(positions, np.float32), padding))
         self._set(LAST, np.array([rows - 1], np.int64))
         self._set("past_lens", np.array([slot], np.int32))
         self._set("subsequence_begins", np.array([0, size], np.int32))
@@ -250,10 +235,3 @@ class _Request:
 
         self._bound[name] = values  # an array that is collected is read as noise
         self._request.set_tensor(name, Tensor(values, shared_memory=values.size > 0))
-
-
-def _padded(rows: npt.NDArray[Any], padding: int) -> npt.NDArray[Any]:
-    """Rows [n, ...] with `padding` rows of zeros after them."""
-    if not padding:
-        return rows
-    return np.concatenate([rows, np.zeros((padding, *rows.shape[1:]), rows.dtype)])

@@ -1,4 +1,4 @@
-"""Calls of a head have few shapes, and padding changes no draft: memory stays flat."""
+"""Calls of a network have few shapes, and padding changes no draft: memory stays flat."""
 
 import subprocess
 import sys
@@ -9,19 +9,18 @@ import pytest
 
 from paceline.drafters.mtp import OpenVinoHead, openvino_head, read_head
 from paceline.drafters.mtp.head import Rows
-from paceline.drafters.mtp.openvino_head import padded_size
 from paceline.drafters.networks.context import PREFILL_CHUNK
+from paceline.drafters.networks.padding import padded_size
+from paceline.models import ModelFiles
+from support.dflash import tiny_config, write_checkpoint
 from support.mtp import HeadForm, write_head
 from support.tiny import write_tiny
 
 OWN = HeadForm(own=True, taps=(1,), kv_heads=1, rotary=0.5)
 MOST_GROWTH_MB = 20
-"""Of 200 numbers of rows; 100 and more without padding."""
+"""Of 200 numbers of rows; 100 and more without padding, 60 of DFlash."""
 
-GROWTH = """
-import random, resource, sys
-from pathlib import Path
-import numpy as np
+HEAD = """
 from paceline.drafters.mtp import OpenVinoHead, read_head
 from paceline.drafters.mtp.head import Rows
 
@@ -30,7 +29,22 @@ head = OpenVinoHead(read_head(Path(sys.argv[1]), lambda: 2), Path(sys.argv[2]))
 def run(count):
     rows = np.zeros((count, head.config.tapped_size), np.float32)
     head.draft(head.new_cache(), Rows(rows, [0] * count, 0), 2, 0.0)
+"""
+DFLASH = """
+from paceline.drafters.dflash import OpenVinoNetwork
 
+network = OpenVinoNetwork(Path(sys.argv[1]), Path(sys.argv[2]))
+
+def run(count):
+    rows = np.zeros((count, network.config.tapped_size), np.float32)
+    network.draft(network.new_cache(), 5, count, rows, 0)
+"""
+IMPORTS = """
+import random, resource, sys
+from pathlib import Path
+import numpy as np
+"""
+GROWTH = """
 def peak():
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
@@ -52,9 +66,23 @@ def head_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, write_tiny(folder / "target.gguf")
 
 
-def test_memory_does_not_grow_with_the_numbers_of_rows(head_files: tuple[Path, Path]):
+@pytest.fixture(scope="module")
+def dflash_files(
+    tiny_files: ModelFiles, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A random DFlash drafter, and its target."""
+    folder = tmp_path_factory.mktemp("dflash")
+    write_checkpoint(folder, tiny_config(tiny_files))
+    return folder, tiny_files.path
+
+
+@pytest.mark.parametrize(("files", "code"), [("head_files", HEAD), ("dflash_files", DFLASH)])
+def test_memory_does_not_grow_with_the_numbers_of_rows(
+    files: str, code: str, request: pytest.FixtureRequest
+):
     pytest.importorskip("resource", reason="Windows does not say the peak of memory so")
-    command = [sys.executable, "-c", GROWTH, *map(str, head_files)]
+    script = IMPORTS + code + GROWTH
+    command = [sys.executable, "-c", script, *map(str, request.getfixturevalue(files))]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert float(found.stdout) < MOST_GROWTH_MB, "MB more after 200 prompts of different lengths"
