@@ -103,8 +103,8 @@ class Trainer(trainer.Trainer):
     def _loss(self, texts: list[Text], rng: np.random.Generator) -> Tensor:
         steps = self._depth()
         states = self._states_of(texts)
-        # Many CPUs only emulate bf16.
-        with torch.autocast("cuda", torch.bfloat16, enabled=self._device.startswith("cuda")):
+        kind = self._device.partition(":")[0]
+        with torch.autocast(kind, torch.bfloat16, enabled=_has_bf16(kind)):
             found = self.network(self._rows(texts, states), steps)
         pairs = zip(texts, states, strict=True)
         labels = [self._labels(text, rows) for text, rows in pairs]
@@ -165,3 +165,8 @@ class Trainer(trainer.Trainer):
 
     def _amount(self) -> dict[str, float]:
         return {"texts": self.step * self._steps.texts}
+
+
+def _has_bf16(kind: str) -> bool:
+    """Whether a device computes in bf16. Many CPUs only emulate it, ten times as slow as f32."""
+    return kind != "cpu" or bool(torch.cpu._is_avx512_bf16_supported())
