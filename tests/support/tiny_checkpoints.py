@@ -216,7 +216,7 @@ def write_checkpoint(
     write_tokenizer(folder / "tokenizer.json")
     read = Config(folder / "config.json")
     family = family_of(read)
-    found = layout(read, family, read_sizes(read, family), _Names(form.endswith("-mxfp4")))
+    found = layout(read, family, read_sizes(read, family), _Names(form))
     rng = np.random.default_rng(seed)
     tensors = {
         name: _values(rng, name, shape, family.norm_shift)
@@ -249,13 +249,17 @@ def write_gguf_of(
 
 
 class _Names:
-    """Names that decide the form of a checkpoint: a head; MXFP4, or single experts."""
+    """Names that decide the form of a checkpoint: a head; MXFP4, or experts one by one or not."""
 
-    def __init__(self, mxfp4: bool) -> None:
-        self._mxfp4 = mxfp4
+    def __init__(self, form: str) -> None:
+        self._ends: tuple[str, ...] = ()
+        if form.endswith("-mxfp4"):
+            self._ends = ("_blocks",)
+        elif form.startswith("qwen3_5_moe"):  # as published
+            self._ends = ("experts.gate_up_proj",)
 
     def __contains__(self, name: object) -> bool:
-        return name == "lm_head.weight" or (self._mxfp4 and str(name).endswith("_blocks"))
+        return name == "lm_head.weight" or str(name).endswith(self._ends)
 
 
 def _values(
