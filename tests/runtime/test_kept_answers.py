@@ -236,6 +236,14 @@ def test_kept_answers_are_listed_and_forgotten(keeping: Model):
     assert all_kept() == []
 
 
+def test_a_file_that_is_replaced_while_the_kept_answers_are_listed_is_not_counted(keeping: Model):
+    keeping.generate(PROMPT, **ANSWER)
+    keeping.settle()
+    (before,) = all_kept()
+    (before.folder / ".counts.bin.1").symlink_to("renamed by now")
+    assert all_kept() == [before]
+
+
 def test_a_model_that_keeps_nothing_writes_nothing(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

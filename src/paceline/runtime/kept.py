@@ -9,6 +9,7 @@ line, and the answers go on without it. A file of another model or version is ne
 written.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -221,7 +222,10 @@ def all_kept() -> list[Kept]:
     """What is kept of each model, in the order of their names."""
     found = []
     for folder in (cache_dir() / _FOLDER).glob("*"):
-        sizes = [path.stat().st_size for path in folder.glob("*") if path.is_file()]
+        sizes = []
+        for path in folder.glob("*"):
+            with contextlib.suppress(FileNotFoundError):  # a temporary file, renamed meanwhile
+                sizes.append(path.stat().st_size)
         if not sizes:
             continue
         try:

@@ -37,7 +37,7 @@ class MlxHead:
         Args:
             head: as `read_head` returns it.
             target: with embeddings and head.
-            vocab: draft only the first so many tokens; None: all.
+            vocab: draft only this number of tokens, the first ones; None: all.
             bits: 8 or 4 bits per weight; None: in the precision of the target's embeddings.
 
         Raises:

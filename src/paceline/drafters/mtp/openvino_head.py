@@ -65,7 +65,7 @@ class OpenVinoHead:
             graph: the target, as `read_target` takes it.
             int8: quantize matrices to 8 bits per output channel, and keys and values to float16;
                 else float32.
-            vocab: draft only the first so many tokens; None: all.
+            vocab: draft only this number of tokens, the first ones; None: all.
 
         Raises:
             ModelError: the head is one of another target.

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 _EXACT_ROWS = 8
-"""Calls of at most so many rows are not padded: after a block, each row would cost time."""
+"""Calls of at most this number of rows are not padded: after a block, each row would cost time."""
 
 
 def padded_size(rows: int) -> int:
