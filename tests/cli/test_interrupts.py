@@ -75,6 +75,8 @@ def test_ctrl_c_while_a_model_is_fetched_leaves_no_file_and_no_process(
             "PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/simple",
             "PIP_NO_INDEX": "0",
             "PIP_CONFIG_FILE": os.devnull,
+            # Python notices a signal that comes just before it waits only when the wait ends.
+            "PIP_DEFAULT_TIMEOUT": "5",
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
         }
