@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.app import main
+from paceline.storage.files import held
 from support.process import Run
 
 
@@ -241,6 +242,7 @@ def test_a_network_is_trained_on_answers_and_training_continues(
     kind: str,
     more: Any,
     train: Any,
+    train_refused: Any,
     prompts: Path,
     tmp_path: Path,
     model: Any,
@@ -255,6 +257,10 @@ def test_a_network_is_trained_on_answers_and_training_continues(
     found = train(kind, *options, "--steps", 2)
     assert found["folder"] == str(out)
     assert found["tau"] == found["curve"][-1]["tau"] >= 1
+    with held(out):  # as another run does
+        assert f"{out} is being written by another run" in train_refused(
+            kind, *options, "--steps", 3
+        )
     longer = train(kind, *options, "--steps", 3)
     assert longer["steps"] == 3
     assert longer["curve"][:2] == found["curve"]

@@ -66,6 +66,17 @@ def test_what_was_written_stays_when_the_work_is_stopped(path: Path):
     assert read_journal(path) == ENTRIES[:1]
 
 
+def test_two_runs_do_not_append_at_once(path: Path):
+    with appending(path) as append:
+        append(ENTRIES[0])
+        with pytest.raises(InvalidRequest, match=f"{path.name} is being written by another run"):
+            write(path, ENTRIES[1])
+        append(ENTRIES[2])
+    assert read_journal(path) == [ENTRIES[0], ENTRIES[2]]
+    write(path, ENTRIES[1])
+    assert len(read_journal(path)) == 3
+
+
 @pytest.mark.parametrize("kept", range(1, 12))
 def test_a_torn_last_line_does_not_count_and_the_next_entry_takes_its_place(kept: int, path: Path):
     write(path, *ENTRIES[:2])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.storage.system import lock_folder
+from paceline.storage.system import lock_path
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 PARTIAL = ".partial-"
@@ -114,7 +114,7 @@ def _locked_folder(parent: Path, name: str) -> Iterator[Path]:
     """Yield a new folder, locked so that no other process takes it for abandoned."""
     while True:
         work = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{name}-{os.getpid()}-", dir=parent))
-        release = lock_folder(work, wait=True)
+        release = lock_path(work, wait=True)
         if release is None or work.exists():
             break
         release()  # another process removed it before it was locked
@@ -127,7 +127,7 @@ def _locked_folder(parent: Path, name: str) -> Iterator[Path]:
 
 def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{PARTIAL}*"):
-        release = lock_folder(folder, wait=False) if folder.is_dir() else None
+        release = lock_path(folder, wait=False) if folder.is_dir() else None
         if release is not None:
             shutil.rmtree(folder, ignore_errors=True)
             release()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.system import lock_path
 
 CHUNK_BYTES = 1 << 20
 
@@ -50,6 +51,24 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Lock a file or folder while the body writes it.
+
+    Raises InvalidRequest if another run has it, or it is where nothing can be locked.
+    """
+    release = lock_path(path, wait=False)
+    if release is None:
+        raise InvalidRequest(
+            f"{path} is being written by another run, or cannot be locked; wait until that has "
+            "ended, or choose another place"
+        )
+    try:
+        yield
+    finally:
+        release()
 
 
 def sha256_of(path: Path, update: Callable[[int], object] | None = None, done: int = 0) -> str:

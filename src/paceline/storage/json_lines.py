@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.errors import InvalidRequest
-from paceline.storage.files import writing
+from paceline.storage.files import held, writing
 from paceline.storage.validation import validated
 
 Append = Callable[[dict[str, Any]], None]
@@ -53,11 +53,12 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 def appending(path: Path) -> Iterator[Append]:
     """Yield a function that appends an entry and flushes it before it returns.
 
-    Raises InvalidRequest if the file cannot be written.
+    Raises InvalidRequest if the file cannot be written, or another run appends to it.
     """
     with contextlib.ExitStack() as stack:
         with writing(path):
             file = stack.enter_context(path.open("ab+"))
+            stack.enter_context(held(path))
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
 

@@ -39,8 +39,8 @@ Release = Callable[[], None]
 """Gives a lock back."""
 
 
-def lock_folder(folder: Path, *, wait: bool) -> Release | None:
-    """Lock a folder against other processes, until it is released or this process ends.
+def lock_path(path: Path, *, wait: bool) -> Release | None:
+    """Lock a file or folder against other processes, until it is released or this process ends.
 
     Returns None where it is locked by another process, or cannot be locked.
     """
@@ -48,7 +48,7 @@ def lock_folder(folder: Path, *, wait: bool) -> Release | None:
     if sys.platform == "win32":
         from filelock import FileLock, Timeout
 
-        lock = FileLock(folder.with_name(f"{folder.name}.lock"))
+        lock = FileLock(path.with_name(f"{path.name}.lock"))
         try:
             lock.acquire(blocking=wait)
         except (OSError, Timeout):
@@ -58,7 +58,7 @@ def lock_folder(folder: Path, *, wait: bool) -> Release | None:
     import fcntl
 
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
     except OSError:
         return None
     try:

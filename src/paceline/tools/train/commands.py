@@ -1,6 +1,7 @@
 """Implements the commands `train ...`; `cli` prints their reports."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, MissingExtra
 from paceline.models import ModelFiles, Progress, resolve
 from paceline.runtime.load import load
+from paceline.storage.files import held, writing
 from paceline.storage.report import Report
 from paceline.tools.train.answers import (
     Answer,
@@ -171,22 +173,25 @@ def dflash(
     layer_ids = even_taps(graph.layers, taps)
     # The last layer is a training target.
     engine = _open(files, answers, {*layer_ids, graph.layers - 1})
-    hidden_states = _record(engine, files, answers, out, progress)
-    special = sorted(files.tokenizer().special_tokens().values())
-    mask = mask_token(answers, special, graph.vocab_size)
-    config = default_config(graph, layers=layers, block=block, taps=layer_ids, mask_token_id=mask)
-    drafted = None if vocab is None else most_frequent(answers, vocab)
-    trainer = Trainer(
-        config,
-        share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device),
-        hidden_states=hidden_states,
-        answers=answers,
-        schedule=Schedule(**schedule),
-        folder=out,
-        device=device,
-    )
-    tau = trainer.run(progress, drafted)
-    picture = plot_curve(trainer.curve, out, x="blocks")
+    with _held(out):
+        hidden_states = _record(engine, files, answers, out, progress)
+        special = sorted(files.tokenizer().special_tokens().values())
+        mask = mask_token(answers, special, graph.vocab_size)
+        config = default_config(
+            graph, layers=layers, block=block, taps=layer_ids, mask_token_id=mask
+        )
+        drafted = None if vocab is None else most_frequent(answers, vocab)
+        trainer = Trainer(
+            config,
+            share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device),
+            hidden_states=hidden_states,
+            answers=answers,
+            schedule=Schedule(**schedule),
+            folder=out,
+            device=device,
+        )
+        tau = trainer.run(progress, drafted)
+        picture = plot_curve(trainer.curve, out, x="blocks")
     value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
     text = f"a drafter with tau {tau:.3f} on held-out answers is in {out}; see {picture.name}"
     return Report(value, text=text)
@@ -217,20 +222,21 @@ def mtp(
     shared = share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device)
     target_logits = TargetLogits(graph, drafted)
     check_end(engine, target_logits, drafted, answers[0].prompt)
-    hidden_states = _record(engine, files, answers, out, progress)
-    trainer = Trainer(
-        config,
-        shared,
-        hidden_states=hidden_states,
-        answers=answers,
-        target_logits=target_logits,
-        context_length=files.context_length,
-        schedule=Schedule(**schedule),
-        folder=out,
-        device=device,
-    )
-    tau = trainer.train(progress)
-    picture = plot_curve(trainer.curve, out, x="texts")
+    with _held(out):
+        hidden_states = _record(engine, files, answers, out, progress)
+        trainer = Trainer(
+            config,
+            shared,
+            hidden_states=hidden_states,
+            answers=answers,
+            target_logits=target_logits,
+            context_length=files.context_length,
+            schedule=Schedule(**schedule),
+            folder=out,
+            device=device,
+        )
+        tau = trainer.train(progress)
+        picture = plot_curve(trainer.curve, out, x="texts")
     measured = trainer.curve[-1]
     value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
     text = (
@@ -238,6 +244,15 @@ def mtp(
         f"is in {out}; see {picture.name}"
     )
     return Report(value, text=text)
+
+
+@contextmanager
+def _held(out: Path) -> Iterator[None]:
+    """Lock a run's folder, made if missing: two runs at once would write one file."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with held(out):
+        yield
 
 
 def _files_to_train_on(target: str, progress: Progress) -> tuple[ModelFiles, TargetWeights]:
