@@ -21,10 +21,10 @@ from paceline.models.to_gguf import plan, write
 from paceline.models.to_gguf.outputs import Output
 from paceline.models.to_gguf.shards import Shards
 from support.engine_rows import random_text, run
+from support.hybrids import HYBRIDS
 from support.tiny import tokenizer_fields
 from support.tiny_checkpoints import write_checkpoint, write_gguf_of
 
-FORMS = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text")
 APART = {"f16": 3e-3, "int8": 0.1, "int4": 0.7}
 """Weights -> root mean square difference of a row's logits, over that of the logits themselves.
 
@@ -71,7 +71,7 @@ def apart(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(np.median(squares)))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", HYBRIDS)
 def test_weights_of_fewer_bits_give_nearby_logits(form: str, tmp_path: Path):
     exact = opened(write_gguf_of(form, tmp_path / "exact.gguf"))
     text = random_text(exact, 60)
@@ -190,7 +190,7 @@ def joined(name: str, gate: Output, up: Output) -> Output:
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", HYBRIDS)
 def test_logits_at_every_position_in_chunks_of_any_size(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

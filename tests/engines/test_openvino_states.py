@@ -19,10 +19,9 @@ from paceline.engines.state_blocks import StatePool
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from support.engine_rows import feed, random_text, run
-from support.hybrids import state_of
+from support.hybrids import HYBRIDS, state_of
 from support.tiny_checkpoints import write_gguf_of
 
-FORMS = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text")
 CONTEXT = 512
 PROMPT = 70
 WIDE = "[?,?,64]"
@@ -30,7 +29,7 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "
 ROWS = 8
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=HYBRIDS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf_of(request.param, tmp_path_factory.mktemp("hybrid") / "m.gguf")
 

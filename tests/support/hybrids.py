@@ -17,6 +17,9 @@ from support.engine_rows import feed, run
 from support.mtp import HeadForm, gguf_name
 from support.tiny_checkpoints import write_gguf_of
 
+HYBRIDS = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text")
+"""Forms of tiny checkpoints, one of each family."""
+
 LAYERS = 4
 CONFIG: dict[str, Any] = {
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
