@@ -18,6 +18,8 @@ from paceline.models import Progress
 from paceline.runtime import profile
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
+from paceline.runtime.stream import run_together
+from support.plain import PROMPTS
 from support.toy import ToyEngine
 
 PROMPT = "the rain in the rain in the rain in the"
@@ -54,6 +56,27 @@ def large(model: Model, said: StringIO | None = None) -> Model:
         return Model(model.files, model.engine, progress=Progress(said or StringIO()))
     finally:
         model.engine.warm_rows = ()
+
+
+LENGTHS = [6, 12, 18, 60]
+"""Of answers to `PROMPTS`, so that they end one after the other."""
+
+
+def alone(model: Model) -> list[list[int]]:
+    return [
+        model.generate(prompt, drafter="none", **{**ANSWER, "max_tokens": most}).token_ids
+        for prompt, most in zip(PROMPTS, LENGTHS, strict=True)
+    ]
+
+
+def together(model: Model, drafter: str) -> list[list[int]]:
+    """The same answers, made in the same calls."""
+    streams = [
+        model.stream(prompt, drafter=drafter, **{**ANSWER, "max_tokens": most})
+        for prompt, most in zip(PROMPTS, LENGTHS, strict=True)
+    ]
+    run_together(streams)
+    return [stream.result.token_ids for stream in streams]
 
 
 @pytest.mark.usefixtures("folder")
@@ -132,6 +155,15 @@ def test_without_slots_a_large_model_is_not_measured(model: Model, monkeypatch: 
     assert found._profile.compared([BLOCK_LENGTH]) is not None
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("drafter", ["suffix", "ngram+recycle"])
+def test_a_measurement_after_an_answer_changes_no_answer_of_the_same_call(
+    drafter: str, model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(profile, "_SHARE", 1000.0)  # parts are measured after each answer
+    assert together(large(model), drafter) == alone(model)
+
+
 # -- outdated profiles -----------------------------------------------------------------------------
 
 
@@ -163,6 +195,14 @@ def test_an_outdated_profile_is_used_for_the_first_token(
     assert max(calls) == sum(calls), "the prompt alone was read"
     assert reason(outdated, folder) == "calls are slow"
     stream.close()
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "ngram+recycle"])
+def test_measuring_again_after_an_answer_changes_no_answer_of_the_same_call(
+    drafter: str, outdated: Model, model: Model
+):
+    expected = alone(model)
+    assert together(outdated, drafter) == expected
 
 
 def test_a_profile_that_answers_agree_with_is_not_outdated(

@@ -77,6 +77,9 @@ class PooledStream:
             self.result = Embedding(normalized(self._sum), self.count)
         return Step(len(self._block), ())
 
+    def finish(self) -> None:
+        """Nothing is left to do: the last rows have made the result."""
+
     def close(self) -> None:
         """End here: without a result if blocks are left. The sequence is the caller's."""
 

@@ -37,6 +37,10 @@ class Runs(Protocol):
         """Take the rows of its block, at `place` in the call."""
         ...
 
+    def finish(self) -> None:
+        """If it has ended, make the result; the rows of the whole call are accepted by now."""
+        ...
+
 
 class Stream:
     """Iterate for `Step`s, each with its new `tokens` and `text`; then read `result`.
@@ -248,9 +252,12 @@ class Stream:
             if len(rows.logits) == 1:
                 self.calls.append((self._block_length, context, rows.seconds))
         self._text += step.pieces
+        return step
+
+    def finish(self) -> None:
+        """Make the result if the answer has ended. This may run the engine, to measure it."""
         if self._generation.finished:
             self._finish()
-        return step
 
     def _finish(self) -> None:
         """Make the result and release what was held; only the first call does anything."""
@@ -296,7 +303,8 @@ def run_step(
 ) -> list[Step | Exception]:
     """Run a block of each stream in one call of the engine, and accept the rows of each.
 
-    Every answer is made by this function: a single stream, several, and the server's.
+    Every answer is made by this function: a single stream, several, and the server's. Invariant:
+    the engine does not run again before all rows are accepted, as they are views of its memory.
 
     Args:
         engine: that of all the streams.
@@ -304,8 +312,8 @@ def run_step(
         observe: called with the engine's result before rows are accepted.
 
     Returns:
-        The step of each stream, in the order of `work`, or the error that accepting its rows
-        raised: one stream's error is not the others'.
+        The step of each stream, in the order of `work`, or the error that accepting its rows or
+        making its result raised: one stream's error is not the others'.
 
     Raises:
         CacheFull: there are no slots for the blocks; nothing was run.
@@ -318,6 +326,12 @@ def run_step(
             found.append(stream.accept(result, place))
         except Exception as error:
             found.append(error)
+    for place, (stream, _) in enumerate(work):
+        if isinstance(found[place], Step):
+            try:
+                stream.finish()
+            except Exception as error:
+                found[place] = error
     return found
 
 
