@@ -196,6 +196,8 @@ class _Request:
         Padding writes the slots after them, whose values the next rows replace before any is read.
         """
         rows = len(tokens)
+        if len(hidden) != rows:  # OpenVINO notices it only with several threads
+            raise ValueError(f"{len(hidden)} hidden states for {rows} tokens")
         size = padded_size(rows)
         padding, end = size - rows, slot + size
         self._bind_kv(kv.reserved(end))
