@@ -42,8 +42,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 def made(source: Source, out: Path, **recipe: Any) -> Artifact:
-    settings: dict[str, Any] = {"slots": 64, "topology": "3", "head_rows": 160, **recipe}
-    return convert(source, out, ConversionOptions(**settings), progress=QUIET)
+    common = {"slots": 64, "topology": "3", "head_rows": 160, "weights": "f16"}
+    return convert(source, out, ConversionOptions(**(common | recipe)), progress=QUIET)
 
 
 def logits(artifact: Artifact) -> np.ndarray:
@@ -72,7 +72,7 @@ def stored(package: Path) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def exact(source: Source, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    return logits(made(source, tmp_path_factory.mktemp("f16") / "out", weights="f16"))
+    return logits(made(source, tmp_path_factory.mktemp("f16") / "out"))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_weights_are_compressed(
 
 
 def test_weights_to_keep_stay_float16(source: Source, tmp_path: Path):
-    artifact = made(source, tmp_path / "out", keep=("layers.1.*", "head"))
+    artifact = made(source, tmp_path / "out", weights="int8", keep=("layers.1.*", "head"))
     layers = stored(artifact.folder / artifact.layer_shards[0].path)
     assert layers["layers_0_mix_q"] == {"int8"}
     assert layers["layers_1_mix_q"] == {"fp16"}
@@ -172,7 +172,7 @@ def test_another_conversion_in_the_same_folder_is_rejected(
             made(source, out)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     with pytest.raises(InvalidRequest, match="another recipe"):
-        made(source, out, weights="f16")
+        made(source, out, weights="int8")
     with pytest.raises(InvalidRequest, match="another weights_of"):
         made(source._replace(identity="other"), out)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
@@ -198,7 +198,7 @@ def test_packages_are_built_in_the_temporary_folder(
         return whole(made, to)
 
     monkeypatch.setattr(conversion.shutil, "move", moved)
-    recipe = ConversionOptions(slots=64, head_rows=160)
+    recipe = ConversionOptions(slots=64, head_rows=160, weights="f16")
     convert(source, tmp_path / "out", recipe, temporary=place, progress=QUIET)
     assert len(seen) == 2
     assert all(path.is_relative_to(place) for path in seen)
