@@ -5,7 +5,15 @@
 >>> model.generate("What is a paceline?", max_tokens=64).text    # doctest: +SKIP
 """
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+# Nothing is reported to anyone, whatever is imported after this (docs/privacy.md).
+# OpenVINO and nncf would call Google Analytics; without this module they have stubs.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+# huggingface_hub would ask for a list of agents to say which one runs, and report its transfers.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
 

@@ -15,7 +15,7 @@ from paceline.models import QUIET, convert, hub
 from paceline.models.cache import models_dir
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.processes import Finished
-from support.tiny import byte_letters
+from support.saved_checkpoints import save_checkpoint
 
 exporting = sys.modules["paceline.models.convert"]
 
@@ -143,36 +143,6 @@ def test_a_checkpoint_needs_a_config_and_weights(tmp_path: Path):
 # -- with the exporter itself ----------------------------------------------------------------------
 
 
-def write_checkpoint(folder: Path, family: str) -> Any:
-    """A random model with a byte-level tokenizer, as transformers saves it; returns the model."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=260,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=256,
-        initializer_range=0.125,
-    )
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    model.save_pretrained(folder)
-    names = ["<s>", "</s>", "<pad>", "<unk>", *byte_letters()]
-    backend = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    ).save_pretrained(folder)
-    return model
-
-
 @pytest.mark.reference
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
@@ -180,7 +150,7 @@ def test_a_real_checkpoint_is_converted_and_computes_what_torch_does(family: str
     pytest.importorskip("optimum.intel")
     import torch
 
-    model = write_checkpoint(tmp_path / "checkpoint", family)
+    model = save_checkpoint(tmp_path / "checkpoint", family)
     files = convert(str(tmp_path / "checkpoint"), "int8", tmp_path / "cache")
     assert files.context_length == 256
     assert 1 in files.stop_token_ids

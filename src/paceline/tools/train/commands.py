@@ -15,6 +15,7 @@ from paceline.models import ModelFiles, Progress, resolve
 from paceline.runtime.load import load
 from paceline.storage.files import held, writing
 from paceline.storage.report import Report
+from paceline.tools.figures import import_matplotlib
 from paceline.tools.train.answers import (
     Answer,
     Settings,
@@ -128,8 +129,9 @@ def check_training(*, rate: float, device: str) -> None:
         InvalidRequest: a setting is out of range, or there is no such device.
     """
     try:
-        import matplotlib  # noqa: F401
         import torch
+
+        import_matplotlib()
     except ImportError as error:
         raise MissingExtra(
             f"training needs {error.name}; install it with: pip install 'paceline[train]'"

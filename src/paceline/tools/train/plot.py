@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.tools.figures import import_matplotlib
+
 PICTURE = "curve.png"
 
 
@@ -12,10 +14,8 @@ def plot_curve(curve: Sequence[Mapping[str, Any]], folder: Path, *, x: str) -> P
 
     `x` names what the run counted: `blocks` or `texts`.
     """
-    from matplotlib.figure import Figure
-
     done = [point[x] / 1e3 for point in curve]
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = import_matplotlib().figure.Figure(figsize=(7, 4), layout="constrained")
     left = figure.add_subplot()
     left.plot(done, [point["tau"] for point in curve], "o-", color="black", label="tau")
     left.set_xlabel(f"trained {x}, thousands")

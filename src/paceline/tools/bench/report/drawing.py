@@ -12,6 +12,7 @@ from typing import Any, Literal
 from paceline.errors import MissingExtra
 from paceline.tools.bench.record import Spread
 from paceline.tools.bench.report.shapes import Chart, Curves, Dots, Stacks
+from paceline.tools.figures import import_matplotlib
 
 _WIDTH = 7.5  # inches
 _LINE_LETTERS = 80
@@ -80,14 +81,13 @@ def saved(figure: Any, form: Literal["png", "svg"]) -> bytes:
 def new_figure() -> Iterator[Any]:
     """A figure with paceline's settings, not the user's."""
     try:
-        import matplotlib
-        from matplotlib.figure import Figure
+        matplotlib = import_matplotlib()
     except ImportError as error:
         raise MissingExtra("charts need: pip install 'paceline[lab]'") from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS)
-        yield Figure(layout="constrained")
+        yield matplotlib.figure.Figure(layout="constrained")
 
 
 def _draw_dots(chart: Dots, axes: Any, names: Sequence[str]) -> None:

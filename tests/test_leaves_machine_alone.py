@@ -1,0 +1,175 @@
+"""Commands call no machine but for a model, and write in the cache folder alone.
+
+Each runs as a user starts it: with an empty home, and without the variables by which libraries
+report nothing.
+"""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support import mlx
+from support.command import served
+from support.fake_hub import FakeHub, FakeRepository, serving
+from support.results import RUN
+from support.saved_checkpoints import save_checkpoint
+from support.tiny_checkpoints import write_checkpoint
+from support.watched import Home
+
+NAME = "owner/tiny"
+ANSWER = ("--max-tokens", 4, "--ignore-eos")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    return Home(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def hub(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub that commands use; its cache folder is in ours."""
+    with serving() as hub:
+        for name, value in hub.environment(home.cache / "hub").items():
+            monkeypatch.setenv(name, value)
+        yield hub
+
+
+def assert_alone(home: Home, *named: str) -> None:
+    assert home.hosts() == set(), "another machine was called"
+    assert home.written(*named) == set(), "written outside of the cache folder"
+
+
+def test_generate_chat_and_models_leave_the_machine_alone(home: Home, tiny_gguf: Path):
+    trace = ("--trace", "trace.jsonl")
+    home.run("generate", "hello", "--model", tiny_gguf, *ANSWER, *trace)
+    home.run("generate", "hello", "--model", tiny_gguf, *ANSWER, "--keep", "--offline")
+    home.run("chat", "--model", tiny_gguf, *ANSWER, stdin="hello\nagain\n")
+    home.run("bench", "trace", "trace.jsonl", "--output", "trace.png")
+    home.run("models")
+    home.run("forget")
+    assert_alone(home, "trace.jsonl", "trace.png")
+
+
+def test_serve_leaves_the_machine_alone(home: Home, tiny_gguf: Path):
+    with served(tiny_gguf, home.cache, "--port", "0", "--keep", "--prompt-cache", "0.1") as server:
+        complete(server.url)
+    assert_alone(home)
+
+
+@pytest.mark.slow
+def test_a_server_of_several_models_leaves_the_machine_alone(home: Home, tiny_gguf: Path):
+    """Each model is loaded by a process of its own."""
+    with served(tiny_gguf, home.cache, "--port", "0", "--all") as server:
+        complete(server.url)
+    assert_alone(home)
+
+
+def complete(url: str) -> None:
+    body = {"prompt": "hello", "max_tokens": 4}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as reply:
+        assert json.load(reply)["choices"]
+
+
+def test_pull_calls_the_hub_for_the_files_of_the_model_alone(
+    home: Home, hub: FakeHub, tiny_gguf: Path
+):
+    hub.repositories[NAME] = FakeRepository({"tiny-F16.gguf": tiny_gguf.read_bytes()})
+    home.run("pull", f"{NAME}:f16")
+    assert_files_of_the_model_alone(hub)
+    assert_alone(home)
+
+
+def assert_files_of_the_model_alone(hub: FakeHub) -> None:
+    assert hub.downloads()
+    assert [asked.path for asked in hub.asked if NAME not in asked.path] == []
+
+
+def test_convert_leaves_the_machine_alone(home: Home, tmp_path: Path):
+    home.run("convert", write_checkpoint("llama", tmp_path / "checkpoint"))
+    assert_alone(home)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": word}) + "\n" for word in ("Hello", "zebra")))
+    return path
+
+
+def test_train_leaves_the_machine_alone(home: Home, tiny_gguf: Path, prompts: Path):
+    home.run("train", "table", "--target", tiny_gguf, "--prompts", prompts, "--out", "table")
+    assert_alone(home, "table")
+
+
+@pytest.mark.slow
+def test_verify_leaves_the_machine_alone(home: Home, tiny_gguf: Path):
+    home.run("verify", "--model", tiny_gguf, "--max-tokens", 1, "--drafter", "none")
+    assert_alone(home)
+
+
+def test_a_report_with_charts_leaves_the_machine_alone(home: Home, tmp_path: Path):
+    (tmp_path / "run.json").write_text(json.dumps(RUN.as_dict()))
+    home.run("bench", "report", tmp_path / "run.json", "--output", "report")
+    assert_alone(home, "report")
+
+
+@pytest.fixture
+def for_optimum(tmp_path: Path) -> dict[str, bytes]:
+    """Files of a checkpoint that paceline does not convert itself."""
+    pytest.importorskip("optimum.intel")
+    save_checkpoint(tmp_path / "checkpoint", "GPTNeoX")
+    return {path.name: path.read_bytes() for path in (tmp_path / "checkpoint").iterdir()}
+
+
+@pytest.mark.reference
+@pytest.mark.slow
+def test_an_export_by_optimum_calls_the_hub_for_the_files_of_the_model_alone(
+    for_optimum: dict[str, bytes], home: Home, hub: FakeHub
+):
+    hub.repositories[NAME] = FakeRepository(for_optimum)
+    home.run("convert", NAME)
+    assert_files_of_the_model_alone(hub)
+    assert_alone(home)
+
+
+@pytest.mark.reference
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dflash", "mtp"])
+def test_train_of_a_network_leaves_the_machine_alone(
+    kind: str, home: Home, tiny_gguf: Path, prompts: Path
+):
+    pytest.importorskip("torch")
+    options = ("--vocab", 16, "--texts", 1, "--steps", 1, "--evaluate-every", 1)
+    taps = ("--taps", 1) if kind == "dflash" else ()
+    home.run(
+        *("train", kind, "--target", tiny_gguf, "--prompts", prompts, "--out", kind),
+        *(*options, *taps),
+    )
+    assert_alone(home, kind)
+
+
+@pytest.mark.coreml
+@pytest.mark.slow
+def test_conversion_to_core_ml_leaves_the_machine_alone(home: Home, tiny_gguf: Path):
+    pytest.importorskip("coremltools")
+    pytest.importorskip("transformers", minversion="5.23")
+    recipe = ("--topology", "1+1", "--head-rows", 200, "--slots", 128)
+    home.run("convert", tiny_gguf, "--to", "coreml", *recipe)
+    home.run("generate", "hello", "--model", f"{tiny_gguf}@coreml", *ANSWER)
+    assert_alone(home)
+
+
+@pytest.mark.mlx
+@pytest.mark.slow
+def test_a_model_in_mlx_leaves_the_machine_alone(home: Home, tmp_path: Path):
+    mlx.needs()
+    folder = tmp_path / "checkpoint"
+    mlx.checkpoint(folder, "llama")
+    home.run("generate", "hello", "--raw", "--model", folder, "--engine", "mlx", *ANSWER)
+    assert_alone(home)
