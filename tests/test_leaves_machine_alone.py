@@ -4,6 +4,7 @@ Each runs as a user starts it: with an empty home, and without the variables by 
 report nothing.
 """
 
+import ast
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -13,11 +14,15 @@ import pytest
 
 from support import mlx
 from support.command import served
+from support.docs import ROOT
 from support.fake_hub import FakeHub, FakeRepository, serving
 from support.results import RUN
 from support.saved_checkpoints import save_checkpoint
 from support.tiny_checkpoints import write_checkpoint
 from support.watched import Home
+
+OURS_AND_REPORTING = ("paceline", "nncf", "openvino", "optimum")
+"""Ours, and beginnings of packages that report their use unless ours was imported before."""
 
 NAME = "owner/tiny"
 ANSWER = ("--max-tokens", 4, "--ignore-eos")
@@ -42,6 +47,21 @@ def assert_alone(home: Home, *named: str) -> None:
     assert home.written(*named) == set(), "written outside of the cache folder"
 
 
+def test_scripts_import_paceline_before_openvino():
+    late = []
+    for script in (*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("recipes/**/*.py")):
+        names = [
+            alias.name if isinstance(node, ast.Import) else node.module or ""
+            for node in ast.parse(script.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        ]
+        first = [name.partition(".")[0] for name in names if name.startswith(OURS_AND_REPORTING)]
+        if first and first[0] != "paceline":
+            late.append(script.name)
+    assert late == []
+
+
 def test_generate_chat_and_models_leave_the_machine_alone(home: Home, tiny_gguf: Path):
     trace = ("--trace", "trace.jsonl")
     home.run("generate", "hello", "--model", tiny_gguf, *ANSWER, *trace)
@@ -55,14 +75,6 @@ def test_generate_chat_and_models_leave_the_machine_alone(home: Home, tiny_gguf:
 
 def test_serve_leaves_the_machine_alone(home: Home, tiny_gguf: Path):
     with served(tiny_gguf, home.cache, "--port", "0", "--keep", "--prompt-cache", "0.1") as server:
-        complete(server.url)
-    assert_alone(home)
-
-
-@pytest.mark.slow
-def test_a_server_of_several_models_leaves_the_machine_alone(home: Home, tiny_gguf: Path):
-    """Each model is loaded by a process of its own."""
-    with served(tiny_gguf, home.cache, "--port", "0", "--all") as server:
         complete(server.url)
     assert_alone(home)
 
@@ -82,6 +94,17 @@ def test_pull_calls_the_hub_for_the_files_of_the_model_alone(
     hub.repositories[NAME] = FakeRepository({"tiny-F16.gguf": tiny_gguf.read_bytes()})
     home.run("pull", f"{NAME}:f16")
     assert_files_of_the_model_alone(hub)
+    assert_alone(home)
+
+
+def test_a_server_of_several_models_leaves_the_machine_alone(
+    home: Home, hub: FakeHub, tiny_gguf: Path
+):
+    """Each model is loaded by a process of its own."""
+    hub.repositories[NAME] = FakeRepository({"tiny-F16.gguf": tiny_gguf.read_bytes()})
+    home.run("pull", f"{NAME}:f16")
+    with served(f"{NAME}:F16", home.cache, "--port", "0", "--all") as server:
+        complete(server.url)
     assert_alone(home)
 
 

@@ -48,7 +48,7 @@ class Command:
 
 
 @contextmanager
-def served(model: Path, cache: Path, *arguments: str) -> Iterator[Command]:
+def served(model: Path | str, cache: Path, *arguments: str) -> Iterator[Command]:
     """`paceline serve --model MODEL ...`; a test that leaves processes behind fails."""
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "serve", "--model", str(model), *arguments],

@@ -16,7 +16,7 @@ from paceline.models.progress import Progress
 WEIGHTS = {"int8": "int8", "int4": "int4", "f16": "fp16"}
 """Name of a weight format here -> in optimum."""
 
-_OPTIMUM = "import paceline; from optimum.commands.optimum_cli import main; main()"
+OPTIMUM = "import paceline; from optimum.commands.optimum_cli import main; main()"
 """optimum's command line, after what importing paceline switches off."""
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -40,7 +40,7 @@ def convert_checkpoint(source: str, work: Path, weights: str, progress: Progress
             "`pip install 'paceline[convert]'`"
         )
     command = python(
-        *("-c", _OPTIMUM, "export", "openvino", "--model", source),
+        *("-c", OPTIMUM, "export", "openvino", "--model", source),
         *("--task", "text-generation-with-past", "--weight-format", WEIGHTS[weights], str(work)),
     )
     with progress.task(f"converting {source} to OpenVINO, {weights} weights"):
