@@ -19,7 +19,7 @@ rm -rf dist
 "$work/wheel/bin/pip" uninstall --quiet --yes pip  # as in environments of uvx
 cd "$work"  # where no source is
 PACELINE_CACHE="$work/cache" "$work/wheel/bin/paceline" generate "Why is the sky blue?" \
-    --max-tokens 16 --no-keep --quiet --json >answer.json
+    --max-tokens 16 --quiet --json >answer.json
 "$python" - <<'END'
 import json
 

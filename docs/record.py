@@ -29,18 +29,18 @@ RECORDINGS = (
     (
         "An answer",
         "The answer goes to standard output, the line of statistics to standard error.",
-        'paceline generate "What is photosynthesis, in two sentences?" --temperature 0 --no-keep',
+        'paceline generate "What is photosynthesis, in two sentences?" --temperature 0',
     ),
     (
         "Tinted: prose",
         "Accepted draft tokens are green and underlined; the others are the model's own.",
-        'paceline generate "Why do cats purr, in two sentences?" --temperature 0 --tint --no-keep',
+        'paceline generate "Why do cats purr, in two sentences?" --temperature 0 --tint',
     ),
     (
         "Tinted: an extraction",
         "The answer repeats its prompt, so much of it is drafted. The model is very small: it "
         "gives the first order again, not the other three. `orders.txt`:",
-        "paceline generate --file orders.txt --temperature 0 --tint --no-keep --trace trace.jsonl",
+        "paceline generate --file orders.txt --temperature 0 --tint --trace trace.jsonl",
     ),
     (
         "The trace of the extraction",
@@ -51,7 +51,7 @@ RECORDINGS = (
     (
         "A chat, from a script",
         "A message a line; each is answered with the earlier ones in the context. `questions.txt`:",
-        "paceline chat --temperature 0 --max-tokens 40 --no-keep < questions.txt",
+        "paceline chat --temperature 0 --max-tokens 40 < questions.txt",
     ),
     (
         "A mistake",

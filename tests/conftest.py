@@ -19,7 +19,7 @@ settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
 
 # What a test's answers are drafted from may not depend on the tests before it.
-os.environ["PACELINE_KEEP"] = "0"
+os.environ.pop("PACELINE_KEEP", None)
 
 # A background job of a shell ignores SIGINT, and so do the processes that it starts: a test that
 # sends Ctrl-C to a command would wait for an end that never comes.

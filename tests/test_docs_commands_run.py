@@ -74,7 +74,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_model: Model) -
     for name in ("prompt.txt", "orders.txt", "questions.txt"):
         (tmp_path / name).write_text("Name a river.\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PACELINE_KEEP", "0")
     monkeypatch.setattr("paceline.runtime.load.load", lambda *_, **__: real_model)
     return tmp_path
 

@@ -1,6 +1,7 @@
 """Keeping answers from the command line, and `paceline forget`."""
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,58 @@ def run(cache: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-def test_what_generate_keeps_is_listed_and_forgotten(
-    run: Any, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+def answer(path: Path, *more: str) -> tuple[object, ...]:
+    """A command that generates, without the name of it."""
+    return ("--model", path, "--max-tokens", 20, "--ignore-eos", *more)
+
+
+def kept(run: Any) -> Any:
+    return json.loads(run("forget", "--dry-run", "--json")[1])["kept"]
+
+
+def test_generate_and_chat_keep_no_answer_unless_asked(
+    run: Any, tiny_gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("PACELINE_KEEP", "1")
-    generate = ("generate", "the rain", "--model", tiny_gguf, "--max-tokens", 20, "--ignore-eos")
-    assert run(*generate, "--no-keep")[0] == 0
-    assert json.loads(run("forget", "--dry-run", "--json")[1]) == {"kept": []}
-    code, _, said = run(*generate)
+    monkeypatch.setattr("sys.stdin", StringIO("the rain\n"))
+    for words in (("generate", "the rain"), ("chat",)):
+        code, _, said = run(*words, *answer(tiny_gguf))
+        assert code == 0
+        assert "forget" not in said
+    assert kept(run) == []
+    assert not [*cache.glob("kept/*")]
+
+
+def test_kept_answers_are_announced_listed_and_forgotten(run: Any, tiny_gguf: Path):
+    code, _, said = run("generate", "the rain", *answer(tiny_gguf, "--keep"))
     assert code == 0
-    assert "`paceline forget` removes them" in said
-    (kept,) = json.loads(run("forget", "--dry-run", "--json")[1])["kept"]
-    assert kept["bytes"] > 0
+    (notice,) = [line for line in said.splitlines() if "forget" in line]
+    assert "tokens of answers" in notice
+    assert "`paceline forget` removes them" in notice
+    (found,) = kept(run)
+    assert found["bytes"] > 0
+    assert Path(found["folder"]).name not in said, "the notice has a path of hashes"
+    code, _, said = run("generate", "the rain", *answer(tiny_gguf, "--keep"))
+    assert "forget" not in said, "it is announced once"
     code, _, said = run("forget", "--model", "x")
     assert (code, said.count("\n")) == (2, 1)
     assert "no answers of x are kept" in said
-    assert run("forget", "--model", kept["model"])[1].startswith("removed: answers of")
+    assert run("forget", "--model", found["model"])[1].startswith("removed: answers of")
     assert run("forget")[1] == "no answers are kept\n"
+
+
+def test_keeping_is_turned_on_for_all_commands_and_off_for_one(
+    run: Any, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PACELINE_KEEP", "1")
+    assert run("generate", "the rain", *answer(tiny_gguf, "--no-keep"))[0] == 0
+    assert kept(run) == []
+    assert run("generate", "the rain", *answer(tiny_gguf))[0] == 0
+    assert len(kept(run)) == 1
+    assert run("forget")[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--drafter", "--probe"])
+def test_the_drafter_kept_without_kept_answers_is_refused(option: str, run: Any, tiny_gguf: Path):
+    code, out, said = run("generate", "hi", *answer(tiny_gguf, option, "suffix+kept"))
+    assert (code, out, said.count("\n")) == (2, "", 1)
+    assert "--keep" in said

@@ -1,7 +1,7 @@
 """What `generate` and `chat` share: the options of an answer, and how its steps are printed."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ from typer import Option
 from paceline.cli import numbers
 from paceline.cli.console import load_model
 from paceline.cli.options import MAX_TOKENS, SAMPLING, GenerationConfig, ModelOptions, Output
+from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Step
@@ -129,9 +130,9 @@ class AnswerOptions:
         _drafting(
             "--keep/--no-keep",
             envvar="PACELINE_KEEP",
-            help="keep the tokens of answers on this machine, to draft later answers",
+            help="keep the tokens of answers on this machine, and draft later answers from them",
         ),
-    ] = True
+    ] = False
 
     def request(self, *, raw: bool = False) -> "Options":
         """The options as those of `Model.stream`, without the ones that were not given."""
@@ -156,6 +157,8 @@ class AnswerOptions:
 def load_for_answers(model: ModelOptions, answer: AnswerOptions, output: Output) -> "Model":
     """The model, with MAX_TOKENS as the limit of answers without one."""
     drafters = [answer.drafter or "auto", *([] if answer.probe is None else [answer.probe])]
+    if not answer.keep:
+        _refuse_kept(drafters)
     loaded = load_model(
         model,
         output,
@@ -165,6 +168,17 @@ def load_for_answers(model: ModelOptions, answer: AnswerOptions, output: Output)
     )
     loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
     return loaded
+
+
+def _refuse_kept(drafters: Sequence[str]) -> None:
+    """Raise InvalidRequest for the drafter `kept`, which would draft nothing."""
+    from paceline.drafters.spec import DrafterSpec
+
+    if any(DrafterSpec.parse(drafter).has("kept") for drafter in drafters):
+        raise InvalidRequest(
+            "the drafter kept needs kept answers; --keep keeps those of this command, and drafts "
+            "from earlier ones"
+        )
 
 
 def step_printer(

@@ -20,7 +20,7 @@ def forget(
     dry_run: Annotated[bool, Option("--dry-run", help="list them, and remove nothing")] = False,
     output: Output,
 ) -> int:
-    """Remove the answers that `generate`, `chat` and `serve --keep` have kept."""
+    """Remove the answers that `generate`, `chat` and `serve` have kept with --keep."""
     from paceline.models.cache import megabytes
     from paceline.runtime.kept import all_kept
     from paceline.runtime.kept import forget as remove

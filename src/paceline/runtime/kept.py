@@ -99,8 +99,8 @@ class KeptAnswers:
     def _open(self) -> None:
         if not self._log.exists():
             self._say(
-                f"answers of {self._model} are kept in {self._folder} to draft later ones; "
-                "with --no-keep they are not, and `paceline forget` removes them"
+                f"the tokens of answers of {self._model} are kept on this machine, to draft later "
+                "ones; `paceline forget` removes them"
             )
         if not self._counts.exists():
             return
