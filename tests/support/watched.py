@@ -61,10 +61,10 @@ class Home:
     """An empty home, a cache folder and a current folder; processes that are started have them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._home, self._cache, self._temporary, self._current, hook = folders = [
-            folder / name for name in ("home", "cache", "temporary", "current", "hook")
-        ]
-        for path in folders:
+        self.cache = folder / "cache"
+        self._home, self._temporary = folder / "home", folder / "temporary"
+        self._current, hook = folder / "current", folder / "hook"
+        for path in (self.cache, self._home, self._temporary, self._current, hook):
             path.mkdir()
         self._log = folder / "log"
         (hook / "sitecustomize.py").write_text(HOOK)
@@ -73,16 +73,11 @@ class Home:
                 monkeypatch.delenv(name)
         for name, value in {
             **{"HOME": self._home, "USERPROFILE": self._home, "TMPDIR": self._temporary},
-            **{"PACELINE_CACHE": self._cache, "WATCHED_LOG": self._log, "PYTHONPATH": hook},
+            **{"PACELINE_CACHE": self.cache, "WATCHED_LOG": self._log, "PYTHONPATH": hook},
             "PYTHONDONTWRITEBYTECODE": 1,
         }.items():
             monkeypatch.setenv(name, str(value))
         monkeypatch.chdir(self._current)
-
-    @property
-    def cache(self) -> Path:
-        """The folder that PACELINE_CACHE names."""
-        return self._cache
 
     def run(self, *words: object, stdin: str = "") -> str:
         """Run a command of paceline to its end, without an error; returns what it printed."""
@@ -109,7 +104,7 @@ class Home:
         what is gone from there or was temporary.
         """
         allowed = (
-            *(self._cache, *_DEVICES),
+            *(self.cache, *_DEVICES),
             *(self._current / name for name in named),
             *(self._temporary / name for name in _LIBRARIES),
         )
