@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.errors import ModelError
+from paceline.models.control_text import ControlText
 from paceline.models.generation_config import Settings, read_generation_config
 from paceline.models.hf_config import read_facts, read_template
 from paceline.models.manifest import REQUIRED, TOKENIZER, VISUAL, Facts, read_manifest
@@ -76,6 +77,14 @@ class ModelFiles:
     def thinking(self) -> Thinking:
         """How the model marks thoughts, and how its template turns them off."""
         return self._thinking
+
+    def control_text(self) -> ControlText:
+        """Control tokens as text, which messages may not have; see its file."""
+        return self._control_text
+
+    @cached_property
+    def _control_text(self) -> ControlText:
+        return ControlText(self.tokenizer(), self.chat_template, self.thinking())
 
     @cached_property
     def _thinking(self) -> Thinking:
