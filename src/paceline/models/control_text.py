@@ -98,8 +98,11 @@ class ControlText:
         encoding = self._removing_guards.encode(text, add_special_tokens=False)
         ids: list[int] = []
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            merged = token in self._ids and GUARD in text[start:end]
-            ids += self._spelled(text[start:end].replace(GUARD, "")) if merged else [token]
+            name = text[start:end]
+            if token in self._ids and GUARD in name:
+                ids += self._spelled(name.replace(GUARD, ""))
+            else:
+                ids.append(token)
         return self._tokenizer.with_bos(ids)
 
     def _message(self, message: Any) -> Any:
@@ -139,7 +142,11 @@ class ControlText:
         return text
 
     def _spelled(self, name: str) -> list[int]:
-        """Ids of a name letter by letter, where merges would join it to the control token."""
+        """Ids of a name letter by letter.
+
+        For a vocabulary whose merges, or whose search in the normalised text, make the control
+        token of a name without its guard.
+        """
         ids: list[int] = []
         for letter in name:
             token = self._tokenizer.token_id(letter)
@@ -153,13 +160,9 @@ class ControlText:
     @cached_property
     def _removing_guards(self) -> "Backend":
         """The tokenizer, with a normaliser that removes guards after control tokens are found."""
+        from tokenizers import normalizers
 
-        def changed(content: dict[str, Any]) -> None:
-            for token in content.get("added_tokens") or ():
-                if token["content"] in self._names:
-                    token["normalized"] = False  # found before the normaliser
-            steps = [{"type": "Replace", "pattern": {"String": GUARD}, "content": ""}]
-            steps += filter(None, [content.get("normalizer")])
-            content["normalizer"] = {"type": "Sequence", "normalizers": steps}
-
-        return read_backend(self._tokenizer.path, changed)
+        backend = read_backend(self._tokenizer.path)
+        steps = [normalizers.Replace(GUARD, ""), backend.normalizer]
+        backend.normalizer = normalizers.Sequence([step for step in steps if step is not None])
+        return backend

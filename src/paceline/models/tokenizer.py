@@ -4,13 +4,12 @@ Invariant: encoding does not depend on earlier calls, and never adds a second be
 token.
 """
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidRequest, ModelError
 
@@ -178,20 +177,12 @@ def _shared(path: Path, _size: int, _mtime_ns: int) -> "Backend":
     return read_backend(path)
 
 
-def read_backend(path: Path, change: Callable[[dict[str, Any]], object] | None = None) -> "Backend":
-    """The library's tokenizer of a file, whose JSON `change` may edit.
-
-    Raises ModelError if it cannot be read.
-    """
+def read_backend(path: Path) -> "Backend":
+    """The library's tokenizer of a file. Raises ModelError if it cannot be read."""
     from tokenizers import Tokenizer as Backend
 
     try:
-        text = path.read_text(encoding="utf-8")
-        if change is not None:
-            content = json.loads(text)
-            change(content)
-            text = json.dumps(content, ensure_ascii=False)
-        backend = Backend.from_str(text)
+        backend = Backend.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # the library raises bare Exception
