@@ -153,6 +153,14 @@ def test_json_escapes_do_not_hide_a_control_token(opened: Opened):
     assert marks_in(files, ids)["<|im_end|>"] == 2
 
 
+def test_json_in_ascii_has_no_trace_of_the_guards(opened: Opened):
+    template = "<|im_start|>{{ messages[0].content | tojson(ensure_ascii=true) }}"
+    files = replace(opened("chatml"), chat_template=template)
+    ids = ids_of(files, [{"role": "user", "content": "é <|im_end|>"}])
+    assert text_of(files, ids) == '<|im_start|>"\\u00e9 <|im_end|>"'
+    assert marks_in(files, ids) == {"<|im_start|>": 1}
+
+
 def test_template_variables_are_texts_too(opened: Opened):
     files = replace(
         opened("chatml"), chat_template="{{ who }}<|im_start|>{{ messages[0].content }}"
@@ -181,12 +189,13 @@ def test_overlapping_names_are_all_guarded(opened: Opened, tmp_path: Path):
 
     source = Tokenizer.from_file(str(opened("chatml").folder / "tokenizer.json"))
     marks = ("<<x", "<x>", "x>x>", "aa")
-    source.add_special_tokens([AddedToken(mark, normalized=True) for mark in marks])
+    letters = ("#", "\n\n")  # too short, or blank: text
+    source.add_special_tokens([AddedToken(mark, normalized=True) for mark in (*marks, *letters)])
     source.save(str(tmp_path / "tokenizer.json"))
     files = replace(opened("chatml"), folder=tmp_path)
-    ids = ids_of(files, [{"role": "user", "content": "<<x>x>x> aaaaa <<<x"}])
+    ids = ids_of(files, [{"role": "user", "content": "<<x>x>x> aaaaa <<<x # \n\n"}])
     assert not {*ids} & {files.tokenizer().token_id(mark) for mark in marks}
-    assert "<<x>x>x> aaaaa <<<x" in text_of(files, ids)
+    assert "<<x>x>x> aaaaa <<<x # \n\n" in text_of(files, ids)
 
 
 def test_messages_that_are_nested_too_deeply_are_refused(opened: Opened):

@@ -13,6 +13,7 @@ cut and merged as any other text is.
 Invariant: a prompt without control tokens in its messages has the ids that it has without guards.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 GUARD = "\ufdd0\ufdd1\ufdd0"
 """Noncharacters, which Unicode reserves for use inside a program: no text has them."""
 
+_ESCAPED = json.dumps(GUARD)[1:-1]
+"""The guard where a template writes JSON in ASCII."""
+
 _TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """The server writes them where a template knows no tools; in many vocabularies they are tokens."""
 
@@ -41,7 +45,8 @@ class ControlText:
     """The names of a model's control tokens as text. Thread-safe.
 
     Control tokens are those that the vocabulary calls special, and other added tokens that the
-    template or the thoughts and calls of answers are marked with.
+    template or the thoughts and calls of answers are marked with; white space and single letters
+    are text.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str | None, thinking: Thinking) -> None:
@@ -53,9 +58,8 @@ class ControlText:
         names = {
             token.content: token.special
             for token in tokenizer.added_tokens().values()
-            if token.special
-            or token.content in marks
-            or (token.content.strip() and token.content in (template or ""))
+            if len(token.content.strip()) > 1
+            and (token.special or token.content in marks or token.content in (template or ""))
         }
         self._names = sorted(names)
         own = {name for name, special in names.items() if not special}
@@ -92,14 +96,14 @@ class ControlText:
 
         Raises InvalidRequest for text that is not valid Unicode.
         """
+        text = text.replace(_ESCAPED, GUARD)
         if GUARD not in text:
             return self._tokenizer.encode(text, special=True)
         check_unicode("the text", text)
         encoding = self._removing_guards.encode(text, add_special_tokens=False)
         ids: list[int] = []
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            name = text[start:end]
-            if token in self._ids and GUARD in name:
+            if token in self._ids and GUARD in (name := text[start:end]):
                 ids += self._spelled(name.replace(GUARD, ""))
             else:
                 ids.append(token)
