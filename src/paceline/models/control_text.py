@@ -15,7 +15,7 @@ Invariant: a prompt without control tokens in its messages has the ids that it h
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -77,10 +77,7 @@ class ControlText:
 
         Raises InvalidRequest if it is nested too deeply.
         """
-        try:
-            guarded: _Value = self._guarded(value)
-        except RecursionError as error:
-            raise InvalidRequest("messages or tools are nested too deeply") from error
+        guarded: _Value = _changed(value, self._text)
         return guarded
 
     def guarded_messages(self, messages: Sequence[Any]) -> list[Any]:
@@ -112,26 +109,16 @@ class ControlText:
     def _message(self, message: Any) -> Any:
         if not isinstance(message, Mapping):
             return message  # the template's checks reject it
-        rest = {name: value for name, value in message.items() if name != "content"}
-        content = message.get("content")
-        if message.get("role") == "assistant" and isinstance(content, str):
-            parts = self._own.split(content)
-            marks = [*self._own.findall(content), ""]
-            pairs = zip(parts, marks, strict=True)
-            content = "".join(self._text(part) + mark for part, mark in pairs)
-        else:
-            content = self.guarded(content)
-        guarded = self.guarded(rest)
-        return {name: content if name == "content" else guarded[name] for name in message}
+        answer = self._answer if message.get("role") == "assistant" else self._text
+        return {
+            name: _changed(value, answer if name == "content" else self._text)
+            for name, value in message.items()
+        }
 
-    def _guarded(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, Mapping):
-            return {self._guarded(name): self._guarded(inner) for name, inner in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._guarded(inner) for inner in value]
-        return value
+    def _answer(self, text: str) -> str:
+        parts, marks = self._own.split(text), [*self._own.findall(text), ""]
+        pairs = zip(parts, marks, strict=True)
+        return "".join(self._text(part) + mark for part, mark in pairs)
 
     def _text(self, text: str) -> str:
         if self._heads.search(text):
@@ -170,3 +157,19 @@ class ControlText:
         steps = [normalizers.Replace(GUARD, ""), backend.normalizer]
         backend.normalizer = normalizers.Sequence([step for step in steps if step is not None])
         return backend
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with each of its strings changed. Raises InvalidRequest if it is too deep."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, str):
+            return change(value)
+        if isinstance(value, Mapping):
+            return {changed(name): changed(inner) for name, inner in value.items()}
+        return [changed(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    try:
+        return changed(value)
+    except RecursionError as error:
+        raise InvalidRequest("messages or tools are nested too deeply") from error

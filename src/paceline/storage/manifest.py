@@ -82,9 +82,7 @@ def read_manifest(folder: Path, kind: str, facts: type[_T]) -> _T:
             f"{kind} of version 1"
         )
     found = validated(facts, value, str(path), error=ModelError)
-    files = validated(_Files, value, str(path), error=ModelError).files
-    check_files(folder, files)
-    check_contents(folder, files)
+    _check_listed(folder, value)
     return found
 
 
@@ -93,9 +91,15 @@ def check_artifact(folder: Path) -> None:
     path = folder / MANIFEST
     value = read_json(path) if path.is_file() else {}
     if str(value.get("made_by")).startswith("paceline"):
-        files = validated(_Files, value, str(path), error=ModelError).files
-        check_files(folder, files)
-        check_contents(folder, files)
+        _check_listed(folder, value)
+
+
+def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise ModelError unless every file of a manifest has its recorded size and checksum."""
+    files = validated(_Files, manifest, str(folder / MANIFEST), error=ModelError).files
+    check_files(folder, files)
+    if not is_checked(folder, files) and (faults := changed_contents(folder, files)):
+        raise ModelError(f"{listed(str(folder / MANIFEST), faults)}; make or copy {folder} anew")
 
 
 def check_files(
@@ -103,7 +107,7 @@ def check_files(
 ) -> None:
     """Raise ModelError unless every file is in `folder` with its recorded size.
 
-    For checksums see `check_contents`. The message names every fault, and every `required` file
+    For checksums see `changed_contents`. The message names every fault, and every `required` file
     that is not listed.
     """
     faults = [f"files does not list {name}" for name in required if name not in files]
@@ -122,7 +126,7 @@ def is_checked(folder: Path, files: Mapping[str, FileRecord]) -> bool:
 
 
 def changed_contents(
-    folder: Path, files: Mapping[str, FileRecord], update: Callable[[int], object] = int
+    folder: Path, files: Mapping[str, FileRecord], update: Callable[[int], object] | None = None
 ) -> list[str]:
     """Hash all files; a line for each whose checksum is another. Without any, `is_checked` is true.
 
@@ -144,12 +148,6 @@ def changed_contents(
 def remember(folder: Path, files: Mapping[str, FileRecord]) -> None:
     """Make `is_checked` true of files that were just hashed."""
     _keep(_mark(folder, files))
-
-
-def check_contents(folder: Path, files: Mapping[str, FileRecord]) -> None:
-    """Raise ModelError unless every file has its checksum; files that `is_checked` are not read."""
-    if not is_checked(folder, files) and (faults := changed_contents(folder, files)):
-        raise ModelError(f"{listed(str(folder / MANIFEST), faults)}; make or copy {folder} anew")
 
 
 def _mark(folder: Path, files: Mapping[str, FileRecord]) -> Path:

@@ -167,7 +167,7 @@ def _texts(
         if not (sample.text or sample.error):
             sample = replace(sample, error="the answer has no text to compare")
         sample = _checked(sample, mode)
-        if sample.drafted and sample.error and not found:
+        if mode == PLAIN and sample.drafted and not found:
             raise InvalidRequest(
                 f"{endpoint.url}: {sample.error}, so speculation would be compared with itself; "
                 "start a second server without speculation, and give it with --plain-url"
