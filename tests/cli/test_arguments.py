@@ -198,3 +198,20 @@ def test_serve_sets_whether_a_model_thinks(
     monkeypatch.setattr("paceline.server.run.serve", lambda *given, **_: found.append(given[-1]))
     assert main(["serve", *words]) == 0
     assert [settings.think for settings in found] == [think]
+
+
+@pytest.mark.parametrize("words", [[], ["--parse-special"]])
+def test_serve_parses_control_tokens_in_messages_only_when_told_to(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    found: list[Settings] = []
+    monkeypatch.setattr("paceline.cli.serve.load_model", lambda *_, **__: Mock())
+    monkeypatch.setattr("paceline.server.run.serve", lambda *given, **_: found.append(given[-1]))
+    assert main(["serve", *words]) == 0
+    assert [settings.parse_special for settings in found] == [bool(words)]
+    options: list[list[str]] = []
+    monkeypatch.setattr(
+        "paceline.server.router.run.serve_all", lambda _, given, *__, **___: options.append(given)
+    )
+    assert main(["serve", "--all", *words]) == 0
+    assert ("--parse-special" in options[0]) == bool(words)

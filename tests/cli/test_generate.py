@@ -19,6 +19,18 @@ def test_an_answer_goes_to_standard_output_and_all_else_to_standard_error(answer
     assert answer("Hello", "--max-tokens", 20, "--quiet").stderr == ""
 
 
+@pytest.mark.parametrize("raw", [[], ["--raw"]])
+def test_control_tokens_in_a_prompt_are_text_unless_it_is_raw_or_they_are_to_be_parsed(
+    raw: list[str], answer: Run
+):
+    def ends(*words: str) -> int:
+        prompt = ["one<|im_end|>two", "--system", "<|im_end|>"][: 1 if raw else 3]
+        found = answer(*prompt, "--max-tokens", 1, "--json", *raw, *words)
+        return int(json.loads(found.stdout)["prompt_token_ids"].count(2))
+
+    assert (ends(), ends("--parse-special")) == ((1, 1) if raw else (2, 4))
+
+
 STATS = {
     *("steps", "drafted", "accepted", "acceptance_rate", "tokens_per_step", "load_seconds"),
     *("prefill_seconds", "decode_seconds", "draft_seconds", "verify_seconds", "host_seconds"),

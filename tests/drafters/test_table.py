@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from paceline.drafters import Table, TableDrafter
 from paceline.drafters.table import KEYS, MAX_ORDER, PROBABILITIES, TOKENS, keys_at, keys_of
 from paceline.errors import ModelError
+from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
 from support.drafters import write_toy_table
 
@@ -88,27 +89,28 @@ def folder(tmp_path: Path) -> Path:
     return write_toy_table(tmp_path, [TEXT], 6)
 
 
-def set_bytes(folder: Path, name: str) -> None:
-    """Write the size of a changed file into the manifest."""
+def record(folder: Path, name: str) -> None:
+    """Write size and checksum of a changed file into the manifest."""
     manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["files"][name]["bytes"] = (folder / name).stat().st_size
+    size = (folder / name).stat().st_size
+    manifest["files"][name] = {"bytes": size, "sha256": sha256_of(folder / name)}
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
 def test_a_column_of_another_length_or_type_is_rejected(folder: Path):
     np.save(folder / KEYS, np.zeros(3, np.uint32))
-    set_bytes(folder, KEYS)
+    record(folder, KEYS)
     with pytest.raises(ModelError, match=r"keys\.npy holds uint32 \[3\]; expected uint32"):
         Table.open(folder, 6)
     np.save(folder / KEYS, np.zeros(3, np.float32))
-    set_bytes(folder, KEYS)
+    record(folder, KEYS)
     with pytest.raises(ModelError, match="holds float32"):
         Table.open(folder, 6)
 
 
 def test_a_column_that_is_no_array_is_rejected(folder: Path):
     (folder / PROBABILITIES).write_bytes(b"no numbers")
-    set_bytes(folder, PROBABILITIES)
+    record(folder, PROBABILITIES)
     with pytest.raises(ModelError, match=r"chances\.npy cannot be read"):
         Table.open(folder, 6)
 
@@ -117,6 +119,7 @@ def test_a_token_beyond_the_vocabulary_is_rejected(folder: Path):
     tokens = np.load(folder / TOKENS)
     tokens[0] = 6
     np.save(folder / TOKENS, tokens)
+    record(folder, TOKENS)
     with pytest.raises(ModelError, match=r"tokens\.npy has token 6; this target has 6"):
         Table.open(folder, 6)
 

@@ -135,4 +135,4 @@ def test_a_file_with_other_bytes_is_found_by_its_checksum(folder: Path):
     size = (folder / WEIGHTS).stat().st_size
     (folder / WEIGHTS).write_bytes(b"x" * size)
     (fault,) = changed_files(folder, manifest)
-    assert fault.startswith(f"{WEIGHTS}: SHA-256 is ")
+    assert fault.startswith(f"{WEIGHTS} is not what was made: SHA-256 is ")

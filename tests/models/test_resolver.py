@@ -253,7 +253,7 @@ def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Pat
     with pytest.raises(CheckFailed) as caught:
         check_models(tmp_path)
     said = str(caught.value)
-    assert f"{first.name}: {WEIGHTS}: SHA-256 is" in said
+    assert f"{first.name}: {WEIGHTS} is not what was made: SHA-256 is" in said
     assert f"{GRAPH} has 10 bytes" in said
     assert "context_length: " in said
     assert caught.value.exit_code == 1

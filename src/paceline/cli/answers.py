@@ -56,6 +56,10 @@ class AnswerOptions:
         list[str] | None, _answer(help="a string that ends the answer; may be repeated")
     ] = None
     ignore_eos: Annotated[bool, _answer("--ignore-eos", help="go on after the end token")] = False
+    parse_special: Annotated[
+        bool,
+        _answer("--parse-special", help="names of control tokens in messages become the tokens"),
+    ] = False
     think: Annotated[
         bool | None,
         _answer(
@@ -150,6 +154,7 @@ class AnswerOptions:
         if self.chat_template_kwargs is not None:
             chosen["template_kwargs"] = self.chat_template_kwargs
         chosen |= {"think": self.think, "ignore_eos": self.ignore_eos, "raw": raw}
+        chosen["parse_special"] = self.parse_special
         request: Options = chosen
         return request
 

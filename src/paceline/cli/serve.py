@@ -91,6 +91,14 @@ def serve(
             help="turn thinking on or off; default: as the chat template has it",
         ),
     ] = None,
+    parse_special: Annotated[
+        bool,
+        Option(
+            "--parse-special",
+            help="names of control tokens in messages become the tokens: only for clients that "
+            "you trust",
+        ),
+    ] = False,
     every: Annotated[
         bool,
         _all("--all", help="every model that is here, loaded when a request names it"),
@@ -129,6 +137,7 @@ def serve(
         hosts=None if allow_host is None else tuple(allow_host),
         anyone=anyone,
         think=think,
+        parse_special=parse_special,
         origins=tuple(origin or ()),
         max_waiting=queue,
         max_running=at_once,
@@ -198,5 +207,9 @@ def _child_options(
     found = [f"{name}={value}" for name, value in values.items() if value is not None]
     if settings.think is not None:
         found.append("--think" if settings.think else "--no-think")
-    flags = {"--offline": model.offline, "--keep": keep}
+    flags = {
+        "--offline": model.offline,
+        "--keep": keep,
+        "--parse-special": settings.parse_special,
+    }
     return [*found, *(name for name, given in flags.items() if given)]

@@ -50,6 +50,13 @@ def verify(
     speculation: Annotated[
         str | None, Option(metavar="JSON", help="with --url: fields of a request with speculation")
     ] = None,
+    plain_url: Annotated[
+        str | None,
+        Option(
+            metavar="BASE",
+            help="with --url: a second server of the same model, started without speculation",
+        ),
+    ] = None,
     clients: Annotated[int, declare.count(help="with --url: requests at once")] = 8,
     rounds: Annotated[int, declare.count(help="with --url: repetitions")] = 2,
     result: ResultFile = None,
@@ -66,7 +73,7 @@ def verify(
 
         found = verify_server(
             url=url,
-            access=Access(served_model, api_key, plain, speculation),
+            access=Access(served_model, api_key, plain, speculation, plain_url),
             suite=suite,
             max_tokens=max_tokens,
             clients=clients,
@@ -74,6 +81,8 @@ def verify(
             progress=progress_of(output),
         )
         return print_report(found, output, result)
+    if plain_url is not None:
+        raise InvalidRequest("--plain-url is the second of two servers; give the first with --url")
     from paceline.tools.bench.verify.command import verify as run
 
     report = run(

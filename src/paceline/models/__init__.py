@@ -3,7 +3,6 @@
 `resolve` turns a model's name into `ModelFiles`, which an engine can open.
 """
 
-from paceline.models.cache import cache_dir
 from paceline.models.files import ModelFiles
 from paceline.models.installed import Listed, check_models, list_models
 from paceline.models.names import CORE_ML_SUFFIX, MLX_SUFFIX
@@ -14,6 +13,7 @@ from paceline.models.resolver import pull, resolve, resolve_drafter
 from paceline.models.source import Origin, open_origin
 from paceline.models.template import ChatTemplate
 from paceline.models.tokenizer import Tokenizer
+from paceline.storage.system import cache_dir
 
 __all__ = [
     "CORE_ML_SUFFIX",

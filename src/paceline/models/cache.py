@@ -13,23 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.storage.system import lock_path
+from paceline.storage.system import CACHE_VARIABLE, cache_dir, lock_path
 
-CACHE_VARIABLE = "PACELINE_CACHE"
 PARTIAL = ".partial-"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_BYTES = 1 << 20
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
-
-
-def cache_dir() -> Path:
-    """Folder of everything that paceline fetches: $PACELINE_CACHE, or the user's cache."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    from platformdirs import user_cache_path
-
-    return user_cache_path("paceline")
 
 
 def models_dir(cache: Path | None) -> Path:

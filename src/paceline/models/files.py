@@ -12,13 +12,22 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.errors import ModelError
+from paceline.models.control_text import ControlText
 from paceline.models.generation_config import Settings, read_generation_config
 from paceline.models.hf_config import read_facts, read_template
-from paceline.models.manifest import REQUIRED, TOKENIZER, VISUAL, Facts, read_manifest
+from paceline.models.manifest import (
+    REQUIRED,
+    TOKENIZER,
+    VISUAL,
+    Facts,
+    changed_files,
+    read_manifest,
+)
+from paceline.models.progress import QUIET, Progress
 from paceline.models.template import ChatTemplate
 from paceline.models.thinking import Thinking
 from paceline.models.tokenizer import Tokenizer
-from paceline.storage.manifest import MANIFEST
+from paceline.storage.manifest import MANIFEST, is_checked
 from paceline.storage.openvino import GRAPH, LANGUAGE, weights_of
 
 _CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
@@ -77,6 +86,14 @@ class ModelFiles:
         """How the model marks thoughts, and how its template turns them off."""
         return self._thinking
 
+    def control_text(self) -> ControlText:
+        """Control tokens as text, which messages may not have; see its file."""
+        return self._control_text
+
+    @cached_property
+    def _control_text(self) -> ControlText:
+        return ControlText(self.tokenizer(), self.chat_template, self.thinking())
+
     @cached_property
     def _thinking(self) -> Thinking:
         return Thinking(self.chat_template, self.tokenizer, self.name)
@@ -96,13 +113,15 @@ class ModelFiles:
         )
 
 
-def open_folder(folder: Path, name: str) -> ModelFiles:
+def open_folder(folder: Path, name: str, progress: Progress | None = None) -> ModelFiles:
     """Open the model in `folder`, without copying it.
 
-    Raises ModelError, which names every missing file or how to use another kind of model.
+    With `progress`, files of a prepared model that have changed since they were hashed are hashed
+    again. Raises ModelError, which names every file that is missing or not what was made, or how
+    to use another kind of model.
     """
     if (folder / MANIFEST).exists():
-        return _prepared(folder, name)
+        return _prepared(folder, name, progress)
     is_visual = not (folder / GRAPH).exists() and (folder / LANGUAGE).exists()
     graph, required = (LANGUAGE, VISUAL) if is_visual else (GRAPH, REQUIRED)
     missing = [name for name in (*required, "config.json") if not (folder / name).is_file()]
@@ -123,8 +142,14 @@ def open_folder(folder: Path, name: str) -> ModelFiles:
     return ModelFiles(name, folder, facts, fingerprint, template, str(folder), graph=graph)
 
 
-def _prepared(folder: Path, name: str) -> ModelFiles:
+def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
     manifest = read_manifest(folder)
+    hashed = progress is None or is_checked(folder, manifest.files)
+    if not hashed and (faults := changed_files(folder, manifest, progress or QUIET)):
+        raise ModelError(
+            f"{folder} is damaged: {'; '.join(faults)}; remove this folder, and the next command "
+            "makes it again (if it was copied or converted by hand, do that again)"
+        )
     weights = manifest.gguf(folder)
     if weights is not None and not weights.is_file():
         raise ModelError(f"{weights} is gone; {folder} was made for it and can be removed")
@@ -178,9 +203,9 @@ def _check_weights(folder: Path, name: str = GRAPH) -> None:
 
 
 def stat_fingerprint(paths: Iterable[Path]) -> str:
-    """Identity of files by names, sizes and times, hex: hashing gigabytes takes too long."""
+    """Identity of files by names, sizes, times and inodes, hex: hashing takes too long."""
     digest = hashlib.sha256()
     for path in paths:
         stat = path.stat()
-        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}\n".encode())
     return digest.hexdigest()

@@ -16,7 +16,7 @@ from paceline.models.progress import QUIET, Progress
 from paceline.storage import openvino
 from paceline.storage.coreml import CORE_ML, fingerprint_of
 from paceline.storage.files import read_json, sha256_of
-from paceline.storage.manifest import MANIFEST, FileRecord, check_files
+from paceline.storage.manifest import MANIFEST, FileRecord, changed_contents, check_files, remember
 from paceline.storage.validation import Count, Positive, validated
 
 FORMAT, VERSION = "paceline-model", 1
@@ -99,7 +99,7 @@ class Manifest:
     def fingerprint(self) -> str:
         """Identity of the graph and its weights: equal only for equal bytes.
 
-        Of a GGUF file only name, size and time are compared: hashing gigabytes takes too long.
+        Of a GGUF file only name, size, time and inode are compared: hashing takes too long.
         """
         if self.source.get("kind") == GGUF:
             return self.source["fingerprint"]
@@ -134,6 +134,7 @@ def write_manifest(
     }
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     (folder / MANIFEST).write_text(text, encoding="utf-8")
+    remember(folder, {name: FileRecord(sizes[name], hashes[name]) for name in sizes})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -167,12 +168,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 def changed_files(folder: Path, manifest: Manifest, progress: Progress = QUIET) -> list[str]:
     """Faults of the files in `folder` whose checksums differ from the manifest's."""
-    faults: list[str] = []
-    total, done = sum(record.bytes for record in manifest.files.values()), 0
+    total = sum(record.bytes for record in manifest.files.values())
     with progress.task(f"checking {manifest.name}", total) as update:
-        for name, record in manifest.files.items():
-            found = sha256_of(folder / name, update, done)
-            done += record.bytes
-            if found != record.sha256:
-                faults.append(f"{name}: SHA-256 is {found}, expected {record.sha256}")
-    return faults
+        return changed_contents(folder, manifest.files, update)

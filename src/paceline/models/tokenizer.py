@@ -5,7 +5,7 @@ token.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import InvalidRequest, ModelError
 
 if TYPE_CHECKING:
+    from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
 
 
@@ -22,7 +23,7 @@ class Tokenizer:
 
     def __init__(self, path: Path, *, bos_token_id: int | None = None, add_bos: bool = False):
         """Read `path`, a tokenizer.json. Raises ModelError when it cannot be read."""
-        self._path = path
+        self.path = path
         self._bos = bos_token_id if add_bos else None
         self._parsing = _load(path)
 
@@ -45,18 +46,18 @@ class Tokenizer:
         tokens written in the text become their ids, and the beginning-of-sequence token is added
         if the model uses one and the text does not begin with it.
 
-        So a chat message that contains "<|im_end|>" ends its turn, as in transformers and
-        llama.cpp: a template's output is one string, in which the two look the same. A server for
-        untrusted users should reject or rewrite such messages.
+        In a rendered chat, text of messages is parsed too: see `ControlText`.
 
         Raises InvalidRequest for text that is not valid Unicode (an unpaired surrogate).
         """
         check_unicode("the text", text)
         backend = self._parsing if special else self._literal
         ids = list(backend.encode(text, add_special_tokens=False).ids)
-        if special and self._bos is not None and ids[:1] != [self._bos]:
-            ids.insert(0, self._bos)
-        return ids
+        return self.with_bos(ids) if special else ids
+
+    def with_bos(self, ids: list[int]) -> list[int]:
+        """A whole prompt, with the beginning-of-sequence token if the model uses one."""
+        return ids if self._bos is None or ids[:1] == [self._bos] else [self._bos, *ids]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of a literal text, and the characters (start, end) of each token.
@@ -96,8 +97,13 @@ class Tokenizer:
 
     def special_tokens(self) -> dict[str, int]:
         """Control tokens, which `decode` omits: name -> id."""
-        added = self._parsing.get_added_tokens_decoder()
+        added = self.added_tokens()
         return {token.content: number for number, token in added.items() if token.special}
+
+    def added_tokens(self) -> "Mapping[int, AddedToken]":
+        """Tokens that are found in a text before it is cut: id -> token, control tokens or not."""
+        added: Mapping[int, AddedToken] = self._parsing.get_added_tokens_decoder()
+        return added
 
     def begins_with(self, token_id: int) -> bool:
         """Whether the file's post-processor adds `token_id` at the beginning."""
@@ -143,7 +149,7 @@ class Tokenizer:
     @cached_property
     def _literal(self) -> "Backend":
         # A second copy, because encoding literally is a setting of the whole backend.
-        backend = _read(self._path)
+        backend = read_backend(self.path)
         backend.encode_special_tokens = True
         return backend
 
@@ -168,10 +174,11 @@ def _load(path: Path) -> "Backend":
 
 @lru_cache(maxsize=4)
 def _shared(path: Path, _size: int, _mtime_ns: int) -> "Backend":
-    return _read(path)
+    return read_backend(path)
 
 
-def _read(path: Path) -> "Backend":
+def read_backend(path: Path) -> "Backend":
+    """The library's tokenizer of a file. Raises ModelError if it cannot be read."""
     from tokenizers import Tokenizer as Backend
 
     try:

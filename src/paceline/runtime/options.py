@@ -79,6 +79,9 @@ class Options(TypedDict, total=False):
     """A drafter that is only watched: the statistics have what it would have drafted."""
     raw: bool
     """Use a string as it is, without the chat template."""
+    parse_special: bool
+    """True: names of control tokens in messages become the tokens, as in other runtimes. They do so
+    in a `raw` prompt anyway."""
     think: bool | None
     """False turns the model's thinking off, True on, through its chat template; None (the default)
     leaves it to the template."""
@@ -117,6 +120,7 @@ class Request:
     max_block: int
     probe: DrafterSpec | None
     raw: bool
+    parse_special: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: bool = False
@@ -220,7 +224,8 @@ _KINDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
         lambda value: value is None or isinstance(value, bool | Mapping),
     ),
     **dict.fromkeys(
-        ("ignore_eos", "raw", "prompt_logprobs"), ("True or False", lambda v: isinstance(v, bool))
+        ("ignore_eos", "raw", "parse_special", "prompt_logprobs"),
+        ("True or False", lambda v: isinstance(v, bool)),
     ),
     "min_tokens": ("a whole number", _is_whole),
     "think": ("True, False or None", lambda value: value is None or isinstance(value, bool)),
@@ -296,6 +301,7 @@ def check(options: Options, defaults: Defaults | None = None) -> Request:
         max_block=block,
         probe=probe,
         raw=values.get("raw", False),
+        parse_special=values.get("parse_special", False),
         min_tokens=values.get("min_tokens", 0),
         logprobs=values.get("logprobs"),
         prompt_logprobs=values.get("prompt_logprobs", False),

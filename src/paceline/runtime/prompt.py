@@ -43,13 +43,16 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
         prompt = [{"role": "user", "content": prompt}]
     if all(isinstance(item, int) for item in prompt):
         return list(cast("Sequence[int]", prompt)), request
+    control, messages = files.control_text(), cast("Sequence[Message]", prompt)
     variables = dict(request.template_kwargs)
+    if not request.parse_special:
+        messages, variables = control.guarded_messages(messages), control.guarded(variables)
     if request.think is not None:
         variables = {**files.thinking().switch(request.think), **variables}
-    text, thoughts = render_chat(files, cast("Sequence[Message]", prompt), variables)
+    text, thoughts = render_chat(files, messages, variables)
     if request.constraint is None:  # a grammar has no place for reasoning
         request = replace(request, thoughts=thoughts)
-    return tokenizer.encode(text, special=True), request
+    return control.encode(text), request
 
 
 class RenderedChat(NamedTuple):

@@ -145,9 +145,14 @@ class Service:
             raise unknown_model(name, self.name)
 
     def prompt_tokens(
-        self, prompt: str | list[int], suffix: str = "", field: str = "prompt"
+        self,
+        prompt: str | list[int],
+        suffix: str = "",
+        field: str = "prompt",
+        *,
+        rendered: bool = False,
     ) -> list[int]:
-        """Token ids of a prompt; text is taken literally, without the chat template.
+        """Token ids of a prompt; text is without the chat template, or else `rendered` by it.
 
         With a `suffix` it asks for the text between the two. `field` is the body's, for errors.
 
@@ -161,7 +166,10 @@ class Service:
         least = self._min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
         if least > self.max_length:  # not worth tokenizing
             raise prompt_too_long(least, self.max_length, at_least=isinstance(prompt, str))
-        tokens = self.scheduler.model.tokens(prompt, raw=True)
+        if rendered and isinstance(prompt, str) and prompt:
+            tokens = self.files.control_text().encode(prompt)
+        else:
+            tokens = self.scheduler.model.tokens(prompt, raw=True)
         vocab_size = self.scheduler.model.engine.vocab_size
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:
             raise ApiError(f"{field}: has token ids outside 0 to {vocab_size - 1}", param=field)
@@ -189,7 +197,7 @@ class Service:
         if len(text) > 2 * sampled:
             # The cut may be inside a word: the tokens there may merge with later text, but never
             # half of all.
-            found = len(self.tokenizer.encode(text[:sampled], special=True)) // 2
+            found = len(self.files.control_text().encode(text[:sampled])) // 2
             if found > self.max_length:
                 return found
         return self.token_bytes.min_tokens(text)

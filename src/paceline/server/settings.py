@@ -35,6 +35,8 @@ class Settings:
     max_block: int | None = None
     think: bool | None = None
     """Whether a model thinks in a chat that does not say; None: as its chat template has it."""
+    parse_special: bool = False
+    """Whether names of control tokens in messages become the tokens."""
     max_waiting: int = 256
     """Requests in the queue."""
     max_running: int = 64

@@ -5,16 +5,21 @@ Independent of what the files contain.
 
 import errno
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.storage.files import read_json, sha256_of, write_json, writing
+from paceline.storage.files import digest_of, read_json, sha256_of, write_json, writing
+from paceline.storage.system import cache_dir
 from paceline.storage.validation import Count, Limit, listed, validated
 
 MANIFEST = "manifest.json"
+
+_MOST_MARKS = 1000
+"""Artifacts that are remembered as unchanged."""
 
 _T = TypeVar("_T")
 
@@ -57,7 +62,7 @@ def write_manifest(folder: Path, kind: str, facts: Mapping[str, Any], files: Ite
 
 
 def read_manifest(folder: Path, kind: str, facts: type[_T]) -> _T:
-    """Facts in the manifest of an artifact; every file is present with its recorded size.
+    """Facts in the manifest of an artifact; every file has its recorded size and checksum.
 
     Args:
         folder: the artifact.
@@ -77,8 +82,24 @@ def read_manifest(folder: Path, kind: str, facts: type[_T]) -> _T:
             f"{kind} of version 1"
         )
     found = validated(facts, value, str(path), error=ModelError)
-    check_files(folder, validated(_Files, value, str(path), error=ModelError).files)
+    _check_listed(folder, value)
     return found
+
+
+def check_artifact(folder: Path) -> None:
+    """Raise ModelError if `folder` has a manifest of ours, and not the files that it lists."""
+    path = folder / MANIFEST
+    value = read_json(path) if path.is_file() else {}
+    if str(value.get("made_by")).startswith("paceline"):
+        _check_listed(folder, value)
+
+
+def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise ModelError unless every file of a manifest has its recorded size and checksum."""
+    files = validated(_Files, manifest, str(folder / MANIFEST), error=ModelError).files
+    check_files(folder, files)
+    if not is_checked(folder, files) and (faults := changed_contents(folder, files)):
+        raise ModelError(f"{listed(str(folder / MANIFEST), faults)}; make or copy {folder} anew")
 
 
 def check_files(
@@ -86,12 +107,69 @@ def check_files(
 ) -> None:
     """Raise ModelError unless every file is in `folder` with its recorded size.
 
-    Contents are not hashed. The message names every fault, and every `required` file not listed.
+    For checksums see `changed_contents`. The message names every fault, and every `required` file
+    that is not listed.
     """
     faults = [f"files does not list {name}" for name in required if name not in files]
     faults += [fault for name, record in files.items() for fault in _faults(folder, name, record)]
     if faults:
         raise ModelError(listed(str(folder / MANIFEST), faults))
+
+
+def is_checked(folder: Path, files: Mapping[str, FileRecord]) -> bool:
+    """Whether files had their checksums once, and have the same size, time and inode since."""
+    mark = _mark(folder, files)
+    with suppress(OSError):
+        os.utime(mark)  # used now
+        return True
+    return mark.exists()
+
+
+def changed_contents(
+    folder: Path, files: Mapping[str, FileRecord], update: Callable[[int], object] | None = None
+) -> list[str]:
+    """Hash all files; a line for each whose checksum is another. Without any, `is_checked` is true.
+
+    Calls `update` with the bytes read so far.
+    """
+    mark, faults, done = _mark(folder, files), [], 0
+    for name, record in files.items():
+        digest = sha256_of(folder / name, update, done)
+        done += record.bytes
+        if digest != record.sha256:
+            faults.append(
+                f"{name} is not what was made: SHA-256 is {digest}, expected {record.sha256}"
+            )
+    if not faults:
+        _keep(mark)
+    return faults
+
+
+def remember(folder: Path, files: Mapping[str, FileRecord]) -> None:
+    """Make `is_checked` true of files that were just hashed."""
+    _keep(_mark(folder, files))
+
+
+def _mark(folder: Path, files: Mapping[str, FileRecord]) -> Path:
+    """The empty file that says that files in this state have their checksums.
+
+    In the user's cache folder, because other folders may be read-only.
+    """
+    state = []
+    for name, record in sorted(files.items()):
+        stat = (folder / name).stat()
+        state.append([name, stat.st_size, stat.st_mtime_ns, stat.st_ino, record.sha256])
+    return cache_dir() / "checked" / digest_of(state)
+
+
+def _keep(mark: Path) -> None:
+    """Create a mark, and remove the least recently used of too many."""
+    with suppress(OSError):  # a full or read-only cache: files are hashed again
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+        marks = sorted(mark.parent.iterdir(), key=lambda other: other.stat().st_mtime)
+        for old in marks[:-_MOST_MARKS]:
+            old.unlink()
 
 
 def _faults(folder: Path, name: str, record: FileRecord) -> Iterator[str]:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, BinaryIO
 if TYPE_CHECKING:
     import asyncio
 
+CACHE_VARIABLE = "PACELINE_CACHE"
+
 BROKEN_PIPE_EXIT = 128 + 13
 """Exit code of a command whose output was closed: as if ended by SIGPIPE."""
 
@@ -37,6 +39,16 @@ _LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}
 
 Release = Callable[[], None]
 """Gives a lock back."""
+
+
+def cache_dir() -> Path:
+    """Folder of what paceline fetches, makes and measures: $PACELINE_CACHE, or the user's cache."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("paceline")
 
 
 def lock_path(path: Path, *, wait: bool) -> Release | None:

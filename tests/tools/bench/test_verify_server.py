@@ -39,6 +39,10 @@ class FakeServer(ThreadingHTTPServer):
         """Whether answers need a key that models do not."""
         self.stream: str | None = None
         """Sent in place of the usual events."""
+        self.last: dict[str, Any] = {}
+        """Further fields of the last event."""
+        self.models = {"fake"}
+        """Names of models in requests; the first is listed."""
 
     @property
     def url(self) -> str:
@@ -52,11 +56,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.key and self.headers["Authorization"] != f"Bearer {self.server.key}":
             self.send(401, b"{}")
         else:
-            self.send(200, b'{"data": [{"id": "fake"}]}')
+            self.send(200, json.dumps({"data": [{"id": min(self.server.models)}]}).encode())
 
     def do_POST(self) -> None:
         server = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["model"] in server.models or server.models == {"fake"}
         with server.lock:
             server.open += 1
             server.asked += 1
@@ -77,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = "" if text == SILENCE else text
         events = (
             {"choices": [{"delta": {"content": content}}]},
-            {"usage": {"completion_tokens": 4}},
+            {"usage": {"completion_tokens": 4}, **server.last},
         )
         lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
         self.send(200, f"{lines}data: [DONE]\n\n".encode())
@@ -173,6 +178,117 @@ def test_texts_that_speculation_changes_are_found(verify: Found):
         "speculation, 3 at once": 6,
     }
     assert {each["at"] for each in found["changed"]} == {len(TEXT)}
+
+
+REPORTS: list[dict[str, Any]] = [
+    {"timings": {"draft_n": 12, "draft_n_accepted": 5}},
+    {"stats": {"total_draft_tokens_count": 12, "accepted_draft_tokens_count": 5}},
+    {
+        "usage": {
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": 5,
+                "rejected_prediction_tokens": 7,
+            }
+        }
+    },
+]
+"""How llama.cpp and paceline, LM Studio, and OpenAI report 12 drafted tokens."""
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=["timings", "stats", "usage"])
+def test_a_plain_answer_with_drafted_tokens_is_an_error_that_names_the_second_server(
+    report: dict[str, Any], prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    with serving(lambda *_: TEXT) as server:
+        server.last = report
+        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
+        assert main([*words, "--plain", '{"speculative.n_max": 0}', "--speculation", "{}"]) == 2
+    said = capsys.readouterr().err
+    assert "12 tokens were drafted for a plain answer" in said
+    assert "--plain-url" in said
+    assert server.asked == 1
+
+
+def test_drafted_tokens_of_a_later_plain_answer_are_a_failed_request(verify: Found):
+    def answer(server: FakeServer, _: dict[str, Any]) -> str:
+        server.last = REPORTS[0] if server.asked == 9 else {}
+        return TEXT
+
+    with serving(answer) as server:
+        code, found = verify(
+            server.url, "--plain", "{}", "--speculation", "{}", "--clients", "1", "--rounds", "1"
+        )
+    assert (code, found["exact"], len(found["failed"])) == (1, False, 1)
+    assert "p2 (plain, alone): 12 tokens were drafted for a plain answer" in found["failed"]
+
+
+def test_speculation_is_compared_with_a_second_server_that_is_plain(verify: Found):
+    texts = {"first": TEXT}
+
+    def speculates(server: FakeServer, _: dict[str, Any]) -> str:
+        server.last = REPORTS[0]
+        return texts["first"]
+
+    with serving(speculates) as server, serving(lambda *_: TEXT) as second:
+        server.models, second.models = {"drafting"}, {"plain"}
+        code, found = verify(server.url, "--plain-url", f"{second.url}/", "--rounds", "1")
+        assert (code, found["exact"], found["failed"]) == (0, True, [])
+        assert (server.asked, second.asked) == (12, 6 + 12)
+        assert found["drafted"] == {"plain": 0, "speculation": 12 * 12}
+        assert found["plain_server"] == second.url.removeprefix("http://")
+        assert found["warnings"] == []
+        texts["first"] = TEXT + " and ever"
+        code, found = verify(server.url, "--plain-url", second.url, "--rounds", "1")
+    changed = {name: each["changed"] for name, each in found["conditions"].items()}
+    assert code == 1
+    assert changed == {
+        "plain, alone": 0,
+        "plain, 3 at once": 0,
+        "speculation, alone": 6,
+        "speculation, 3 at once": 6,
+    }
+
+
+def test_speculation_that_reports_no_drafted_token_is_a_warning(
+    verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    with serving(lambda *_: TEXT) as server, serving(lambda *_: TEXT) as second:
+        code, found = verify(server.url, "--plain-url", second.url, "--rounds", "1")
+        words = ["verify", "--url", server.url, "--plain-url", second.url, "--rounds", "1"]
+        assert main([*words, "--suite", str(prompts), "--quiet"]) == 0
+        printed = capsys.readouterr().out
+        as_served = verify(server.url, "--rounds", "1")[1]
+    assert code == 0
+    (warning,) = found["warnings"]
+    assert "no answer with speculation reports drafted tokens" in warning
+    assert f"warning: {warning}" in printed
+    assert as_served["warnings"] == [], "nothing was to be speculative"
+
+
+def test_the_second_server_must_be_there_and_have_a_first(
+    verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    nowhere = f"http://127.0.0.1:{free_port()}/v1"
+    with serving(lambda *_: TEXT) as server:
+        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
+        assert main([*words, "--plain-url", nowhere]) == 2
+    assert f"{nowhere}/models cannot be read" in capsys.readouterr().err
+    assert main(["verify", "--plain-url", nowhere]) == 2
+    assert "--url" in capsys.readouterr().err
+
+
+def test_our_server_reports_what_it_drafted_and_is_not_compared_with_itself(
+    tiny_model: Model, verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+):
+    with running(tiny_model) as server:
+        url = f"{server.url}/v1"
+        _, found = verify(url, "--rounds", "1", "--max-tokens", "60")
+        words = ["verify", "--url", url, "--suite", str(prompts), "--quiet", "--max-tokens", "60"]
+        assert main([*words, "--plain", "{}", "--speculation", "{}"]) == 2
+    assert "were drafted for a plain answer" in capsys.readouterr().err
+    assert found["drafted"]["plain"] == 0
+    assert found["drafted"]["speculation"] > 0
+    assert found["warnings"] == []
 
 
 def test_one_text_in_many_is_found_and_its_prompt_named(

@@ -12,8 +12,14 @@ from typing import Annotated, Literal
 
 from paceline.errors import ModelError
 from paceline.storage.coreml import CORE_ML, EMBEDDINGS
-from paceline.storage.files import read_json, sha256_of
-from paceline.storage.manifest import MANIFEST, FileRecord, check_files
+from paceline.storage.files import read_json
+from paceline.storage.manifest import (
+    MANIFEST,
+    FileRecord,
+    changed_contents,
+    check_files,
+    is_checked,
+)
 from paceline.storage.validation import Count, Limit, Positive, listed, validated
 
 KIND = CORE_ML
@@ -103,7 +109,8 @@ def read_artifact(folder: Path) -> Artifact:
     faults = [*_contradictions(found)]
     if not faults:
         check_files(folder, found.files, required=(EMBEDDINGS, ROTARY))
-        faults = [*_changed_files(found)]
+        if not is_checked(folder, found.files):
+            faults = changed_contents(folder, found.files)
     if faults:
         hint = "convert the model again, or copy it anew"
         raise ModelError(f"{listed(str(path), faults)}; {hint}")
@@ -155,9 +162,3 @@ def _shard_faults(found: Artifact, shards: Sequence[Shard], whole: int, what: st
             yield f"the files of {path} are not listed"
     if reached != whole:
         yield f"the last shard ends at {what} {reached}, expected {whole}"
-
-
-def _changed_files(artifact: Artifact) -> Iterator[str]:
-    for name, record in artifact.files.items():
-        if (found := sha256_of(artifact.folder / name)) != record.sha256:
-            yield f"{name} is not what was made: SHA-256 is {found}, expected {record.sha256}"

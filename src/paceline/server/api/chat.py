@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -95,7 +95,7 @@ class Chat(ApiRequest[ChatBody]):
         self._predicted = body.prediction is not None
         self._calling = body.calling
         text, thoughts = rendered(service, body)
-        self._tokens = service.prompt_tokens(text)
+        self._tokens = service.prompt_tokens(text, rendered=True)
         self.prompts = [self._tokens]
         options: dict[str, Any] = service.prediction(body.prediction)
         if self._may_think():
@@ -233,20 +233,43 @@ def rendered(service: Service, body: ChatBody) -> RenderedChat:
     thinking = service.files.thinking()
     if wrong := TEMPLATE_NAMES & body.chat_template_kwargs.keys():
         raise ApiError(f"cannot set {min(wrong)}", param="chat_template_kwargs")
-    chat = template_messages(body.messages, thinking)
+    guarded = _guard(service)
     tools = body.tools if body.calling else []
-    if service.template_has_tools:
-        chat = fit_calls(chat, service.tool_form, service.files.chat_template or "")
-    else:
-        chat, tools = describe_tools(chat, tools), []
-    listed = [tool.model_dump(exclude_none=True) for tool in tools] or None
-    variables = body.chat_template_kwargs
+    chat = template_chat(service, body.messages, tools)
+    listed = [tool.model_dump(exclude_none=True) for tool in tools]
+    listed = guarded(listed) if service.template_has_tools else []
+    variables = guarded(body.chat_template_kwargs)
     if effort := body.reasoning_effort:
         try:
             variables = {**thinking.effort(effort), **variables}
         except InvalidRequest as error:
             raise ApiError(f"{effort!r}: {error}", param="reasoning_effort") from error
-    return service.render_chat(chat, tools=listed, variables=variables)
+    return service.render_chat(chat, tools=listed or None, variables=variables)
+
+
+def template_chat(
+    service: Service, messages: Sequence[Message], tools: Sequence[Tool] = ()
+) -> list[dict[str, Any]]:
+    """Messages as the chat template expects them; they have `tools` if it knows none.
+
+    Names of control tokens in them are guarded. Raises ApiError or InvalidRequest.
+    """
+    chat = template_messages(messages, service.files.thinking())
+    if not service.settings.parse_special:
+        chat = service.files.control_text().guarded_messages(chat)
+    if service.template_has_tools:
+        return fit_calls(chat, service.tool_form, service.files.chat_template or "")
+    guarded = _guard(service)
+    return describe_tools(
+        chat, [guarded(tool.model_dump_json(exclude_none=True)) for tool in tools]
+    )
+
+
+def _guard(service: Service) -> Callable[[Any], Any]:
+    """Guards names of control tokens in a request's JSON, unless they are to be parsed."""
+    if service.settings.parse_special:
+        return lambda value: value
+    return service.files.control_text().guarded
 
 
 def _finish_reason(answer: Answer, *, called: bool) -> str:

@@ -7,12 +7,12 @@ from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from paceline.server.api.chat import template_chat
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.errors import ApiError, prompt_too_long
 from paceline.server.api.http import Reply
 from paceline.server.api.models import model_entry, model_list
 from paceline.server.api.schema import MAX_MESSAGES, Body, Message, parse
-from paceline.server.api.tool_calls import describe_tools, fit_calls, template_messages
 from paceline.server.service import Service
 
 _STUCK_SECONDS = 120.0
@@ -117,13 +117,9 @@ class InfoHandlers:
         service = self._service
         service.check_model(body.model)
         if body.messages is not None:
-            chat = template_messages(body.messages, service.files.thinking())
-            if service.template_has_tools:
-                chat = fit_calls(chat, service.tool_form, service.files.chat_template or "")
-            else:
-                chat = describe_tools(chat, [])
+            chat = template_chat(service, body.messages)
             prompt = service.render_chat(chat, generate=body.add_generation_prompt).text
-            tokens = service.tokenizer.encode(prompt, special=True)
+            tokens = service.files.control_text().encode(prompt)
         else:
             given = body.prompt if body.content is None else body.content
             if given is None:

@@ -119,7 +119,7 @@ def count_tokens(service: Service) -> Endpoint:
         least = service.token_bytes.min_tokens(text)
         if least > service.max_length:  # not worth tokenizing
             raise prompt_too_long(least, service.max_length, at_least=True)
-        return len(service.tokenizer.encode(text, special=True))
+        return len(service.files.control_text().encode(text))
 
     async def work(body: bytes, reply: Reply) -> None:
         await reply.json({"input_tokens": await service.run_in_reader(count, body)})

@@ -119,7 +119,10 @@ def fit_calls(
     if form and "tool_calls" not in template:
         for message in found:
             calls = [
-                ToolCall(call["function"]["name"], json.dumps(call["function"]["arguments"]))
+                ToolCall(
+                    call["function"]["name"],
+                    json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                )
                 for call in message.pop("tool_calls", ())
             ]
             with suppress(ValueError):  # arguments that are no object
@@ -157,8 +160,11 @@ def _with_responses(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def describe_tools(chat: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """A chat with its tools and calls as plain text, for a template that does not support tools."""
+def describe_tools(chat: Sequence[dict[str, Any]], tools: Sequence[str]) -> list[dict[str, Any]]:
+    """A chat with its tools and calls as plain text, for a template that does not support tools.
+
+    `tools` are their JSON texts.
+    """
     found: list[dict[str, Any]] = []
     for message in chat:
         content, role = message["content"], message["role"]
@@ -171,8 +177,7 @@ def describe_tools(chat: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> lis
         found.append({**kept, "role": role, "content": content})
     if not tools:
         return found
-    listed = "\n".join(tool.model_dump_json(exclude_none=True) for tool in tools)
-    instructions = _INSTRUCTIONS.replace("{}", listed, 1)
+    instructions = _INSTRUCTIONS.replace("{}", "\n".join(tools), 1)
     if found[0]["role"] == "system":
         found[0]["content"] += f"\n\n{instructions}"
         return found

@@ -35,13 +35,18 @@ class Access:
     """JSON: further fields of a request for plain decoding."""
     speculation: str | None = None
     """JSON: further fields of a request for speculation."""
+    plain_url: str | None = None
+    """Base URL of a second server, which was started without speculation and decodes plainly."""
 
     def check(self) -> None:
-        """Raise InvalidRequest unless both fields are JSON objects, or both are missing."""
+        """Raise InvalidRequest unless both fields are JSON objects, or both are missing.
+
+        With a second server, one may be missing.
+        """
         for name, given in (("--plain", self.plain), ("--speculation", self.speculation)):
             if given is not None and not isinstance(_parsed(given), dict):
                 raise InvalidRequest(f"{name} is {given!r}; expected a JSON object")
-        if (self.plain is None) != (self.speculation is None):
+        if self.plain_url is None and (self.plain is None) != (self.speculation is None):
             raise InvalidRequest(
                 "--plain and --speculation go together: a server's plain answers are compared with "
                 "its speculative ones; use {} for no further fields"
@@ -70,22 +75,30 @@ class Server:
     def __init__(self, url: str, access: Access) -> None:
         """Request the list of models."""
         self._key = access.key
-        self._url = url
-        self._model = access.model or model_of(url, access.key)
-        parts = urlsplit(url)
-        self.name = parts.netloc.rpartition("@")[2] + parts.path
+        plain_url = (access.plain_url or url).rstrip("/")
+        self._urls = {AS_SERVED: url, SPECULATION: url, PLAIN: plain_url}
+        model = access.model or model_of(url, access.key)
+        self._models = dict.fromkeys(self._urls, model)
+        if access.plain_url is not None:
+            self._models[PLAIN] = access.model or model_of(plain_url, access.key)
+        self.name = _shown(url)
         fields: Mapping[str, Any] = {AS_SERVED: {}}
-        if access.plain is not None and access.speculation is not None:
-            fields = {PLAIN: _parsed(access.plain), SPECULATION: _parsed(access.speculation)}
+        given = {PLAIN: access.plain, SPECULATION: access.speculation}
+        if access.plain_url is not None or access.plain is not None:
+            fields = {mode: _parsed(text or "{}") for mode, text in given.items()}
         elif _is_paceline(url, access.key):
             fields = _PACELINE
         self.modes = tuple(fields)
         self._fields = {mode: json.dumps(each) for mode, each in fields.items()}
-        self.settings: Mapping[str, Any] = {"model": self._model, "fields": fields}
+        self.settings: Mapping[str, Any] = {"model": model, "fields": fields}
+        if access.plain_url is not None:
+            self.settings = {**self.settings, "plain_server": _shown(plain_url)}
 
     def endpoint(self, mode: str, max_tokens: int) -> Endpoint:
         """Where and how requests in one of `modes` are sent."""
-        return Endpoint(self._url, self._model, max_tokens, self._key, self._fields[mode])
+        return Endpoint(
+            self._urls[mode], self._models[mode], max_tokens, self._key, self._fields[mode]
+        )
 
     def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
@@ -99,6 +112,12 @@ class Server:
         whole = found.ended - found.started
         first = whole if found.first is None else found.first
         return Answer(found.text, None, found.tokens, first, whole - first)
+
+
+def _shown(url: str) -> str:
+    """Host and path of a URL, without a user and password."""
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2] + parts.path
 
 
 def _parsed(text: str) -> Any:

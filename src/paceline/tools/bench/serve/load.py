@@ -48,6 +48,8 @@ class Sample:
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    drafted: int = 0
+    """Draft tokens, as far as the server reports them."""
     text: str = ""
     """Of thoughts, too."""
     error: str | None = None
@@ -267,7 +269,22 @@ def _read_line(line: str, started: float, found: dict[str, Any], pieces: list[st
         found["prompt_tokens"] = usage.get("prompt_tokens", 0)
         details = usage.get("prompt_tokens_details") or {}
         found["cached_tokens"] = details.get("cached_tokens") or 0
+    if drafted := _drafted(chunk):
+        found["drafted"] = drafted
     return ended
+
+
+def _drafted(chunk: dict[str, Any]) -> int:
+    """Draft tokens of an answer, in the forms in which servers report them; 0 if none does."""
+    timings, stats = chunk.get("timings") or {}, chunk.get("stats") or {}
+    details = (chunk.get("usage") or {}).get("completion_tokens_details") or {}
+    counts = (
+        timings.get("draft_n"),  # llama.cpp and paceline, if they drafted
+        stats.get("total_draft_tokens_count"),  # LM Studio
+        (details.get("accepted_prediction_tokens") or 0)  # OpenAI's predicted outputs
+        + (details.get("rejected_prediction_tokens") or 0),
+    )
+    return max(int(count or 0) for count in counts)
 
 
 def _headers(key: str | None) -> dict[str, str]:

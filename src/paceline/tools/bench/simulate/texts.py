@@ -123,7 +123,8 @@ class Texts:
         if not (isinstance(messages, list) and all(isinstance(each, dict) for each in messages)):
             raise ValueError("messages is no list of objects")
         files = self._files()
-        return files.tokenizer().encode(files.template().render(messages), special=True)
+        control = files.control_text()
+        return control.encode(files.template().render(control.guarded_messages(messages)))
 
     def _tokens(
         self, entry: Mapping[str, Any], names: Sequence[str], what: str, *, special: bool = False

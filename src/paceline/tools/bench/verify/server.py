@@ -17,12 +17,17 @@ import paceline
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.report import Report, Table
-from paceline.tools.bench.peers.server import Access, open_server
+from paceline.tools.bench.peers.server import PLAIN, SPECULATION, Access, open_server
 from paceline.tools.bench.serve.load import Endpoint, Sample, closed_loop
 from paceline.tools.suite import SuitePrompt, load_suite
 
 _SHOWN = 10
 """Changed texts and failed requests that are printed; the JSON has all of them."""
+
+_SILENT = (
+    "no answer with speculation reports drafted tokens: either this server does not report them, "
+    "or it did not speculate, and nothing was checked; see its log"
+)
 
 _EXCERPT = 24
 """Characters shown from the first difference on."""
@@ -70,8 +75,10 @@ def verify_server(
 ) -> Report:
     """Compare a server's texts; the report passes if none changed and no request failed.
 
-    Raises InvalidRequest if there is no OpenAI-compatible server at the URL, it requires another
-    key, or does not answer the first request.
+    A plain answer for which tokens were drafted is a failed request.
+
+    Raises InvalidRequest if there is no OpenAI-compatible server at a URL, it requires another
+    key, does not answer the first request, or drafts for it although that should be plain.
     """
     prompts = load_suite(suite)
     access.check()
@@ -79,9 +86,10 @@ def verify_server(
     endpoints = {mode: server.endpoint(mode, max_tokens) for mode in server.modes}
     first, *others = _passes(server.modes, clients, rounds)
     with progress.task(first.condition, len(prompts.prompts), unit="requests") as reach:
-        expected = _texts(endpoints[first.mode], prompts.prompts, reach)
+        expected = _texts(endpoints[first.mode], first.mode, prompts.prompts, reach)
     conditions: dict[str, dict[str, int]] = {}
     changed: list[Changed] = []
+    drafted = dict.fromkeys(server.modes, 0)
     failed = [f"{one.prompt} (first): {one.error}" for one in expected.values() if one.error]
     for each in others:
         order = [*prompts.prompts[each.turn :], *prompts.prompts[: each.turn]]
@@ -95,7 +103,9 @@ def verify_server(
                 requests=requests,
                 watch=_counting(reach),
             )
-        found = [one for one in run.samples if not expected[one.prompt].error]
+        samples = [_checked(one, each.mode) for one in run.samples]
+        found = [one for one in samples if not expected[one.prompt].error]
+        drafted[each.mode] += sum(one.drafted for one in samples)
         failures = [one for one in found if one.error]
         differing = [*_differing(each.condition, found, expected)]
         counted = conditions.setdefault(each.condition, {"texts": 0, "changed": 0, "failed": 0})
@@ -105,6 +115,7 @@ def verify_server(
         failed += [f"{one.prompt} ({each.condition}): {one.error}" for one in failures]
         changed += differing
     exact = not (changed or failed)
+    warnings = [_SILENT] if drafted.get(SPECULATION) == 0 else []
     value = {
         "paceline": paceline.__version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -118,6 +129,8 @@ def verify_server(
         "conditions": conditions,
         "changed": [asdict(each) for each in changed],
         "failed": failed,
+        "drafted": drafted,
+        "warnings": warnings,
         "exact": exact,
     }
     return Report(value, exact, _text(value, changed), [_table(server.name, conditions)])
@@ -137,8 +150,15 @@ def _counting(reach: Callable[[int], None]) -> Callable[[Sample], None]:
     return lambda _: reach(next(done))
 
 
+def _checked(sample: Sample, mode: str) -> Sample:
+    """The answer; one that should be plain, and for which tokens were drafted, is a failure."""
+    if mode == PLAIN and sample.drafted and not sample.error:
+        return replace(sample, error=f"{sample.drafted} tokens were drafted for a plain answer")
+    return sample
+
+
 def _texts(
-    endpoint: Endpoint, prompts: Sequence[SuitePrompt], reach: Callable[[int], None]
+    endpoint: Endpoint, mode: str, prompts: Sequence[SuitePrompt], reach: Callable[[int], None]
 ) -> Mapping[str, Sample]:
     """Prompt -> its first answer. Raises InvalidRequest if the first of all fails."""
     found: dict[str, Sample] = {}
@@ -146,6 +166,12 @@ def _texts(
         (sample,) = closed_loop(endpoint, [prompt], clients=1, requests=1).samples
         if not (sample.text or sample.error):
             sample = replace(sample, error="the answer has no text to compare")
+        sample = _checked(sample, mode)
+        if mode == PLAIN and sample.drafted and not found:
+            raise InvalidRequest(
+                f"{endpoint.url}: {sample.error}, so speculation would be compared with itself; "
+                "start a second server without speculation, and give it with --plain-url"
+            )
         if sample.error and not found:
             raise InvalidRequest(
                 f"{endpoint.url} does not answer for the model {endpoint.model}: {sample.error}"
@@ -180,6 +206,7 @@ def _text(value: Mapping[str, Any], changed: Sequence[Changed]) -> str:
     more = len(changed) + len(value["failed"]) - len(lines)
     if more:
         lines.append(f"and {more} more")
+    lines += [f"warning: {warning}" for warning in value["warnings"]]
     verdict = "gave" if value["exact"] else "did NOT give"
     return "\n".join(
         [

@@ -15,8 +15,8 @@ from typing import Any
 
 from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 from paceline.models import Progress, open_origin
-from paceline.models.cache import CACHE_VARIABLE
 from paceline.storage.report import Report, Table
+from paceline.storage.system import CACHE_VARIABLE
 from paceline.tools.bench.ab_test import interleaved
 from paceline.tools.bench.peers.base import NotComparable
 from paceline.tools.bench.peers.calls.processes import Worker, drop_page_cache

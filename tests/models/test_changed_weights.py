@@ -1,0 +1,167 @@
+"""A model whose files change on disk is refused, or is another model: never used as it was."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.drafters.table import Table
+from paceline.errors import ModelError
+from paceline.models import ModelFiles, Progress, resolve
+from paceline.models.files import open_folder
+from paceline.models.manifest import WEIGHTS, read_manifest, write_manifest
+from paceline.models.progress import QUIET
+from paceline.storage import manifest as manifests
+from paceline.storage.files import sha256_of
+from paceline.storage.manifest import MANIFEST
+from paceline.storage.system import cache_dir
+
+
+@pytest.fixture
+def prepared(tiny_int8: ModelFiles, tmp_path: Path, cache: Path) -> Path:
+    """A copy of a converted model: a graph and weights for OpenVINO."""
+    return Path(shutil.copytree(tiny_int8.folder, tmp_path / "copy"))
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are hashed."""
+    names: list[str] = []
+
+    def hashing(path: Path, *more: Any) -> str:
+        names.append(path.name)
+        return sha256_of(path, *more)
+
+    monkeypatch.setattr(manifests, "sha256_of", hashing)
+    return names
+
+
+def reverse_middle(path: Path) -> None:
+    """Reverse a part in the middle of a file, which keeps its size."""
+    content = path.read_bytes()
+    third = len(content) // 3
+    path.write_bytes(content[:third] + content[third : 2 * third][::-1] + content[2 * third :])
+
+
+def test_changed_weights_of_the_same_size_are_one_error_that_says_what_to_do(prepared: Path):
+    assert open_folder(prepared, "m", QUIET).folder == prepared
+    reverse_middle(prepared / WEIGHTS)
+    with pytest.raises(ModelError, match="SHA-256") as caught:
+        open_folder(prepared, "m", QUIET)
+    assert str(prepared) in str(caught.value)
+    assert WEIGHTS in str(caught.value)
+    assert "remove this folder" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "verify", "plan"])
+def test_a_command_with_a_damaged_model_ends_with_status_2(
+    command: str, prepared: Path, capsys: pytest.CaptureFixture[str]
+):
+    reverse_middle(prepared / WEIGHTS)
+    words = [command, *(["hello"] if command == "generate" else []), "--model", str(prepared)]
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "is damaged" in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_unchanged_files_are_not_hashed_again(prepared: Path, hashed: list[str]):
+    open_folder(prepared, "m", QUIET)  # a copy: other times and inodes
+    assert WEIGHTS in hashed
+    hashed.clear()
+    open_folder(prepared, "m", QUIET)
+    assert hashed == []
+    os.utime(prepared / WEIGHTS)
+    for _ in range(2):
+        open_folder(prepared, "m", QUIET)
+    assert hashed.count(WEIGHTS) == 1
+
+
+def test_a_model_that_was_just_made_is_not_hashed_again(prepared: Path, hashed: list[str]):
+    manifest = read_manifest(prepared)
+    (prepared / MANIFEST).unlink()
+    write_manifest(prepared, "m", manifest.source, manifest.facts)
+    moved = prepared.rename(prepared.with_name("moved"))
+    open_folder(moved, "m", QUIET)
+    assert hashed == []
+
+
+def test_a_list_of_models_hashes_nothing(prepared: Path, hashed: list[str]):
+    open_folder(prepared, "m")
+    assert hashed == []
+
+
+def test_a_cache_that_cannot_be_written_does_not_fail_a_model(
+    prepared: Path, hashed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
+    for _ in range(2):
+        open_folder(prepared, "m", QUIET)
+    assert hashed.count(WEIGHTS) == 2
+
+
+def test_few_marks_of_unchanged_files_are_kept(prepared: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(manifests, "_MOST_MARKS", 3)
+    for second in range(6):
+        os.utime(prepared / WEIGHTS, (second, second))
+        open_folder(prepared, "m", QUIET)
+    assert len([*(cache_dir() / "checked").iterdir()]) == 3
+    assert manifests.is_checked(prepared, read_manifest(prepared).files)
+
+
+def test_the_check_of_a_large_model_is_shown(prepared: Path, capsys: pytest.CaptureFixture[str]):
+    open_folder(prepared, "m", Progress())
+    assert "checking" in capsys.readouterr().err
+
+
+def test_a_changed_gguf_file_is_another_model_with_another_conversion(
+    tiny_gguf: Path, tmp_path: Path, cache: Path
+):
+    path = Path(shutil.copy2(tiny_gguf, tmp_path / "own.gguf"))
+    before, converted = resolve(str(path), cache), resolve(f"{path}@int8", cache)
+    assert resolve(str(path), cache).fingerprint == before.fingerprint
+    content = path.read_bytes()
+    path.write_bytes(content[:-4] + content[-2:] + content[-4:-2])  # two weights swapped
+    after = resolve(str(path), cache)
+    assert after.fingerprint != before.fingerprint
+    assert after.folder != before.folder
+    assert resolve(f"{path}@int8", cache).folder != converted.folder
+
+
+def test_a_file_that_replaces_another_with_its_size_and_time_is_another_model(
+    tiny_gguf: Path, tmp_path: Path, cache: Path
+):
+    path, other = tmp_path / "own.gguf", tmp_path / "other"
+    for copy in (path, other):
+        shutil.copy2(tiny_gguf, copy)
+    before = resolve(str(path), cache).fingerprint
+    other.replace(path)
+    assert resolve(str(path), cache).fingerprint != before
+
+
+def test_a_table_whose_counts_have_changed_is_refused(toy_table: Path, tmp_path: Path, cache: Path):
+    folder = Path(shutil.copytree(toy_table, tmp_path / "table"))
+    Table.open(folder, 6)
+    name = next(iter(json.loads((folder / MANIFEST).read_text())["files"]))
+    reverse_middle(folder / name)
+    with pytest.raises(ModelError, match="SHA-256"):
+        Table.open(folder, 6)
+
+
+def test_a_network_of_ours_whose_tensors_have_changed_is_refused(tmp_path: Path, cache: Path):
+    from paceline.drafters import shipped
+    from paceline.drafters.networks.tensors import stored_tensors
+
+    source = shipped("smollm2-135m")["dflash"]
+    folder = Path(shutil.copytree(source, tmp_path / "dflash"))
+    assert stored_tensors(folder)
+    reverse_middle(folder / "model.safetensors")
+    with pytest.raises(ModelError, match="SHA-256"):
+        stored_tensors(folder)
