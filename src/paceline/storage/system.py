@@ -1,7 +1,7 @@
 """The operating system: what it gives this process, and the only place for calls that some lack.
 
-`mypy --platform win32` finds such calls elsewhere. One script has its own, the renderer of chat
-templates (`models/template_worker.py`), which starts without importing paceline.
+`mypy --platform win32` finds such calls elsewhere. Two scripts have their own, because they start
+without importing paceline: `models/template_worker.py` and `constraints/matcher_worker.py`.
 
 A container's limit of memory is a file of its control group. The limits of the groups around it
 hold too, so the least counts. Layouts: the kernel's admin-guide/cgroup-v2.rst and
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 BROKEN_PIPE_EXIT = 128 + 13
 """Exit code of a command whose output was closed: as if ended by SIGPIPE."""
 
-ALARM_EXIT = -14
-"""Return code of a child that was ended by SIGALRM, at its deadline."""
+ALARM_EXITS = (-14, -27)
+"""Return codes of a child that was ended at its deadline, by SIGALRM or SIGPROF."""
 
 HAS_ALARM = sys.platform != "win32"
 """Whether a process can have itself ended at a deadline."""
