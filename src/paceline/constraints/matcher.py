@@ -45,9 +45,10 @@ class GrammarConstraint:
         self._tokens: list[int] = []  # of the answer, as far as the matcher has them
         self._unsent: list[int] = []  # later ones, of forced text
         self._seconds = 0.0
+        self._number: int | None = None  # of the matcher, which is opened when it is needed
+        self._known: dict[str, Any] = {}
         try:
             processes.compile(grammar)
-            self._state = self._counted(self._opened())
         except GrammarError as error:
             raise InvalidRequest(f"{what} cannot be followed: {reason(str(error))}") from None
 
@@ -71,7 +72,7 @@ class GrammarConstraint:
         self._unsent.append(token)
         # Forced tokens are computed where they begin: later calls could tokenize them otherwise.
         if run != [token] or not self.forced(1):
-            self._state = self._ask("push")
+            self._known = self._ask("push")
 
     def forced(self, limit: int) -> Sequence[int]:
         """At most `limit` tokens of the forced text, as the tokenizer encodes it."""
@@ -86,7 +87,17 @@ class GrammarConstraint:
         draft = list(takewhile(range(self._vocab_size).__contains__, map(int, tokens)))
         return int(self._ask("validate", draft=draft)["length"])
 
-    def _opened(self) -> dict[str, Any]:
+    @property
+    def _state(self) -> dict[str, Any]:
+        """The matcher's, after the tokens that it has."""
+        if self._number is None:
+            try:
+                self._known = self._counted(self._open())
+            except GrammarError as error:
+                raise self._stuck(str(error)) from None
+        return self._known
+
+    def _open(self) -> dict[str, Any]:
         """Open a matcher with the tokens so far; returns its state."""
         self._number, state = self._processes.open(self._grammar, self._tokens)
         weakref.finalize(self, self._processes.close, self._number).atexit = False
@@ -103,15 +114,16 @@ class GrammarConstraint:
                     self._tokens += tokens
                     self._unsent = []
                     return self._counted(answer)
-                self._opened()  # the process has ended, perhaps because of another grammar
-            raise GrammarError("it takes too much memory; simplify it")
+                self._open()  # the process has ended, perhaps because of another grammar
         except GrammarError as error:
             raise self._stuck(str(error)) from None
+        raise self._stuck("it takes too much memory; simplify it")
 
     def _counted(self, answer: dict[str, Any]) -> dict[str, Any]:
         self._seconds += answer["seconds"]
         if self._seconds > _SECONDS + _TOKEN_SECONDS * len(self._tokens):
-            raise GrammarError(f"{len(self._tokens)} tokens took {self._seconds:.1f} s; simplify it")
+            count = len(self._tokens)
+            raise GrammarError(f"{count} tokens took {self._seconds:.1f} s; simplify it")
         return answer
 
     def _allowed(self) -> npt.NDArray[np.bool_]:

@@ -1,9 +1,9 @@
 """The processes in which grammars are compiled and answers are matched against them.
 
 They run `matcher_worker.py`, which has limits of time and memory. A grammar is first compiled in a
-process for that alone, so that one which exceeds a limit there delays no answer of others. Invariant:
-a process that ends takes no answer along: its matchers are opened again, with the tokens so far,
-except the one that ended it. A grammar that exceeded a limit is not tried again.
+process for that alone, so that one which exceeds a limit there delays no answer of others.
+Invariant: a process that ends takes no answer along: its matchers are opened again, with the tokens
+so far, except the one that ended it. A grammar that exceeded a limit is not tried again.
 """
 
 import itertools
@@ -52,16 +52,17 @@ class MatcherProcesses:
 
     def special_tokens(self) -> list[int]:
         """Tokens that are no text. Raises ModelError for a tokenizer that is not supported."""
-        return list(self._ask(self._compiling, {"do": "special"}, COMPILE_SECONDS)["special"])
+        return list(self._ask(self._matching, {"do": "special"}, COMPILE_SECONDS)["special"])
 
     def compile(self, grammar: str) -> None:
-        """Compile a grammar to see whether it can be. Raises GrammarError if not."""
+        """Compile a grammar, to be opened. Raises GrammarError if it cannot be."""
+        request = {"do": "compile", "grammar": grammar}
         verdict = self._verdict(grammar)
         if verdict is None:
             verdict = ""
             self._matching.start()  # ready when the grammar is compiled
             try:
-                self._ask(self._compiling, {"do": "compile", "grammar": grammar}, COMPILE_SECONDS)
+                self._ask(self._compiling, request, COMPILE_SECONDS)
             except TimeLimit:
                 verdict = f"it takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
             except WorkerCrash:
@@ -71,6 +72,7 @@ class MatcherProcesses:
             self._keep_verdict(grammar, verdict)
         if verdict:
             raise GrammarError(verdict)
+        self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)
 
     def open(self, grammar: str, tokens: Sequence[int] = ()) -> tuple[int, dict[str, Any]]:
         """Open a matcher of a compiled grammar: its id, and its state after tokens.
@@ -100,12 +102,12 @@ class MatcherProcesses:
             try:
                 return self._ask(self._matching, request, seconds)
             except WorkerCrash:  # perhaps the memory of all matchers together was too much
-                if request["do"] != "open":
+                if "grammar" not in request:
                     return {"unknown": True}
                 return self._ask(self._matching, request, seconds)
         except (TimeLimit, WorkerCrash) as error:
-            what = f"{seconds:g} s" if isinstance(error, TimeLimit) else "the memory that is allowed"
-            verdict = f"a token takes more than {what}; simplify it"
+            limit = f"{seconds:g} s" if isinstance(error, TimeLimit) else "the memory allowed"
+            verdict = f"a token takes more than {limit}; simplify it"
             self._keep_verdict(grammar, verdict)
             raise GrammarError(verdict) from None
 

@@ -1,5 +1,4 @@
-"""Matches answers against grammars with llguidance, in a process of its own; `matcher_process.py`
-starts it.
+"""Matches answers against grammars, with llguidance; `matcher_process.py` starts it.
 
 A grammar comes with a request, and llguidance's own limits bound neither the time nor the memory of
 one derivative of an intersection: 101 bytes took gigabytes. The kernel ends this process at a
@@ -49,9 +48,8 @@ _MEMORY = _STACK + 2**30
 _COMPILED = 32
 """Grammars that are kept compiled: the requests of an agent have the same one again and again."""
 
-_LIMITS = {"verbose_errors": False, "max_lexer_states": 50_000}
-"""llguidance's. Verbose errors show the grammar; a lexer's state takes 1 to 2 kB, and answers of
-4,000 tokens had at most some hundred."""
+_LEXER_STATES = 50_000
+"""Of 1 to 2 kB each; llguidance's own limit is 250,000."""
 
 
 class ExactTokenizer:
@@ -99,7 +97,10 @@ class Matchers:
         read = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=stops)
         exact = llguidance.TokenizerWrapper(ExactTokenizer(read))
         self._tokens = llguidance.LLTokenizer(exact, eos_token=stops)
-        self._limits = llguidance.LLParserLimits(**_LIMITS)
+        self._limits = llguidance.LLParserLimits(
+            verbose_errors=False,  # else errors show the grammar
+            max_lexer_states=_LEXER_STATES,
+        )
         self._compiled: dict[str, llguidance.LLMatcher] = {}
         self._open: dict[int, llguidance.LLMatcher] = {}
 

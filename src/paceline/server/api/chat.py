@@ -88,10 +88,9 @@ class Chat(ApiRequest[ChatBody]):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def __init__(self, service: Service, given: bytes | ChatBody) -> None:
-        """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
-        super().__init__(service, given)
-        body = self._body
+    def __init__(self, service: Service, body: ChatBody) -> None:
+        """Prepare. Raises ApiError or PacelineError if it cannot be served."""
+        super().__init__(service, body)
         self._predicted = body.prediction is not None
         self._calling = body.calling
         text, thoughts = rendered(service, body)
