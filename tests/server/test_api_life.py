@@ -14,8 +14,8 @@ import pytest
 from openai import APIError
 
 from paceline.runtime.model import Model
-from paceline.server.run import Server, serve
 from paceline.server.readers import Lane
+from paceline.server.run import Server, serve
 from paceline.server.settings import Settings
 from support.server import HTTP, Running, running
 from support.waiting import PATIENCE, until

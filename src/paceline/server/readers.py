@@ -11,6 +11,8 @@ from enum import Enum
 from time import monotonic
 from typing import Any, TypeVar
 
+from paceline.server.request import Draining
+
 _T = TypeVar("_T")
 
 _SHORT_BYTES = 16 * 1024
@@ -47,14 +49,26 @@ class Readers:
         self._numbers = itertools.count()
 
     async def run(self, lane: Lane, work: Callable[..., _T], *args: Any) -> _T:
-        """Run in a thread of a lane; what waits there is dropped with its caller."""
+        """Run in a thread of a lane; what waits there is dropped with its caller.
+
+        Raises Draining after `close`.
+        """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pools[lane], self._timed, work, *args)
+        try:
+            future = loop.run_in_executor(self._pools[lane], self._timed, work, *args)
+        except RuntimeError:  # the threads have ended
+            raise Draining("the server is shutting down and accepts no more requests") from None
+        return await future
 
     @property
     def busy_seconds(self) -> float:
         """Seconds that the longest of the work in progress has taken so far."""
         return monotonic() - min(self._started.copy().values(), default=monotonic())
+
+    def close(self) -> None:
+        """Wait for the work in progress, and drop the rest."""
+        for pool in self._pools.values():
+            pool.shutdown(cancel_futures=True)
 
     def _timed(self, work: Callable[..., _T], *args: Any) -> _T:
         number = next(self._numbers)

@@ -117,6 +117,11 @@ class Service:
             stop_token_ids=files.stop_token_ids,
         )
 
+    def close(self, grace: float = 0.0) -> None:
+        """Accept nothing new; end what still runs after `grace` seconds. Blocks."""
+        self.scheduler.close(grace)
+        self.readers.close()
+
     @staticmethod
     def now() -> int:
         """The time for the field `created`: seconds since 1970."""

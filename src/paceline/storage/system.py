@@ -10,14 +10,13 @@ cgroup-v1/memory.rst.
 
 import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
-
-if TYPE_CHECKING:
-    import asyncio
+from typing import BinaryIO
 
 BROKEN_PIPE_EXIT = 128 + 13
 """Exit code of a command whose output was closed: as if ended by SIGPIPE."""
@@ -80,13 +79,31 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (new, most))
 
 
-def on_stop_signal(loop: "asyncio.AbstractEventLoop", handle: Callable[[], None]) -> None:
-    """Call `handle` in a running loop at SIGTERM and SIGINT."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if sys.platform == "win32":  # its loops have no signal handlers
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(handle))
-        else:
-            loop.add_signal_handler(number, handle)
+@contextmanager
+def stop_signals(handle: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile SIGTERM and SIGINT call `handle` in a thread. For the main thread.
+
+    A handler in the main thread would wait for what that does, and it may hang.
+    """
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+
+    def wait() -> None:
+        with receiver:
+            while receiver.recv(1):
+                handle()
+
+    threading.Thread(target=wait, name="paceline-signals", daemon=True).start()
+    wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers = [signal.signal(number, lambda *_: None) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        sender.close()
 
 
 def memory_bytes() -> int:
