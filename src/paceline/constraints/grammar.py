@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.constraints.call_grammar import CallGrammar, literal
+from paceline.constraints.limits import MAX_CHARACTERS, check_lark, check_text
 from paceline.constraints.matcher import GrammarConstraint, library, reason
 from paceline.constraints.matcher_process import MatcherProcesses
 from paceline.constraints.tool_forms import HERMES, Syntax, ToolForm
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models.tokenizer import Tokenizer, check_unicode
-
-MAX_CHARACTERS = 64 * 1024
-"""Limit of a schema, expression or grammar."""
+from paceline.models.tokenizer import Tokenizer
 
 MAX_FUNCTIONS = 128
 """OpenAI's limit."""
@@ -81,7 +79,7 @@ class Grammars:
         Raises InvalidRequest if the expression is invalid or too complex.
         """
         what = "the regular expression"
-        _check_text(what, text)
+        check_text(what, text)
         return self._made(what, library().LLMatcher.grammar_from_regex(text))
 
     def lark(self, text: str) -> Constraint:
@@ -90,7 +88,7 @@ class Grammars:
         Raises InvalidRequest if the grammar is invalid, matches nothing or is too complex.
         """
         what = "the grammar"
-        _check_text(what, text)
+        check_lark(what, text)
         return self._made(what, _document("lark_grammar", json.dumps(text)))
 
     def tools(
@@ -242,17 +240,8 @@ def _schema(what: str, schema: Mapping[str, Any], also: Mapping[str, Any] | None
         text = json.dumps({"x-guidance": _ONE_LINE, **(also or {}), **schema}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} is not JSON: {reason(str(error))}") from error
-    _check_text(what, text)
+    check_text(what, text)
     return text
-
-
-def _check_text(what: str, text: str) -> None:
-    """Raise InvalidRequest for a text that is too long or not valid Unicode."""
-    check_unicode(what, text)
-    if len(text) > MAX_CHARACTERS:
-        raise InvalidRequest(
-            f"{what} has {len(text)} characters; expected at most {MAX_CHARACTERS}"
-        )
 
 
 def _ranges(ids: Iterable[int]) -> str:

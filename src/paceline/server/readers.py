@@ -63,7 +63,8 @@ class Readers:
     @property
     def busy_seconds(self) -> float:
         """Seconds that the longest of the work in progress has taken so far."""
-        return monotonic() - min(self._started.copy().values(), default=monotonic())
+        now = monotonic()
+        return now - min(self._started.copy().values(), default=now)
 
     def close(self) -> None:
         """Wait for the work in progress, and drop the rest."""
