@@ -1,4 +1,4 @@
-"""Forced calls of the default model, which was not trained on tools: whatever the limit of tokens is,
+"""Forced calls of the default model, which was not trained on tools: whatever the limit of tokens,
 an answer has complete calls and nothing else.
 """
 

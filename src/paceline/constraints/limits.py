@@ -1,7 +1,7 @@
 """Limits of a grammar's text, which need no compiling.
 
-An intersection (`&`) of expressions has as many states as theirs multiplied, and a repeat as many as
-its largest number. `matcher_process.py` limits what remains.
+An intersection (`&`) of expressions has as many states as theirs multiplied, and a repeat as many
+as its largest number. `matcher_process.py` limits what remains.
 """
 
 import re

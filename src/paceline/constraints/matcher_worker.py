@@ -42,8 +42,8 @@ _STACK = 256 * 2**20
 """Bytes of stack. llguidance recurses along chains of rules and references: grammars of 64 KiB
 needed up to 64 MiB, and a stack overflow ends the process. Unused stack costs nothing."""
 
-_MEMORY = _STACK + 2**30
-"""Bytes of address space: 150 MiB for the interpreter and a vocabulary of 50,000 tokens."""
+_MEMORY = _STACK + 3 * 2**29
+"""Bytes of address space: of a vocabulary of 262,144 tokens, 0.7 GB remain for grammars."""
 
 _COMPILED = 32
 """Grammars that are kept compiled: the requests of an agent have the same one again and again."""
