@@ -43,6 +43,7 @@ def test_work_that_waits_is_dropped_with_its_caller():
         waiting = asyncio.ensure_future(readers.run(Lane.LONG, done.append, 1))
         await asyncio.sleep(0.01)
         waiting.cancel()
+        await asyncio.sleep(0.01)
         over.set()
         await first
         await readers.run(Lane.LONG, done.append, 2)
