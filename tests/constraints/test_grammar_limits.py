@@ -5,6 +5,7 @@ import resource
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from paceline.constraints import matcher, matcher_process
 from paceline.constraints.grammar import Grammars
 from paceline.constraints.limits import MAX_INTERSECTIONS
-from paceline.errors import InvalidRequest
+from paceline.errors import Busy, InvalidRequest
 from paceline.models import ModelFiles
 from support.grammars import COLUMNS, PERSON, STOPS, allowed
 from support.waiting import PATIENCE
@@ -86,6 +87,34 @@ def test_while_a_grammar_is_compiled_others_are_matched(fresh: Grammars):
         os.kill(compiling.pid, signal.SIGCONT)
 
 
+def test_a_new_grammar_waits_for_others_for_a_limited_time_and_a_known_one_does_not(
+    fresh: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    assert allowed(fresh.json_schema(PERSON))
+    with fresh._processes._place:
+        monkeypatch.setattr(matcher_process, "WAIT_SECONDS", 0.05)
+        with pytest.raises(Busy, match="try again later"):
+            fresh.regex("[ab]")
+        assert allowed(fresh.json_schema(PERSON))
+    assert allowed(fresh.regex("[ab]"))
+
+
+def test_requests_with_the_same_new_grammar_compile_it_once(
+    fresh: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    compiled = list[Any]()
+    compile_one = matcher_process.MatcherProcesses._compiled
+
+    def counted(processes: Any, request: Any) -> str:
+        compiled.append(request)
+        return compile_one(processes, request)
+
+    monkeypatch.setattr(matcher_process.MatcherProcesses, "_compiled", counted)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda _: allowed(fresh.regex("[cd]+")), range(8)))
+    assert len(compiled) == 1
+
+
 def test_a_step_that_takes_too_long_ends_its_own_answer_alone(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
@@ -93,8 +122,8 @@ def test_a_step_that_takes_too_long_ends_its_own_answer_alone(
     other, harmful = fresh.json_schema(PERSON), fresh.lark(AMBIGUOUS)
     assert allowed(other)
     assert allowed(harmful)
-    monkeypatch.setattr(matcher_process, "STEP_SECONDS", 0.02)
-    with pytest.raises(InvalidRequest, match=r"any further: a token takes more than 0\.02 s"):
+    monkeypatch.setattr(matcher_process, "STEP_SECONDS", 0.001)
+    with pytest.raises(InvalidRequest, match=r"any further: a token takes more than 0\.001 s"):
         text_of(fresh, 500, harmful)
     monkeypatch.setattr(matcher_process, "STEP_SECONDS", 5.0)
     assert text_of(fresh, 40, other) == expected

@@ -250,7 +250,8 @@ def test_many_harmful_grammars_at_once_leave_no_memory_behind(command: Command):
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-    assert found == [400] * 6
+    assert set(found) <= {400, 429}
+    assert 400 in found
     assert others.slowest < PATIENCE / 10
     until(lambda: memory(command) - before < 100e6)
 

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ModelError
+from paceline.errors import Busy, ModelError
 from paceline.models.worker_process import TimeLimit, WorkerCrash, WorkerProcess
 
 COMPILE_SECONDS = 1.0
@@ -24,6 +24,9 @@ COMPILE_SECONDS = 1.0
 
 STEP_SECONDS = 0.5
 """CPU seconds of a step: taking a token, and computing those that may follow."""
+
+WAIT_SECONDS = 5.0
+"""How long a grammar waits for others to be compiled, of which harmful ones take a second each."""
 
 _VERDICTS = 1024
 """Grammars of which is kept whether they can be compiled."""
@@ -49,6 +52,7 @@ class MatcherProcesses:
         self._matching = WorkerProcess(_SCRIPT, "matches grammars", argument)
         self._verdicts = OrderedDict[bytes, str]()  # of a grammar's digest; "": it can be compiled
         self._lock = threading.Lock()
+        self._place = threading.Lock()
         self._closed = deque[int]()
 
     def special_tokens(self) -> list[int]:
@@ -56,25 +60,40 @@ class MatcherProcesses:
         return list(self._ask(self._matching, {"do": "special"}, COMPILE_SECONDS)["special"])
 
     def compile(self, grammar: str) -> None:
-        """Compile a grammar, to be opened. Raises GrammarError if it cannot be."""
+        """Compile a grammar, to be opened.
+
+        Raises GrammarError if it cannot be, and Busy if others take too long.
+        """
         request = {"do": "compile", "grammar": grammar}
         verdict = self._verdict(grammar)
         if verdict is None:
-            verdict = ""
-            self._matching.start()  # ready when the grammar is compiled
+            is_first = not self._verdicts  # for which the process reads the vocabulary
+            if not self._place.acquire(timeout=-1 if is_first else WAIT_SECONDS):
+                raise Busy("other grammars are being compiled; try again later")
             try:
-                self._ask(self._compiling, request, COMPILE_SECONDS)
-            except TimeLimit:
-                self._compiling.start()  # ready for the next one
-                verdict = f"it takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
-            except WorkerCrash:
-                verdict = "it takes too much memory to compile; simplify it"
-            except GrammarError as error:
-                verdict = str(error)
-            self._keep_verdict(grammar, verdict)
+                verdict = self._verdict(grammar)  # perhaps another request had it
+                if verdict is None:
+                    verdict = self._compiled(request)
+                    self._keep_verdict(grammar, verdict)
+            finally:
+                self._place.release()
         if verdict:
             raise GrammarError(verdict)
         self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)
+
+    def _compiled(self, request: Mapping[str, Any]) -> str:
+        """Why a grammar cannot be compiled; empty if it can."""
+        self._matching.start()  # ready when the grammar is compiled
+        try:
+            self._ask(self._compiling, request, COMPILE_SECONDS)
+        except TimeLimit:
+            self._compiling.start()  # ready for the next one
+            return f"it takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
+        except WorkerCrash:
+            return "it takes too much memory to compile; simplify it"
+        except GrammarError as error:
+            return str(error)
+        return ""
 
     def open(self, grammar: str, tokens: Sequence[int] = ()) -> tuple[int, dict[str, Any]]:
         """Open a matcher of a compiled grammar: its id, and its state after tokens.

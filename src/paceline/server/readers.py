@@ -17,8 +17,8 @@ _T = TypeVar("_T")
 
 _SHORT_BYTES = 16 * 1024
 
-_GRAMMARS = 8
-"""Grammars that wait for the process that compiles them."""
+_GRAMMARS = 256
+"""Those that are compiled already wait for none of the others."""
 
 
 class Lane(Enum):
