@@ -45,7 +45,7 @@ LIGHT = {"numpy"}
 OWN = {"cli": {"typer"}}
 
 # Run by path in a process of its own: what it imports is for that process, and none of it is ours.
-SCRIPTS = {"paceline.models.template_worker"}
+SCRIPTS = {"paceline.constraints.matcher_worker", "paceline.models.template_worker"}
 
 
 class Import(NamedTuple):

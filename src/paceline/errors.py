@@ -39,6 +39,10 @@ class CacheFull(PacelineError):
     """The key/value cache has no free blocks left for a sequence."""
 
 
+class Busy(PacelineError):
+    """Too much of the same kind is being done; it may succeed later."""
+
+
 class MissingExtra(PacelineError):
     """A command needs packages that come with one of paceline's extras."""
 

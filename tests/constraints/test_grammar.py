@@ -122,6 +122,19 @@ def test_without_parallel_calls_one_call_is_allowed(choice: str, grammars: Gramm
     assert takes(grammars.tools(FUNCTIONS, choice), twice)
 
 
+def test_a_model_that_has_called_may_go_on_with_one_token_of_text_which_ends_the_answer(
+    grammars: Grammars, tokenizer: Tokenizer
+):
+    """Else a line feed, which most models write there, would have to begin another call."""
+    constraint = grammars.tools(FUNCTIONS, "required")
+    for token in tokenizer.encode(f"{WEATHER}\n"):
+        constraint.push(token)
+    mark, text = tokenizer.encode("<tool_call>")[0], tokenizer.encode("the")[0]
+    assert {mark, text, *STOPS} <= allowed(constraint)
+    constraint.push(text)
+    assert allowed(constraint) == set(STOPS)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_forced_calls_can_be_read_back(
     seed: int, grammars: Grammars, engine: Engine, tokenizer: Tokenizer

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from paceline.constraints.tool_calls import ToolCall, parse_tool_calls
+from paceline.constraints.tool_calls import CallPiece, CallStream, ToolCall, parse_tool_calls
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Paris"}}'
 TIME = '{"name": "time", "arguments": {"zone": 2, "of": ["a", null]}}'
@@ -87,3 +87,24 @@ def test_marks_inside_arguments_are_arguments():
 )
 def test_arguments_are_parsed_as_models_write_them(call: str, arguments: str):
     assert parse_tool_calls(marked(call)).calls == (ToolCall("f", arguments),)
+
+
+@pytest.mark.parametrize("end", range(len("\n</tool_call>") + 1))
+def test_a_part_of_the_closing_mark_is_no_content(end: int):
+    call = marked(WEATHER).removesuffix("</tool_call>").rstrip("\n")
+    assert parse_tool_calls(call + "\n</tool_call>"[:end]) == ("", CALLED[:1])
+
+
+def test_a_forced_answer_has_complete_calls_alone_wherever_it_is_cut():
+    text = f"{marked(WEATHER)}\n{marked(WEATHER)}\nThe"
+    for end in range(len(text) + 1):
+        content, calls = parse_tool_calls(text[:end], forced=True)
+        assert content == ""
+        assert set(calls) <= {CALLED[0]}
+        stream = CallStream(forced=True)
+        parts = [part for letter in text[:end] for part in stream.push(letter)] + stream.finish()
+        pieces = [part for part in parts if isinstance(part, CallPiece)]
+        assert len(pieces) == len(parts), "content"
+        begun = [piece.call for piece in pieces if piece.name]
+        assert begun == [piece.call for piece in pieces if piece.last] == [*range(len(calls))]
+    assert len(calls) == 2

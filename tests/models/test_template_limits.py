@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +14,8 @@ import pytest
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ChatTemplate, template
-from paceline.models.template_process import PROCESS, TemplateProcess
+from paceline.models.template import PROCESS
+from paceline.models.worker_process import WorkerProcess
 from paceline.runtime.model import Model
 from support.server import running
 from support.waiting import PATIENCE, until
@@ -154,23 +156,23 @@ def test_a_process_that_was_killed_is_started_again():
 
 def test_an_answer_that_was_interrupted_is_not_the_next_ones(monkeypatch: pytest.MonkeyPatch):
     made, other = ChatTemplate(GOOD), ChatTemplate("other")
-    exchange = sys.modules["paceline.models.template_process"]._exchange
+    exchange = sys.modules["paceline.models.worker_process"]._exchange
 
     def interrupted(child: Any, request: bytes) -> bytes:
         child.stdin.write(request + b"\n")
         child.stdin.flush()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.models.template_process._exchange", interrupted)
+    monkeypatch.setattr("paceline.models.worker_process._exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made.render(USER)
-    monkeypatch.setattr("paceline.models.template_process._exchange", exchange)
+    monkeypatch.setattr("paceline.models.worker_process._exchange", exchange)
     assert other.render(USER) == "other"
 
 
 def test_the_process_ends_with_its_parent():
     script = (
-        "from paceline.models.template_process import PROCESS; import os, signal; PROCESS.start();"
+        "from paceline.models.template import PROCESS; import os, signal; PROCESS.start();"
         "print(PROCESS._child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     found = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=False)
@@ -181,7 +183,7 @@ def test_the_process_ends_with_its_parent():
 def test_a_process_that_cannot_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(ModelError, match="cannot be started"):
-        TemplateProcess().start()
+        WorkerProcess(Path(), "is a test").start()
 
 
 def _alive(pid: int) -> bool:

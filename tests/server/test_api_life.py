@@ -14,6 +14,7 @@ import pytest
 from openai import APIError
 
 from paceline.runtime.model import Model
+from paceline.server.readers import Lane
 from paceline.server.run import Server, serve
 from paceline.server.settings import Settings
 from support.server import HTTP, Running, running
@@ -64,10 +65,10 @@ def test_the_reader_thread_runs_one_job_at_a_time(tiny_model: Model):
         reading -= 1
 
     with running(tiny_model) as server:
-        run = server.server.service.run_in_reader
+        run = server.server.service.readers.run
 
         async def all_at_once() -> None:
-            await asyncio.gather(*(run(read) for _ in range(5)))
+            await asyncio.gather(*(run(Lane.LONG, read) for _ in range(5)))
 
         asyncio.run(all_at_once())
     assert most == 1

@@ -4,6 +4,7 @@ Invariant: what a grammar allows, `tool_calls.py` reads back.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from paceline.errors import InvalidRequest
 
 _EMPTY = '""'
 _TEXT = r"/(.|\n)*/"
+_SPACE = r"/\s{0,8}/"
 
 
 class CallGrammar:
@@ -51,13 +53,20 @@ class CallGrammar:
         self._mark = written(form.mark)
 
     def forced(self, *, parallel: bool, thoughts: ReasoningMarks | None) -> str:
-        """Grammar of answers that are calls, after thoughts in the given form if there are any."""
+        """Grammar of answers that are calls, after thoughts in the given form if there are any.
+
+        A call may be followed by one token of text, which ends the answer. Without it a model that
+        has called, and goes on with a line of text, would have to call again.
+        """
         form = self._form
         several = parallel and not form.single
         lines = [*self._lines, self._group(several=several)]
         # A bare call is written without its mark, as the templates do.
         lines += ["call: body" if form.bare else f"call: {self._mark} body"]
-        more = f" ({self._text(form.separator)} call)*" if several and form.between is None else ""
+        more = ""
+        if several and form.between is None:
+            lines += [f"tail[max_tokens=1]: {_tail(form.mark)}"]
+            more = f" ({self._text(form.separator)} call)* ({_SPACE} tail?)?"
         before = ""
         if thoughts is not None:
             lines += self._thoughts(thoughts)
@@ -154,6 +163,11 @@ class CallGrammar:
 
     def _text(self, text: str) -> str:
         return self._written(text) if text else _EMPTY
+
+
+def _tail(mark: str) -> str:
+    """Lark for text that is not white space and does not begin as a mark does."""
+    return rf"/[^\s{re.escape(mark[0])}](.|\n)*/"
 
 
 def literal(text: str) -> str:

@@ -72,6 +72,11 @@ class CallText:
         self.at += len(literal) if found else 0
         return found
 
+    def skip_last(self, literal: str) -> Reader[None]:
+        """Skip `literal`, or the part of it with which the text ends."""
+        if not (yield from self.skip(literal)) and literal.startswith(self.text[self.at :]):
+            self.at = len(self.text)
+
     def expect(self, literal: str) -> Reader[None]:
         """Skip the words of `literal`, with any white space. Raises NotACall without them."""
         for word in literal.split():

@@ -13,21 +13,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.constraints.call_grammar import CallGrammar, literal
-from paceline.constraints.matcher import ExactTokenizer, GrammarConstraint, library, reason
+from paceline.constraints.limits import MAX_CHARACTERS, check_lark, check_text
+from paceline.constraints.matcher import GrammarConstraint, library, reason
+from paceline.constraints.matcher_process import MatcherProcesses
 from paceline.constraints.tool_forms import HERMES, Syntax, ToolForm
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models.tokenizer import Tokenizer, check_unicode
-
-if TYPE_CHECKING:
-    from llguidance import LLTokenizer
-
-MAX_CHARACTERS = 64 * 1024
-"""Limit of a schema, expression or grammar."""
+from paceline.models.tokenizer import Tokenizer
 
 MAX_FUNCTIONS = 128
 """OpenAI's limit."""
@@ -43,7 +39,7 @@ ignored. Schemas of real agents have some (`propertyNames`)."""
 class Grammars:
     """Compiles constraints for one model. Thread-safe.
 
-    Compiling takes milliseconds, a second for the largest schemas; it does not hold the GIL.
+    Compiling takes milliseconds, a second for the largest schemas, in another process.
     """
 
     def __init__(
@@ -83,7 +79,7 @@ class Grammars:
         Raises InvalidRequest if the expression is invalid or too complex.
         """
         what = "the regular expression"
-        _check_text(what, text)
+        check_text(what, text)
         return self._made(what, library().LLMatcher.grammar_from_regex(text))
 
     def lark(self, text: str) -> Constraint:
@@ -92,7 +88,7 @@ class Grammars:
         Raises InvalidRequest if the grammar is invalid, matches nothing or is too complex.
         """
         what = "the grammar"
-        _check_text(what, text)
+        check_lark(what, text)
         return self._made(what, _document("lark_grammar", json.dumps(text)))
 
     def tools(
@@ -151,7 +147,7 @@ class Grammars:
     def token_of(self, mark: str) -> int | None:
         """Return the model's own token for a mark; None: the model writes it in letters."""
         token = self._tokenizer.token_id(mark)
-        return token if token is not None and self._tokens.is_special_token(token) else None
+        return token if token in self._special_ids else None
 
     def _check_schemas(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
         """Raise InvalidRequest, which names the function, for a schema that is none."""
@@ -182,38 +178,25 @@ class Grammars:
 
     @cached_property
     def _special_ids(self) -> list[int]:
-        return [i for i in range(self._tokens.vocab_size) if self._tokens.is_special_token(i)]
+        return self._processes.special_tokens()
 
     def _made(self, what: str, grammar: str) -> Constraint:
-        return GrammarConstraint(what, self._tokens, grammar, self._vocab_size)
+        return GrammarConstraint(what, self._processes, grammar, self._vocab_size)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         return Tokenizer(self._path)
 
     @cached_property
-    def _tokens(self) -> "LLTokenizer":
-        llguidance = library()
+    def _processes(self) -> MatcherProcesses:
+        library()
         known = self._tokenizer.vocab_size
         stops = sorted(token for token in self._stops if token < known)
         if not stops:
             raise ModelError(
                 f"{self._path} has no stop token, which a constrained answer needs to end"
             )
-        parsed = json.loads(self._path.read_text(encoding="utf-8"))
-        # Forced text may be longer than the tokenizer's limit.
-        text = json.dumps({**parsed, "truncation": None, "padding": None}, ensure_ascii=False)
-        try:
-            read = llguidance.LLTokenizer(
-                text, n_vocab=max(self._vocab_size, known), eos_token=stops
-            )
-        except ValueError as error:
-            raise ModelError(
-                f"{self._path} is not supported by llguidance: {reason(str(error))}"
-            ) from error
-        exact = llguidance.TokenizerWrapper(ExactTokenizer(read))
-        made: LLTokenizer = llguidance.LLTokenizer(exact, eos_token=stops)
-        return made
+        return MatcherProcesses(self._path, vocab_size=max(self._vocab_size, known), stops=stops)
 
 
 def _document(kind: str, value: str) -> str:
@@ -257,17 +240,8 @@ def _schema(what: str, schema: Mapping[str, Any], also: Mapping[str, Any] | None
         text = json.dumps({"x-guidance": _ONE_LINE, **(also or {}), **schema}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} is not JSON: {reason(str(error))}") from error
-    _check_text(what, text)
+    check_text(what, text)
     return text
-
-
-def _check_text(what: str, text: str) -> None:
-    """Raise InvalidRequest for a text that is too long or not valid Unicode."""
-    check_unicode(what, text)
-    if len(text) > MAX_CHARACTERS:
-        raise InvalidRequest(
-            f"{what} has {len(text)} characters; expected at most {MAX_CHARACTERS}"
-        )
 
 
 def _ranges(ids: Iterable[int]) -> str:

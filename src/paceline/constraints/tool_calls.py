@@ -59,12 +59,22 @@ class CallStream:
     """Splits one answer."""
 
     def __init__(
-        self, form: ToolForm = HERMES, functions: Functions | None = None, *, whole: bool = False
+        self,
+        form: ToolForm = HERMES,
+        functions: Functions | None = None,
+        *,
+        whole: bool = False,
+        forced: bool = False,
     ) -> None:
-        """Prepare. With `whole` a call is given when its group is complete, else not at all."""
+        """Prepare.
+
+        With `whole` a call is given when its group is complete, else not at all. With `forced` too,
+        and there is no content: what else is in the answer was not to be written.
+        """
         self._form = form
         self._functions = functions or {}
-        self._whole = whole
+        self._whole = whole or forced
+        self._forced = forced
         self._source = CallText()
         self._parts: list[Part] = []
         self._pending: list[CallPiece] = []
@@ -94,6 +104,8 @@ class CallStream:
         taken: list[Part] = []
         for part in self._parts:
             before = taken[-1] if taken else None
+            if isinstance(part, str) and self._forced:
+                continue
             if isinstance(part, str) and isinstance(before, str):
                 taken[-1] = before + part
             elif (
@@ -184,7 +196,7 @@ class CallStream:
         else:
             yield from self._call()
         yield from source.next()
-        yield from source.skip(form.close.strip().removeprefix("]"))
+        yield from source.skip_last(form.close.strip().removeprefix("]"))
 
     def _call(self) -> Reader[None]:
         if (yield from self._source.next()) == "{":
@@ -265,16 +277,20 @@ class CallStream:
 
 
 def parse_tool_calls(
-    text: str, form: ToolForm = HERMES, functions: Functions | None = None
+    text: str,
+    form: ToolForm = HERMES,
+    functions: Functions | None = None,
+    *,
+    forced: bool = False,
 ) -> Parsed:
-    """Parse the calls in a whole answer.
+    """Parse the calls in a whole answer; see `CallStream`.
 
-    A call without its closing mark counts if it is complete otherwise.
+    A call without its closing mark, or with a part of it, counts if it is complete otherwise.
 
     >>> parse_tool_calls('<tool_call>[{"name": "now", "arguments": {}}]</tool_call>').calls
     (ToolCall(name='now', arguments='{}'),)
     """
-    stream = CallStream(form, functions, whole=True)
+    stream = CallStream(form, functions, whole=True, forced=forced)
     parts = stream.push(text) + stream.finish()
     content = "".join(part for part in parts if isinstance(part, str))
     calls = [ToolCall(part.name, part.arguments) for part in parts if isinstance(part, CallPiece)]

@@ -4,18 +4,25 @@ Invariant: a template comes with a downloaded model, so it runs in a sandbox, in
 limits of time and memory (`template_worker.py`); any failure becomes a PacelineError.
 """
 
+import atexit
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models.template_process import PROCESS, TimeLimit
+from paceline.models.worker_process import TimeLimit, WorkerProcess
 
 SECONDS = 5.0
 """Time limit of rendering. Ten thousand messages take 0.1 s."""
 
 CHARACTERS = 16 * 2**20
 """Limit of the rendered text."""
+
+PROCESS = WorkerProcess(Path(__file__).with_name("template_worker.py"), "renders chat templates")
+"""Shared by all templates."""
+
+atexit.register(PROCESS.close)
 
 
 class ChatTemplate:
@@ -83,7 +90,7 @@ class ChatTemplate:
             raise InvalidRequest(f"the messages cannot be written as JSON: {error}") from error
         template = f"the chat template of {self._model}"
         try:
-            answer = PROCESS.render(request.encode("utf-8", "surrogatepass"), SECONDS)
+            answer = PROCESS.ask(request.encode("utf-8", "surrogatepass"), SECONDS)
         except TimeLimit:
             raise ModelError(f"{template} took longer than {SECONDS:g} s") from None
         if "error" not in answer:

@@ -11,7 +11,7 @@ from paceline.engines import ENGINES, EngineSettings, check_settings, open_engin
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, QUIET, ModelFiles, Progress, resolve
-from paceline.models.template_process import PROCESS
+from paceline.models.template import PROCESS
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.model import Model, drafter_resources, warmed_up
 from paceline.runtime.options import defaults_of

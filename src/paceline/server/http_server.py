@@ -7,11 +7,12 @@ it; at shutdown the application drains before connections are closed.
 import asyncio
 import ipaddress
 import math
+import os
 import socket
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,13 +22,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.server.settings import Settings
-from paceline.storage.system import on_stop_signal
+from paceline.storage.system import stop_signals
 
 _BACKLOG = 1024
 """Connections that wait to be accepted."""
 
 _FLUSH_SECONDS = 2
 """Time for clients to read the rest after all answers have ended."""
+
+_LAST_SECONDS = 5
+"""Time after the grace period in which a process ends by itself."""
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -62,45 +66,50 @@ class HttpServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_requests = 0
         self._stop = asyncio.Event()
+        self._end_timers: list[threading.Timer] | None = None
 
     def run(
         self, app: ASGIApp, served: Served, ready: Callable[[], Any], *, signals: bool = False
     ) -> None:
         """Serve until `stop` is called, or with `signals` until a signal.
 
-        `ready` is called once the server listens.
+        `ready` is called once the server listens. With `signals` the process ends soon after the
+        grace period, whatever hangs.
         """
         self._served = served
+        self._end_timers = [] if signals else None
         try:
-            asyncio.run(self._run(app, served, ready, signals=signals))
+            with stop_signals(self.stop) if signals else nullcontext():
+                asyncio.run(self._run(app, served, ready))
         finally:
             served.close()
             self._socket.close()
+            for timer in self._end_timers or ():
+                timer.cancel()
 
     def stop(self) -> None:
         """Shut down, from any thread; the second call skips the grace period."""
+        self._stop_requests += 1
+        if self._end_timers is not None:
+            grace = self.settings.grace_seconds if self._stop_requests == 1 else 0.0
+            timer = threading.Timer(grace + _LAST_SECONDS, _end_process)
+            timer.daemon = True
+            timer.start()
+            self._end_timers.append(timer)
         if self._loop is None:  # it does not run yet, and will end at once
-            self._request_stop()
+            self._stop.set()
             return
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._request_stop)
-
-    def _request_stop(self) -> None:
-        self._stop_requests += 1
-        self._stop.set()
+            self._loop.call_soon_threadsafe(self._stop.set)
         if self._stop_requests > 1 and self._served is not None:
             threading.Thread(target=self._served.close, daemon=True).start()
 
-    async def _run(
-        self, app: ASGIApp, served: Served, ready: Callable[[], Any], *, signals: bool
-    ) -> None:
+    async def _run(self, app: ASGIApp, served: Served, ready: Callable[[], Any]) -> None:
         self._loop = asyncio.get_running_loop()
         server = _Uvicorn(self._config(app))
         serving = asyncio.ensure_future(server.serve(sockets=[self._socket]))
         while not (server.started or serving.done()):
             await asyncio.sleep(0.005)
-        if signals:
-            on_stop_signal(self._loop, self._request_stop)
         ready()
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -224,6 +233,12 @@ def _check_access(host: str, settings: Settings) -> None:
         raise InvalidRequest(
             f"other machines can reach a server at {host}: set an API key, or allow --anyone"
         )
+
+
+def _end_process() -> None:
+    """End the process at once: files appear by a rename, so that none is left half-written."""
+    say_line("the server has not ended within its grace period: its process is ended")
+    os._exit(1)
 
 
 def say_line(line: str) -> None:

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 
-from paceline.decoding.types import Step
+from paceline.decoding.types import Constraint, Step
 from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
 from paceline.models.manifest import Pooling
@@ -53,6 +53,15 @@ class ServerRequest:
     """Its index among the answers to its prompt."""
     pooling: Pooling | None = None
     """How the prompt is pooled to an embedding; None: it is answered."""
+    constraint: Callable[[], Constraint] | None = None
+    """Compiles the constraint of the answer, which may take seconds; None: it has none."""
+
+    def compiled(self) -> "ServerRequest":
+        """The request with its constraint. Raises InvalidRequest if that cannot be compiled."""
+        if self.constraint is None:
+            return self
+        options = replace(self.options, constraint=self.constraint())
+        return replace(self, options=options, constraint=None)
 
 
 @dataclass(slots=True, eq=False)

@@ -93,7 +93,7 @@ class Server:
         """Serve until `stop` is called, or with `signals` until a signal."""
         self.scheduler.start()
         line = f"serving {self.service.name} at {self.url}/v1"
-        self.http.run(self._app, self.scheduler, lambda: say(line), signals=signals)
+        self.http.run(self._app, self.service, lambda: say(line), signals=signals)
 
     def stop(self) -> None:
         """Shut down, from any thread; the second call skips the grace period."""

@@ -4,14 +4,12 @@ Independent of HTTP and of the form of a response. Invariant: no string of a cli
 file name.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from paceline.constraints.call_grammar import literal
 from paceline.constraints.grammar import Grammars
@@ -36,6 +34,7 @@ from paceline.server.api.schema import (
     StructuredOutputs,
     Tool,
 )
+from paceline.server.readers import Readers
 from paceline.server.request import ServerRequest
 from paceline.server.scheduler import Scheduler
 from paceline.server.settings import Settings
@@ -47,8 +46,6 @@ may fit."""
 
 _EFFORT = "reasoning_effort"
 """Template variable of a request's reasoning effort."""
-
-_T = TypeVar("_T")
 
 _SAFE_DRAFTERS = ("suffix", "recycle", "table", "prediction")
 """Parts of a drafter that any request may name; `ngram` too, with options. None opens a file that
@@ -102,11 +99,7 @@ class Service:
         self.scheduler = scheduler
         self.settings = settings
         self.observer: Observer = NullObserver()
-        # One thread: tokenizing a megabyte of text takes 100 MB, which a thread keeps. With eight
-        # threads and such bodies the server grew by 720 MB for good.
-        self._reader = ThreadPoolExecutor(1, "paceline-reader")
-        # Short chats do not wait for long bodies.
-        self._short_reader = ThreadPoolExecutor(1, "paceline-short-reader")
+        self.readers = Readers()
         self.files = files
         think = settings.think
         self._thinking = {} if think is None else files.thinking().switch(think)
@@ -124,6 +117,11 @@ class Service:
             stop_token_ids=files.stop_token_ids,
         )
 
+    def close(self, grace: float = 0.0) -> None:
+        """Accept nothing new; end what still runs after `grace` seconds. Blocks."""
+        self.scheduler.close(grace)
+        self.readers.close()
+
     @staticmethod
     def now() -> int:
         """The time for the field `created`: seconds since 1970."""
@@ -133,11 +131,6 @@ class Service:
     def max_length(self) -> int:
         """Most tokens of prompt and answer together."""
         return self.scheduler.admission.max_length
-
-    async def run_in_reader(self, work: Callable[..., _T], *args: Any, short: bool = False) -> _T:
-        """Run in the single worker thread, off the event loop; `short` work has its own thread."""
-        reader = self._short_reader if short else self._reader
-        return await asyncio.get_running_loop().run_in_executor(reader, work, *args)
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError if a request names another model."""
@@ -254,7 +247,13 @@ class Service:
             InvalidRequest: a value is out of range.
             ApiError: the server does not support a value.
         """
-        constraint_of = more.pop("constraint", None) or self._constraint(body)
+        constraint: Callable[[], Constraint] | None
+        constraint = more.pop("constraint", None) or self._constraint(body)
+        if constraint is not None and body.ignore_eos:
+            raise ApiError(
+                "ignore_eos: a structured answer ends where its structure ends",
+                param="ignore_eos",
+            )
         thoughts: ReasoningMarks | None = more.pop("thoughts", None)
         shown: dict[int, str] = more.pop("shown", {})
         chosen: dict[str, Any] = {**_sampling(body), **self._drafting(body), **more}
@@ -264,13 +263,7 @@ class Service:
         seed = None if body.seed in (None, -1) else body.seed
         found = []
         for index in range(body.n):
-            constraint = constraint_of()
-            if constraint is not None and body.ignore_eos:
-                raise ApiError(
-                    "ignore_eos: a structured answer ends where its structure ends",
-                    param="ignore_eos",
-                )
-            asked: Options = {**chosen, "constraint": constraint}  # type: ignore[typeddict-item]
+            asked: Options = {**chosen}  # type: ignore[typeddict-item]
             asked["seed"] = None if seed is None else (seed + index) % 2**64
             request = ServerRequest(
                 tokens,
@@ -280,12 +273,13 @@ class Service:
                 self.settings.request_seconds,
                 limit == 0,
                 index,
+                constraint=constraint,
             )
             found.append(request)
         return found
 
-    def _constraint(self, body: GenerationBody) -> Callable[[], Constraint | None]:
-        """A factory of the constraints of a request's answers."""
+    def _constraint(self, body: GenerationBody) -> Callable[[], Constraint] | None:
+        """A factory of the constraints of a request's answers; None: they have none."""
         wanted, outputs = body.response_format, body.structured_outputs
         if wanted is not None and wanted.type == "json_object":
             return self.grammars.json_object
@@ -296,7 +290,7 @@ class Service:
                 )
             schema = wanted.json_schema.wanted
             return lambda: self.grammars.json_schema(schema)
-        return (lambda: None) if outputs is None else self._structured(outputs)
+        return None if outputs is None else self._structured(outputs)
 
     def _structured(self, outputs: StructuredOutputs) -> Callable[[], Constraint]:
         if outputs.schema_ is not None:

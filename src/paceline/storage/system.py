@@ -1,7 +1,7 @@
 """The operating system: what it gives this process, and the only place for calls that some lack.
 
-`mypy --platform win32` finds such calls elsewhere. One script has its own, the renderer of chat
-templates (`models/template_worker.py`), which starts without importing paceline.
+`mypy --platform win32` finds such calls elsewhere. Two scripts have their own, because they start
+without importing paceline: `models/template_worker.py` and `constraints/matcher_worker.py`.
 
 A container's limit of memory is a file of its control group. The limits of the groups around it
 hold too, so the least counts. Layouts: the kernel's admin-guide/cgroup-v2.rst and
@@ -10,22 +10,21 @@ cgroup-v1/memory.rst.
 
 import os
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
-
-if TYPE_CHECKING:
-    import asyncio
+from typing import BinaryIO
 
 CACHE_VARIABLE = "PACELINE_CACHE"
 
 BROKEN_PIPE_EXIT = 128 + 13
 """Exit code of a command whose output was closed: as if ended by SIGPIPE."""
 
-ALARM_EXIT = -14
-"""Return code of a child that was ended by SIGALRM, at its deadline."""
+ALARM_EXITS = (-14, -27)
+"""Return codes of a child that was ended at its deadline, by SIGALRM or SIGPROF."""
 
 HAS_ALARM = sys.platform != "win32"
 """Whether a process can have itself ended at a deadline."""
@@ -92,13 +91,31 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (new, most))
 
 
-def on_stop_signal(loop: "asyncio.AbstractEventLoop", handle: Callable[[], None]) -> None:
-    """Call `handle` in a running loop at SIGTERM and SIGINT."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if sys.platform == "win32":  # its loops have no signal handlers
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(handle))
-        else:
-            loop.add_signal_handler(number, handle)
+@contextmanager
+def stop_signals(handle: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile SIGTERM and SIGINT call `handle` in a thread. For the main thread.
+
+    A handler in the main thread would wait for what that does, and it may hang.
+    """
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+
+    def wait() -> None:
+        with receiver:
+            while receiver.recv(1):
+                handle()
+
+    threading.Thread(target=wait, name="paceline-signals", daemon=True).start()
+    wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    handlers = [signal.signal(number, lambda *_: None) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        sender.close()
 
 
 def memory_bytes() -> int:

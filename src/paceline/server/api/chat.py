@@ -80,6 +80,11 @@ class ChatBody(GenerationBody):
         """Whether the answer may call functions."""
         return bool(self.tools) and self.tool_choice != "none"
 
+    @property
+    def forced(self) -> bool:
+        """Whether the answer consists of calls."""
+        return self.calling and self.tool_choice != "auto"
+
 
 class Chat(ApiRequest[ChatBody]):
     """A chat and its answers."""
@@ -88,12 +93,12 @@ class Chat(ApiRequest[ChatBody]):
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def __init__(self, service: Service, given: bytes | ChatBody) -> None:
-        """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
-        super().__init__(service, given)
-        body = self._body
+    def __init__(self, service: Service, body: ChatBody) -> None:
+        """Prepare. Raises ApiError or PacelineError if it cannot be served."""
+        super().__init__(service, body)
         self._predicted = body.prediction is not None
         self._calling = body.calling
+        self.forced = body.forced
         text, thoughts = rendered(service, body)
         self._tokens = service.prompt_tokens(text, rendered=True)
         self.prompts = [self._tokens]
@@ -115,7 +120,9 @@ class Chat(ApiRequest[ChatBody]):
         self.tool_form = answer_form(service) if self._calling else None
         self.functions = function_schemas(body.tools)
         self.call_streams = [
-            CallStream(self.tool_form, self.functions) for _ in self.requests if self.tool_form
+            CallStream(self.tool_form, self.functions, forced=body.forced)
+            for _ in self.requests
+            if self.tool_form
         ]
         self._called: set[int] = set()
 
@@ -132,7 +139,9 @@ class Chat(ApiRequest[ChatBody]):
             content: str | None = answer.text
             calls: tuple[ToolCall, ...] = ()
             if self.tool_form:
-                content, calls = parse_tool_calls(answer.signed, self.tool_form, self.functions)
+                content, calls = parse_tool_calls(
+                    answer.signed, self.tool_form, self.functions, forced=self.forced
+                )
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
                 message |= {

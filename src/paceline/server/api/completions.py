@@ -58,10 +58,9 @@ class Completions(ApiRequest[CompletionBody]):
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl-"
 
-    def __init__(self, service: Service, text: bytes) -> None:
-        """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
-        super().__init__(service, text)
-        body = self._body
+    def __init__(self, service: Service, body: CompletionBody) -> None:
+        """Prepare. Raises ApiError or PacelineError if it cannot be served."""
+        super().__init__(service, body)
         self._predicted = body.prediction is not None
         options: dict[str, Any] = service.prediction(body.prediction)
         self.prompts = [service.prompt_tokens(prompt, body.suffix) for prompt in body.prompt]

@@ -21,6 +21,7 @@ from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.errors import ApiError
 from paceline.server.api.http import Reply
 from paceline.server.api.schema import Body, Prompts, parse
+from paceline.server.readers import Lane
 from paceline.server.request import Event, QueuedRequest, ServerRequest
 from paceline.server.service import Service
 
@@ -45,7 +46,7 @@ def embeddings(service: Service) -> Endpoint:
     """The endpoint."""
 
     async def work(text: bytes, reply: Reply) -> None:
-        body, requests = await service.run_in_reader(_requests, service, text)
+        body, requests = await service.readers.run(Lane.of(text), _requests, service, text)
         found = await _embedded(service, requests)
         vectors = [_shortened(each.vector, body.dimensions) for each in found]
         tokens = sum(each.tokens for each in found)

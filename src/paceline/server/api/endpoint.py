@@ -29,18 +29,13 @@ from paceline.server.api.http import (
 )
 from paceline.server.api.schema import GenerationBody, parse
 from paceline.server.api.usage import telemetry, usage
+from paceline.server.readers import Lane
 from paceline.server.request import ServerRequest
 from paceline.server.service import Observer, Service
 from paceline.server.settings import Settings
 from paceline.server.stream_text import Answer, Answers, Delta, Piece
 
 log = logging.getLogger("paceline.server")
-
-LONG = 16 * 1024
-"""Bytes above which a body is not parsed in the event loop."""
-
-_SLOW_FIELDS = (b'"tools"', b'"response_format"', b'"structured_outputs"', b'"format"')
-"""Fields whose grammar has to be compiled, which is slow too."""
 
 _GONE = ApiError("the client is gone", status=499, code="client_gone")
 """For the observer alone; nginx uses this status."""
@@ -69,9 +64,8 @@ class ApiRequest(ABC, Generic[_B]):
     _predicted = False
     """Whether the request has a prediction."""
 
-    def __init__(self, service: Service, given: bytes | _B) -> None:
-        """Parse a body, unless it is parsed. Raises ApiError or PacelineError if it is wrong."""
-        body = parse(self.body_kind, given) if isinstance(given, bytes) else given
+    def __init__(self, service: Service, body: _B) -> None:
+        """Prepare. Raises ApiError or PacelineError if the body is wrong."""
         service.check_model(body.model)
         self._service, self._body = service, body
         self.streamed = body.stream
@@ -83,6 +77,18 @@ class ApiRequest(ABC, Generic[_B]):
             "system_fingerprint": service.fingerprint,
         }
         self._sent = set[int]()  # answers with a chunk
+
+    @property
+    def constrained(self) -> bool:
+        """Whether an answer has a constraint that is not compiled yet."""
+        return any(request.constraint for request in self.requests)
+
+    def compile(self) -> None:
+        """Compile the constraints, which may take seconds.
+
+        Raises InvalidRequest if one cannot be compiled.
+        """
+        self.requests = [request.compiled() for request in self.requests]
 
     @abstractmethod
     def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -210,12 +216,14 @@ def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
     """The endpoint for one kind of `ApiRequest`."""
 
     async def work(body: bytes, reply: Reply) -> None:
-        if len(body) > LONG or any(name in body for name in _SLOW_FIELDS):
-            request = await service.run_in_reader(kind, service, body)
-        elif kind.templated:
-            request = await service.run_in_reader(kind, service, body, short=True)
-        else:
-            request = kind(service, body)
+        def read() -> ApiRequest[Any]:
+            return kind(service, parse(kind.body_kind, body))
+
+        lane = Lane.of(body)
+        is_quick = lane is Lane.SHORT and not kind.templated
+        request = read() if is_quick else await service.readers.run(lane, read)
+        if request.constrained:
+            await service.readers.run(Lane.GRAMMAR, request.compile)
         with Answers(service, request.requests) as answers:
             if request.streamed:
                 await _stream(request, answers, reply, service)

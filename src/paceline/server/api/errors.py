@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from paceline.errors import CacheFull, InvalidRequest, MissingExtra, ModelError
+from paceline.errors import Busy, CacheFull, InvalidRequest, MissingExtra, ModelError
 from paceline.runtime.options import Options
 from paceline.server.request import Draining, QueueFull, TimedOut
 
@@ -125,6 +125,7 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
 
 _SERVER_ERRORS: Mapping[type[Exception], tuple[HTTPStatus, str, str]] = {
     QueueFull: (HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", "queue_full"),
+    Busy: (HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", "busy"),
     Draining: (HTTPStatus.SERVICE_UNAVAILABLE, "server_error", "draining"),
     CacheFull: (HTTPStatus.SERVICE_UNAVAILABLE, "server_error", "cache_full"),
     TimedOut: (HTTPStatus.GATEWAY_TIMEOUT, "timeout_error", "request_timeout"),
@@ -133,4 +134,4 @@ _SERVER_ERRORS: Mapping[type[Exception], tuple[HTTPStatus, str, str]] = {
 }
 """Error -> status, OpenAI's type, and code."""
 
-_RETRYABLE = ("queue_full", "draining", "cache_full")
+_RETRYABLE = ("queue_full", "busy", "draining", "cache_full")

@@ -13,10 +13,11 @@ from paceline.server.api.errors import ApiError, prompt_too_long
 from paceline.server.api.http import Reply
 from paceline.server.api.models import model_entry, model_list
 from paceline.server.api.schema import MAX_MESSAGES, Body, Message, parse
+from paceline.server.readers import Lane
 from paceline.server.service import Service
 
 _STUCK_SECONDS = 120.0
-"""Duration of an engine call after which it is reported as stuck."""
+"""Duration of an engine call, or of reading a body, after which it is reported as stuck."""
 
 
 class TokenizeBody(Body):
@@ -60,14 +61,16 @@ class InfoHandlers:
     async def health(self, _request: Request) -> Response:
         """200 if requests are accepted.
 
-        503 if the server shuts down, if every engine call fails, or if one does not return.
+        503 if the server shuts down, if every engine call fails, or if one does not return, or the
+        reading of a body.
         """
         scheduler = self._service.scheduler
         if scheduler.draining:
             return JSONResponse({"status": "draining"}, 503)
         if scheduler.failing or not scheduler.alive:
             return JSONResponse({"status": "error"}, 503)
-        if scheduler.call_seconds > _STUCK_SECONDS:
+        readers = self._service.readers
+        if max(scheduler.call_seconds, readers.busy_seconds) > _STUCK_SECONDS:
             return JSONResponse({"status": "stuck"}, 503)
         return JSONResponse({"status": "ok"})
 
@@ -95,7 +98,7 @@ class InfoHandlers:
         """POST /tokenize."""
 
         async def work(body: bytes, reply: Reply) -> None:
-            await reply.json(await self._service.run_in_reader(self._tokens, body))
+            await reply.json(await self._service.readers.run(Lane.of(body), self._tokens, body))
 
         return Endpoint(self._service, work)
 
@@ -103,7 +106,7 @@ class InfoHandlers:
         """POST /detokenize."""
 
         async def work(body: bytes, reply: Reply) -> None:
-            text = await self._service.run_in_reader(self._text, body)
+            text = await self._service.readers.run(Lane.of(body), self._text, body)
             await reply.json({"prompt": text, "content": text})
 
         return Endpoint(self._service, work)

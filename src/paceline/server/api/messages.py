@@ -12,6 +12,7 @@ from paceline.server.api.http import Reply, event
 from paceline.server.api.messages_body import MessagesBody
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream
 from paceline.server.api.schema import parse
+from paceline.server.readers import Lane
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta
 
@@ -34,10 +35,10 @@ class Messages(ApiRequest[MessagesBody]):
     id_prefix = "msg_"
     keepalive = event({"type": "ping"}, "ping")
 
-    def __init__(self, service: Service, given: bytes | MessagesBody) -> None:
-        """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
-        super().__init__(service, given)
-        chat = Chat(service, self._body.chat(service.files.thinking()))
+    def __init__(self, service: Service, body: MessagesBody) -> None:
+        """Prepare. Raises ApiError or PacelineError if it cannot be served."""
+        super().__init__(service, body)
+        chat = Chat(service, body.chat(service.files.thinking()))
         self.requests, self.prompts = chat.requests, chat.prompts
         self._parts = PartStream(chat, reasoning=self._body.returns_thoughts)
 
@@ -122,7 +123,7 @@ def count_tokens(service: Service) -> Endpoint:
         return len(service.files.control_text().encode(text))
 
     async def work(body: bytes, reply: Reply) -> None:
-        await reply.json({"input_tokens": await service.run_in_reader(count, body)})
+        await reply.json({"input_tokens": await service.readers.run(Lane.of(body), count, body)})
 
     return Endpoint(service, work)
 

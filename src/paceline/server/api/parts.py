@@ -78,7 +78,9 @@ class PartStream:
         self.parts: list[Part] = []
         self._calls = None
         if self._form is not None:
-            self._calls = CallStream(self._form, chat.functions, whole=not chat.streamed)
+            self._calls = CallStream(
+                self._form, chat.functions, whole=not chat.streamed, forced=chat.forced
+            )
         self._open = False
         self._pieces: list[Piece] = []
 

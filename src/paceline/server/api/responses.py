@@ -49,10 +49,10 @@ class Responses(ApiRequest[ResponsesBody]):
     kind = chunk_kind = "response"
     id_prefix = "resp_"
 
-    def __init__(self, service: Service, given: bytes | ResponsesBody) -> None:
-        """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
-        super().__init__(service, given)
-        body, earlier = self._body, tuple[Message, ...]()
+    def __init__(self, service: Service, body: ResponsesBody) -> None:
+        """Prepare. Raises ApiError or PacelineError if it cannot be served."""
+        super().__init__(service, body)
+        earlier = tuple[Message, ...]()
         if body.previous_response_id is not None:
             earlier = service.responses.messages(body.previous_response_id)
         self._messages = conversation(earlier, body.input, service.responses)

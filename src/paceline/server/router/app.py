@@ -22,12 +22,13 @@ from paceline.errors import ModelError
 from paceline.models import Listed
 from paceline.models.fit import memory_needed
 from paceline.runtime.pooled import Embedding
-from paceline.server.api.endpoint import LONG, Endpoint
+from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.errors import ApiError, unknown_model
 from paceline.server.api.http import Reply
 from paceline.server.api.models import model_entry, model_list
 from paceline.server.api.openapi import openapi_route
 from paceline.server.api.schema import Body, parse
+from paceline.server.readers import Lane
 from paceline.server.request import ServerRequest, TimedOut
 from paceline.server.router.child import Child
 from paceline.server.router.metrics import CONTENT_TYPE, labelled
@@ -116,7 +117,7 @@ class Router:
     async def _forward(self, body: bytes, reply: Reply) -> None:
         """Forward a body, and the reply of the model's server as it comes."""
         self._loop = asyncio.get_running_loop()
-        is_long = len(body) > LONG
+        is_long = Lane.of(body) is Lane.LONG
         read = await asyncio.to_thread(parse, _Named, body) if is_long else parse(_Named, body)
         model = await self._model(read.model)
         given = Headers(scope=reply.scope)

@@ -1,9 +1,9 @@
-"""The process that renders chat templates, started once; it runs `template_worker.py`.
+"""A process for what is not trusted with ours: it runs a script that answers requests.
 
-Invariant: a request gets its own answer. After an interruption the process is replaced.
+The script limits its own time and memory, as `template_worker.py` does. Invariant: a request gets
+its own answer. After an interruption the process is replaced.
 """
 
-import atexit
 import json
 import os
 import subprocess
@@ -15,23 +15,30 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.storage.system import ALARM_EXIT, HAS_ALARM
-
-_SCRIPT = Path(__file__).with_name("template_worker.py")
+from paceline.storage.system import ALARM_EXITS, HAS_ALARM
 
 
 class TimeLimit(Exception):
     """The process was ended at its deadline."""
 
 
-class TemplateProcess:
-    """A process that renders templates. Thread-safe."""
+class WorkerCrash(ModelError):
+    """The process has ended by itself: its memory is limited."""
 
-    def __init__(self) -> None:
-        """Does not start the process."""
+
+class WorkerProcess:
+    """A process that runs a script. Thread-safe."""
+
+    def __init__(self, script: Path, task: str, *arguments: str) -> None:
+        """Does not start the process. `task` says for errors what it does."""
+        self._command = [sys.executable, "-P", str(script), *arguments]
+        self._task = task
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._owner = 0
+
+    def __del__(self) -> None:
+        self._end()
 
     def start(self) -> None:
         """Start the process if necessary, without waiting 0.1 s until it is ready.
@@ -41,12 +48,13 @@ class TemplateProcess:
         with self._lock:
             self._running()
 
-    def render(self, request: bytes, seconds: float) -> dict[str, Any]:
+    def ask(self, request: bytes, seconds: float) -> dict[str, Any]:
         """Send a request, one line of JSON that has its time limit too; returns the answer.
 
         Raises:
             TimeLimit: it took too long.
-            ModelError: the process cannot be started, or has crashed.
+            WorkerCrash: the process has ended.
+            ModelError: it cannot be started.
         """
         with self._lock:
             child = self._running()
@@ -61,10 +69,10 @@ class TemplateProcess:
                 raise
             code = child.wait()
             self._end()
-        if code == ALARM_EXIT or late.is_set():
+        if code in ALARM_EXITS or late.is_set():
             raise TimeLimit
         how = f"signal {-code}" if code < 0 else f"status {code}"
-        raise ModelError(f"the process that renders chat templates ended with {how}")
+        raise WorkerCrash(f"the process that {self._task} ended with {how}")
 
     def close(self) -> None:
         """End the process; the next request starts another."""
@@ -79,7 +87,7 @@ class TemplateProcess:
         self._end()
         try:
             self._child = subprocess.Popen(
-                [sys.executable, "-P", str(_SCRIPT)],
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -87,7 +95,7 @@ class TemplateProcess:
             )
         except OSError as error:
             raise ModelError(
-                f"the process that renders chat templates cannot be started: {error.strerror}"
+                f"the process that {self._task} cannot be started: {error.strerror}"
             ) from error
         return self._child
 
@@ -131,9 +139,3 @@ def _exchange(child: "subprocess.Popen[bytes]", request: bytes) -> bytes:
     except BrokenPipeError:
         return b""
     return child.stdout.readline()
-
-
-PROCESS = TemplateProcess()
-"""Shared by all templates."""
-
-atexit.register(PROCESS.close)

@@ -1,0 +1,160 @@
+"""The processes in which grammars are compiled and answers are matched against them.
+
+They run `matcher_worker.py`, which has limits of time and memory. A grammar is first compiled in a
+process for that alone, so that one which exceeds a limit there delays no answer of others.
+Invariant: a process that ends takes no answer along: its matchers are opened again, with the tokens
+so far, except the one that ended it. A grammar that exceeded a limit is not tried again.
+"""
+
+import itertools
+import json
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import Busy, ModelError
+from paceline.models.worker_process import TimeLimit, WorkerCrash, WorkerProcess
+
+COMPILE_SECONDS = 1.0
+"""CPU seconds of compiling. Schemas with 2,000 properties and 128 functions with 20 took 0.3 s
+(2026-11-25, EPYC)."""
+
+STEP_SECONDS = 0.5
+"""CPU seconds of a step: taking a token, and computing those that may follow."""
+
+WAIT_SECONDS = 5.0
+"""How long a grammar waits for others to be compiled, of which harmful ones take a second each."""
+
+_VERDICTS = 1024
+"""Grammars of which is kept whether they can be compiled."""
+
+_SCRIPT = Path(__file__).with_name("matcher_worker.py")
+
+_ids = itertools.count()
+
+
+class GrammarError(Exception):
+    """llguidance's reason why a grammar or a token is rejected, or the limit that it exceeded."""
+
+
+class MatcherProcesses:
+    """The processes for one model's tokenizer, which start at the first grammar. Thread-safe."""
+
+    def __init__(self, tokenizer: Path, *, vocab_size: int, stops: Sequence[int]) -> None:
+        """Prepare; see `Grammars`."""
+        model = {"tokenizer": str(tokenizer), "vocab_size": vocab_size, "stops": list(stops)}
+        argument = json.dumps(model)
+        self._tokenizer = tokenizer
+        self._compiling = WorkerProcess(_SCRIPT, "compiles grammars", argument)
+        self._matching = WorkerProcess(_SCRIPT, "matches grammars", argument)
+        self._verdicts = OrderedDict[bytes, str]()  # of a grammar's digest; "": it can be compiled
+        self._lock = threading.Lock()
+        self._place = threading.Lock()
+        self._closed = deque[int]()
+
+    def special_tokens(self) -> list[int]:
+        """Tokens that are no text. Raises ModelError for a tokenizer that is not supported."""
+        return list(self._ask(self._matching, {"do": "special"}, COMPILE_SECONDS)["special"])
+
+    def compile(self, grammar: str) -> None:
+        """Compile a grammar, to be opened.
+
+        Raises GrammarError if it cannot be, and Busy if others take too long.
+        """
+        request = {"do": "compile", "grammar": grammar}
+        verdict = self._verdict(grammar)
+        if verdict is None:
+            is_first = not self._verdicts  # for which the process reads the vocabulary
+            if not self._place.acquire(timeout=-1 if is_first else WAIT_SECONDS):
+                raise Busy("other grammars are being compiled; try again later")
+            try:
+                verdict = self._verdict(grammar)  # perhaps another request had it
+                if verdict is None:
+                    verdict = self._compiled(request)
+                    self._keep_verdict(grammar, verdict)
+            finally:
+                self._place.release()
+        if verdict:
+            raise GrammarError(verdict)
+        self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)
+
+    def _compiled(self, request: Mapping[str, Any]) -> str:
+        """Why a grammar cannot be compiled; empty if it can."""
+        self._matching.start()  # ready when the grammar is compiled
+        try:
+            self._ask(self._compiling, request, COMPILE_SECONDS)
+        except TimeLimit:
+            self._compiling.start()  # ready for the next one
+            return f"it takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
+        except WorkerCrash:
+            return "it takes too much memory to compile; simplify it"
+        except GrammarError as error:
+            return str(error)
+        return ""
+
+    def open(self, grammar: str, tokens: Sequence[int] = ()) -> tuple[int, dict[str, Any]]:
+        """Open a matcher of a compiled grammar: its id, and its state after tokens.
+
+        Raises GrammarError if a token is not allowed, or a limit is exceeded.
+        """
+        number = next(_ids)
+        request = {"do": "open", "id": number, "grammar": grammar, "tokens": list(tokens)}
+        return number, self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)
+
+    def ask(self, grammar: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer of an open matcher; None: it has to be opened again.
+
+        Raises GrammarError if a token is not allowed, or a limit is exceeded.
+        """
+        answer = self._match(grammar, request, STEP_SECONDS)
+        return None if "unknown" in answer else answer
+
+    def close(self, number: int) -> None:
+        """Close a matcher, at the next request."""
+        self._closed.append(number)
+
+    def _match(self, grammar: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        if verdict := self._verdict(grammar):  # another answer met the limit
+            raise GrammarError(verdict)
+        try:
+            try:
+                return self._ask(self._matching, request, seconds)
+            except WorkerCrash:  # perhaps the memory of all matchers together was too much
+                if "grammar" not in request:
+                    return {"unknown": True}
+                return self._ask(self._matching, request, seconds)
+        except (TimeLimit, WorkerCrash) as error:
+            limit = f"{seconds:g} s" if isinstance(error, TimeLimit) else "the memory allowed"
+            verdict = f"a token takes more than {limit}; simplify it"
+            self._keep_verdict(grammar, verdict)
+            raise GrammarError(verdict) from None
+
+    def _ask(
+        self, process: WorkerProcess, request: Mapping[str, Any], seconds: float
+    ) -> dict[str, Any]:
+        closed = []
+        while process is self._matching and self._closed:
+            closed.append(self._closed.popleft())
+        line = json.dumps({**request, "seconds": seconds, "closed": closed})
+        answer = process.ask(line.encode(), seconds)
+        if "unsupported" in answer:
+            raise ModelError(f"{self._tokenizer} is not supported by llguidance: {answer['error']}")
+        if "error" in answer:
+            raise GrammarError(answer["error"])
+        return answer
+
+    def _verdict(self, grammar: str) -> str | None:
+        digest = sha256(grammar.encode()).digest()
+        with self._lock:
+            if digest in self._verdicts:
+                self._verdicts.move_to_end(digest)
+            return self._verdicts.get(digest)
+
+    def _keep_verdict(self, grammar: str, verdict: str) -> None:
+        with self._lock:
+            self._verdicts[sha256(grammar.encode()).digest()] = verdict
+            while len(self._verdicts) > _VERDICTS:
+                self._verdicts.popitem(last=False)

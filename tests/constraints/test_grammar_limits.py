@@ -1,0 +1,190 @@
+"""Grammars that were made to do harm: limits of time and memory, for them alone."""
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.constraints import matcher, matcher_process
+from paceline.constraints.grammar import Grammars
+from paceline.constraints.limits import MAX_INTERSECTIONS
+from paceline.errors import Busy, InvalidRequest
+from paceline.models import ModelFiles
+from support.grammars import COLUMNS, PERSON, STOPS, allowed
+from support.waiting import PATIENCE
+
+pytest.importorskip("llguidance")
+
+# An intersection of four, of which one derivative is larger than any memory.
+MULTIPLES = {"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949, 9941)]}
+SPLIT = r"((.|\n){0,99}e){99}/ & /((.|\n){0,99}t){99}(.|\n)*/ & /((.|\n){0,99}a){99}(.|\n)*"
+MEETING = f"start: T\nT: /{SPLIT}/"
+AMBIGUOUS = "start: s\ns: s s | s s s | /./ | /../ | /.../"
+"""Each of its masks takes longer than the one before, up to llguidance's limit."""
+
+
+@pytest.fixture
+def fresh(tiny_files: ModelFiles) -> Iterator[Grammars]:
+    """With processes of its own, and no verdicts."""
+    path = tiny_files.folder / "tokenizer.json"
+    grammars = Grammars(path, vocab_size=COLUMNS, stop_token_ids=STOPS)
+    grammars.json_object()
+    yield grammars
+    grammars._processes._compiling.close()
+    grammars._processes._matching.close()
+
+
+def text_of(grammars: Grammars, count: int, constraint: Any) -> list[int]:
+    """The first tokens of an answer: of those that are allowed, the pseudo-random best."""
+    tokens = []
+    for row in np.random.default_rng(7).normal(size=(count, COLUMNS)).astype(np.float32):
+        tokens.append(int(constraint.masked(row).argmax()))
+        constraint.push(tokens[-1])
+    return tokens
+
+
+@pytest.mark.parametrize("grammar", [MULTIPLES, MEETING], ids=["multiples", "intersection"])
+def test_a_grammar_that_cannot_be_compiled_in_time_is_rejected_and_not_tried_again(
+    grammar: Any, fresh: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    make = fresh.lark if isinstance(grammar, str) else fresh.json_schema
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidRequest, match=r"too much memory|more than 1 s to compile"):
+        make(grammar)
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert most < 1.75 * 2**20, "kilobytes of a process that has the limit"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 2**10
+    monkeypatch.setattr(matcher_process.MatcherProcesses, "_ask", None)
+    with pytest.raises(InvalidRequest, match="compile"):
+        make(grammar)
+
+
+@pytest.mark.slow
+def test_a_grammar_that_exceeds_the_memory_of_its_process_is_rejected(
+    fresh: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(matcher_process, "COMPILE_SECONDS", 99.0)
+    with pytest.raises(InvalidRequest, match="too much memory"):
+        fresh.json_schema(MULTIPLES)
+    assert allowed(fresh.json_schema(PERSON))
+
+
+def test_while_a_grammar_is_compiled_others_are_matched(fresh: Grammars):
+    constraint = fresh.json_schema(PERSON)
+    compiling = fresh._processes._compiling._child
+    assert compiling is not None
+    constraint.masked(np.zeros(COLUMNS, np.float32))
+    os.kill(compiling.pid, signal.SIGSTOP)  # as if it compiled for hours
+    try:
+        assert text_of(fresh, 30, constraint)
+    finally:
+        os.kill(compiling.pid, signal.SIGCONT)
+
+
+def test_a_new_grammar_waits_for_others_for_a_limited_time_and_a_known_one_does_not(
+    fresh: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    assert allowed(fresh.json_schema(PERSON))
+    with fresh._processes._place:
+        monkeypatch.setattr(matcher_process, "WAIT_SECONDS", 0.05)
+        with pytest.raises(Busy, match="try again later"):
+            fresh.regex("[ab]")
+        assert allowed(fresh.json_schema(PERSON))
+    assert allowed(fresh.regex("[ab]"))
+
+
+def test_requests_with_the_same_new_grammar_compile_it_once(
+    fresh: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    compiled = list[Any]()
+    compile_one = matcher_process.MatcherProcesses._compiled
+
+    def counted(processes: Any, request: Any) -> str:
+        compiled.append(request)
+        return compile_one(processes, request)
+
+    monkeypatch.setattr(matcher_process.MatcherProcesses, "_compiled", counted)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda _: allowed(fresh.regex("[cd]+")), range(8)))
+    assert len(compiled) == 1
+
+
+def test_a_step_that_takes_too_long_ends_its_own_answer_alone(
+    fresh: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    expected = text_of(fresh, 40, fresh.json_schema(PERSON))
+    other, harmful = fresh.json_schema(PERSON), fresh.lark(AMBIGUOUS)
+    assert allowed(other)
+    assert allowed(harmful)
+    monkeypatch.setattr(matcher_process, "STEP_SECONDS", 0.001)
+    with pytest.raises(InvalidRequest, match=r"any further: a token takes more than 0\.001 s"):
+        text_of(fresh, 500, harmful)
+    monkeypatch.setattr(matcher_process, "STEP_SECONDS", 5.0)
+    assert text_of(fresh, 40, other) == expected
+    with pytest.raises(InvalidRequest, match="more than"):
+        allowed(fresh.lark(AMBIGUOUS))
+
+
+@pytest.mark.parametrize("place", [0, 1, 17])
+def test_an_answer_continues_when_the_process_that_matches_it_is_lost(fresh: Grammars, place: int):
+    expected = text_of(fresh, 40, fresh.json_schema(PERSON))
+    constraint = fresh.json_schema(PERSON)
+    tokens = []
+    for at, row in enumerate(np.random.default_rng(7).normal(size=(40, COLUMNS))):
+        tokens.append(int(constraint.masked(row.astype(np.float32)).argmax()))
+        if at == place:
+            fresh._processes._matching.close()
+        constraint.push(tokens[-1])
+    assert tokens == expected
+
+
+def test_an_answer_whose_masks_take_long_together_ends(
+    fresh: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(matcher, "_SECONDS", 0.05)
+    monkeypatch.setattr(matcher, "_TOKEN_SECONDS", 0.0)
+    started = time.monotonic()
+    with pytest.raises(InvalidRequest, match=r"tokens took 0\.\d s; simplify it"):
+        text_of(fresh, 500, fresh.lark(AMBIGUOUS))
+    assert time.monotonic() - started < PATIENCE
+
+
+def test_matchers_are_closed_with_their_answers(fresh: Grammars):
+    for _ in range(3):
+        assert allowed(fresh.json_schema(PERSON))
+    last = fresh.json_schema(PERSON)
+    assert allowed(last)
+    assert len(fresh._processes._closed) <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("start: T\nT: " + " & ".join(["/a*/"] * (MAX_INTERSECTIONS + 2)), "33 intersections"),
+        (r"start: T\nT: /((.|\n){0,500}e){500}/ & /a/".replace(r"\n", "\n", 1), "250000 times"),
+        ("start: T\nT: ~/((a{3}){50}b[)(]{9}){100}/", "15000 times"),
+        ("start: T\nT: /(a{999999999}){99}/ & /a/", "98999999901 times"),
+    ],
+)
+def test_intersections_and_repeats_are_limited(text: str, message: str, grammars: Grammars):
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        grammars.lark(text)
+    assert "expected at most" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: T\nT: /[a-z&~]{1,200}/ & ~/(the|and){2}/ // & & &\nU: "&~"',
+        r"start: /((a{0,100}b){0,100}c){0,100}/",
+        "start: " + " ".join(['"&"'] * 99),
+    ],
+)
+def test_common_intersections_and_repeats_are_allowed(text: str, grammars: Grammars):
+    assert allowed(grammars.lark(text))

@@ -1,0 +1,319 @@
+"""Grammars, schemas and lists that are meant to do harm, sent to a running `paceline serve`: each
+gets one clear error or an answer, and meanwhile others are served.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.command import Command, served
+from support.waiting import PATIENCE, until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+TURN = {"role": "user", "content": "this is the one"}
+SPLIT = r"((.|\n){0,99}e){99}/ & /((.|\n){0,99}t){99}(.|\n)*/ & /((.|\n){0,99}a){99}(.|\n)*"
+MEETING = f"start: T\nT: /{SPLIT}/"
+"""One derivative of it is larger than any memory."""
+MANY = "start: T\nT: " + " & ".join(rf"/(.|\n)*[a-z]{{{n}}}(.|\n)*/" for n in range(300))
+MULTIPLES = {"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949, 9941)]}
+CALLS = {"type": "object", "properties": {"n": MULTIPLES}, "required": ["n"]}
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(150):
+    DEEP = {"type": "array", "items": DEEP}
+CHAIN = "".join(f"a{n}: (a{n + 1} a{n + 1})?\n" for n in range(60))
+
+
+def schema(value: Any) -> dict[str, Any]:
+    wrapped = {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}
+    return {"response_format": wrapped}
+
+
+def outputs(**values: Any) -> dict[str, Any]:
+    return {"structured_outputs": values}
+
+
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}
+
+
+REJECTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "intersection": (CHAT, outputs(grammar=MEETING)),
+    "300 intersections": (CHAT, outputs(grammar=MANY)),
+    "multiples": (CHAT, schema(MULTIPLES)),
+    "multiples of a tool": (CHAT, tool(CALLS)),
+    "multiples of a completion": (TEXT, schema(MULTIPLES)),
+    "multiples of a response": (
+        "/v1/responses",
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": MULTIPLES}}},
+    ),
+    "multiples of a message's tool": (
+        "/v1/messages",
+        {"tools": [{"name": "f", "input_schema": CALLS}], "tool_choice": {"type": "any"}},
+    ),
+    "alternatives multiplied": (
+        CHAT,
+        schema(
+            {
+                "allOf": [
+                    {"anyOf": [{"properties": {f"p{i}_{j}": {"const": j}}} for j in range(8)]}
+                    for i in range(30)
+                ]
+            }
+        ),
+    ),
+    "patterns of names": (
+        CHAT,
+        schema({"type": "object", "patternProperties": {f"^.*a.{{{n}}}": {} for n in range(40)}}),
+    ),
+    "patterns": (
+        CHAT,
+        schema({"type": "string", "pattern": "((.|\n){0,500}e){500}", "minLength": 10**6}),
+    ),
+    "endless reference": (CHAT, schema({"$ref": "#"})),
+    "a hundred thousand values": (CHAT, schema({"enum": [*range(10**5)]})),
+    "guided_regex": (CHAT, {"guided_regex": "(a{1000}){1000}"}),
+    "stop strings": (CHAT, {"stop": [f"{n}" for n in range(5000)]}),
+    "logit_bias": (CHAT, {"logit_bias": {f"{n}": 1 for n in range(50_000)}}),
+}
+BOUNDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "unicode classes": (CHAT, outputs(regex=r"((\p{L}|\w){0,1000}\p{N}){1000}" * 200)),
+    "nested repeats": (CHAT, outputs(regex="((((a{0,30}b?){0,30}c?){0,30}d?){0,30}e?){0,30}")),
+    "a long text": (CHAT, schema({"type": "string", "minLength": 10**9})),
+    "a long array": (CHAT, schema({"type": "array", "minItems": 10**9})),
+    "deep arrays": (CHAT, schema(DEEP)),
+    "references": (
+        CHAT,
+        schema(
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {"a": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/a"}}]}},
+            }
+        ),
+    ),
+    "ambiguous rules": (CHAT, outputs(grammar="start: s\ns: s s | s s s | /./ | /../ | /.../")),
+    "rules in a chain": (
+        CHAT,
+        outputs(
+            grammar="start: a0\n"
+            + "".join(f"a{n}: (a{n + 1} a{n + 1})?\n" for n in range(60))
+            + 'a60: "x"'
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def command(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    cache = tmp_path_factory.mktemp("cache")
+    with served(tiny_gguf, cache, "--port", "0", "--grace", "1") as command:
+        # What every process needs at first.
+        good(command, {**schema({"const": 1}), "max_tokens": 4})
+        good(command, {**tool({"type": "object"}), "max_tokens": 4})
+        yield command
+
+
+def sent(command: Command, path: str, more: dict[str, Any], *, raw: bool = False) -> httpx.Response:
+    body = {"messages": [TURN], "prompt": "a", "input": "a", "max_tokens": 30, **more}
+    if path == "/v1/responses":
+        del body["max_tokens"]
+        body["max_output_tokens"] = 30
+    text = json.dumps(body)
+    if raw:
+        text = text.replace('"structured_outputs"', r'"structured\u005foutputs"')
+    headers = {"content-type": "application/json"}
+    return httpx.post(command.url + path, content=text, headers=headers, timeout=PATIENCE)
+
+
+def good(command: Command, more: dict[str, Any]) -> dict[str, Any]:
+    response = sent(command, CHAT, more)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def memory(command: Command) -> int:
+    """Resident bytes of the server, and of the largest of its processes."""
+    own = command.process.pid
+    children = Path(f"/proc/{own}/task/{own}/children").read_text(encoding="ascii").split()
+    return resident(own) + max(map(resident, map(int, children)), default=0)
+
+
+def resident(process: int) -> int:
+    try:
+        pages = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Others:
+    """Others who use a server: their requests succeed, and its health is known at once."""
+
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self._over = threading.Event()
+        self.slowest = self.most = 0.0
+        self.answers: set[str] = set()
+        self.failed: list[str] = []
+        self._threads = [threading.Thread(target=work) for work in (self._check, self._ask)]
+
+    def __enter__(self) -> "Others":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        assert not self.failed
+
+    def _check(self) -> None:
+        with httpx.Client() as client:
+            while not self._over.is_set():
+                started = time.monotonic()
+                response = client.get(self._command.url + "/health", timeout=PATIENCE)
+                self.slowest = max(self.slowest, time.monotonic() - started)
+                self.failed += [response.text] if response.status_code != 200 else []
+                self.most = max(self.most, memory(self._command))
+                time.sleep(0.02)
+
+    def _ask(self) -> None:
+        forced = {**tool({"type": "object", "properties": {}, "additionalProperties": False})}
+        bodies = [{}, schema({"const": "the one"}), {**forced, "tool_choice": "required"}]
+        while not (self._over.is_set() and self.answers):
+            for body in bodies:
+                response = sent(self._command, CHAT, {**body, "temperature": 0})
+                if response.status_code != 200:
+                    self.failed.append(response.text)
+                    return
+                message = response.json()["choices"][0]["message"]
+                calls = [call["function"] for call in message.get("tool_calls", ())]
+                self.answers.add(json.dumps([message["content"], calls]))
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"), [*((name, False) for name in REJECTED), ("escaped field", True)]
+)
+def test_a_harmful_grammar_gets_an_error_while_others_are_served(
+    command: Command, name: str, raw: bool
+):
+    path, more = REJECTED.get(name, (TEXT, outputs(grammar=MEETING.replace("99", "98"))))
+    before = memory(command)
+    with Others(command) as others:
+        started = time.monotonic()
+        response = sent(command, path, more, raw=raw)
+        seconds = time.monotonic() - started
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert len(error["message"]) < 500
+    assert "\n" not in error["message"]
+    assert seconds < PATIENCE / 2
+    assert others.slowest < PATIENCE / 10, "the event loop was blocked"
+    assert others.most - before < 1.9e9, "a process with its limit of memory, and nothing more"
+    assert len(others.answers) <= 3, "answers changed"
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_large_grammar_is_followed_or_ends_its_own_answer(command: Command, name: str):
+    path, more = BOUNDED[name]
+    with Others(command) as others:
+        response = sent(command, path, more)
+    assert response.status_code in (200, 400), response.text
+    assert others.slowest < PATIENCE / 10
+    assert len(others.answers) <= 3
+
+
+def test_many_harmful_grammars_at_once_leave_no_memory_behind(command: Command):
+    before = memory(command)
+    with ExitStack() as stack:
+        others = stack.enter_context(Others(command))
+        found: list[int] = []
+
+        def attack(number: int) -> None:
+            grammar = MEETING.replace("e)", f"{chr(97 + number)})")
+            found.append(sent(command, CHAT, outputs(grammar=grammar)).status_code)
+
+        threads = [threading.Thread(target=attack, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert set(found) <= {400, 429}
+    assert 400 in found
+    assert others.slowest < PATIENCE / 10
+    until(lambda: memory(command) - before < 100e6)
+
+
+# -- shutdown --------------------------------------------------------------------------------------
+
+HANGS = """
+import sys, time
+from paceline.cli.app import main
+from paceline.constraints.grammar import Grammars
+from paceline.server.api.info import InfoHandlers
+
+def hang(*_):
+    print("hangs", file=sys.stderr, flush=True)
+    time.sleep(3600)
+
+async def hang_loop(*_):
+    hang()
+
+Grammars.regex = hang
+InfoHandlers.model = hang_loop
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("where", ["reader", "event loop"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_hangs_ends_after_its_grace_period(
+    where: str, number: signal.Signals, tiny_gguf: Path, cache: Path
+):
+    options = ["serve", "--model", str(tiny_gguf), "--port", "0", "--grace", "0.5"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGS, *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PACELINE_CACHE": str(cache)},
+        start_new_session=True,
+    )
+    command = Command(process)
+    try:
+        url = command.url
+
+        def ask() -> None:
+            with pytest.raises(httpx.HTTPError):
+                if where == "reader":
+                    body = {"messages": [TURN], **outputs(regex="a")}
+                    httpx.post(url + CHAT, json=body, timeout=PATIENCE).raise_for_status()
+                else:
+                    httpx.get(f"{url}/v1/models/any", timeout=PATIENCE).raise_for_status()
+
+        client = threading.Thread(target=ask)
+        client.start()
+        until(lambda: "hangs" in command.said)
+        started = time.monotonic()
+        process.send_signal(number)
+        assert command.end() == 1
+        assert time.monotonic() - started < 0.5 + 5 + PATIENCE / 10
+        assert "has not ended within its grace period" in command.said
+        client.join(PATIENCE)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
