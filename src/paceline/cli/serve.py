@@ -56,6 +56,13 @@ def serve(
     ] = None,
     queue: Annotated[int, _load(parser=numbers.COUNT, help="requests that may wait")] = 256,
     at_once: Annotated[int, _load(parser=numbers.COUNT, help="requests that run at once")] = 64,
+    connections: Annotated[
+        int | None,
+        _load(
+            parser=numbers.COUNT,
+            help="connections at a time; default: as the limit on open files allows",
+        ),
+    ] = None,
     timeout: Annotated[
         float | None,
         _load(parser=numbers.TIMEOUT, help="maximum seconds of a request, waiting included"),
@@ -132,6 +139,7 @@ def serve(
         origins=tuple(origin or ()),
         max_waiting=queue,
         max_running=at_once,
+        max_connections=connections,
         request_seconds=timeout,
         prompt_cache_bytes=None if prompt_cache is None else int(prompt_cache * 1e9),
         grace_seconds=grace,

@@ -39,6 +39,9 @@ class Settings:
     """Requests in the queue."""
     max_running: int = 64
     """Requests that run at once."""
+    max_connections: int | None = None
+    """Connections at a time; None: as many as the limit on open files allows, at most 1024 beyond
+    the requests that may run and wait."""
     prompt_cache_bytes: int | None = None
     """Limit of the KV of prompts on disk, of all models; None: none is kept there."""
     body_bytes: int = 8 * 2**20
@@ -57,9 +60,10 @@ class Settings:
     """How long running answers may continue after the server was asked to stop."""
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_running", "body_bytes", "prompt_cache_bytes"):
+        counts = ("max_waiting", "max_running", "body_bytes")
+        for name in (*counts, "max_connections", "prompt_cache_bytes"):
             value = getattr(self, name)
-            if value is None and name == "prompt_cache_bytes":
+            if value is None and name not in counts:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidRequest(f"{name} is {value!r}; expected a whole number of 1 or more")

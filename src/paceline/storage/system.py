@@ -80,6 +80,16 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (new, most))
 
 
+def free_descriptors() -> int | None:
+    """File descriptors that this process may still open; None where sockets are none."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most - sum(1 for _ in Path("/dev/fd").iterdir())
+
+
 def on_stop_signal(loop: "asyncio.AbstractEventLoop", handle: Callable[[], None]) -> None:
     """Call `handle` in a running loop at SIGTERM and SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):

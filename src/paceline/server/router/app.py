@@ -78,8 +78,12 @@ class Router:
         self._read = -_LIST_SECONDS
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        # A model's process has limits of its own; an answer may take minutes.
-        self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=10.0))
+        # A model's process has limits of its own; an answer may take minutes. A request never waits
+        # for another one's connection: those of clients are limited.
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+        )
 
     def on_answer(self, request: ServerRequest, answer: Answer) -> None:
         """Never called: answers are counted where they are made."""

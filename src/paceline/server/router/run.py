@@ -45,7 +45,9 @@ class RouterServer:
     def run(self, *, signals: bool = False) -> None:
         """Serve until `stop` is called, or with `signals` until a signal."""
         line = f"serving all models at {self.url}/v1"
-        self.http.run(self._app, self.router, lambda: self._say(line), signals=signals)
+        self.http.run(
+            self._app, self.router, lambda: self._say(line), signals=signals, descriptors=2
+        )
 
     def stop(self) -> None:
         """Shut down, from any thread; the second call skips the grace period."""
