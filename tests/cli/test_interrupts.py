@@ -176,9 +176,10 @@ def test_ctrl_c_while_packages_are_imported_is_one_line(
     ids=" ".join,
 )
 def test_an_output_that_takes_no_more_is_one_line(
-    environment: dict[str, str], tiny_gguf: Path, words: list[str]
+    environment: dict[str, str], tiny_gguf: Path, suite: Path, words: list[str]
 ):
     model = ["--model", str(tiny_gguf)] if words[0] in ("generate", "plan", "bench") else []
+    model += ["--suite", str(suite), "--max-tokens", "4"] if words[0] == "bench" else []
     with Path("/dev/full").open("w") as full:
         found = subprocess.run(
             [*COMMAND, *words, *model],
