@@ -249,7 +249,8 @@ def test_the_command_serves_what_is_here_and_its_models_end_with_it(
     folder.mkdir(parents=True)
     write_tiny(folder / "tiny.gguf")
     port = str(free_port())
-    with served(Path("owner/repo/tiny.gguf"), tmp_path, "--all", "--port", port) as command:
+    name = Path("lmstudio/owner/repo/tiny.gguf")
+    with served(name, tmp_path, "--all", "--port", port) as command:
         url = command.url
         listed = [each["id"] for each in HTTP.get(f"{url}/v1/models").json()["data"]]
         assert len(listed) == 1
@@ -311,6 +312,17 @@ def _command_lines(model: str) -> list[bytes]:
         if model.encode() in line:
             found.append(line)
     return found
+
+
+def test_a_default_model_that_is_not_here_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    for name in ("nothing", str(tmp_path / "no.gguf"), "owner/repo:Q4_K_M"):
+        assert main(["serve", "--all", "--port", "0", "--model", name]) == 2
+        said = capsys.readouterr().err
+        assert f"--model {name} is not among the models that are here" in said
+        assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", [("--weights", "int8"), ("--name", "x"), ("--revision", "a")])

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.tools.bench.peers.base import Answer, Question
-from paceline.tools.bench.serve.load import Endpoint, closed_loop, model_of
+from paceline.tools.bench.serve.load import Endpoint, closed_loop, key_for, model_of
 from paceline.tools.suite import SuitePrompt
 
 PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
@@ -69,15 +69,15 @@ class Server:
 
     def __init__(self, url: str, access: Access) -> None:
         """Request the list of models."""
-        self._key = access.key
+        self._key = key_for(url, access.key)
         self._url = url
-        self._model = access.model or model_of(url, access.key)
+        self._model = access.model or model_of(url, self._key)
         parts = urlsplit(url)
         self.name = parts.netloc.rpartition("@")[2] + parts.path
         fields: Mapping[str, Any] = {AS_SERVED: {}}
         if access.plain is not None and access.speculation is not None:
             fields = {PLAIN: _parsed(access.plain), SPECULATION: _parsed(access.speculation)}
-        elif _is_paceline(url, access.key):
+        elif _is_paceline(url, self._key):
             fields = _PACELINE
         self.modes = tuple(fields)
         self._fields = {mode: json.dumps(each) for mode, each in fields.items()}
