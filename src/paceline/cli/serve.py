@@ -60,7 +60,8 @@ def serve(
         int | None,
         _load(
             parser=numbers.COUNT,
-            help="connections at a time; default: as the limit on open files allows",
+            help="connections at a time, as far as the limit on open files allows; "
+            "default: 1024 more than may run and wait",
         ),
     ] = None,
     timeout: Annotated[
@@ -135,6 +136,7 @@ def serve(
         api_keys=api_keys(api_key or (), api_key_file, os.environ),
         hosts=None if allow_host is None else tuple(allow_host),
         anyone=anyone,
+        behind_router=until_input_ends,
         think=think,
         origins=tuple(origin or ()),
         max_waiting=queue,

@@ -49,11 +49,9 @@ of a request so far, none since the last answer, no complete body, the last answ
 
 def most_connections(settings: Settings, descriptors: int = 1) -> int:
     """Maximum of connections, each of which takes a number of descriptors."""
-    if settings.max_connections is not None:
-        return settings.max_connections
-    most = _IDLE + settings.max_waiting + settings.max_running
+    most = settings.max_connections or _IDLE + settings.max_waiting + settings.max_running
     free = free_descriptors()
-    return most if free is None else max(min(most, (free - _RESERVED) // descriptors), _LEAST)
+    return most if free is None else min(most, max((free - _RESERVED) // descriptors, _LEAST))
 
 
 class Connections:
@@ -84,9 +82,8 @@ class Connections:
                 client, _ = await loop.sock_accept(listening)
             except OSError as error:  # no descriptor or memory is free, or the client is gone
                 if not isinstance(error, ConnectionError):
-                    self._make_room()
                     self._report(f"no connection can be accepted ({error.strerror})")
-                    await asyncio.sleep(_RETRY_SECONDS)
+                    await asyncio.sleep(0 if self._make_room() else _RETRY_SECONDS)
                 continue
             if len(state.connections) >= self._most:
                 self._report(f"all {self._most} connections are open")

@@ -33,6 +33,8 @@ class Settings:
     hosts: tuple[str, ...] | None = None
     """Allowed values of the Host header, without a port; * is any. None: any, or this machine's
     own names if only this machine can reach the server."""
+    behind_router: bool = False
+    """Whether only a router has the key, and names the client of each request."""
     anyone: bool = False
     """Whether other machines may reach a server without keys."""
     origins: tuple[str, ...] = ()
@@ -48,8 +50,8 @@ class Settings:
     max_running: int = 64
     """Requests that run at once."""
     max_connections: int | None = None
-    """Connections at a time; None: as many as the limit on open files allows, at most 1024 beyond
-    the requests that may run and wait."""
+    """Connections at a time, as far as the limit on open files allows; None: 1024 beyond the
+    requests that may run and wait."""
     prompt_cache_bytes: int | None = None
     """Limit of the KV of prompts on disk, of all models; None: none is kept there."""
     body_bytes: int = 8 * 2**20

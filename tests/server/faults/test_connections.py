@@ -1,15 +1,19 @@
 """Connections that take descriptors and do nothing: a server keeps answering others."""
 
+import errno
 import json
 import resource
+import signal
 import socket
 import threading
 import time
+from asyncio.selector_events import BaseSelectorEventLoop
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +135,39 @@ def test_a_flood_of_connections_leaves_room_for_others(tiny_gguf: Path, cache: P
         stays_well(command, 0.5)
     assert opened > 1000
     assert command.said.count("connections are open") == 1, command.said
+
+
+def test_sigterm_ends_a_server_with_idle_connections_in_its_grace_period(
+    tiny_gguf: Path, cache: Path
+):
+    arguments = ("--port", "0", "--grace", "1")
+    with served(tiny_gguf, cache, *arguments, open_files=64) as command:
+        body = completion("1.1")[:-5]
+        with idle_connections(command.url, 100), idle_connections(command.url, 10, body):
+            start = time.monotonic()
+            command.process.send_signal(signal.SIGTERM)
+            assert command.end() == 0
+            assert time.monotonic() - start < 8
+    assert "Traceback" not in command.said
+
+
+def test_an_accept_without_a_descriptor_is_one_line_and_a_new_attempt(
+    own_server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    original, failed = BaseSelectorEventLoop.sock_accept, []
+
+    async def accept(loop: BaseSelectorEventLoop, listening: socket.socket) -> Any:
+        if len(failed) < 5:
+            failed.append(listening)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await original(loop, listening)
+
+    monkeypatch.setattr(BaseSelectorEventLoop, "sock_accept", accept)
+    url = own_server.url
+    with idle_connections(url, 5):  # the first of them is accepted by the call before
+        assert HTTP.get(url + "/health", headers={"connection": "close"}).is_success
+    assert len(failed) == 5
+    assert caplog.text.count("Too many open files") == 1
 
 
 def test_bodies_that_never_end_make_room_for_others(tiny_gguf: Path, cache: Path):

@@ -314,6 +314,41 @@ def _command_lines(model: str) -> list[bytes]:
     return found
 
 
+def test_a_stored_response_of_several_models_is_there_for_its_key_alone(
+    tmp_path: Path, cache: Path
+):
+    path = write_tiny(tmp_path / "one.gguf")
+    listed = [Listed(str(path), True, "", None, path.stat().st_size)]
+    settings = Settings(api_keys=("other", "mine"), request_seconds=PATIENCE)
+    mine, other = ({"authorization": f"Bearer {key}"} for key in ("mine", "other"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(cache))
+        server = RouterServer(
+            str(path),
+            OPTIONS,
+            settings=settings,
+            limits=Limits(),
+            listed=lambda: listed,
+            say=lambda _: None,
+        )
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            url = f"{server.url}/v1/responses"
+            body = {"input": "a b", "max_output_tokens": 4}
+            stored = HTTP.post(url, json=body, headers=mine).json()
+            continued = {**body, "previous_response_id": stored["id"]}
+            for headers in (other, {**other, "x-paceline-client": "1"}):
+                assert HTTP.get(f"{url}/{stored['id']}", headers=headers).status_code == 404
+                assert HTTP.post(url, json=continued, headers=headers).status_code == 400
+            assert HTTP.get(f"{url}/{stored['id']}", headers=mine).json() == stored
+            assert HTTP.post(url, json=continued, headers=mine).status_code == 200
+        finally:
+            server.stop()
+            server.stop()
+            thread.join(PATIENCE)
+
+
 def test_a_default_model_that_is_not_here_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -1,14 +1,16 @@
 """/v1/responses: a conversation as items, its answer as items; responses can be continued by id."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from paceline.decoding.types import FinishReason
 from paceline.server.api.chat import Chat
-from paceline.server.api.endpoint import ApiRequest
+from paceline.server.api.endpoint import ApiRequest, Endpoint, generation
 from paceline.server.api.errors import ApiError
 from paceline.server.api.http import event
 from paceline.server.api.logprobs import chat_logprobs
@@ -22,6 +24,7 @@ from paceline.server.api.response_items import (
 )
 from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.schema import Message
+from paceline.server.middleware import client_of
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece
 
@@ -48,14 +51,17 @@ class Responses(ApiRequest[ResponsesBody]):
     body_kind = ResponsesBody
     kind = chunk_kind = "response"
     id_prefix = "resp_"
+    client: ClassVar[int] = 0
+    """Of `client_of`: it sees only the responses that are stored for it."""
 
     def __init__(self, service: Service, given: bytes | ResponsesBody) -> None:
         """Parse a body. Raises ApiError or PacelineError if it cannot be served."""
         super().__init__(service, given)
         body, earlier = self._body, tuple[Message, ...]()
         if body.previous_response_id is not None:
-            earlier = service.responses.messages(body.previous_response_id)
-        self._messages = conversation(earlier, body.input, service.responses)
+            earlier = service.responses.messages(self.client, body.previous_response_id)
+        stored_item = partial(service.responses.item, self.client)
+        self._messages = conversation(earlier, body.input, stored_item)
         try:
             chat = Chat(service, body.chat(self._messages))
         except ApiError as error:
@@ -152,7 +158,7 @@ class Responses(ApiRequest[ResponsesBody]):
         }
         if self._body.store:
             message = as_message(parts)
-            self._service.responses.add(found, [*self._messages, message])
+            self._service.responses.add(self.client, found, [*self._messages, message])
         return found
 
     def _status(self, part: Part, answer: Answer) -> str:
@@ -200,6 +206,23 @@ class Responses(ApiRequest[ResponsesBody]):
         return chat_logprobs(self._service.token_bytes, pieces)
 
 
+class ResponsesEndpoint:
+    """The endpoint. Each client has one of its own, with the responses that are stored for it."""
+
+    def __init__(self, service: Service) -> None:
+        """Answer with the model of `service`."""
+        self._service = service
+        self._endpoints: dict[int, Endpoint] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        client = client_of(scope)
+        if client not in self._endpoints:
+            kind: type[Responses] = type("Responses", (Responses,), {"client": client})
+            self._endpoints[client] = generation(self._service, kind)
+        await self._endpoints[client](scope, receive, send)
+
+
 class ResponseHandlers:
     """Handlers of stored responses."""
 
@@ -209,10 +232,12 @@ class ResponseHandlers:
 
     async def get(self, request: Request) -> Response:
         """A stored response. Raises ApiError if there is none."""
-        return JSONResponse(self._store.response(request.path_params["response_id"]))
+        return JSONResponse(
+            self._store.response(client_of(request.scope), request.path_params["response_id"])
+        )
 
     async def delete(self, request: Request) -> Response:
         """Forget a stored response. Raises ApiError if there is none."""
         name = request.path_params["response_id"]
-        self._store.delete(name)
+        self._store.delete(client_of(request.scope), name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
