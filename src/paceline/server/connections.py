@@ -96,10 +96,11 @@ class Connections:
 
     def sort(self, connection: "Connection", kind: int | None) -> None:
         """Note which kind a connection is of; None: it has a complete request, or is closed."""
-        for connections in self._without_request:
-            connections.pop(connection, None)
+        for other, connections in enumerate(self._without_request):
+            if other != kind:
+                connections.pop(connection, None)
         if kind is not None:
-            self._without_request[kind][connection] = None
+            self._without_request[kind].setdefault(connection)  # bytes of a head win it no time
 
     def _make_room(self) -> bool:
         """Close the connection that has been without a complete request longest, if any is."""

@@ -132,6 +132,7 @@ class HttpServer:
     def _config(self, app: ASGIApp) -> uvicorn.Config:
         return uvicorn.Config(
             app,
+            http="h11",
             ws="none",
             lifespan="off",
             log_config=None,

@@ -81,12 +81,14 @@ def allow_open_files() -> None:
 
 
 def free_descriptors() -> int | None:
-    """File descriptors that this process may still open; None where sockets are none."""
+    """File descriptors that this process may still open; None where nothing limits sockets."""
     if sys.platform == "win32":
         return None
     import resource
 
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most == resource.RLIM_INFINITY:
+        return None
     return most - sum(1 for _ in Path("/dev/fd").iterdir())
 
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
+from paceline.runtime.model import Model
 from paceline.server import page
 from paceline.server.settings import Settings
 from support.command import Command, served
-from support.server import HTTP, Running
+from support.server import HTTP, Running, running
 from support.tiny import SIZES, write_tiny
 from support.waiting import PATIENCE
 
@@ -168,6 +169,25 @@ def test_an_accept_without_a_descriptor_is_one_line_and_a_new_attempt(
         assert HTTP.get(url + "/health", headers={"connection": "close"}).is_success
     assert len(failed) == 5
     assert caplog.text.count("Too many open files") == 1
+
+
+def test_the_connection_that_was_first_without_a_request_makes_room(model: Model):
+    with running(model, Settings(max_connections=3)) as server:
+        address = ("127.0.0.1", server.server.port)
+        with ExitStack() as stack:
+            clients = []
+            for number in range(4):
+                client = stack.enter_context(socket.create_connection(address, PATIENCE))
+                clients.append(client)
+                if number == 2:
+                    clients[0].sendall(b"G")  # wins it no time
+                    time.sleep(0.1)
+            clients[0].settimeout(PATIENCE)
+            with suppress(ConnectionError):
+                assert clients[0].recv(1) == b""
+            for client in clients[1:]:
+                client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                assert client.recv(15) == b"HTTP/1.1 200 OK"
 
 
 def test_bodies_that_never_end_make_room_for_others(tiny_gguf: Path, cache: Path):
