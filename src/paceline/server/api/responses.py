@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from paceline.decoding.types import FinishReason
 from paceline.server.api.chat import Chat
-from paceline.server.api.endpoint import ApiRequest, Endpoint, generation
+from paceline.server.api.endpoint import ApiRequest, Endpoint, Work, answering
 from paceline.server.api.errors import ApiError
-from paceline.server.api.http import event
+from paceline.server.api.http import Reply, event
 from paceline.server.api.logprobs import chat_logprobs
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream, as_message
 from paceline.server.api.response_body import LOGPROBS, ResponsesBody
@@ -206,21 +205,18 @@ class Responses(ApiRequest[ResponsesBody]):
         return chat_logprobs(self._service.token_bytes, pieces)
 
 
-class ResponsesEndpoint:
-    """The endpoint. Each client has one of its own, with the responses that are stored for it."""
+def responses(service: Service) -> Endpoint:
+    """The endpoint. Each client has work of its own, with the responses that are stored for it."""
+    works: dict[int, Work] = {}
 
-    def __init__(self, service: Service) -> None:
-        """Answer with the model of `service`."""
-        self._service = service
-        self._endpoints: dict[int, Endpoint] = {}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        client = client_of(scope)
-        if client not in self._endpoints:
+    async def work(body: bytes, reply: Reply) -> None:
+        client = client_of(reply.scope)
+        if client not in works:
             kind: type[Responses] = type("Responses", (Responses,), {"client": client})
-            self._endpoints[client] = generation(self._service, kind)
-        await self._endpoints[client](scope, receive, send)
+            works[client] = answering(service, kind)
+        await works[client](body, reply)
+
+    return Endpoint(service, work)
 
 
 class ResponseHandlers:
