@@ -6,13 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from paceline.models import DEFAULT_MODEL
 from paceline.models.cache import models_dir
-from support.process import started, stopped_line, wait_for
+from support.process import COMMAND, started, stopped_line, wait_for
 from support.waiting import PATIENCE
 
 
@@ -132,3 +133,72 @@ def test_output_into_head_works_as_people_expect(environment: dict[str, str], ti
     )
     assert found.stdout == b"["
     assert found.stderr == b""
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], ["models"], ["generate", "x"], ["plan"]], ids=" ".join
+)
+def test_ctrl_c_while_packages_are_imported_is_one_line(
+    environment: dict[str, str], tiny_gguf: Path, words: list[str]
+):
+    """At any time after our first module is read; before it, Python's own start is interrupted."""
+    model = ["--model", str(tiny_gguf)] if words[0] in ("generate", "plan") else []
+    line = [sys.executable, "-X", "importtime", "-m", "paceline", *words, *model]
+    codes = set()
+    for step in range(12):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(line, **pipes, env=environment, start_new_session=True) as child:
+            wait_for(child.stderr, b"paceline.cli.interrupt")
+            time.sleep(0.005 + step * 0.04)
+            os.killpg(child.pid, signal.SIGINT)
+            _, said = child.communicate(timeout=PATIENCE)
+        assert b"Traceback" not in said
+        assert b"Exception ignored" not in said
+        # At its very end Python no longer handles signals, and the system ends the process.
+        assert child.returncode in (0, 130, -signal.SIGINT)
+        if child.returncode == 130:
+            stopped_line(said)
+        codes.add(child.returncode)
+    assert 130 in codes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--version"], ["--help"], ["models"], ["models", "--json"]),
+        *(["generate", "x", "--max-tokens", "4"], ["generate", "x", "--max-tokens", "4", "--json"]),
+        *(
+            ["plan"],
+            ["plan", "--json"],
+            ["bench", "run", "--limit", "1", "--rounds", "1", "--json"],
+        ),
+    ],
+    ids=" ".join,
+)
+def test_an_output_that_takes_no_more_is_one_line(
+    environment: dict[str, str], tiny_gguf: Path, suite: Path, words: list[str]
+):
+    model = ["--model", str(tiny_gguf)] if words[0] in ("generate", "plan", "bench") else []
+    model += ["--suite", str(suite), "--max-tokens", "4"] if words[0] == "bench" else []
+    with Path("/dev/full").open("w") as full:
+        found = subprocess.run(
+            [*COMMAND, *words, *model],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment,
+            check=False,
+            timeout=PATIENCE,
+        )
+    said = found.stderr.decode()
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
+    assert said.splitlines()[-1] == "paceline: cannot write the output: No space left on device"
+    assert found.returncode == 2
+
+
+def test_a_command_without_an_output_works(environment: dict[str, str]):
+    line = f"{sys.executable} -m paceline models >&-"
+    found = subprocess.run(
+        ["bash", "-c", line], capture_output=True, env=environment, check=False, timeout=PATIENCE
+    )
+    assert (found.returncode, found.stderr) == (0, b"")

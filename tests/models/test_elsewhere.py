@@ -158,6 +158,7 @@ def test_a_damaged_file_of_another_program_is_refused_by_its_own_name(ollama: Pa
     pulled(ollama, "registry.ollama.ai/library/bad/1", b"not a model")
     with pytest.raises(ModelError, match="is not a GGUF file"):
         resolve("ollama/bad:1", tmp_path)
+    assert not [*(models_dir(tmp_path) / "links").iterdir()], "a link to it stays in the cache"
 
 
 def test_a_file_without_the_suffix_is_opened_through_a_link_that_has_it(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.app import main
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.runtime.model import Model
 from paceline.server.run import Server
@@ -22,6 +23,33 @@ def test_allowed_hosts_are_accepted(model: Model):
         assert server.get("/health").status_code == 403
     with running(model, Settings(hosts=("*",))) as server:
         assert server.get("/health", headers={"host": "any"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        (
+            "--origin",
+            ("x", "", "example.com", "http://", "http://a/", "http://A.example", "http://a:b"),
+        ),
+        ("--allow-host", ("", " ", "a b", "http://a", "a/b", "a:8000", "[::1]", "a..b", "é")),
+    ],
+)
+def test_an_origin_and_a_host_that_no_client_can_send_are_refused(
+    option: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+):
+    for value in values:
+        assert main(["serve", option, value, "--model", "nothing"]) == 2
+        said = capsys.readouterr().err
+        assert f"{value!r} is none: expected" in said
+        assert said.count("\n") == 1
+
+
+def test_origins_and_hosts_that_clients_send_are_taken():
+    origins = ("*", "http://a", "https://a.example:8443", "http://[::1]:3000", "tauri://localhost")
+    hosts = ("*", "a", "A.example", "under_score", "127.0.0.1", "::1", "xn--bcher-kva.example.")
+    settings = Settings(origins=origins, hosts=hosts)
+    assert (settings.origins, settings.hosts) == (origins, hosts)
 
 
 def test_a_json_content_type_may_have_a_charset(server: Running):

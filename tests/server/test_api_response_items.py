@@ -282,11 +282,11 @@ def test_the_store_is_bounded_and_forgets_the_least_recently_used(
     store = ResponseStore()
     for name in "abcdefgh":
         if name > "a":
-            store.messages("a")
+            store.messages(0, "a")
         response = {"id": name, "output": []}
-        store.add(response, [Message(role="user", content="x" * 20_000)])
-    left = [name for name in "abcdefgh" if name in store._stored]
+        store.add(0, response, [Message(role="user", content="x" * 20_000)])
+    left = [name for name in "abcdefgh" if (0, name) in store._stored]
     assert left == ["a", "f", "g", "h"]
     for name in left:
-        store.delete(name)
+        store.delete(0, name)
     assert store._size == 0

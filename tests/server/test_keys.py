@@ -11,7 +11,7 @@ from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.server.api_keys import VARIABLE, api_keys
 from paceline.server.settings import MAX_SECONDS, Settings
-from support.server import running
+from support.server import HTTP, running
 
 EMPTY = ["", " ", "\t", " \n"]
 
@@ -154,3 +154,28 @@ def test_an_invalid_grace_period_is_rejected(value: Any):
 def test_an_invalid_limit_is_rejected(name: str, value: Any):
     with pytest.raises(InvalidRequest, match=name):
         Settings(**{name: value})
+
+
+def test_a_stored_response_is_there_for_the_key_that_made_it_alone(model: Model):
+    mine, other = ({"authorization": f"Bearer {key}"} for key in ("mine", "other"))
+    path = "/v1/responses"
+    body = {"input": "this is the one", "max_output_tokens": 4}
+    with running(model, Settings(api_keys=("other", "mine"))) as server:
+        stored = server.post(path, body, headers=mine).json()
+        name, item = stored["id"], stored["output"][0]["id"]
+        more: list[dict[str, Any]] = [
+            {**body, "previous_response_id": name},
+            {**body, "input": [{"type": "item_reference", "id": item}]},
+        ]
+        spoofed = {**other, "x-paceline-client": "1"}
+        for headers in (other, spoofed):
+            assert server.get(f"{path}/{name}", headers=headers).status_code == 404
+            deleted = HTTP.delete(f"{server.url}{path}/{name}", headers=headers)
+            assert deleted.status_code == 404
+            for continued in more:
+                assert server.post(path, continued, headers=headers).status_code == 400
+        assert server.get(f"{path}/{name}", headers=mine).json() == stored
+        for continued in more:
+            assert server.post(path, continued, headers=mine).status_code == 200
+        assert HTTP.delete(f"{server.url}{path}/{name}", headers=mine).status_code == 200
+        assert server.get(f"{path}/{name}", headers=mine).status_code == 404

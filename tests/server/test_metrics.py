@@ -271,6 +271,39 @@ def test_gauges_show_the_load_and_a_client_that_disconnects_is_counted(slow_mode
         server.scheduler.close()
 
 
+@pytest.mark.parametrize("reason", ["cancelled", "timeout", "draining"])
+def test_answers_that_are_cut_are_counted_with_their_tokens(slow_model: Model, reason: str):
+    settings = Settings(max_running=1, request_seconds=0.4 if reason == "timeout" else None)
+    with running(slow_model, settings) as server:
+        load = server.scheduler.load
+        with ExitStack() as stack:
+            body = {**LONG, "stream": True}
+            asked = {"method": "POST", "url": f"{server.url}/v1/completions", "json": body}
+            response = stack.enter_context(httpx.Client()).stream(**asked)
+            lines = stack.enter_context(response).iter_lines()
+            assert next(lines)
+            waiting = threading.Thread(target=server.post, args=("/v1/completions", LONG))
+            waiting.start()
+            until(lambda: load.waiting == 1)
+            if reason == "cancelled":
+                for queued in [*server.scheduler._waiting]:
+                    queued.cancel()
+                stack.close()
+            elif reason == "draining":
+                server.scheduler.close()
+            until(lambda: load.running == load.waiting == 0)
+            if reason != "cancelled":
+                waiting.join()
+        found = values(server)
+    assert found["paceline_requests_cut_total"] == {reason: 2}
+    assert 0 < found["paceline_cut_tokens_total"][reason] < LONG["max_tokens"]
+    assert found["paceline_generation_tokens_total"] == {"": 0}
+
+
+def test_answers_that_end_are_not_cut(observed: Observed):
+    assert "paceline_requests_cut_total" not in values(observed.server)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_error_is_counted(model: Model, monkeypatch: pytest.MonkeyPatch, stream: bool):
     step, calls = model.engine.step, iter(range(1000))

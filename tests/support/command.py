@@ -48,10 +48,18 @@ class Command:
 
 
 @contextmanager
-def served(model: Path | str, cache: Path, *arguments: str) -> Iterator[Command]:
-    """`paceline serve --model MODEL ...`; a test that leaves processes behind fails."""
+def served(
+    model: Path | str, cache: Path, *arguments: str, open_files: int | None = None
+) -> Iterator[Command]:
+    """`paceline serve --model MODEL ...`; a test that leaves processes behind fails.
+
+    `open_files` is the limit of its file descriptors, as of `ulimit -n`.
+    """
+    command_line = [sys.executable, "-m", "paceline", "serve", "--model", str(model), *arguments]
+    if open_files is not None:
+        command_line = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(open_files), *command_line]
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "serve", "--model", str(model), *arguments],
+        command_line,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PACELINE_CACHE": str(cache)},

@@ -4,8 +4,8 @@ Answers go to standard output, everything else to standard error. Exit codes: 0 
 failed, 2 the user's mistake, 130 stopped with Ctrl-C.
 """
 
+import errno
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from paceline import __version__
+from paceline.cli.interrupt import EXIT, LINE, stop_by_exception
 from paceline.errors import PacelineError
 from paceline.storage.system import BROKEN_PIPE_EXIT
 
@@ -25,6 +26,9 @@ COMMANDS = (
     *("verify", "train", "plan", "forget"),
 )
 """Every command, or family of commands, is the module of the same name in this folder."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of an output that takes no more."""
 
 
 class Commands(TyperGroup):
@@ -45,17 +49,17 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> int:
         """Run a command; returns the exit code, after one line about an error."""
         try:
+            stop_by_exception()
             code: int = super().invoke(ctx)
             sys.stdout.flush()
         except PacelineError as error:
             print(f"paceline: {error}", file=sys.stderr)
             return error.exit_code
         except KeyboardInterrupt:
-            print("\npaceline: stopped", file=sys.stderr)
-            return 128 + signal.SIGINT
-        except BrokenPipeError:  # the reader of our output has closed it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return BROKEN_PIPE_EXIT
+            print(LINE, end="", file=sys.stderr)
+            return EXIT
+        except OSError as error:
+            return _output_failed(error)
         return code
 
 
@@ -80,16 +84,33 @@ def _paceline(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    if sys.stdout is None:  # closed by whoever started the command
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if isinstance(sys.stdout, TextIOWrapper):  # a terminal that lacks a letter shows another
         sys.stdout.reconfigure(errors="replace")
     command = get_command(app)
     words = sys.argv[1:] if arguments is None else [*arguments]
     try:
         code: int = command.main(words, prog_name="paceline", standalone_mode=False)
+        sys.stdout.flush()  # of --help and --version
+    except OSError as error:
+        return _output_failed(error)
     except typer.TyperException as error:
         print(_usage_error(error), file=sys.stderr)
         return 2
     return code
+
+
+def _output_failed(error: OSError) -> int:
+    """The exit code, after one line about an output that cannot be written; raises other errors."""
+    closed = isinstance(error, BrokenPipeError)  # by its reader, who has seen enough
+    if not closed and (error.filename is not None or error.errno not in _FULL):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is in the buffer
+    if closed:
+        return BROKEN_PIPE_EXIT
+    print(f"paceline: cannot write the output: {error.strerror}", file=sys.stderr)
+    return PacelineError.exit_code
 
 
 def _usage_error(error: typer.TyperException) -> str:

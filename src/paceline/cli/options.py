@@ -199,7 +199,8 @@ GenerationConfig = Annotated[
 MaxTokens = Annotated[int, declare.count(help="maximum tokens of an answer")]
 Seed = Annotated[int, Option(parser=numbers.SEED, help="the same seed gives the same tokens")]
 ApiKey = Annotated[
-    str | None, Option(envvar="PACELINE_API_KEY", help="API key of the server that is asked")
+    str | None,
+    Option(help="API key of the server that is asked; default, on this machine: $PACELINE_API_KEY"),
 ]
 Suite = Annotated[
     Path | None,

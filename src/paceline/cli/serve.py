@@ -56,6 +56,14 @@ def serve(
     ] = None,
     queue: Annotated[int, _load(parser=numbers.COUNT, help="requests that may wait")] = 256,
     at_once: Annotated[int, _load(parser=numbers.COUNT, help="requests that run at once")] = 64,
+    connections: Annotated[
+        int | None,
+        _load(
+            parser=numbers.COUNT,
+            help="connections at a time, as far as the limit on open files allows; "
+            "default: 1024 more than may run and wait",
+        ),
+    ] = None,
     timeout: Annotated[
         float | None,
         _load(parser=numbers.TIMEOUT, help="maximum seconds of a request, waiting included"),
@@ -136,11 +144,13 @@ def serve(
         api_keys=api_keys(api_key or (), api_key_file, os.environ),
         hosts=None if allow_host is None else tuple(allow_host),
         anyone=anyone,
+        behind_router=until_input_ends,
         think=think,
         parse_special=parse_special,
         origins=tuple(origin or ()),
         max_waiting=queue,
         max_running=at_once,
+        max_connections=connections,
         request_seconds=timeout,
         prompt_cache_bytes=None if prompt_cache is None else int(prompt_cache * 1e9),
         grace_seconds=grace,

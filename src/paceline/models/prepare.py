@@ -4,7 +4,8 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
@@ -41,6 +42,8 @@ GGUF_FORM = "int8"
 """The one form besides its own that the weights of a GGUF file can have."""
 _FORM = 1
 """Version of what is derived from a GGUF file."""
+_LINKS = "links"
+"""Folder of links to files whose names OpenVINO does not open."""
 _DERIVED_BYTES = 64 << 20
 _READ = (
     *("*.safetensors", "pytorch_model*.bin", "config.json", "generation_config.json"),
@@ -79,7 +82,7 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
     final = models / f"gguf-{_slug(path.stem)}-{_short_hash(f'{path} {fingerprint} {_FORM}')}"
     if not (final / MANIFEST).is_file():
         needed = _DERIVED_BYTES + sum(shard.stat().st_size for shard in shards)
-        with workspace(models, final.name, needed=needed) as work:
+        with _refusing(path, models), workspace(models, final.name, needed=needed) as work:
             made = work / "model"
             made.mkdir()
             if shards:
@@ -107,7 +110,7 @@ def _path_to_open(path: Path, models: Path) -> Path:
         path = first_shard(path)
     if path.suffix == SUFFIX:
         return path
-    link = models / "links" / f"{_slug(path.name)}-{_short_hash(str(path))}{SUFFIX}"
+    link = models / _LINKS / f"{_slug(path.name)}-{_short_hash(str(path))}{SUFFIX}"
     try:
         link.parent.mkdir(parents=True, exist_ok=True)
         if link.resolve() != path.resolve():
@@ -122,6 +125,17 @@ def _path_to_open(path: Path, models: Path) -> Path:
     return link
 
 
+@contextmanager
+def _refusing(path: Path, models: Path) -> Iterator[None]:
+    """Remove the link that `_path_to_open` made of a file, if the body refuses the file."""
+    try:
+        yield
+    except ModelError:
+        if path.parent == models / _LINKS:
+            path.unlink(missing_ok=True)
+        raise
+
+
 def gguf_as_int8(path: Path, models: Path, progress: Progress) -> ModelFiles:
     """Files of a GGUF model with 8-bit weights; converted in the folder `models` at first.
 
@@ -133,7 +147,8 @@ def gguf_as_int8(path: Path, models: Path, progress: Progress) -> ModelFiles:
     name = f"{path}@{GGUF_FORM}"
     final = models / f"int8-{_slug(path.stem)}-{_short_hash(stat_fingerprint([path]) + str(path))}"
     if not (final / MANIFEST).is_file():
-        with workspace(models, final.name, needed=peak_disk_bytes(path.stat().st_size)) as work:
+        needed = peak_disk_bytes(path.stat().st_size)
+        with _refusing(path, models), workspace(models, final.name, needed=needed) as work:
             source = {"kind": "gguf", "from": str(path), "weights": GGUF_FORM}
             _prepare_gguf(path, work, final, source, name=name, progress=progress)
     return open_folder(final, name, progress)

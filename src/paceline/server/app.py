@@ -23,7 +23,7 @@ from paceline.server.api.errors import ApiError
 from paceline.server.api.info import InfoHandlers
 from paceline.server.api.messages import Messages, count_tokens
 from paceline.server.api.openapi import openapi_route
-from paceline.server.api.responses import ResponseHandlers, Responses
+from paceline.server.api.responses import ResponseHandlers, responses
 from paceline.server.middleware import ApiKeyMiddleware, HostMiddleware
 from paceline.server.service import Service
 
@@ -43,7 +43,7 @@ def make_app(
     posts: dict[str, Any] = {
         "/chat/completions": generation(service, Chat),
         "/completions": generation(service, Completions),
-        "/responses": generation(service, Responses),
+        "/responses": responses(service),
         "/embeddings": embeddings(service),
         "/messages": generation(service, Messages),
         "/messages/count_tokens": count_tokens(service),

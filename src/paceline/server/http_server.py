@@ -18,14 +18,15 @@ from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.errors import InvalidRequest, PacelineError
+from paceline.server.connections import Connections, most_connections
 from paceline.server.settings import Settings
 from paceline.storage.system import stop_signals
 
 _BACKLOG = 1024
-"""Connections that wait to be accepted."""
+"""Connections that wait to be accepted, which take no descriptor. Beyond it the system drops a
+client's attempt, and the next one comes after a second."""
 
 _FLUSH_SECONDS = 2
 """Time for clients to read the rest after all answers have ended."""
@@ -69,18 +70,30 @@ class HttpServer:
         self._end_timers: list[threading.Timer] | None = None
 
     def run(
-        self, app: ASGIApp, served: Served, ready: Callable[[], Any], *, signals: bool = False
+        self,
+        app: ASGIApp,
+        served: Served,
+        ready: Callable[[], Any],
+        *,
+        signals: bool = False,
+        descriptors: int = 1,
     ) -> None:
         """Serve until `stop` is called, or with `signals` until a signal.
 
-        `ready` is called once the server listens. With `signals` the process ends soon after the
-        grace period, whatever hangs.
+        Args:
+            app: the application.
+            served: what it serves.
+            ready: called once the server listens.
+            signals: whether SIGTERM and SIGINT stop it; the process then ends soon after the grace
+                period, whatever hangs.
+            descriptors: file descriptors that a request takes.
         """
         self._served = served
         self._end_timers = [] if signals else None
+        connections = Connections(self.settings, most_connections(self.settings, descriptors))
         try:
             with stop_signals(self.stop) if signals else nullcontext():
-                asyncio.run(self._run(app, served, ready))
+                asyncio.run(self._run(app, served, ready, connections))
         finally:
             served.close()
             self._socket.close()
@@ -104,27 +117,32 @@ class HttpServer:
         if self._stop_requests > 1 and self._served is not None:
             threading.Thread(target=self._served.close, daemon=True).start()
 
-    async def _run(self, app: ASGIApp, served: Served, ready: Callable[[], Any]) -> None:
+    async def _run(
+        self, app: ASGIApp, served: Served, ready: Callable[[], Any], connections: Connections
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         server = _Uvicorn(self._config(app))
-        serving = asyncio.ensure_future(server.serve(sockets=[self._socket]))
+        serving = asyncio.ensure_future(server.serve(sockets=[]))
         while not (server.started or serving.done()):
             await asyncio.sleep(0.005)
+        accepting = asyncio.ensure_future(connections.accept(self._socket, server))
         ready()
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         await asyncio.to_thread(served.close, self.settings.grace_seconds)
+        accepting.cancel()
         server.should_exit = True
         await serving
 
     def _config(self, app: ASGIApp) -> uvicorn.Config:
         return uvicorn.Config(
             app,
-            http=_protocol(self.settings.header_seconds, self.settings.reading_seconds),
+            http="h11",
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # no line for each request that is not HTTP
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_FLUSH_SECONDS,
@@ -137,65 +155,6 @@ class _Uvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
-
-
-def _protocol(headers: float, reading: float) -> type[H11Protocol]:
-    """A protocol that closes connections of slow clients.
-
-    Args:
-        headers: seconds to send the headers of a request.
-        reading: seconds in which a client reads nothing of what is ready for it.
-    """
-
-    class TimedProtocol(H11Protocol):
-        _header_timer: asyncio.TimerHandle | None = None
-        _read_timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._time_headers()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._time_headers()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_header_timer()
-            self._stop_read_timer()
-            super().connection_lost(exc)
-
-        def pause_writing(self) -> None:
-            self._time_reading()
-            super().pause_writing()
-
-        def _time_reading(self, before: float = math.inf) -> None:
-            left = self.transport.get_write_buffer_size()
-            if left < before:
-                self._read_timer = self.loop.call_later(reading, self._time_reading, left)
-            else:  # the client has read nothing
-                self.transport.abort()
-
-        def resume_writing(self) -> None:
-            self._stop_read_timer()
-            super().resume_writing()
-
-        def _stop_read_timer(self) -> None:
-            if self._read_timer is not None:
-                self._read_timer.cancel()
-                self._read_timer = None
-
-        def _time_headers(self) -> None:
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._stop_header_timer()  # the headers are here
-            elif self._header_timer is None:
-                self._header_timer = self.loop.call_later(headers, self.transport.close)
-
-        def _stop_header_timer(self) -> None:
-            if self._header_timer is not None:
-                self._header_timer.cancel()
-                self._header_timer = None
-
-    return TimedProtocol
 
 
 def _is_local(host: str) -> bool:

@@ -5,7 +5,8 @@ their responses, to the token; and a value that vLLM also has is exported under 
 its tools work.
 
 Our names begin with `paceline_`: Prometheus reserves the colon in vLLM's names for recording rules.
-An answer whose client left early counts as `client_gone` alone; the engine's counters include it.
+An answer that is cut counts in `requests_cut` and `cut_tokens` alone; the engine's counters include
+it. Its request counts as failed, too: `client_gone`, `request_timeout` or `draining`.
 """
 
 from bisect import bisect_left
@@ -184,6 +185,10 @@ class Metrics(Collector):
         yield Series(
             "scheduler_faults", "", "Errors of the scheduler that belong to no request", load.faults
         )
+        text = "Requests that ended before their answer: clients gone, time limits, shutdown"
+        yield Series("requests_cut", "", text, dict(load.cut), "reason")
+        text = "Tokens of answers that were cut, in no other counter of tokens"
+        yield Series("cut_tokens", "", text, dict(load.cut_tokens), "reason")
         text = "Prompt tokens looked up in the prefix cache"
         yield Series("prompt_cache_queries", "prefix_cache_queries", text, cache.queried_tokens)
         text = "Prompt tokens found in the prefix cache"

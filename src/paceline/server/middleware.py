@@ -21,6 +21,9 @@ from paceline.server.settings import Settings
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 """Valid request ids of clients."""
 
+CLIENT_HEADER = "x-paceline-client"
+"""From a router to the server of a model: the number of the client's key."""
+
 OnError = Callable[[ApiError], None]
 """Called with the error of every rejected request."""
 
@@ -67,7 +70,7 @@ class HostMiddleware:
 
 
 class ApiKeyMiddleware:
-    """Rejects requests without a valid key, if the server has keys."""
+    """Rejects requests without a valid key, if the server has keys; `client_of` has the key."""
 
     def __init__(
         self, app: ASGIApp, settings: Settings, public: Collection[str], on_error: OnError
@@ -77,6 +80,7 @@ class ApiKeyMiddleware:
         self._on_error = on_error
         self._public = frozenset(public)
         self._keys = encode_keys(settings.api_keys)
+        self._behind_router = settings.behind_router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
@@ -84,16 +88,28 @@ class ApiKeyMiddleware:
             headers = Headers(scope=scope)
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
             given = [headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]
-            if not self._is_valid(key.strip(" \t").encode("latin-1") for key in given):
+            client = self._number(key.strip(" \t").encode("latin-1") for key in given)
+            if client is None:
                 error = _WRONG_KEY if any(given) else _NO_KEY
                 self._on_error(error)
                 await Reply(send, scope).error(error)
                 return
+            if self._behind_router:
+                client = int(headers.get(CLIENT_HEADER, "0"))
+            scope.setdefault("state", {})["client"] = client
         await self._app(scope, receive, send)
 
-    def _is_valid(self, given: Iterable[bytes]) -> bool:
+    def _number(self, given: Iterable[bytes]) -> int | None:
+        """The number of the first valid key, from 0; None if there is none."""
         # Compare with all keys, each in constant time, so that timing reveals nothing.
-        return sum(hmac.compare_digest(key, one) for one in given for key in self._keys) > 0
+        valid = [hmac.compare_digest(key, one) for one in given for key in self._keys]
+        return valid.index(True) % len(self._keys) if any(valid) else None
+
+
+def client_of(scope: Scope) -> int:
+    """The number of a request's API key: who may read what it stores. 0 without keys."""
+    client: int = scope.get("state", {}).get("client", 0)
+    return client
 
 
 def _unauthorised(message: str) -> ApiError:

@@ -5,7 +5,8 @@ before them, so prompts with the same beginning share files, and a conversation 
 new. Files are written by a thread of their own, and the least recently used are removed first.
 
 Invariants: files of another model, engine or format are never read; what is read has the checksum
-it was written with; and no fault of a file or of the disk fails a request.
+it was written with; and no fault of a file or of the disk fails a request. The first fault of the
+disk ends the keeping until the next start, with one line in the log.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -39,6 +41,12 @@ _FORM = "paceline-kv 1"
 _MOST_PENDING = 1 << 28
 """Bytes that may wait to be written: more are left for the next time."""
 
+_STALE_SECONDS = 3600.0
+"""Age of a half-written file that no server writes any more."""
+
+_CLOSE_SECONDS = 5.0
+"""How long a shutdown waits for files to be written."""
+
 _PRUNED_SHARE = 0.9
 """Share of the limit that remains after files were removed."""
 
@@ -50,7 +58,7 @@ class _Write(NamedTuple):
 
 
 class PromptStore:
-    """The files of one model in one engine. For the engine's thread alone."""
+    """The files of one model in one engine. For the engine's thread alone, but for the writer."""
 
     def __init__(self, folder: Path, engine: Engine, fingerprint: str, most_bytes: int) -> None:
         """Keep at most `most_bytes` of all models together in `folder`.
@@ -74,10 +82,10 @@ class PromptStore:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self._folder / ".writable").touch()
+            self._remove_stale()
+            self._prune()
         except OSError as error:
             self._give_up(error)
-            return
-        self._prune()
 
     def extend(self, prefix: CachedPrefix, prompt: Tokens) -> CachedPrefix:
         """Add what the files have of a prompt after the prefix that is in memory.
@@ -86,8 +94,9 @@ class PromptStore:
             prefix: an open sequence with the KV of the prompt's first tokens.
             prompt: [n] token ids.
         """
+        engine = self._engine  # the writer may give up meanwhile
         start = prefix.sequence.length
-        if self._engine is None or start % self._length:
+        if engine is None or start % self._length:
             return prefix
         for at, path in self._files(prompt):
             if at < start:
@@ -96,7 +105,7 @@ class PromptStore:
             if arrays is None:
                 break
             try:
-                self._engine.extend_kv(prefix.sequence, arrays)
+                engine.extend_kv(prefix.sequence, arrays)
             except (CacheFull, ValueError) as error:
                 log.info("prompts on disk were not used: %s", error)
                 break
@@ -105,7 +114,8 @@ class PromptStore:
 
     def save(self, sequence: KVSequence, tokens: Tokens) -> None:
         """Write the KV of a prompt, as far as there is no file of it, in the background."""
-        if self._engine is None:
+        engine = self._engine
+        if engine is None:
             return
         for at, path in self._files(tokens[: sequence.shareable_length]):
             with suppress(OSError):
@@ -114,7 +124,7 @@ class PromptStore:
             with self._lock:
                 if self._pending > _MOST_PENDING:
                     return
-            arrays = self._engine.kv_of(sequence, at, at + self._length)
+            arrays = engine.kv_of(sequence, at, at + self._length)
             size = sum(each.nbytes for each in arrays.values())
             with self._lock:
                 self._pending += size
@@ -122,10 +132,10 @@ class PromptStore:
             self._start()
 
     def close(self) -> None:
-        """Write what is pending, and end the thread."""
+        """Write what is pending, as far as there is time, and end the thread."""
         if self._writer is not None:
             self._queue.put(None)
-            self._writer.join()
+            self._writer.join(_CLOSE_SECONDS)
             self._writer = None
 
     def _files(self, tokens: Tokens) -> Iterator[tuple[int, Path]]:
@@ -145,22 +155,25 @@ class PromptStore:
 
         try:
             content = path.read_bytes()
-            os.utime(path)
         except FileNotFoundError:
             return None
         except OSError as error:
-            log.warning("cannot read %s: %s", path, error.strerror)
+            self._give_up(error)
             return None
         head, _, rest = content.partition(b"\n")
         fault: object = "it is not what was written"
         if head == _head(rest).encode():
             try:
+                with suppress(OSError):
+                    os.utime(path)  # used now
                 return load(rest)
             except (SafetensorError, ValueError, KeyError) as error:
                 fault = error
         log.warning("%s is ignored and removed: %s", path, fault)
-        with suppress(OSError):
-            path.unlink()
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._give_up(error)
         return None
 
     def _start(self) -> None:
@@ -180,7 +193,7 @@ class PromptStore:
                     self._used += item.bytes
                     if self._used > self._most:
                         self._prune()
-            except OSError as error:
+            except Exception as error:
                 self._give_up(error)
             finally:
                 with self._lock:
@@ -203,9 +216,20 @@ class PromptStore:
                 path.unlink()
                 self._used -= size
 
-    def _give_up(self, error: OSError) -> None:
-        self._engine = None
-        log.warning("prompts are not kept in %s: %s", self._folder, error.strerror)
+    def _remove_stale(self) -> None:
+        """Remove what servers that were killed left half-written."""
+        for path in self._root.glob("*/.*.kv.*"):
+            with suppress(OSError):
+                if path.stat().st_mtime < time.time() - _STALE_SECONDS:
+                    path.unlink()
+
+    def _give_up(self, error: Exception) -> None:
+        """Read and write nothing more, in any thread; the first error is logged."""
+        with self._lock:
+            gave_up, self._engine = self._engine is None, None
+        if not gave_up:
+            reason = getattr(error, "strerror", None) or error
+            log.warning("prompts are not kept in %s: %s", self._folder, reason)
 
 
 def _head(content: bytes) -> str:

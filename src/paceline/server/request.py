@@ -1,7 +1,7 @@
 """Requests to the scheduler, and the events that their listeners get."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 
@@ -123,8 +123,24 @@ class Load:
     """Preemptions; a request may be preempted several times."""
     silenced: Counter[str] = field(default_factory=Counter)
     """Drafter -> requests in which it failed or exceeded its time limit."""
+    cut: Counter[str] = field(default_factory=Counter)
+    """Reason -> requests that ended before their answer did."""
+    cut_tokens: Counter[str] = field(default_factory=Counter)
+    """Reason -> tokens of their answers: work whose end no client got."""
     faults: int = 0
     """Errors of the scheduler that belong to no request."""
     calls: int = 0
     call_seconds: float = 0.0
     rows: int = 0
+
+    def count_cut(self, queued: QueuedRequest, error: Exception | None) -> None:
+        """Count a request that ends, if it ends before its answer."""
+        reason = _CUT.get(type(error), "cancelled" if error is None else None)
+        stream = queued.stream
+        if reason is not None and (stream is None or not stream.finished):
+            self.cut[reason] += 1
+            self.cut_tokens[reason] += queued.count - len(queued.request.tokens)
+
+
+_CUT: Mapping[type, str] = {TimedOut: "timeout", Draining: "draining"}
+"""Error -> reason for which an answer is cut."""

@@ -364,6 +364,8 @@ class Scheduler:
                 self._waiting.remove(queued)
             self._update_load()
             self._unfinished -= 1
+        with suppress(Exception):  # its listener gets the event in any case
+            self.load.count_cut(queued, error)
         stream, prefix, queued.prefix = queued.stream, queued.prefix, None
         result: Result | Embedding | None = None
         tokens: Sequence[int] | None = None

@@ -1,5 +1,7 @@
 """Settings of a server: one frozen object, made where the server is started."""
 
+import ipaddress
+import re
 from dataclasses import dataclass, field, fields
 
 from paceline.errors import InvalidRequest
@@ -8,12 +10,18 @@ from paceline.server.api_keys import key_fault
 MAX_SECONDS = 365 * 24 * 3600
 """The longest duration of a setting; longer ones overflow clocks."""
 
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+"""A host name."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
+"""An origin, as browsers serialize it: RFC 6454, section 6.2."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of the HTTP server. The defaults are for one person on one machine.
 
-    Raises InvalidRequest if a number is out of range, or an API key is not valid.
+    Raises InvalidRequest if a number is out of range, or a key, host or origin is not valid.
     """
 
     name: str | None = None
@@ -25,6 +33,8 @@ class Settings:
     hosts: tuple[str, ...] | None = None
     """Allowed values of the Host header, without a port; * is any. None: any, or this machine's
     own names if only this machine can reach the server."""
+    behind_router: bool = False
+    """Whether only a router has the key, and names the client of each request."""
     anyone: bool = False
     """Whether other machines may reach a server without keys."""
     origins: tuple[str, ...] = ()
@@ -41,6 +51,9 @@ class Settings:
     """Requests in the queue."""
     max_running: int = 64
     """Requests that run at once."""
+    max_connections: int | None = None
+    """Connections at a time, as far as the limit on open files allows; None: 1024 beyond the
+    requests that may run and wait."""
     prompt_cache_bytes: int | None = None
     """Limit of the KV of prompts on disk, of all models; None: none is kept there."""
     body_bytes: int = 8 * 2**20
@@ -59,9 +72,10 @@ class Settings:
     """How long running answers may continue after the server was asked to stop."""
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting", "max_running", "body_bytes", "prompt_cache_bytes"):
+        counts = ("max_waiting", "max_running", "body_bytes")
+        for name in (*counts, "max_connections", "prompt_cache_bytes"):
             value = getattr(self, name)
-            if value is None and name == "prompt_cache_bytes":
+            if value is None and name not in counts:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidRequest(f"{name} is {value!r}; expected a whole number of 1 or more")
@@ -71,6 +85,29 @@ class Settings:
         for key in self.api_keys:
             if fault := key_fault(key):
                 raise InvalidRequest(f"an API key {fault}")
+        for host in self.hosts or ():
+            if not _is_host(host):
+                raise InvalidRequest(
+                    f"the allowed host {host!r} is none: expected a name or an address as in a "
+                    "URL, without scheme, brackets and port, or *"
+                )
+        for origin in self.origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise InvalidRequest(
+                    f"the origin {origin!r} is none: expected what a browser sends, "
+                    "scheme://host or scheme://host:port in lower case and without a path, or *"
+                )
+
+
+def _is_host(text: str) -> bool:
+    """Whether a Host header without its port can be this."""
+    if text == "*" or _NAME.fullmatch(text):
+        return True
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_seconds(name: str, value: float | None) -> None:

@@ -91,6 +91,18 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (new, most))
 
 
+def free_descriptors() -> int | None:
+    """File descriptors that this process may still open; None where nothing limits sockets."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most == resource.RLIM_INFINITY:
+        return None
+    return most - sum(1 for _ in Path("/dev/fd").iterdir())
+
+
 @contextmanager
 def stop_signals(handle: Callable[[], None]) -> Iterator[None]:
     """Meanwhile SIGTERM and SIGINT call `handle` in a thread. For the main thread.

@@ -249,7 +249,8 @@ def test_the_command_serves_what_is_here_and_its_models_end_with_it(
     folder.mkdir(parents=True)
     write_tiny(folder / "tiny.gguf")
     port = str(free_port())
-    with served(Path("owner/repo/tiny.gguf"), tmp_path, "--all", "--port", port) as command:
+    name = Path("lmstudio/owner/repo/tiny.gguf")
+    with served(name, tmp_path, "--all", "--port", port) as command:
         url = command.url
         listed = [each["id"] for each in HTTP.get(f"{url}/v1/models").json()["data"]]
         assert len(listed) == 1
@@ -311,6 +312,52 @@ def _command_lines(model: str) -> list[bytes]:
         if model.encode() in line:
             found.append(line)
     return found
+
+
+def test_a_stored_response_of_several_models_is_there_for_its_key_alone(
+    tmp_path: Path, cache: Path
+):
+    path = write_tiny(tmp_path / "one.gguf")
+    listed = [Listed(str(path), True, "", None, path.stat().st_size)]
+    settings = Settings(api_keys=("other", "mine"), request_seconds=PATIENCE)
+    mine, other = ({"authorization": f"Bearer {key}"} for key in ("mine", "other"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(cache))
+        server = RouterServer(
+            str(path),
+            OPTIONS,
+            settings=settings,
+            limits=Limits(),
+            listed=lambda: listed,
+            say=lambda _: None,
+        )
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            url = f"{server.url}/v1/responses"
+            body = {"input": "a b", "max_output_tokens": 4}
+            stored = HTTP.post(url, json=body, headers=mine).json()
+            continued = {**body, "previous_response_id": stored["id"]}
+            for headers in (other, {**other, "x-paceline-client": "1"}):
+                assert HTTP.get(f"{url}/{stored['id']}", headers=headers).status_code == 404
+                assert HTTP.post(url, json=continued, headers=headers).status_code == 400
+            assert HTTP.get(f"{url}/{stored['id']}", headers=mine).json() == stored
+            assert HTTP.post(url, json=continued, headers=mine).status_code == 200
+        finally:
+            server.stop()
+            server.stop()
+            thread.join(PATIENCE)
+
+
+def test_a_default_model_that_is_not_here_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    for name in ("nothing", str(tmp_path / "no.gguf"), "owner/repo:Q4_K_M"):
+        assert main(["serve", "--all", "--port", "0", "--model", name]) == 2
+        said = capsys.readouterr().err
+        assert f"--model {name} is not among the models that are here" in said
+        assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", [("--weights", "int8"), ("--name", "x"), ("--revision", "a")])

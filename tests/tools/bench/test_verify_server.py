@@ -12,6 +12,7 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.runtime.model import Model
+from paceline.tools.bench.serve.load import key_for
 from support.command import free_port
 from support.server import running
 from support.waiting import until
@@ -420,6 +421,18 @@ def test_the_key_may_come_from_the_environment(verify: Found, monkeypatch: pytes
     with serving(lambda *_: TEXT) as server:
         server.key = "secret"
         assert verify(server.url)[0] == 0
+
+
+def test_the_key_of_the_environment_is_for_servers_of_this_machine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PACELINE_API_KEY", "secret")
+    for url in ("http://127.0.0.1:8000/v1", "http://localhost/v1", "http://[::1]:1/v1"):
+        assert key_for(url, None) == "secret"
+    for url in (
+        *("http://other.example/v1", "http://127.0.0.1@other.example/v1", "http://10.0.0.1/v1"),
+        *("http://localhost.other.example/v1", "http://2130706433/v1", "nothing"),
+    ):
+        assert key_for(url, None) is None, url
+        assert key_for(url, "own") == "own"
 
 
 def no_model(server: FakeServer) -> list[str]:

@@ -214,6 +214,11 @@ class Endpoint:
 
 def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
     """The endpoint for one kind of `ApiRequest`."""
+    return Endpoint(service, answering(service, kind))
+
+
+def answering(service: Service, kind: type[ApiRequest[Any]]) -> Work:
+    """The work for one kind of `ApiRequest`."""
 
     async def work(body: bytes, reply: Reply) -> None:
         def read() -> ApiRequest[Any]:
@@ -230,7 +235,7 @@ def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
             else:
                 await reply.json(request.response(await answers.finish()))
 
-    return Endpoint(service, work)
+    return work
 
 
 async def _stream(

@@ -6,14 +6,13 @@ so that a conversation goes on alike by `previous_response_id` and by sending it
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from paceline.server.api.errors import ApiError
 from paceline.server.api.parts import Part, PartKind
-from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.schema import (
     MAX_MESSAGES,
     Body,
@@ -107,9 +106,11 @@ _ITEM: TypeAdapter[Any] = TypeAdapter(Item)
 
 
 def conversation(
-    earlier: Sequence[Message], items: Sequence[Any], store: ResponseStore
+    earlier: Sequence[Message], items: Sequence[Any], stored_item: Callable[[str], Any]
 ) -> list[Message]:
     """The messages of a conversation: `earlier` ones, and those of an input's items.
+
+    `stored_item` has the item of a stored response with an id, or None.
 
     The items of one answer become one message. Raises ApiError if a function's output has no call
     before it, an item is not stored, or there are too many messages.
@@ -120,7 +121,7 @@ def conversation(
     for place, given in enumerate(items):
         item = given
         if isinstance(item, ItemReference):
-            stored = store.item(item.id)
+            stored = stored_item(item.id)
             if stored is None:
                 raise ApiError(
                     f"there is no item {item.id[:80]!r} here; send the item itself",

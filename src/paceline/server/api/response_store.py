@@ -1,6 +1,7 @@
 """Responses that a later request continues, in memory: the least recently used are forgotten.
 
-Independent of the model. Invariant: the stored responses take about `_MAX_BYTES` at most.
+Independent of the model. Invariants: the stored responses take about `_MAX_BYTES` at most; and a
+client sees only what was stored with its own API key.
 """
 
 import sys
@@ -33,61 +34,61 @@ class StoredResponse(NamedTuple):
 
 
 class ResponseStore:
-    """The stored responses of one server. Thread-safe."""
+    """The stored responses of one server. Thread-safe. `client` is the number of an API key."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._stored: OrderedDict[tuple[int, str], StoredResponse] = OrderedDict()
         self._size = 0
         self._lock = Lock()
 
-    def add(self, response: dict[str, Any], messages: Sequence[Message]) -> None:
+    def add(self, client: int, response: dict[str, Any], messages: Sequence[Message]) -> None:
         """Store a response; the least recently used ones may be forgotten for it."""
         size = len(to_json(response)) + sum(map(_size, messages))
         found = StoredResponse(response, tuple(messages), size)
         with self._lock:
-            self._stored[response["id"]] = found
+            self._stored[client, response["id"]] = found
             self._size += found.size
             while self._size > _MAX_BYTES or len(self._stored) > _MAX_RESPONSES:
                 _, old = self._stored.popitem(last=False)
                 self._size -= old.size
 
-    def messages(self, name: str) -> tuple[Message, ...]:
+    def messages(self, client: int, name: str) -> tuple[Message, ...]:
         """The conversation of a response. Raises ApiError if it is not stored."""
         with self._lock:
-            if name not in self._stored:
+            if (client, name) not in self._stored:
                 raise ApiError(
                     f"there is no response {name[:80]!r} here: it was not stored, or is forgotten; "
                     "send the whole conversation as input",
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
-            self._stored.move_to_end(name)
-            return self._stored[name].messages
+            self._stored.move_to_end((client, name))
+            return self._stored[client, name].messages
 
-    def item(self, name: str) -> dict[str, Any] | None:
+    def item(self, client: int, name: str) -> dict[str, Any] | None:
         """An item of a stored response's output."""
         with self._lock:
-            for stored in reversed(self._stored.values()):
+            for (owner, _), stored in reversed(self._stored.items()):
                 for item in stored.response["output"]:
-                    if item["id"] == name:
+                    if owner == client and item["id"] == name:
                         found: dict[str, Any] = item
                         return found
         return None
 
-    def response(self, name: str) -> dict[str, Any]:
+    def response(self, client: int, name: str) -> dict[str, Any]:
         """A response. Raises ApiError if it is not stored."""
         with self._lock:
-            if name not in self._stored:
+            if (client, name) not in self._stored:
                 raise _unknown(name)
-            return self._stored[name].response
+            return self._stored[client, name].response
 
-    def delete(self, name: str) -> None:
+    def delete(self, client: int, name: str) -> None:
         """Forget a response. Raises ApiError if it is not stored."""
         with self._lock:
-            if name not in self._stored:
+            if (client, name) not in self._stored:
                 raise _unknown(name)
-            self._size -= self._stored.pop(name).size
+            self._size -= self._stored.pop((client, name)).size
 
 
 def _unknown(name: str) -> ApiError:

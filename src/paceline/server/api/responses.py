@@ -1,16 +1,17 @@
 """/v1/responses: a conversation as items, its answer as items; responses can be continued by id."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paceline.decoding.types import FinishReason
 from paceline.server.api.chat import Chat
-from paceline.server.api.endpoint import ApiRequest
+from paceline.server.api.endpoint import ApiRequest, Endpoint, Work, answering
 from paceline.server.api.errors import ApiError
-from paceline.server.api.http import event
+from paceline.server.api.http import Reply, event
 from paceline.server.api.logprobs import chat_logprobs
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream, as_message
 from paceline.server.api.response_body import LOGPROBS, ResponsesBody
@@ -22,6 +23,7 @@ from paceline.server.api.response_items import (
 )
 from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.schema import Message
+from paceline.server.middleware import client_of
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece
 
@@ -48,14 +50,17 @@ class Responses(ApiRequest[ResponsesBody]):
     body_kind = ResponsesBody
     kind = chunk_kind = "response"
     id_prefix = "resp_"
+    client: ClassVar[int] = 0
+    """Of `client_of`: it sees only the responses that are stored for it."""
 
     def __init__(self, service: Service, body: ResponsesBody) -> None:
         """Prepare. Raises ApiError or PacelineError if it cannot be served."""
         super().__init__(service, body)
         earlier = tuple[Message, ...]()
         if body.previous_response_id is not None:
-            earlier = service.responses.messages(body.previous_response_id)
-        self._messages = conversation(earlier, body.input, service.responses)
+            earlier = service.responses.messages(self.client, body.previous_response_id)
+        stored_item = partial(service.responses.item, self.client)
+        self._messages = conversation(earlier, body.input, stored_item)
         try:
             chat = Chat(service, body.chat(self._messages))
         except ApiError as error:
@@ -152,7 +157,7 @@ class Responses(ApiRequest[ResponsesBody]):
         }
         if self._body.store:
             message = as_message(parts)
-            self._service.responses.add(found, [*self._messages, message])
+            self._service.responses.add(self.client, found, [*self._messages, message])
         return found
 
     def _status(self, part: Part, answer: Answer) -> str:
@@ -200,6 +205,20 @@ class Responses(ApiRequest[ResponsesBody]):
         return chat_logprobs(self._service.token_bytes, pieces)
 
 
+def responses(service: Service) -> Endpoint:
+    """The endpoint. Each client has work of its own, with the responses that are stored for it."""
+    works: dict[int, Work] = {}
+
+    async def work(body: bytes, reply: Reply) -> None:
+        client = client_of(reply.scope)
+        if client not in works:
+            kind: type[Responses] = type("Responses", (Responses,), {"client": client})
+            works[client] = answering(service, kind)
+        await works[client](body, reply)
+
+    return Endpoint(service, work)
+
+
 class ResponseHandlers:
     """Handlers of stored responses."""
 
@@ -209,10 +228,12 @@ class ResponseHandlers:
 
     async def get(self, request: Request) -> Response:
         """A stored response. Raises ApiError if there is none."""
-        return JSONResponse(self._store.response(request.path_params["response_id"]))
+        return JSONResponse(
+            self._store.response(client_of(request.scope), request.path_params["response_id"])
+        )
 
     async def delete(self, request: Request) -> Response:
         """Forget a stored response. Raises ApiError if there is none."""
         name = request.path_params["response_id"]
-        self._store.delete(name)
+        self._store.delete(client_of(request.scope), name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})

@@ -7,7 +7,7 @@ as a file name: a model is found by its name in the list of those that are here.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +28,7 @@ from paceline.server.api.http import Reply
 from paceline.server.api.models import model_entry, model_list
 from paceline.server.api.openapi import openapi_route
 from paceline.server.api.schema import Body, parse
+from paceline.server.middleware import CLIENT_HEADER, client_of
 from paceline.server.readers import Lane
 from paceline.server.request import ServerRequest, TimedOut
 from paceline.server.router.child import Child
@@ -79,8 +80,12 @@ class Router:
         self._read = -_LIST_SECONDS
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        # A model's process has limits of its own; an answer may take minutes.
-        self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=10.0))
+        # A model's process has limits of its own; an answer may take minutes. A request never waits
+        # for another one's connection: those of clients are limited.
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+        )
 
     def on_answer(self, request: ServerRequest, answer: Answer) -> None:
         """Never called: answers are counted where they are made."""
@@ -122,6 +127,7 @@ class Router:
         model = await self._model(read.model)
         given = Headers(scope=reply.scope)
         headers = {name: given[name] for name in _REQUEST_HEADERS if name in given}
+        headers[CLIENT_HEADER] = str(client_of(reply.scope))
         headers["x-request-id"] = reply.scope["state"]["request_id"]
         async with asyncio.timeout(self.settings.request_seconds) as limit:
             try:
@@ -189,7 +195,8 @@ class Router:
     async def _stored(self, request: Request) -> Response:
         """A stored response, of whichever loaded model has it; an unloaded one has none."""
         found: Response | None = None
-        for _, response in await self._ask_all(request.url.path, request.method):
+        client = {CLIENT_HEADER: str(client_of(request.scope))}
+        for _, response in await self._ask_all(request.url.path, request.method, client):
             if response is not None and (found is None or response.is_success):
                 kind = response.headers["content-type"]
                 found = Response(response.content, response.status_code, media_type=kind)
@@ -223,7 +230,7 @@ class Router:
         )
 
     async def _ask_all(
-        self, path: str, method: str = "GET"
+        self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
     ) -> Iterable[tuple[str, httpx.Response | None]]:
         """The reply of each loaded model's server; None: it did not reply."""
         children = self._pool.loaded
@@ -231,7 +238,10 @@ class Router:
         async def ask(child: Child) -> httpx.Response | None:
             try:
                 return await self._client.request(
-                    method, child.url + quote(path), headers=child.headers, timeout=5.0
+                    method,
+                    child.url + quote(path),
+                    headers={**(headers or {}), **child.headers},
+                    timeout=5.0,
                 )
             except httpx.TransportError:
                 return None

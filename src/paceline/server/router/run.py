@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.models import Listed, list_models
+from paceline.errors import InvalidRequest
+from paceline.models import DEFAULT_MODEL, Listed, list_models
 from paceline.server import page
 from paceline.server.app import application
 from paceline.server.http_server import HttpServer, say_line
@@ -45,7 +46,9 @@ class RouterServer:
     def run(self, *, signals: bool = False) -> None:
         """Serve until `stop` is called, or with `signals` until a signal."""
         line = f"serving all models at {self.url}/v1"
-        self.http.run(self._app, self.router, lambda: self._say(line), signals=signals)
+        self.http.run(
+            self._app, self.router, lambda: self._say(line), signals=signals, descriptors=2
+        )
 
     def stop(self) -> None:
         """Shut down, from any thread; the second call skips the grace period."""
@@ -72,9 +75,17 @@ def serve_all(
         limits: how many models are loaded, and for how long.
 
     Raises:
-        InvalidRequest: the address requires an API key.
+        InvalidRequest: the address requires an API key, or the default model is not here. The one
+            of every command need not be: requests may name others.
         PacelineError: the server cannot listen at the address.
     """
+    names = sorted(listed.name for listed in list_models() if listed.here)
+    if default not in names and default != DEFAULT_MODEL:
+        known = ", ".join(names[:20]) or "none"
+        raise InvalidRequest(
+            f"--model {default} is not among the models that are here ({known}): name one of them, "
+            "or fetch it first with paceline pull"
+        )
     allow_open_files()
     RouterServer(default, options, host, port, settings=settings, limits=limits, say=say_line).run(
         signals=True

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
 from paceline.tools.bench.peers.base import Answer, Question
-from paceline.tools.bench.serve.load import Endpoint, closed_loop, model_of
+from paceline.tools.bench.serve.load import Endpoint, closed_loop, key_for, model_of
 from paceline.tools.suite import SuitePrompt
 
 PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
@@ -74,19 +74,19 @@ class Server:
 
     def __init__(self, url: str, access: Access) -> None:
         """Request the list of models."""
-        self._key = access.key
         plain_url = (access.plain_url or url).rstrip("/")
         self._urls = {AS_SERVED: url, SPECULATION: url, PLAIN: plain_url}
-        model = access.model or model_of(url, access.key)
+        self._keys = {mode: key_for(address, access.key) for mode, address in self._urls.items()}
+        model = access.model or model_of(url, self._keys[AS_SERVED])
         self._models = dict.fromkeys(self._urls, model)
         if access.plain_url is not None:
-            self._models[PLAIN] = access.model or model_of(plain_url, access.key)
+            self._models[PLAIN] = access.model or model_of(plain_url, self._keys[PLAIN])
         self.name = _shown(url)
         fields: Mapping[str, Any] = {AS_SERVED: {}}
         given = {PLAIN: access.plain, SPECULATION: access.speculation}
         if access.plain_url is not None or access.plain is not None:
             fields = {mode: _parsed(text or "{}") for mode, text in given.items()}
-        elif _is_paceline(url, access.key):
+        elif _is_paceline(url, self._keys[AS_SERVED]):
             fields = _PACELINE
         self.modes = tuple(fields)
         self._fields = {mode: json.dumps(each) for mode, each in fields.items()}
@@ -97,7 +97,7 @@ class Server:
     def endpoint(self, mode: str, max_tokens: int) -> Endpoint:
         """Where and how requests in one of `modes` are sent."""
         return Endpoint(
-            self._urls[mode], self._models[mode], max_tokens, self._key, self._fields[mode]
+            self._urls[mode], self._models[mode], max_tokens, self._keys[mode], self._fields[mode]
         )
 
     def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:

@@ -11,7 +11,14 @@ from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.report import Report
 from paceline.tools.bench.record import Record, Row, here
-from paceline.tools.bench.serve.load import Endpoint, LoadRun, closed_loop, model_of, open_loop
+from paceline.tools.bench.serve.load import (
+    Endpoint,
+    LoadRun,
+    closed_loop,
+    key_for,
+    model_of,
+    open_loop,
+)
 from paceline.tools.suite import load_suite
 
 
@@ -41,6 +48,7 @@ def bench_serve(
         fields = None
     if not isinstance(fields, dict):
         raise InvalidRequest(f"--extra is {extra!r}; expected a JSON object")
+    key = key_for(url, key)
     endpoint = Endpoint(url, model or model_of(url, key), max_tokens, key, extra)
     loads: list[tuple[str, Callable[..., LoadRun]]] = [
         *((f"{n} clients", partial(closed_loop, clients=n)) for n in clients),

@@ -7,7 +7,9 @@ after the first delta over the tokens after the first: a delta may have several 
 """
 
 import asyncio
+import ipaddress
 import json
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from itertools import cycle, islice
 from statistics import quantiles
 from time import perf_counter
 from typing import Any
+from urllib.parse import urlsplit
 
 from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 from paceline.tools.suite import SuitePrompt
@@ -285,6 +288,19 @@ def _drafted(chunk: dict[str, Any]) -> int:
         + (details.get("rejected_prediction_tokens") or 0),
     )
     return max(int(count or 0) for count in counts)
+
+
+def key_for(url: str, key: str | None) -> str | None:
+    """The API key for a server: `key`, or for one on this machine that of the environment.
+
+    That one is of a server of the user's, and not to be sent to whatever a URL names.
+    """
+    try:
+        host = urlsplit(url).hostname or ""
+        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_here = False
+    return key or (os.environ.get("PACELINE_API_KEY") if is_here else None)
 
 
 def _headers(key: str | None) -> dict[str, str]:

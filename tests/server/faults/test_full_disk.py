@@ -1,0 +1,200 @@
+"""A disk that fails under the prompt cache: the same tokens, and the KV stays in memory."""
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.runtime.load import load
+from paceline.runtime.model import Model
+from paceline.server.prompt_store import PromptStore
+from paceline.server.settings import Settings
+from support.server import Running, running
+
+PROMPTS = [
+    " ".join(f"{word} {number % most}" for number, word in enumerate(["the", "rain", "a"] * 31))
+    for most in (7, 5)
+]
+SETTINGS = Settings(prompt_cache_bytes=1 << 30)
+OPERATIONS = {
+    **dict.fromkeys(("mkdir", "touch", "glob", "write_bytes", "replace"), Path),
+    **dict.fromkeys(("read_bytes", "stat", "unlink"), Path),
+    "utime": os,
+}
+
+
+@pytest.fixture
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the prompts on disk."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    return tmp_path / "prompts"
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_gguf: Path, tiny_cache: Path) -> Model:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(tiny_cache))
+        model = load(tiny_gguf, cache_tokens=2048)
+        _ = model.profile
+    return model
+
+
+@pytest.fixture
+def fresh(loaded: Model) -> Callable[[], Model]:
+    """Makes a model without KV in memory."""
+    return lambda: Model(loaded.files, loaded.engine)
+
+
+def answers(server: Running) -> list[str]:
+    """The answer to each prompt, each asked twice; the second time memory has the KV."""
+    texts = []
+    for prompt in PROMPTS:
+        for again in (False, True):
+            body = {"prompt": prompt, "max_tokens": 12, "temperature": 0}
+            response = server.post("/v1/completions", body)
+            assert response.status_code == 200, response.text
+            found = response.json()
+            cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert cached > 300 or not again, "memory lost the KV of the prompt"
+            texts.append(found["choices"][0]["text"])
+    return texts
+
+
+@pytest.fixture(scope="module")
+def texts(loaded: Model) -> list[str]:
+    with running(loaded) as server:
+        return answers(server)
+
+
+@pytest.fixture
+def expected(prompts: Path, fresh: Callable[[], Model], texts: list[str]) -> list[str]:
+    """The answers without a disk. The disk has the first prompt and not the second."""
+    with running(fresh(), SETTINGS) as server:
+        server.post("/v1/completions", {"prompt": PROMPTS[0], "max_tokens": 1})
+    assert [*prompts.glob("*/*.kv")]
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("operation", "number"),
+    [
+        *((operation, errno.EIO) for operation in OPERATIONS),
+        *((operation, errno.ENOSPC) for operation in ("mkdir", "touch", "write_bytes", "replace")),
+        *((operation, errno.EROFS) for operation in ("touch", "write_bytes", "unlink", "utime")),
+    ],
+)
+def test_a_disk_error_at_any_operation_changes_no_answer_and_is_one_line(
+    operation: str,
+    number: int,
+    prompts: Path,
+    fresh: Callable[[], Model],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    owner: Any = OPERATIONS[operation]
+    original = getattr(owner, operation)
+    failed = []
+
+    def fail(path: Any, *arguments: Any, **options: Any) -> Any:
+        if prompts in (path, *Path(path).parents):
+            failed.append(path)
+            raise OSError(number, os.strerror(number), str(path))
+        return original(path, *arguments, **options)
+
+    if operation == "unlink":  # only files that are damaged are removed
+        for path in prompts.glob("*/*.kv"):
+            path.write_bytes(b"damaged")
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(owner, operation, fail)
+        with running(fresh(), SETTINGS) as server:
+            assert answers(server) == expected
+    assert failed or operation == "touch"
+    lines = [record.getMessage() for record in caplog.records if record.name != "uvicorn.error"]
+    assert len(lines) <= (2 if operation == "unlink" else 1), lines
+    with running(fresh(), SETTINGS) as server:  # the disk works again
+        assert answers(server) == expected
+
+
+@pytest.mark.parametrize("how", ["short", "vanished"])
+def test_short_reads_and_files_that_vanish_change_no_answer(
+    how: str,
+    prompts: Path,
+    fresh: Callable[[], Model],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    original = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if path.suffix != ".kv":
+            return original(path)
+        if how == "vanished":
+            path.unlink()
+        return original(path)[:-1000]
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with running(fresh(), SETTINGS) as server:
+        assert answers(server) == expected
+    monkeypatch.undo()
+    monkeypatch.setenv("PACELINE_CACHE", str(prompts.parent))
+    with running(fresh(), SETTINGS) as server:
+        assert answers(server) == expected
+
+
+@pytest.mark.parametrize("call", ["kv_of", "extend_kv"])
+def test_a_disk_that_fails_while_a_prompt_is_copied_fails_no_request(
+    call: str,
+    fresh: Callable[[], Model],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    model = fresh()
+    original = getattr(model.engine, call)
+    with running(model, SETTINGS) as server:
+        store = server.scheduler.prefix_cache._store
+        assert store is not None
+
+        def copy(*arguments: Any) -> Any:
+            store._give_up(OSError(errno.ENOSPC, "No space left on device"))  # the writer's thread
+            return original(*arguments)
+
+        monkeypatch.setattr(model.engine, call, copy)
+        assert answers(server) == expected
+    assert len(caplog.records) == 1, caplog.text
+
+
+@pytest.mark.usefixtures("expected")
+def test_what_a_killed_server_left_half_written_is_removed(
+    prompts: Path, fresh: Callable[[], Model]
+):
+    (path, *_) = prompts.glob("*/*.kv")
+    left, others = (path.with_name(f".{path.name}.{number}") for number in (1, 2))
+    for each in (left, others):
+        each.write_bytes(path.read_bytes()[:100])
+    os.utime(left, (1, 1))
+    PromptStore(prompts, fresh().engine, "model", 1 << 30)
+    assert not left.exists()
+    assert others.exists(), "another server may be writing it"
+
+
+def test_a_writer_that_fails_otherwise_ends_the_keeping_with_one_line(
+    prompts: Path,
+    fresh: Callable[[], Model],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    def fail(_arrays: dict[str, np.ndarray]) -> bytes:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr("safetensors.numpy.save", fail)
+    with running(fresh(), SETTINGS) as server:
+        assert answers(server) == expected
+    assert len(caplog.records) == 1, caplog.text
