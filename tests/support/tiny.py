@@ -39,8 +39,8 @@ def byte_letters() -> list[str]:
     return [letters[byte] for byte in range(256)]
 
 
-def vocabulary() -> tuple[list[str], list[int], list[str]]:
-    """Tokens, their types, and merges whose parts and results are all tokens."""
+def vocabulary(count: int = 320) -> tuple[list[str], list[int], list[str]]:
+    """`count` tokens, their types, and merges whose parts and results are all tokens."""
     tokens = [TEXT_END, START, END, *byte_letters()]
     types = [TokenType.CONTROL] * 3 + [TokenType.NORMAL] * 256
     merges = []
@@ -50,7 +50,7 @@ def vocabulary() -> tuple[list[str], list[int], list[str]]:
             merges.append(merge)
             tokens.append(left + right)
             types.append(TokenType.NORMAL)
-    tokens += ["<tool>"] + [f"<unused{i}>" for i in range(320 - 1 - len(tokens))]
+    tokens += ["<tool>"] + [f"<unused{i}>" for i in range(count - 1 - len(tokens))]
     types += [TokenType.USER_DEFINED] + [TokenType.UNUSED] * (len(tokens) - len(types) - 1)
     return tokens, [int(kind) for kind in types], merges
 
@@ -132,9 +132,9 @@ def _fields(architecture: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def tokenizer_fields(architecture: str) -> dict[str, Any]:
-    """The tokenizer of every tiny model."""
-    tokens, types, merges = vocabulary()
+def tokenizer_fields(architecture: str, count: int = 320) -> dict[str, Any]:
+    """The tokenizer of every tiny model, of `count` tokens."""
+    tokens, types, merges = vocabulary(count)
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2" if architecture.startswith("qwen") else "smollm",
