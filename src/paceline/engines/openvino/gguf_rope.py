@@ -162,8 +162,8 @@ class _Graph:
         output = (self._nodes.get(f"{name}_b") or self._nodes[name]).output(0)
         readers = output.get_target_inputs()
         size, rotated = (
-            each.get_partial_shape()[3].get_length()
-            for each in (output, self.node(f"{name}_rope").output(0))
+            port.get_partial_shape()[3].get_length()
+            for port in (output, self.node(f"{name}_rope").output(0))
         )
         if size != rotated:
             raise RuntimeError(f"its graph has no {name}_r, which divides {size} values into heads")
