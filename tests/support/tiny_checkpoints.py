@@ -156,6 +156,14 @@ FORMS: dict[str, dict[str, Any]] = {
             {"rope_type": "proportional", "partial_rotary_factor": 0.25}
         ),
     },
+    "gemma4_text-k-is-v": {
+        **{**_GEMMA, **_heads(8, 4, 256), "model_type": "gemma4_text"},
+        **{"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 512},
+        **{"hidden_size_per_layer_input": 0, "layer_types": _sliding("LG")},
+        "rope_parameters": _gemma_rope(
+            {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+        ),
+    },
     "phi3": {
         **{**_SIZES, **_whole(2, 2, 96), "model_type": "phi3", "sliding_window": None},
         "vocab_size": 341,
@@ -255,6 +263,9 @@ def write_checkpoint(
         for output in found
         for name, shape in output.sources.items()
     }
+    if family.arch == "gemma4":  # its scores are not divided; trained norms keep them small
+        norms = {name: rows for name, rows in tensors.items() if name.endswith("q_norm.weight")}
+        tensors |= {name: rows / rows.size**0.5 for name, rows in norms.items()}
     write_safetensors(folder / "model.safetensors", tensors, dtype)
     return folder
 
