@@ -34,7 +34,7 @@ def needs() -> None:
 
 def with_head(folder: Path, weights: dict[str, np.ndarray], **tensors: np.ndarray) -> Path:
     """Write a tiny Qwen3.5 with an MTP head; `tensors` replace those whose names end so."""
-    mlx.checkpoint(folder, "qwen3_5")
+    mlx.checkpoint(folder, "qwen3_5", num_attention_heads=4, num_key_value_heads=2, head_dim=16)
     config = read_json(folder / mlx.CONFIG)
     config["text_config"] |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
     write_json(folder / mlx.CONFIG, config)

@@ -49,6 +49,21 @@ def test_rows_are_those_of_transformers(
         assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("phi3", mlx.whole(2, 2, 96)), ("lfm2", {**mlx.whole(4, 2, 64), "block_dim": 256})],
+)
+def test_heads_of_published_sizes_that_divide_the_width_give_the_rows_of_transformers(
+    family: str, sizes: dict[str, int], made: Callable[..., Path]
+):
+    folder = made(family, **sizes)
+    expected = mlx.reference_logits(folder, family, TEXT)
+    settings = EngineSettings(cache_tokens=512)
+    engine = MlxEngine(folder, mlx.CONTEXT, settings, rows=RowRange(1, 32))
+    rows = rows_of(engine, TEXT, [1] * 4 + [3, 9, 24])
+    assert np.abs(rows - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
 def test_rows_of_a_quantized_model_are_those_of_mlx_lm(

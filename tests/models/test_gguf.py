@@ -18,6 +18,9 @@ from support.tiny import SIZES, WIDE, Type, reference_logits, write_tiny
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 WEIGHTS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
+PUBLISHED = ((4, 1, 256), (14, 2, 64), (16, 2, 128), (8, 2, 80), (2, 2, 96))
+"""Heads of queries, those of keys and values, and the size of one, in the ratios of Gemma 3 270M,
+Qwen2 0.5B, Qwen3 30B-A3B, Danube 1.8B and Phi-3 mini."""
 EIGHT_BITS = 0.05  # what they cost in so small a model; a wrong rotation or bias costs 0.3 and more
 # Of weights as they are, the products round the inputs to 8 bits, 32 at a time.
 TOKENS = [1, 260, 270, 40, 2, 81, 1, 300, 77, 77, 290, 15]
@@ -33,9 +36,13 @@ def apart(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
 
 
+@pytest.mark.parametrize("heads", [(4, 2, 16), *PUBLISHED], ids=str)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_model_computes_what_the_file_says(architecture: str, tmp_path: Path):
-    path = write_tiny(tmp_path / "m.gguf", architecture)
+def test_a_model_computes_what_the_file_says(
+    architecture: str, heads: tuple[int, int, int], tmp_path: Path
+):
+    sizes = {**SIZES, **dict(zip(("heads", "kv_heads", "head"), heads, strict=True))}
+    path = write_tiny(tmp_path / "m.gguf", architecture, sizes=sizes)
     found = engine_logits(resolve(str(path), tmp_path))
     assert apart(found, reference_logits(path, TOKENS)) < EIGHT_BITS
 

@@ -14,14 +14,29 @@ from paceline.tools.coreml.family import Family
 from support.zaya import SETTINGS as ZAYA
 
 SLOTS, ROWS = 64, 4
-VOCAB = 160
+VOCAB = 163
+
+
+def heads(queries: int, keys: int, size: int) -> dict[str, int]:
+    """Heads of queries, those of keys and values, and the size of one: as a published model's.
+
+    Their ratio and size are those; the model is as narrow as can be.
+    """
+    return {"num_attention_heads": queries, "num_key_value_heads": keys, "head_dim": size}
+
+
+def whole(queries: int, keys: int, size: int) -> dict[str, int]:
+    """The same where the heads divide the model's width."""
+    sizes = heads(queries, keys, size)
+    del sizes["head_dim"]
+    return {**sizes, "hidden_size": queries * size}
+
 
 LLAMA = {
+    **heads(8, 2, 64),
     "hidden_size": 48,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
     "vocab_size": VOCAB,
     "max_position_embeddings": 512,
 }
@@ -40,29 +55,30 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-# RoPE on 12 of the 16 dimensions of a head.
+# RoPE on 96 of the 128 dimensions of a head.
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
     "partial_rotary_factor": 0.75,
-    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
-    "long_factor": [3.0, 4.0, 6.0, 9.0, 12.0, 20.0],
+    "short_factor": [1.0 + i / 32 for i in range(48)],
+    "long_factor": [3.0 + i / 3 for i in range(48)],
 }
 PHI3 = {
-    **LLAMA,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
+    **{key: value for key, value in LLAMA.items() if key != "head_dim"},
+    **whole(2, 2, 96),
     "pad_token_id": None,
     "original_max_position_embeddings": SLOTS,
 }
 LFM2 = {
-    **LLAMA,
+    **{key: value for key, value in LLAMA.items() if key != "head_dim"},
+    **whole(4, 2, 64),
     "num_hidden_layers": 4,
     "block_multiple_of": 16,
     "layer_types": ["conv", "conv", "full_attention", "conv"],
 }
 LFM2_MOE = {
-    **LLAMA,
+    **{key: value for key, value in LLAMA.items() if key != "head_dim"},
+    **whole(4, 1, 64),
     "num_hidden_layers": 4,
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
     "num_dense_layers": 1,
@@ -74,9 +90,8 @@ LFM2_MOE = {
 WINDOW = 5
 """Tokens that the classifier's attention sees on each side."""
 PRIVACY_FILTER = {
-    **LLAMA,
+    **{**LLAMA, **heads(14, 2, 64)},
     "intermediate_size": 20,
-    "head_dim": 16,
     "num_local_experts": 12,
     "num_experts_per_tok": 4,
     "sliding_window": WINDOW,
@@ -93,27 +108,32 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", LLAMA),
     "llama, tied, with a head size of its own": (
         "LlamaForCausalLM",
-        {**LLAMA, "tie_word_embeddings": True, "head_dim": 12},
+        {**LLAMA, **heads(6, 2, 128), "tie_word_embeddings": True},
     ),
-    "llama 3's long context": ("LlamaForCausalLM", {**LLAMA, "rope_parameters": LLAMA3_ROPE}),
-    "llama with biases": ("LlamaForCausalLM", {**LLAMA, "attention_bias": True}),
-    "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 16}),
+    "llama 3's long context": (
+        "LlamaForCausalLM",
+        {**LLAMA, **heads(8, 2, 128), "rope_parameters": LLAMA3_ROPE},
+    ),
+    "llama with biases": ("LlamaForCausalLM", {**LLAMA, **heads(8, 1, 80), "attention_bias": True}),
+    "qwen3": ("Qwen3ForCausalLM", {**LLAMA, **heads(4, 2, 128)}),
     "qwen3, tied, with biases, each head with its keys": (
         "Qwen3ForCausalLM",
         {
             **LLAMA,
-            "head_dim": 8,
-            "num_key_value_heads": 6,
+            **heads(2, 2, 128),
             "tie_word_embeddings": True,
             "attention_bias": True,
         },
     ),
-    "qwen3 with yarn": ("Qwen3ForCausalLM", {**LLAMA, "head_dim": 8, "rope_parameters": YARN}),
+    "qwen3 with yarn": (
+        "Qwen3ForCausalLM",
+        {**LLAMA, **heads(8, 2, 128), "rope_parameters": YARN},
+    ),
     "qwen3 with a window that no text is longer than": (
         "Qwen3ForCausalLM",
         {
             **LLAMA,
-            "head_dim": 8,
+            **heads(16, 2, 128),
             "use_sliding_window": True,
             "sliding_window": SLOTS,
             "max_window_layers": 1,
@@ -124,6 +144,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "Phi3ForCausalLM",
         {
             **PHI3,
+            **whole(6, 2, 128),
             "rope_parameters": LONGROPE,
             "tie_word_embeddings": True,
             "sliding_window": 4 * SLOTS,
@@ -133,7 +154,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "Phi3ForCausalLM",
         {
             **PHI3,
-            "num_key_value_heads": 1,
+            **whole(3, 1, 128),
             "rope_parameters": {**LONGROPE, "attention_factor": 1.5},
         },
     ),
@@ -141,19 +162,19 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "Phi3ForCausalLM",
         {**PHI3, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
     ),
-    "hunyuan": ("HunYuanDenseV1ForCausalLM", {**LLAMA, "head_dim": 16}),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", {**LLAMA, **heads(8, 2, 128)}),
     "hunyuan with alpha, tied": (
         "HunYuanDenseV1ForCausalLM",
         {
             **LLAMA,
-            "head_dim": 8,
+            **heads(4, 1, 128),
             "tie_word_embeddings": True,
             "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0},
         },
     ),
     "hunyuan with biases": (
         "HunYuanDenseV1ForCausalLM",
-        {**LLAMA, "head_dim": 8, "attention_bias": True, "num_key_value_heads": 3},
+        {**LLAMA, **heads(2, 2, 128), "attention_bias": True},
     ),
     "lfm2": ("Lfm2ForCausalLM", LFM2),
     "lfm2 with biases, a longer convolution and feed-forwards as they are said": (
@@ -173,7 +194,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2 of convolutions": ("Lfm2ForCausalLM", {**LFM2, "layer_types": ["conv"] * 4}),
     "lfm2 of attention": (
         "Lfm2ForCausalLM",
-        {**LFM2, "layer_types": ["full_attention"] * 4, "num_key_value_heads": 6},
+        {**LFM2, "layer_types": ["full_attention"] * 4, "num_key_value_heads": 4},
     ),
     "lfm2 with experts": ("Lfm2MoeForCausalLM", LFM2_MOE),
     "lfm2 with experts, one of them, without a bias": (
@@ -193,7 +214,10 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2MoeForCausalLM",
         {**LFM2_MOE, "num_experts_per_tok": 4, "conv_bias": True, "tie_word_embeddings": False},
     ),
-    "zaya": ("ZayaForCausalLM", {**ZAYA, "num_hidden_layers": 3}),
+    "zaya": (
+        "ZayaForCausalLM",
+        {**ZAYA, **heads(8, 2, 128), "num_hidden_layers": 3, "vocab_size": VOCAB},
+    ),
     "privacy filter": ("OpenAIPrivacyFilterForTokenClassification", PRIVACY_FILTER),
     "privacy filter with default rope": (
         "OpenAIPrivacyFilterForTokenClassification",
@@ -251,6 +275,7 @@ def distinguish_tokens(zaya: Any) -> None:
     zaya.model.embed_tokens.weight.mul_(4)
     for layer in zaya.model.layers:
         layer.self_attn.qk_norm.temp.add_(1)
+        layer.self_attn.o_proj.weight.mul_(0.3)
         layer.mlp.gate.router_mlp.out_proj.weight.mul_(2)
         layer.mlp.gate.balancing_biases[:-1] *= 0.4
         layer.mlp.gate.balancing_biases[-1] = 0.15

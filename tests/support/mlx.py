@@ -20,8 +20,6 @@ _SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "vocab_size": VOCAB,
     "max_position_embeddings": CONTEXT,
     "bos_token_id": 1,
@@ -29,33 +27,54 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+
+def _heads(queries: int, keys: int, size: int) -> dict[str, int]:
+    """Heads of queries, those of keys and values, and the size of one: as a published model's."""
+    return {"num_attention_heads": queries, "num_key_value_heads": keys, "head_dim": size}
+
+
+def whole(queries: int, keys: int, size: int) -> dict[str, int]:
+    """The same where the heads divide the model's width."""
+    sizes = _heads(queries, keys, size)
+    del sizes["head_dim"]
+    return {**sizes, "hidden_size": queries * size}
+
+
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16}),
-    "phi3": ("Phi3Config", "Phi3ForCausalLM", {}),
-    "hunyuan_v1_dense": ("HunYuanDenseV1Config", "HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", _heads(8, 2, 64)),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _heads(4, 2, 128)),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", whole(4, 2, 16)),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1Config",
+        "HunYuanDenseV1ForCausalLM",
+        _heads(8, 2, 128),
+    ),
     "lfm2": (
         "Lfm2Config",
         "Lfm2ForCausalLM",
-        {"block_dim": 64, "block_multiple_of": 16, "layer_types": ["conv", "full_attention"]},
+        {
+            **whole(4, 2, 16),
+            **{"block_dim": 64, "block_multiple_of": 16},
+            "layer_types": ["conv", "full_attention"],
+        },
     ),
     "qwen3_5": (
         "Qwen3_5TextConfig",
         "Qwen3_5ForCausalLM",
         {
-            "head_dim": 16,
+            **_heads(8, 2, 256),
             "full_attention_interval": 2,
             "layer_types": ["linear_attention", "full_attention"],
             "linear_num_value_heads": 4,
             "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
         },
     ),
     "gemma3": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
-        {"head_dim": 16, "sliding_window": 24, "sliding_window_pattern": 2},
+        {**_heads(4, 1, 256), "sliding_window": 24, "sliding_window_pattern": 2},
     ),
 }
 """Transformers' classes, and settings beside the common ones."""

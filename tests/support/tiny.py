@@ -39,8 +39,8 @@ def byte_letters() -> list[str]:
     return [letters[byte] for byte in range(256)]
 
 
-def vocabulary() -> tuple[list[str], list[int], list[str]]:
-    """Tokens, their types, and merges whose parts and results are all tokens."""
+def vocabulary(count: int = 320) -> tuple[list[str], list[int], list[str]]:
+    """`count` tokens, their types, and merges whose parts and results are all tokens."""
     tokens = [TEXT_END, START, END, *byte_letters()]
     types = [TokenType.CONTROL] * 3 + [TokenType.NORMAL] * 256
     merges = []
@@ -50,7 +50,7 @@ def vocabulary() -> tuple[list[str], list[int], list[str]]:
             merges.append(merge)
             tokens.append(left + right)
             types.append(TokenType.NORMAL)
-    tokens += ["<tool>"] + [f"<unused{i}>" for i in range(320 - 1 - len(tokens))]
+    tokens += ["<tool>"] + [f"<unused{i}>" for i in range(count - 1 - len(tokens))]
     types += [TokenType.USER_DEFINED] + [TokenType.UNUSED] * (len(tokens) - len(types) - 1)
     return tokens, [int(kind) for kind in types], merges
 
@@ -108,7 +108,7 @@ def write_tiny(
 
 
 def _fields(architecture: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    head = sizes["d"] // sizes["heads"]
+    head = _head(sizes)
     about = {
         "context_length": sizes["context"],
         "embedding_length": sizes["d"],
@@ -132,9 +132,9 @@ def _fields(architecture: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def tokenizer_fields(architecture: str) -> dict[str, Any]:
-    """The tokenizer of every tiny model."""
-    tokens, types, merges = vocabulary()
+def tokenizer_fields(architecture: str, count: int = 320) -> dict[str, Any]:
+    """The tokenizer of every tiny model, of `count` tokens."""
+    tokens, types, merges = vocabulary(count)
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2" if architecture.startswith("qwen") else "smollm",
@@ -150,26 +150,31 @@ def tokenizer_fields(architecture: str) -> dict[str, Any]:
     }
 
 
+def _head(sizes: Mapping[str, int]) -> int:
+    """Size of a head: `head`, or the width of the model divided by its heads."""
+    return sizes.get("head", sizes["d"] // sizes["heads"])
+
+
 def _shapes(architecture: str, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Tensor name -> [out, in], or [d]."""
     d, ff = sizes["d"], sizes["ff"]
-    head = d // sizes["heads"]
-    kv = head * sizes["kv_heads"]
+    head = _head(sizes)
+    q, kv = head * sizes["heads"], head * sizes["kv_heads"]
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (len(vocabulary()[0]), d)}
     for layer in range(sizes["layers"]):
         block: dict[str, tuple[int, ...]] = {
             "attn_norm.weight": (d,),
-            "attn_q.weight": (d, d),
+            "attn_q.weight": (q, d),
             "attn_k.weight": (kv, d),
             "attn_v.weight": (kv, d),
-            "attn_output.weight": (d, d),
+            "attn_output.weight": (d, q),
             "ffn_norm.weight": (d,),
             "ffn_gate.weight": (ff, d),
             "ffn_up.weight": (ff, d),
             "ffn_down.weight": (d, ff),
         }
         if architecture == "qwen2":
-            block |= {"attn_q.bias": (d,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
+            block |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
         if architecture == "qwen3":
             block |= {"attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,)}
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}

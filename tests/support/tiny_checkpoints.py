@@ -25,9 +25,6 @@ _SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
@@ -36,38 +33,60 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+
+
+def _heads(queries: int, keys: int, size: int) -> dict[str, int]:
+    """Heads of queries, those of keys and values, and the size of one.
+
+    Each form has the size and the ratio of a published model, and one head of keys where that
+    has one.
+    """
+    return {"num_attention_heads": queries, "num_key_value_heads": keys, "head_dim": size}
+
+
+def _whole(queries: int, keys: int, size: int) -> dict[str, Any]:
+    """Heads that divide the model's width, as they must where a configuration has no head_dim."""
+    return {**_heads(queries, keys, size), "head_dim": None, "hidden_size": queries * size}
+
+
 _GEMMA: dict[str, Any] = {
-    **_SIZES,
-    **{"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
-    **{"tie_word_embeddings": True, "query_pre_attn_scalar": 32, "sliding_window": 16},
+    **{**_SIZES, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"},
+    **{"tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 16},
 }
 _LLAMA3 = {
     **{"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0},
     **{"high_freq_factor": 4.0, "original_max_position_embeddings": 64},
 }
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 _YARN = {
     **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0},
     **{"beta_slow": 1.0, "original_max_position_embeddings": 128},
 }
 _LONGROPE = {
     **{"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128},
-    "short_factor": [1.0 + i / 16 for i in range(16)],
-    "long_factor": [2.0 + i for i in range(16)],
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + i / 48 for i in range(48)],
+    "long_factor": [2.0 + i / 3 for i in range(48)],
 }
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
 _QWEN35 = {
-    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16},
-    **{"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 128},
+    **{"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4},
     "layer_types": [*["linear_attention"] * 3, "full_attention"],
     "rope_parameters": {
         **{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-        **{"mrope_section": [2, 1, 1], "mrope_interleaved": True},
+        **{"mrope_section": [11, 11, 10], "mrope_interleaved": True},
     },
 }
 _GPT_OSS: dict[str, Any] = {
-    **_SIZES,
+    **{**_SIZES, **_heads(16, 2, 64)},
     **{"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
     **{"attention_bias": True, "rope_parameters": {**_YARN, "rope_theta": 150000.0}},
+}
+_LFM2: dict[str, Any] = {
+    **{**_SIZES, "num_hidden_layers": 4, "norm_eps": 1e-5, "rms_norm_eps": None},
+    **{"hidden_act": None, "conv_L_cache": 3, "tie_word_embeddings": True, "conv_bias": False},
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
 }
 
 
@@ -75,78 +94,98 @@ def _sliding(pattern: str) -> list[str]:
     return [{"L": "sliding_attention", "G": "full_attention"}[letter] for letter in pattern]
 
 
+def _gemma_rope(full: dict[str, Any]) -> dict[str, Any]:
+    """Positions of layers with and without a window."""
+    return {
+        "full_attention": {**full, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+
+
 FORMS: dict[str, dict[str, Any]] = {
-    "llama": {**_SIZES, "model_type": "llama", "head_dim": 16},
-    "llama-mqa": {**_SIZES, "model_type": "llama", "head_dim": 16, "num_key_value_heads": 1},
-    "llama3": {**_SIZES, "model_type": "llama", "rope_parameters": _LLAMA3},
+    "llama": {**_SIZES, **_heads(16, 2, 64), "model_type": "llama"},
+    "llama-mqa": {**_SIZES, **_heads(8, 1, 64), "model_type": "llama"},
+    "llama-100": {**_SIZES, **_heads(2, 2, 100), "model_type": "llama"},
+    "llama3": {**_SIZES, **_heads(8, 2, 64), "model_type": "llama", "rope_parameters": _LLAMA3},
     "llama-linear": {
-        **_SIZES,
-        "model_type": "llama",
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        **{**_SIZES, **_heads(2, 2, 128), "model_type": "llama", "vocab_size": 337},
+        "rope_parameters": _LINEAR,
     },
-    "mistral": {**_SIZES, "model_type": "mistral", "sliding_window": 16},
+    "mistral": {**_SIZES, **_heads(8, 2, 80), "model_type": "mistral", "sliding_window": 16},
     "ministral3": {
-        **_SIZES,
-        "model_type": "ministral3",
+        **{**_SIZES, **_heads(8, 2, 128), "model_type": "ministral3"},
         "rope_parameters": {
             **{**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
             "original_max_position_embeddings": 64,
         },
     },
-    "qwen2": {**_SIZES, "model_type": "qwen2", "head_dim": 16, "tie_word_embeddings": True},
-    "qwen3": {**_SIZES, "model_type": "qwen3", "tie_word_embeddings": True},
-    "qwen3-yarn": {**_SIZES, "model_type": "qwen3", "rope_parameters": _YARN},
-    "qwen3_moe": {**_SIZES, **_MOE, "model_type": "qwen3_moe", "moe_intermediate_size": 64},
-    "gemma": {**_GEMMA, "model_type": "gemma", "num_key_value_heads": 1},
+    "qwen2": {
+        **{**_SIZES, **_heads(14, 2, 64), "model_type": "qwen2", "tie_word_embeddings": True},
+    },
+    "qwen3": {
+        **{**_SIZES, **_heads(4, 2, 128), "model_type": "qwen3", "tie_word_embeddings": True},
+    },
+    "qwen3-yarn": {
+        **{**_SIZES, **_heads(8, 2, 128), "model_type": "qwen3", "rope_parameters": _YARN},
+    },
+    "qwen3_moe": {
+        **{**_SIZES, **_heads(16, 2, 128), **_MOE, "model_type": "qwen3_moe"},
+        "moe_intermediate_size": 64,
+    },
+    "gemma": {**_GEMMA, **_heads(8, 1, 256), "model_type": "gemma"},
     "gemma2": {
-        **_GEMMA,
-        **{"model_type": "gemma2", "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+        **{**_GEMMA, **_heads(4, 2, 256), "model_type": "gemma2"},
+        **{"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     },
     "gemma3_text": {
-        **_GEMMA,
-        **{"model_type": "gemma3_text", "num_hidden_layers": 7},
+        **{**_GEMMA, **_heads(4, 1, 256), "model_type": "gemma3_text", "num_hidden_layers": 7},
+        **{"vocab_size": 321, "layer_types": _sliding("LLLLLGL")},
+        "rope_parameters": _gemma_rope({"rope_type": "default"}),
+    },
+    "gemma3_text-linear": {
+        **{**_GEMMA, **_heads(4, 2, 256), "model_type": "gemma3_text", "num_hidden_layers": 7},
         "layer_types": _sliding("LLLLLGL"),
-        "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        },
+        "rope_parameters": _gemma_rope({"rope_type": "linear", "factor": 8.0}),
     },
     "gemma4_text": {
-        **_GEMMA,
-        **{"model_type": "gemma4_text", "num_hidden_layers": 6, "global_head_dim": 64},
+        **{**_GEMMA, **_heads(8, 1, 256), "model_type": "gemma4_text", "num_hidden_layers": 6},
         **{"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 320},
-        **{"num_kv_shared_layers": 2, "final_logit_softcapping": 3.0},
+        **{"global_head_dim": 512, "num_kv_shared_layers": 2, "final_logit_softcapping": 3.0},
         "layer_types": _sliding("LLGLLG"),
-        "rope_parameters": {
-            "full_attention": {
-                **{"rope_type": "proportional", "partial_rotary_factor": 0.25},
-                "rope_theta": 1000000.0,
-            },
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        },
+        "rope_parameters": _gemma_rope(
+            {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+        ),
+    },
+    "gemma4_text-k-is-v": {
+        **{**_GEMMA, **_heads(8, 4, 256), "model_type": "gemma4_text"},
+        **{"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 512},
+        **{"hidden_size_per_layer_input": 0, "layer_types": _sliding("LG")},
+        "rope_parameters": _gemma_rope(
+            {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+        ),
     },
     "phi3": {
-        **{**_SIZES, "model_type": "phi3", "head_dim": None, "hidden_size": 128},
-        "sliding_window": None,
+        **{**_SIZES, **_whole(2, 2, 96), "model_type": "phi3", "sliding_window": None},
+        "vocab_size": 341,
     },
     "phi3-longrope": {
-        **{**_SIZES, "model_type": "phi3", "head_dim": None, "hidden_size": 128},
+        **{**_SIZES, **_whole(3, 1, 128), "model_type": "phi3", "tie_word_embeddings": True},
         **{"rope_parameters": _LONGROPE, "original_max_position_embeddings": 128},
     },
     "smollm3": {
-        **{**_SIZES, "model_type": "smollm3", "num_hidden_layers": 4, "head_dim": 16},
+        **{**_SIZES, **_heads(8, 2, 128), "model_type": "smollm3", "num_hidden_layers": 4},
         **{"no_rope_layers": [1, 1, 1, 0], "no_rope_layer_interval": 4},
         **{"use_sliding_window": False, "tie_word_embeddings": True},
     },
     "hunyuan_v1_dense": {
-        **{**_SIZES, "model_type": "hunyuan_v1_dense"},
+        **{**_SIZES, **_heads(8, 2, 128), "model_type": "hunyuan_v1_dense", "vocab_size": 327},
         "rope_parameters": {
             **{"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 1000.0},
         },
     },
     "olmoe": {
-        **{**_SIZES, **_MOE, "model_type": "olmoe", "norm_topk_prob": False, "clip_qkv": None},
-        **{"head_dim": 16, "intermediate_size": 64},
+        **{**_SIZES, **_whole(2, 2, 128), **_MOE, "model_type": "olmoe"},
+        **{"norm_topk_prob": False, "clip_qkv": None, "intermediate_size": 64},
     },
     "gpt_oss": {**_GPT_OSS, "model_type": "gpt_oss"},
     "gpt_oss-mxfp4": {
@@ -154,45 +193,46 @@ FORMS: dict[str, dict[str, Any]] = {
         "quantization_config": {"quant_method": "mxfp4"},
     },
     "glm4_moe": {
-        **{**_SIZES, "model_type": "glm4_moe", "num_hidden_layers": 3, "use_qk_norm": True},
+        **{**_SIZES, **_heads(12, 1, 128), "model_type": "glm4_moe", "num_hidden_layers": 3},
         **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
         **{"moe_intermediate_size": 64, "first_k_dense_replace": 1, "norm_topk_prob": True},
         **{"routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1, "attention_bias": True},
+        "use_qk_norm": True,
         "rope_parameters": {
             **{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
         },
     },
-    "exaone4": {**_SIZES, "model_type": "exaone4", "sliding_window": None, "layer_types": None},
+    "exaone4": {
+        **{**_SIZES, **_heads(8, 2, 64), "model_type": "exaone4"},
+        **{"sliding_window": None, "layer_types": None},
+    },
     "exaone4-window": {
-        **{**_SIZES, "model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 16},
-        **{"sliding_window_pattern": "LLLG", "layer_types": _sliding("LLLG")},
-        "rope_parameters": _LLAMA3,
+        **{**_SIZES, **_heads(10, 2, 128), "model_type": "exaone4", "num_hidden_layers": 4},
+        **{"sliding_window": 16, "sliding_window_pattern": "LLLG"},
+        **{"layer_types": _sliding("LLLG"), "rope_parameters": _LLAMA3},
     },
     "lfm2": {
-        **{**_SIZES, "model_type": "lfm2", "num_hidden_layers": 4, "head_dim": None},
-        **{"norm_eps": 1e-5, "rms_norm_eps": None, "hidden_act": None, "conv_L_cache": 3},
-        **{"tie_word_embeddings": True, "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.0},
-        **{"block_auto_adjust_ff_dim": True, "conv_bias": False},
-        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        **{**_LFM2, **_whole(4, 2, 64), "model_type": "lfm2", "block_multiple_of": 32},
+        **{"block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True},
     },
     "lfm2_moe": {
-        **{**_SIZES, **_MOE, "model_type": "lfm2_moe", "num_hidden_layers": 4, "head_dim": None},
-        **{"norm_eps": 1e-5, "rms_norm_eps": None, "hidden_act": None, "conv_L_cache": 3},
-        **{"tie_word_embeddings": True, "conv_bias": False, "moe_intermediate_size": 64},
-        **{"num_dense_layers": 1, "use_expert_bias": True, "routed_scaling_factor": 1.0},
-        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        **{**_LFM2, **_whole(4, 1, 64), **_MOE, "model_type": "lfm2_moe", "vocab_size": 323},
+        **{"moe_intermediate_size": 64, "num_dense_layers": 1, "use_expert_bias": True},
+        "routed_scaling_factor": 1.0,
     },
     "qwen3_5_text": {
-        **{**_SIZES, **_QWEN35, "model_type": "qwen3_5_text", "num_hidden_layers": 4},
+        **{**_SIZES, **_heads(8, 2, 256), **_QWEN35},
+        **{"model_type": "qwen3_5_text", "num_hidden_layers": 4},
     },
     "qwen3_5_moe_text": {
-        **{**_SIZES, **_MOE, **_QWEN35, "model_type": "qwen3_5_moe_text", "num_hidden_layers": 4},
+        **{**_SIZES, **_heads(16, 2, 256), **_MOE, **_QWEN35},
+        **{"model_type": "qwen3_5_moe_text", "num_hidden_layers": 4},
         **{"intermediate_size": None, "moe_intermediate_size": 64},
         "shared_expert_intermediate_size": 96,
     },
     "minicpm": {
-        **{**_SIZES, "model_type": "minicpm", "head_dim": 16, "rope_theta": 10000.0},
-        **{"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32},
+        **{**_SIZES, **_whole(2, 2, 64), "model_type": "minicpm", "rope_theta": 10000.0},
+        **{"vocab_size": 321, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 64},
     },
 }
 """Name -> config.json; a name is its model_type, and what is special after a dash."""
@@ -213,7 +253,7 @@ def write_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     values = {key: value for key, value in {**FORMS[form], **config}.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(values, indent=1))
-    write_tokenizer(folder / "tokenizer.json")
+    write_tokenizer(folder / "tokenizer.json", values["vocab_size"])
     read = Config(folder / "config.json")
     family = family_of(read)
     found = layout(read, family, read_sizes(read, family), _Names(form))
@@ -223,6 +263,9 @@ def write_checkpoint(
         for output in found
         for name, shape in output.sources.items()
     }
+    if family.arch == "gemma4":  # its scores are not divided; trained norms keep them small
+        norms = {name: rows for name, rows in tensors.items() if name.endswith("q_norm.weight")}
+        tensors |= {name: rows / rows.size**0.5 for name, rows in norms.items()}
     write_safetensors(folder / "model.safetensors", tensors, dtype)
     return folder
 
@@ -243,7 +286,8 @@ def write_gguf_of(
     """
     folder = write_checkpoint(form, path.with_name(f"{path.stem}-checkpoint"), seed, **config)
     made = plan(folder, weights)
-    about = {**made.fields, **tokenizer_fields(made.arch), **(fields or {})}
+    count = {**FORMS[form], **config}["vocab_size"]
+    about = {**made.fields, **tokenizer_fields(made.arch, count), **(fields or {})}
     write(dataclasses.replace(made, fields=about), path, lambda _done: None)
     return path
 
@@ -310,11 +354,11 @@ def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
     return values.astype({"F32": np.float32, "F16": np.float16}[dtype])
 
 
-def write_tokenizer(path: Path) -> None:
-    """Write the tokenizer of tiny models as a tokenizer.json."""
+def write_tokenizer(path: Path, count: int = 320) -> None:
+    """Write the tokenizer of tiny models, of `count` tokens, as a tokenizer.json."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    tokens, types, merges = vocabulary()
+    tokens, types, merges = vocabulary(count)
     pairs = [tuple(merge.split(" ")) for merge in merges]
     made = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, pairs))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

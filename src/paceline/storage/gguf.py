@@ -1,10 +1,11 @@
-"""Reads the graph of a GGUF file with OpenVINO's GGUF frontend."""
+"""Reads the graph of a GGUF file with OpenVINO's GGUF frontend; what to do if it does not run."""
 
 import os
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
+from paceline.storage.gguf_file import read_gguf, short
 from paceline.storage.openvino import reason_of
 
 
@@ -23,4 +24,17 @@ def read_gguf_graph(path: Path) -> Any:
     try:
         return frontend.convert(frontend.load(str(path)))
     except Exception as error:  # of the frontend, whose classes have no common base
-        raise ModelError(f"{path} cannot be opened by OpenVINO: {reason_of(error)}") from error
+        raise graph_fault(path, reason_of(error)) from error
+
+
+def graph_fault(path: Path, reason: str) -> ModelError:
+    """The error for a complete file of which no graph is made, or one that does not run.
+
+    Its metadata may be wrong, or its graph one that paceline does not know.
+    """
+    family = short(repr(read_gguf(path).fields.get("general.architecture")))
+    return ModelError(
+        f"{path}, of the family {family}, cannot be opened by OpenVINO: {reason}. If "
+        "llama.cpp runs the file, it is not damaged: report it as a fault of paceline; until then, "
+        "a folder that `optimum-cli export openvino` makes of the model's checkpoint may work"
+    )

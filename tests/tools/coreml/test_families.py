@@ -36,6 +36,7 @@ from support.coreml_families import (  # noqa: E402
     WINDOW,
     ZAYA,
     TinyModel,
+    whole,
 )
 from support.programs import faults, kinds  # noqa: E402
 
@@ -211,7 +212,10 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "longrope beyond its first set of frequencies": (
         "Phi3Config",
-        {**PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": SLOTS - 1},
+        {
+            **{**PHI3, **whole(3, 1, 128), "rope_parameters": LONGROPE},
+            "original_max_position_embeddings": SLOTS - 1,
+        },
         "original_max_position_embeddings 63.*64 slots.*Choose at most 63 slots",
     ),
     "a window of all layers": ("Phi3Config", {**PHI3, "sliding_window": 63}, "at most 63 slots"),
@@ -220,7 +224,7 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
         {**LLAMA, "head_dim": 8, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
         "alpha None",
     ),
-    "no head size": ("HunYuanDenseV1Config", LLAMA, "head_dim None"),
+    "no head size": ("HunYuanDenseV1Config", {**LLAMA, "head_dim": None}, "head_dim None"),
     "a convolution of one tap": ("Lfm2Config", {**LFM2, "conv_L_cache": 1}, "conv_L_cache 1"),
     "sliding attention beside convolutions": (
         "Lfm2Config",

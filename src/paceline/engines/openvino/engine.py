@@ -38,6 +38,7 @@ from paceline.engines.openvino.graph import STATE_TABLES, paged_model
 from paceline.engines.openvino.kv_copies import Caches, extend_kv, kv_of
 from paceline.engines.state_blocks import StatePool, StateTable, restore_and_take
 from paceline.errors import ModelError
+from paceline.storage.gguf import graph_fault
 from paceline.storage.openvino import reason_of
 from paceline.storage.system import memory_bytes
 
@@ -360,8 +361,9 @@ def _shapes(ports: Sequence[Any]) -> dict[str, list[int]]:
 
 
 def _does_not_run(graph: Path, error: RuntimeError) -> ModelError:
-    reason = reason_of(error)
-    return ModelError(f"{graph} cannot be run by OpenVINO: {reason}; fetch or convert it again")
+    if graph.suffix == ".gguf":
+        return graph_fault(graph, reason_of(error))
+    return ModelError(f"{graph} cannot be run by OpenVINO: {reason_of(error)}; convert it again")
 
 
 def _open(graph: Path, taps: Sequence[int]) -> Any:

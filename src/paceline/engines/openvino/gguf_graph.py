@@ -25,7 +25,7 @@ from paceline.engines.openvino.lfm2 import lfm2
 from paceline.engines.openvino.paged import Heads, Inputs, attention
 from paceline.engines.openvino.qwen35_moe import qwen35moe
 from paceline.errors import ModelError
-from paceline.storage.gguf import read_gguf_graph
+from paceline.storage.gguf import graph_fault, read_gguf_graph
 from paceline.storage.gguf_file import GgufFile, read_gguf
 from paceline.storage.openvino import reason_of
 
@@ -39,6 +39,7 @@ _RECURRENT = "gguf_recurrent_states"
 _SECTIONS = "gguf_is_imrope"
 """Its positions are four: of text, and of time, height and width in an image. Those of text are all
 the same."""
+_COMPUTED = "PagedAttention computes, which excludes capped scores"
 _WINDOW = "gguf_swa_window_size"
 _WINDOWED_MASK = "self_kq_mask_swa"
 
@@ -56,13 +57,10 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
     build = _BUILT.get(str(file.fields.get("general.architecture")))
     try:
         built = build(file, path, inputs) if build else _of_frontend(file, path, inputs, taps)
-    except RuntimeError as error:  # of a node whose inputs do not fit
-        raise ModelError(f"{path} cannot be opened by OpenVINO: {reason_of(error)}") from error
+    except RuntimeError as error:  # an unknown graph, or a node whose inputs do not fit
+        raise graph_fault(path, reason_of(error)) from error
     if not inputs.has_attention:
-        raise ModelError(
-            f"{path} has no layer with attention that PagedAttention computes (capped scores are "
-            "not), so the openvino engine does not run it; fetch or convert it again"
-        )
+        raise graph_fault(path, f"no layer has attention that {_COMPUTED}")
     results = [_result(built.logits, "logits")]
     for tap in taps:
         if tap == FINAL_NORM and tap not in built.layers:
@@ -74,10 +72,7 @@ def gguf_model(path: Path, taps: Sequence[int] = ()) -> Any:
     try:
         model = ov.Model(results, inputs.parameters, path.stem)
     except RuntimeError as error:  # the logits still depend on an input of the frontend's
-        raise ModelError(
-            f"{path}: PagedAttention does not compute its attention (capped scores, or a state "
-            "that is no KV cache), so the openvino engine does not run it from GGUF"
-        ) from error
+        raise graph_fault(path, f"a layer has no attention that {_COMPUTED}") from error
     exact_zero_points(model, file)
     keep_rows_apart(model)
     return model
@@ -95,7 +90,7 @@ def _of_frontend(file: GgufFile, path: Path, inputs: Inputs, taps: Sequence[int]
         for node in source.get_ordered_ops()
         if node.get_type_name() == "ScaledDotProductAttention"
     ]
-    mend_positions(source, file, path, [window > 0 and _is_windowed(node) for node in attentions])
+    mend_positions(source, file, [window > 0 and _is_windowed(node) for node in attentions])
     mend_values(source, file, path)
     regroup_six_bits(source)
     for old in source.get_parameters():
@@ -108,7 +103,7 @@ def _of_frontend(file: GgufFile, path: Path, inputs: Inputs, taps: Sequence[int]
     if _RECURRENT in about:
         page_states(source, inputs)
     for node in attentions:
-        _page(node, inputs, window if _is_windowed(node) else 0, path)
+        _page(node, inputs, window if _is_windowed(node) else 0)
     layers = {
         int(found[1]): node.output(0)
         for node in source.get_ordered_ops()
@@ -134,10 +129,10 @@ def _head_input(logits: Any, path: Path) -> Any:
     return node.input_value(0)
 
 
-def _page(node: Any, inputs: Inputs, window: int, path: Path) -> None:
+def _page(node: Any, inputs: Inputs, window: int) -> None:
     """Replace a ScaledDotProductAttention, with the cache writes before it, by PagedAttention."""
     query = _before(node.input_value(0), "Transpose", "Convert")
-    key, value = (_written(node.input_value(i), path) for i in (1, 2))
+    key, value = (_written(node.input_value(i)) for i in (1, 2))
     heads = int(query.get_partial_shape()[2].get_length())
     sinks = None
     if node.get_input_size() > 5:
@@ -174,21 +169,18 @@ def _after(node: Any, *kinds: str) -> Any:
         (target,) = node.output(0).get_target_inputs()
         node = target.get_node()
         if node.get_type_name() != kind:
-            raise ModelError(f"after attention comes a {node.get_type_name()}, expected a {kind}")
+            raise RuntimeError(f"a {node.get_type_name()} reads attention, expected a {kind}")
     return node.output(0)
 
 
-def _written(output: Any, path: Path) -> Heads:
+def _written(output: Any) -> Heads:
     """Find the cache behind an input of attention: the heads of grouped queries are repeated."""
     repeated = ("Reshape", "Broadcast", "Unsqueeze")
     node = _before(output, "Transpose", "ConvertLike", *repeated).get_node()
     name = node.input_value(0).get_node().get_friendly_name() if node.get_input_size() else ""
     found = _CACHE.fullmatch(name)
     if node.get_type_name() != "ScatterUpdate" or not found:
-        raise ModelError(
-            f"{path}: an attention reads a {node.get_type_name()} instead of the KV cache, so the "
-            "openvino engine does not run it from GGUF"
-        )
+        raise RuntimeError(f"an attention reads a {node.get_type_name()}, expected the KV cache")
     heads, size = (int(each.get_length()) for each in list(node.get_output_partial_shape(0))[2:])
     rows = _before(node.input_value(2), "Reshape", "Convert")
     return Heads(rows, heads, size, int(found[1]))

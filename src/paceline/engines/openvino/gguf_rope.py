@@ -9,14 +9,12 @@ another's, and takes the rows of a single key head for heads.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile
 
 Floats = npt.NDArray[np.float32]
@@ -27,10 +25,10 @@ _GEMMA3_BASE = 10_000.0
 _SMOLLM3_PERIOD = 4
 
 
-def mend_positions(model: Any, file: GgufFile, path: Path, windowed: Sequence[bool]) -> None:
-    """Mend the frontend's graph `model` of `file`, at `path`.
+def mend_positions(model: Any, file: GgufFile, windowed: Sequence[bool]) -> None:
+    """Mend the frontend's graph `model` of `file`.
 
-    `windowed` says of each layer whether it has a sliding window. Raises ModelError for a graph
+    `windowed` says of each layer whether it has a sliding window. Raises RuntimeError for a graph
     without the nodes that are mended.
     """
     family = file.fields.get("general.architecture")
@@ -39,9 +37,10 @@ def mend_positions(model: Any, file: GgufFile, path: Path, windowed: Sequence[bo
         for node in model.get_ordered_ops()
         if (found := _NODE.search(node.get_friendly_name()))
     }
-    graph = _Graph(nodes, path)
-    for layer in range(len(windowed)):
-        graph.separate_rows(f"blk.{layer}.Kcur")
+    graph = _Graph(nodes)
+    for name in [name for name in nodes if name.endswith(("Qcur", "Kcur"))]:
+        graph.separate_heads(name)
+    model.validate_nodes_and_infer_types()
     rope = _Rope(file, str(family))
     for layer in _without_positions(str(family), windowed):
         graph.leave_unrotated(layer)
@@ -142,35 +141,36 @@ def _factors(file: GgufFile, rope: _Rope) -> Floats | None:
 class _Graph:
     """The frontend's nodes by the ends of their names."""
 
-    def __init__(self, nodes: Mapping[str, Any], path: Path) -> None:
-        self._nodes, self._path = nodes, path
+    def __init__(self, nodes: dict[str, Any]) -> None:
+        self._nodes = nodes
 
     def node(self, name: str) -> Any:
         if name not in self._nodes:
-            raise ModelError(
-                f"{self._path}: the graph that OpenVINO made has no {name}, so its positions "
-                "cannot be mended; paceline needs OpenVINO 2026.4"
-            )
+            raise RuntimeError(f"its graph has no {name}, by which positions are mended")
         return self._nodes[name]
 
-    def separate_rows(self, name: str) -> None:
-        """Give a single head, [1, 1, n, size], the form of several, [1, n, 1, size].
+    def separate_heads(self, name: str) -> None:
+        """Give the product of a single head, [1, 1, n, size], the form of several, [1, n, 1, size].
 
-        Without it the rotation of pairs broadcasts all rows of one head over the positions of all.
+        The frontend has a node `_r` that does so, before norm and rotation, for several heads
+        alone. Without it, a rotation broadcasts all rows of the head over the positions of all.
         """
         from openvino import opset13
 
-        names = [name + end for end in ("_normed", "_r", "_b", "")]
-        found = next((self._nodes[each] for each in names if each in self._nodes), None)
-        if found is None:  # the layer shares the keys of another
+        if f"{name}_r" in self._nodes:
             return
-        given = found.output(0)
-        shape = given.get_partial_shape()
-        if shape[1] == 1 and shape[2].is_dynamic:
-            readers = given.get_target_inputs()
-            heads = opset13.reshape(given, np.array([1, -1, 1, shape[3].get_length()]), False)
-            for reader in readers:
-                reader.replace_source_output(heads.output(0))
+        output = (self._nodes.get(f"{name}_b") or self._nodes[name]).output(0)
+        readers = output.get_target_inputs()
+        size, rotated = (
+            port.get_partial_shape()[3].get_length()
+            for port in (output, self.node(f"{name}_rope").output(0))
+        )
+        if size != rotated:
+            raise RuntimeError(f"its graph has no {name}_r, which divides {size} values into heads")
+        heads = opset13.reshape(output, np.array([1, -1, 1, size]), False)
+        for reader in readers:
+            reader.replace_source_output(heads.output(0))
+        self._nodes[f"{name}_r"] = heads
 
     def table(self, frequencies: Floats, scale: float = 1.0) -> tuple[Any, Any]:
         """Outputs cos and sin, [1, n, 1, pairs], times `scale`."""

@@ -32,7 +32,8 @@ _SUBLAYERS = {"attn_norm": "attn_out", "ffn_norm": "ffn_out"}
 def mend_values(model: Any, file: GgufFile, path: Path) -> None:
     """Mend the frontend's graph `model` of `file`, at `path`.
 
-    Raises ModelError for a file that does not say which layers have its window.
+    Raises ModelError for a file that does not say which layers have its window, RuntimeError for a
+    graph without the nodes that are mended.
     """
     from openvino import opset13
 
@@ -85,11 +86,13 @@ def _mend_norms(model: Any, file: GgufFile, path: Path) -> None:
     nodes = {node.get_friendly_name().rpartition("blk.")[2]: node for node in model.get_ops()}
     for layer in range(file.fields[f"{_FAMILY}.block_count"]):
         for norm, sublayer in _SUBLAYERS.items():
-            before = nodes[f"{layer}.{norm}"]
-            taken = nodes[f"{layer}.{norm}.rms"].input_value(0)
+            names = [f"{layer}.{name}" for name in (norm, f"{norm}.rms", sublayer)]
+            if missing := [name for name in names if name not in nodes]:
+                raise RuntimeError(f"its graph has no blk.{missing[0]}, by which norms are mended")
+            before, scaled, after = (nodes[name] for name in names)
             weight = before.input_value(1)
-            _feed(before.output(0), taken)
-            given = nodes[f"{layer}.{sublayer}"].output(0)
+            _feed(before.output(0), scaled.input_value(0))
+            given = after.output(0)
             readers = given.get_target_inputs()
             normed = _rms_norm(given, weight, epsilon)
             for reader in readers:
