@@ -70,18 +70,22 @@ def choose_rows(model: LoadedModel, context_length: int) -> RowRange | None:
         fused=lambda rows: not own and all(_fused(kind, rows) for kind in kinds),
     )
     contexts = model_contexts(context_length, CONTEXTS if own else MODEL_CONTEXTS)
-    measured = [_model_bits(model, context, context_length) for context in contexts]
     windows = {cache.max_size if isinstance(cache, SlidingCache) else None for cache in slots}
-    for attention in kinds:
-        measured += [_attention_bits(attention, window, context_length) for window in windows]
-    return choose(measured, among)
+    alone = [_attention_bits(kind, window, context_length) for kind in kinds for window in windows]
+
+    def measure(least: int) -> list[RowBits]:
+        return [*alone, *(_model_bits(model, at, context_length, least) for at in contexts)]
+
+    return choose(measure, among)
 
 
-def _model_bits(model: LoadedModel, context: int, context_length: int) -> RowBits:
-    """Bits of the model's logits in calls after a context, which is random from `_PREFIX` on."""
+def _model_bits(model: LoadedModel, context: int, context_length: int, least: int) -> RowBits:
+    """Bits of the model's logits in calls after a context, which is random from `_PREFIX` on.
+
+    Rows between the context and a call are run in calls of `least` rows.
+    """
     rng = np.random.default_rng(0)
     prefix = min(context, _PREFIX)
-    calls = list(calls_after(context, context_length))
     # The vocabulary's size is not known yet; every model has 32 tokens.
     tokens = rng.integers(0, 32, prefix + MOST_ROWS * 2).tolist()
     states = model.empty()
@@ -89,13 +93,13 @@ def _model_bits(model: LoadedModel, context: int, context_length: int) -> RowBit
     if context > prefix:
         states.stretch(context - prefix)
     tokens = tokens[prefix:]
-    # Rows before an offset are computed once, the same for all calls after it.
     found = {}
-    for count, position in calls:
+    for count, position in calls_after(context, context_length, least):
         at = position - context
-        if position > states.held:
-            block = tokens[states.held - context : at]
-            _evaluate(states, model.call(states, block, drafted=True).logits)
+        while (held := states.held - context) < at:
+            block = tokens[held : min(held + least, at)]
+            _evaluate(states, model.call(states, block, least=least, drafted=True).logits)
+            states.settle(context + held + len(block))
         called = model.call(states, tokens[at : at + count], drafted=True)
         _evaluate(states, called.logits)
         found[count, position] = _bits(called.logits)

@@ -10,6 +10,7 @@ Independent of MLX: a kernel is whatever gives a row its bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from paceline.engines.mlx.thresholds import BACK, MOST_ROWS, cut, drop_step
@@ -107,9 +108,18 @@ def candidates(*, drops_padding: bool, fused: Callable[[int], bool]) -> list[Row
     ]
 
 
-def choose(measured: Sequence[RowBits], among: Sequence[RowRange] = CANDIDATES) -> RowRange | None:
-    """The first candidate for which every call gives equal bits; None: no candidate does."""
-    return next((rows for rows in among if all(agree(rows, bits) for bits in measured)), None)
+def choose(
+    measure: Callable[[int], Sequence[RowBits]], among: Sequence[RowRange] = CANDIDATES
+) -> RowRange | None:
+    """The first candidate for which every call gives equal bits; None: no candidate does.
+
+    `measure` returns bits of rows after others in calls of the given number of rows, the least of a
+    candidate: else keys and values before them would be another kernel's than the candidate's.
+    """
+    measured = cache(measure)
+    return next(
+        (rows for rows in among if all(agree(rows, bits) for bits in measured(rows.least))), None
+    )
 
 
 def agree(rows: RowRange, measured: RowBits) -> bool:
@@ -131,9 +141,10 @@ def model_contexts(context_length: int, contexts: Sequence[int] = MODEL_CONTEXTS
     return sorted({min(context, longest) for context in contexts})
 
 
-def calls_after(context: int, context_length: int) -> Iterator[Call]:
-    """The whole model's calls after a context, by ascending position."""
-    return _calls((context + offset for offset in _OFFSETS), context_length)
+def calls_after(context: int, context_length: int, least: int = 1) -> Iterator[Call]:
+    """The whole model's calls of at least `least` rows after a context, by ascending position."""
+    calls = _calls((context + offset for offset in _OFFSETS), context_length)
+    return (call for call in calls if call[0] >= least)
 
 
 def attention_calls(context_length: int, window: int | None = None) -> list[Call]:
