@@ -23,9 +23,10 @@ def _toy(engine: Any, sequence: Any, length: int) -> None:
 
 def _openvino(engine: Any, sequence: Any, length: int) -> None:
     for cache in engine._caches().values():
-        every = slice(None)
         value = np.frombuffer(bytes([POISON] * 2), cache.dtype)[0]
-        _blocks(engine, sequence, length, cache, lambda block, slots: (block, every, slots), value)
+        _blocks(
+            engine, sequence, length, cache, lambda block, slots: (block, slice(None), slots), value
+        )
     if engine._states is not None:
         free = [*engine._states._free, engine._states.spare]
         for name, (states, _) in engine._bound.items():
