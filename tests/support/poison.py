@@ -18,15 +18,14 @@ def poison(engine: Engine, sequence: KVSequence, length: int | None = None) -> N
 def _toy(engine: Any, sequence: Any, length: int) -> None:
     for cache in (engine._keys, engine._values):
         value = int.from_bytes(bytes([POISON] * 8)) if cache is engine._keys else POISON
-        _blocks(engine, sequence, length, cache, lambda block, slots: (block, slots), value)
+        _blocks(engine, sequence, length, cache, value)
 
 
 def _openvino(engine: Any, sequence: Any, length: int) -> None:
     for cache in engine._caches().values():
         value = np.frombuffer(bytes([POISON] * 2), cache.dtype)[0]
-        _blocks(
-            engine, sequence, length, cache, lambda block, slots: (block, slice(None), slots), value
-        )
+        by_slot = cache.swapaxes(1, 2)  # of [blocks, heads, slots of a block, d]
+        _blocks(engine, sequence, length, by_slot, value)
     if engine._states is not None:
         free = [*engine._states._free, engine._states.spare]
         for name, (states, _) in engine._bound.items():
@@ -34,19 +33,13 @@ def _openvino(engine: Any, sequence: Any, length: int) -> None:
                 states[free] = np.frombuffer(bytes([POISON] * 4), states.dtype)[0]
 
 
-def _blocks(
-    engine: Any,
-    sequence: Any,
-    length: int,
-    cache: Any,
-    place: Callable[[Any, slice], Any],
-    value: Any,
-) -> None:
+def _blocks(engine: Any, sequence: Any, length: int, cache: Any, value: Any) -> None:
+    """`cache` is [blocks, slots of a block, ...]."""
     size = engine._pool.block_size
     for number, block in enumerate(sequence._numbers):
         first = max(length - number * size, 0)
         if first < size and not engine._pool.shared(block):
-            cache[place(block, slice(first, None))] = value
+            cache[block, first:] = value
     cache[[*engine._pool._free, engine._pool.spare]] = value
 
 

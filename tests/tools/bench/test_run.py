@@ -69,7 +69,7 @@ def test_a_base_model_answers_prompts_as_they_are_and_all_turns(model: Model, tm
     suite = tmp_path / "questions.jsonl"
     suite.write_text('{"question_id": 1, "category": "rag", "turns": ["Hello", "And the user?"]}')
     base = Model(replace(model.files, chat_template=None), model.engine)
-    report = bench(bench_run, base, suite, drafters=["suffix"], max_tokens=5)
+    report = bench(base, suite, max_tokens=5)
     assert report.passed
     assert [row["case"] for row in report.value["rows"]][::3] == ["1", "1, turn 2"]
 

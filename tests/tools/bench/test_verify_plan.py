@@ -53,7 +53,7 @@ def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
     model: Model, suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(command, "_QUICK_ROWS_SECONDS", 0)
-    monkeypatch.setattr(command, "_QUICK_ANSWERS_SECONDS", 0)
+    monkeypatch.setattr(command, "_QUICK_SECONDS", 0)
     report = command.verify(
         lambda: model,
         suite=suite_file,

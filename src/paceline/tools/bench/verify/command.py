@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import paceline
@@ -31,9 +32,9 @@ _TOGETHER = (1, 2, 1, 3, 1, 5, 1, 8)
 """Sequences per call, in turn."""
 
 _QUICK_ROWS_SECONDS = 20.0
-_QUICK_ANSWERS_SECONDS = 25.0
-"""Seconds after which a quick verification begins no further comparison. Loading the model and the
-last comparisons come on top: a minute in all."""
+_QUICK_SECONDS = 45.0
+"""Seconds after the start, loading included, when a quick verification begins no further comparison
+of rows, and of answers. The last one that was begun comes on top: a minute in all."""
 
 
 def verify(
@@ -55,6 +56,11 @@ def verify(
 
     Raises InvalidRequest if the suite or a drafter is invalid, or the journal is another run's.
     """
+    started = perf_counter()
+
+    def left(until: float) -> float:
+        return until + started - perf_counter() if quick else inf
+
     prompts = load_suite(suite)
     for name in drafters:
         check({"drafter": name})
@@ -69,7 +75,7 @@ def verify(
         checks = len(row_checks(model.engine))
         with progress.task("comparing rows", checks, unit="contexts") as reach:
             if journal.rows is None:
-                seconds = _QUICK_ROWS_SECONDS if quick else inf
+                seconds = left(_QUICK_ROWS_SECONDS)
                 rows = check_rows(model.engine, verdict, seconds=seconds, watch=reach)
                 measured = {name: asdict(each) for name, each in verdict.conditions.items()}
                 journal.add_rows({"part": rows, "conditions": measured})
@@ -88,7 +94,7 @@ def verify(
                 together=_TOGETHER,
                 watch=reach,
                 journal=journal,
-                seconds=_QUICK_ANSWERS_SECONDS if quick else inf,
+                seconds=left(_QUICK_SECONDS),
             )
     parts = {"contexts": rows, "combinations": answers}
     value = {
