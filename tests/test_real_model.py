@@ -14,7 +14,8 @@ from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import run_together
 from paceline.tools.bench.verify import checks
-from paceline.tools.bench.verify.checks import Verdict, check_rows
+from paceline.tools.bench.verify.checks import Verdict
+from paceline.tools.bench.verify.rows import check_rows
 from paceline.tools.suite import load_suite
 from support.waiting import PATIENCE
 

@@ -16,7 +16,8 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.invariance import CONDITIONS
 from paceline.engines.openvino.batch import parts_of
 from paceline.tools.bench.verify import checks
-from paceline.tools.bench.verify.checks import Verdict, check_rows
+from paceline.tools.bench.verify.checks import Verdict
+from paceline.tools.bench.verify.rows import check_rows
 from support.tiny_checkpoints import write_gguf_of
 
 WIDE: dict[str, Any] = {

@@ -57,6 +57,13 @@ class Cut(Marked):
         return len(block.tokens) if block.prefill else 0
 
 
+class Short(Marked):
+    """Keys of a prompt are others where a call reads two to eight rows of it, as on a GPU."""
+
+    def mark(self, block: Block) -> int:
+        return int(block.prefill and 2 <= len(block.tokens) <= 8)
+
+
 class Answering(Marked):
     """Keys of an answer are not those of a prompt with the same tokens, and are shared anyway."""
 
@@ -76,6 +83,7 @@ def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int)
     [
         (Batched, {BATCH}),
         (Cut, {CHUNKED_PREFILL, PREFIX_CACHE}),
+        (Short, {CHUNKED_PREFILL, PREFIX_CACHE}),
         (Answering, {PREFIX_CACHE}),
     ],
 )

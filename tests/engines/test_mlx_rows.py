@@ -13,23 +13,31 @@ from paceline.engines import EngineSettings
 from paceline.engines.mlx.engine import MlxEngine
 from paceline.engines.mlx.hooks import install_hook
 from paceline.engines.mlx.model import LoadedModel, load
-from paceline.engines.mlx.rows import ANY, CANDIDATES, RowRange, agree, choose
+from paceline.engines.mlx.probe import choose_rows
+from paceline.engines.mlx.rows import ANY, CANDIDATES, TRIED, RowRange, agree
 from paceline.engines.profile import measure_profile
 from support import mlx
 
 
 @pytest.mark.parametrize(
-    ("rows", "count", "lengths"),
+    ("rows", "count", "position", "lengths"),
     [
-        (RowRange(1, 32), 1, [1]),
-        (RowRange(1, 8), 8, [8]),
-        (RowRange(2, 4), 9, [4, 4, 1]),
-        (RowRange(8, 8), 17, [8, 8, 1]),
-        (RowRange(8, 8), 0, []),
+        (RowRange(1, 32), 1, 0, [1]),
+        (RowRange(1, 8), 8, 0, [8]),
+        (RowRange(2, 4), 9, 100, [4, 4, 1]),
+        (RowRange(8, 8), 17, 0, [8, 8, 1]),
+        (RowRange(8, 8), 0, 0, []),
+        # At 1,024 and 1,025 keys, and nowhere else near, MLX may change kernels.
+        (RowRange(1, 8), 8, 1018, [5, 1, 2]),
+        (RowRange(2, 8), 8, 1018, [4, 1, 3]),
+        (RowRange(8, 8), 8, 1016, [1, 7]),
+        (RowRange(2, 8), 8, 1014, [8]),
+        (RowRange(2, 8), 8, 1023, [8]),
+        (RowRange(2, 8), 4, 16380, [2, 2]),
     ],
 )
-def test_a_block_is_cut_into_calls(rows: RowRange, count: int, lengths: list[int]):
-    parts = [list(range(count))[part] for part in rows.split(count)]
+def test_a_block_is_cut_into_calls(rows: RowRange, count: int, position: int, lengths: list[int]):
+    parts = [list(range(count))[part] for part in rows.split(count, position)]
     assert [len(part) for part in parts] == lengths
     assert [row for part in parts for row in part] == list(range(count))
 
@@ -59,9 +67,13 @@ def test_rows_agree_where_every_call_gave_a_position_the_same_bits(rows: RowRang
 
 
 def test_candidates_are_among_the_numbers_that_are_tried():
-    from paceline.engines.mlx.rows import _TRIED
+    assert {number for rows in CANDIDATES for number in rows} <= {*TRIED}
 
-    assert {number for rows in CANDIDATES for number in rows} <= set(_TRIED)
+
+def test_rows_of_a_call_across_a_threshold_are_read_up_to_it_if_the_rest_is_padding():
+    assert [RowRange(2, 8).used(count, 1021) for count in (1, 2, 3, 8)] == [0, 1, 0, 0]
+    crossing = {(8, 1018): [b"a"] * 8, (2, 1021): [b"b", b"c"]}
+    assert agree(RowRange(2, 8), crossing), "no block leads to the first"
 
 
 # -- of a model whose kernels differ ---------------------------------------------------------------
@@ -112,7 +124,7 @@ def with_kernels(folder: Path, off: Off) -> LoadedModel:
 def test_the_cheapest_row_range_that_agrees_is_chosen(
     folder: Path, off: Off, expected: RowRange | None
 ):
-    assert choose(with_kernels(folder, off), 8192) == expected
+    assert choose_rows(with_kernels(folder, off), 8192) == expected
 
 
 @pytest.mark.mlx
@@ -120,8 +132,8 @@ def test_a_short_context_is_looked_at_as_far_as_it_goes(folder: Path):
     def far(rows: int, held: int) -> float:
         return 0.01 * (held > 4096 and rows == 1)
 
-    assert choose(with_kernels(folder, far), 4000) == ANY
-    assert choose(with_kernels(folder, far), 16) == ANY
+    assert choose_rows(with_kernels(folder, far), 4000) == ANY
+    assert choose_rows(with_kernels(folder, far), 16) == ANY
 
 
 @pytest.mark.mlx

@@ -27,6 +27,9 @@ def verify(
     whole: Annotated[
         bool, Option("--whole", help="every combination, not only a part that covers every pair")
     ] = False,
+    quick: Annotated[
+        bool, Option("--quick", help="a part that fits into a minute, and what all would take")
+    ] = False,
     drafter: Annotated[
         list[str], declare.several(help="check this one; may be repeated; default: all there are")
     ],
@@ -65,9 +68,13 @@ def verify(
 ) -> int:
     """Check row invariance and token parity on this machine, or a server's texts."""
     check_writable(result)
+    if quick and whole:
+        raise InvalidRequest("--quick is a part of what is compared and --whole all; leave out one")
     if url is not None:
-        if drafter or whole:
-            raise InvalidRequest("--drafter and --whole are of a model here; leave out --url")
+        if drafter or whole or quick:
+            raise InvalidRequest(
+                "--drafter, --whole and --quick are of a model here; leave out --url"
+            )
         from paceline.tools.bench.peers.server import Access
         from paceline.tools.bench.verify.server import verify_server
 
@@ -90,6 +97,7 @@ def verify(
         suite=suite,
         max_tokens=max_tokens,
         whole=whole,
+        quick=quick,
         drafters=drafter,
         output=result,
         progress=progress_of(output),

@@ -37,6 +37,8 @@ _MORE = 2
 """Tokens of the next turn."""
 _LEAST = 4 * _ANSWER
 _CHUNK = 31
+_SHORT = 4
+"""Rows at the end of a prompt that are read alone: few rows may take another kernel than many."""
 _SECONDS = 2.0
 """Time limit after which each further condition makes one comparison only."""
 
@@ -181,16 +183,17 @@ class _Texts:
                 yield compare(rows, self._expected[1 : 1 + count])
 
     def chunked_prefill(self) -> Iterator[Compared]:
-        """In chunks; and all tokens but the last, then the last."""
-        for chunk in (_CHUNK, len(self._prompt) - 1):
+        """In chunks; all tokens but the last, then the last; and all but a few, then those."""
+        for chunk in (_CHUNK, len(self._prompt) - 1, len(self._prompt) - _SHORT):
             self._sequence.rewind(0)
             rows = self._rows(self._sequence, self._prompt, self._answer, chunk)
             yield compare(rows, self._expected)
 
     def prefix_cache(self) -> Iterator[Compared]:
-        """A fork of all prompt slots, of half of them, and of prompt and answer."""
+        """A fork of all prompt slots, of all but a few, of half, and of prompt and answer."""
         self._begin_answer()
-        for length in (len(self._prompt) - 1, len(self._prompt) // 2):
+        size = len(self._prompt)
+        for length in (size - 1, size - _SHORT, size // 2):
             with closing(self._sequence.fork(length)) as child:
                 yield compare(self._rows(child, self._prompt, self._answer), self._expected)
         for token in self._answer:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from paceline.errors import InvalidRequest
+from paceline.models import ModelFiles
+from paceline.runtime.prompt import Prompt
 from paceline.storage.validation import Limit, validated
 
 _IN_PACKAGE = "suite.jsonl"
@@ -73,6 +75,17 @@ class Suite:
                 for group, count in zip(chosen, counts, strict=True)
             ]
         return Suite([prompt for group in chosen for prompt in group], self.sha256)
+
+
+def prompt_for(files: ModelFiles, messages: Sequence[dict[str, Any]]) -> Prompt:
+    """The prompt of a model: the messages, or for a base model, which has no template, their text.
+
+    Token ids in the second case.
+    """
+    if files.chat_template is not None:
+        return messages
+    text = "\n\n".join(str(message["content"]) for message in messages)
+    return files.tokenizer().encode(text, special=True)
 
 
 def load_suite(path: Path | None = None) -> Suite:

@@ -1,6 +1,7 @@
 """`bench run`, as the command line calls it."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,15 @@ def test_a_run_reports_every_contender_on_every_prompt(model: Model, suite_file:
     assert len(by_prompt[2]) == 4
     for _, head, rows in report.tables:
         assert all(len(row) == len(head) for row in rows)
+
+
+def test_a_base_model_answers_prompts_as_they_are_and_all_turns(model: Model, tmp_path: Path):
+    suite = tmp_path / "questions.jsonl"
+    suite.write_text('{"question_id": 1, "category": "rag", "turns": ["Hello", "And the user?"]}')
+    base = Model(replace(model.files, chat_template=None), model.engine)
+    report = bench(base, suite, max_tokens=5)
+    assert report.passed
+    assert [row["case"] for row in report.value["rows"]][::3] == ["1", "1, turn 2"]
 
 
 def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(

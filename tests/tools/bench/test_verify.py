@@ -1,6 +1,7 @@
 import json
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ from paceline.tools.bench.verify.checks import (
     DRAFTERS,
     Verdict,
     VerifyCase,
-    check_rows,
     check_tokens,
     verify_cases,
 )
+from paceline.tools.bench.verify.rows import check_rows
 from paceline.tools.suite import load_suite
 from support.faulty import (
     Change,
@@ -63,8 +64,8 @@ def test_the_short_list_has_every_pair_of_values_that_the_whole_one_has():
 def test_rows_of_an_exact_engine_do_not_differ_under_any_condition(model: Model):
     verdict = Verdict()
     check_rows(model.engine, verdict)
-    # At three contexts: 136 rows of blocks, 102 of chunks, 32 of batches, 40 of forks.
-    assert verdict.rows.rows == 3 * 310
+    # At three contexts: 144 rows of blocks, 102 of chunks, 32 of batches, 40 of forks.
+    assert verdict.rows.rows == 3 * 318
     assert (verdict.rows.differing, verdict.rows.largest_difference) == (0, 0.0)
     assert verdict.exact
 
@@ -148,6 +149,51 @@ def test_a_check_gives_all_slots_back_even_when_it_fails(model: Model):
     assert model.engine.free_slots == free
 
 
+class Crossing(ToyEngine):
+    """Rows are off in a call of several rows that has 1,024 keys or more."""
+
+    def step(self, work: list[tuple[KVSequence, Block]]) -> StepResult:
+        result = super().step(work)
+        for rows, (sequence, block) in zip(result.logits, work, strict=True):
+            count = len(block.tokens)
+            if not block.prefill and count > 1 and 1024 <= sequence.length + count < 1050:
+                rows[:, 0] += np.float32(1e-4)
+        return result
+
+
+def test_rows_that_depend_on_the_keys_of_a_call_are_found_around_thresholds():
+    verdict = Verdict()
+    part = check_rows(Crossing(context_length=1100, cache_blocks=400), verdict)
+    assert part.done == part.of == 6
+    assert 0 < verdict.conditions["block_length"].differing < 80
+    verdict = Verdict()
+    assert check_rows(Crossing(context_length=1100, cache_blocks=400), verdict, seconds=0).done == 1
+    assert verdict.exact
+
+
+def test_a_context_is_made_of_copies_of_a_block_where_the_engine_copies_kv():
+    class Copying(ToyEngine):
+        keeps_kv = True
+        copied = 0
+
+        def kv_of(self, sequence: Any, start: int, stop: int) -> dict[str, np.ndarray]:
+            (block,) = sequence.blocks(0)[: stop // self.block_size]
+            return {"keys": self._keys[[block]], "values": self._values[[block]]}
+
+        def extend_kv(self, sequence: Any, arrays: dict[str, np.ndarray]) -> None:
+            rows = len(arrays["keys"]) * self.block_size
+            sequence.reserve(rows)
+            blocks = sequence.blocks(rows)[sequence.length // self.block_size :]
+            self._keys[blocks], self._values[blocks] = arrays["keys"], arrays["values"]
+            sequence.commit(rows)
+            self.copied += rows
+
+    engine, verdict = Copying(context_length=16_500, cache_blocks=2100), Verdict()
+    check_rows(engine, verdict)
+    assert verdict.exact
+    assert engine.copied > sum(512 * 2**exponent for exponent in range(6)) - 6 * 32
+
+
 CHOSEN = [
     VerifyCase(drafter, "fixed", block, sampling)
     for drafter, block, sampling in zip(
@@ -171,6 +217,20 @@ def test_answers_of_a_model_that_keeps_its_promise_do_not_differ(model: Model, s
     assert verdict.answers_compared == 3 * (1 + 3)
     assert verdict.tokens_compared == 40 * 12
     assert verdict.exact
+
+
+def test_one_of_eight_cases_has_a_long_answer_and_a_time_limit_ends_with_the_case(
+    model: Model, suite_file: Path
+):
+    verdict = Verdict()
+    case = VerifyCase("suffix", "fixed", 4, GREEDY)
+    part = check_tokens(model, load_suite(suite_file), [case] * 8, verdict, max_tokens=10, long=40)
+    assert (part.done, part.of, verdict.tokens_compared) == (8, 8, 7 * 10 + 40)
+    part = check_tokens(
+        model, load_suite(suite_file), [case] * 8, Verdict(), max_tokens=4, seconds=0
+    )
+    assert (part.done, part.of) == (1, 8)
+    assert part.whole_seconds == 8 * part.seconds
 
 
 def test_an_answer_with_another_token_is_named_with_its_way_and_place(
@@ -210,13 +270,19 @@ def test_a_verdict_as_json_has_its_counts():
     assert json.loads(json.dumps(value)) == value
 
 
-@pytest.mark.parametrize(("slots", "contexts"), [(2048, 4), (1536, 3), (192, 2), (64, 1), (48, 0)])
-def test_rows_are_compared_at_the_contexts_of_which_two_sequences_fit(slots: int, contexts: int):
+@pytest.mark.parametrize(
+    ("slots", "contexts", "thresholds"),
+    [(2048, 4, 2), (1536, 3, 2), (192, 2, 0), (64, 1, 0), (48, 0, 0)],
+)
+def test_rows_are_compared_at_the_contexts_of_which_two_sequences_fit(
+    slots: int, contexts: int, thresholds: int
+):
     engine = ToyEngine(context_length=2048, block_size=16, cache_blocks=slots // 16)
     verdict = Verdict()
     check_rows(engine, verdict)
     compared = verdict.conditions.get("block_length", Compared())
-    assert compared.rows == contexts * (1 + sum(BLOCKS))
+    # Around 512 and 1,024 slots, where one sequence has to fit, 16 rows in blocks of five lengths.
+    assert compared.rows == contexts * (1 + sum(BLOCKS) + 8) + thresholds * 5 * 16
     assert not compared.differing
     assert engine.free_slots == slots
 

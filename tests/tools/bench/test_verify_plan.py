@@ -1,6 +1,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,38 @@ def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path)
     assert json.loads(json.dumps(report.value))["model"] == model.files.name
     assert "is exact here: rows are independent" in report.text
     assert "0 differ" in report.text
+
+
+@pytest.mark.usefixtures("few_cases")
+def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
+    model: Model, suite_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(command, "_QUICK_ROWS_SECONDS", 0)
+    monkeypatch.setattr(command, "_QUICK_SECONDS", 0)
+    report = command.verify(
+        lambda: model,
+        suite=suite_file,
+        max_tokens=5,
+        whole=False,
+        quick=True,
+        drafters=[],
+        progress=QUIET,
+    )
+    assert report.passed
+    assert report.value["parts"]["contexts"]["done"] == 1
+    assert report.value["parts"]["combinations"]["of"] == 8
+    last = report.text.splitlines()[-1]
+    assert "1 of 3 contexts and 1 of 8 combinations were compared; all of them take about" in last
+
+
+@pytest.mark.usefixtures("few_cases")
+def test_a_base_model_is_verified_with_prompts_as_they_are(model: Model, suite_file: Path):
+    base = Model(replace(model.files, chat_template=None), model.engine)
+    report = command.verify(
+        lambda: base, suite=suite_file, max_tokens=5, whole=False, drafters=[], progress=QUIET
+    )
+    assert report.passed
+    assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
 
 
 @pytest.mark.usefixtures("few_cases")
@@ -135,7 +168,7 @@ def test_a_stopped_verification_resumes_and_checks_nothing_twice(
         )
 
     with pytest.raises(KeyboardInterrupt):
-        verified(after=3)
+        verified(after=4)  # more than the contexts whose rows are compared
     with pytest.raises(InvalidRequest, match="another max_tokens"):
         verified(max_tokens=21)
     journal = journal_path(output)

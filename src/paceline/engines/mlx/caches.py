@@ -9,16 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.engines.mlx.hooks import Array
+from paceline.engines.mlx.thresholds import drop_step, dropped, least_held
 from paceline.errors import ModelError
 
 SLOTS = 64
 """Slots by which caches grow. mlx-lm's own step is 256, more than many sequences need."""
-
-_STEP = 256
-"""Slots are dropped in multiples of this number, which keeps the order of a row's sums."""
-
-_BACK = 256
-"""Slots kept before the window, so that a sequence can be rewound by that many."""
 
 
 class SlidingCache:
@@ -64,8 +59,8 @@ class SlidingCache:
         return create_attention_mask(rows, held, return_array, bound)
 
     def drop(self) -> None:
-        """Drop slots that are out of the window, even after a rewind by `_BACK`."""
-        surplus = (self.slots.offset - self.max_size - _BACK) // _STEP * _STEP
+        """Drop slots that are out of the window, even after a rewind; see `dropped`."""
+        surplus = dropped(self.max_size, self.offset) - self.front
         if surplus > 0:
             keys, values, held = self.slots.state
             kept = [each[..., surplus:held, :] for each in (keys, values)]
@@ -73,8 +68,8 @@ class SlidingCache:
             self.front += surplus
 
     def can_trim(self, rows: int) -> bool:
-        """True if the cache still holds the whole window after trimming `rows`."""
-        return not self.front or self.slots.offset - rows >= self.max_size - 1
+        """True if the cache still holds the whole window, and a slot or two, after trimming."""
+        return not self.front or self.slots.offset - rows >= least_held(self.max_size)
 
     def trim(self, rows: int) -> int:
         """Drop the last `rows` slots."""
@@ -121,6 +116,15 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
             yield from leaves(cache.caches)
         else:
             yield cache
+
+
+def kernel_by_position(cache: Any) -> bool:
+    """True if the position of a row decides which kernel its attention to this cache takes."""
+    from mlx_lm.models.cache import KVCache
+
+    if isinstance(cache, SlidingCache):
+        return drop_step(cache.max_size) is not None
+    return type(cache) is KVCache or is_recurrent(cache)
 
 
 def is_recurrent(cache: Any) -> bool:

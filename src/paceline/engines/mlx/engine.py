@@ -7,8 +7,9 @@ Sequences of a batch run one after another, not in mlx-lm's batched caches. Thes
 rows in one product, so its kernel would depend on the batch; and they pad on the left to the
 longest sequence, which changes the order of a row's sums.
 
-Invariant: calls whose logits are read have a number of rows for which `rows.py` found no difference
-in any bit. Prompt rows without logits run in calls of up to `prefill_rows` rows, without the head.
+Invariant: calls whose logits are read have a number of rows for which `probe.py` found no
+difference in any bit, and are cut where attention changes kernels (`thresholds.py`). Prompt rows
+without logits run in calls of up to `prefill_rows` rows, without the head.
 """
 
 import contextlib
@@ -22,15 +23,17 @@ from paceline.engines.kv_blocks import BlockPool, PooledEngine
 from paceline.engines.mlx.caches import SLOTS, slot_bytes
 from paceline.engines.mlx.hooks import Array
 from paceline.engines.mlx.kv_sequence import MlxSequence
-from paceline.engines.mlx.model import LoadedModel, device, load, one_line
-from paceline.engines.mlx.rows import ANY, RowRange, choose
+from paceline.engines.mlx.model import Called, LoadedModel, device, load, one_line
+from paceline.engines.mlx.probe import choose_rows
+from paceline.engines.mlx.rows import ANY, RowRange
+from paceline.engines.mlx.states import States
 from paceline.engines.mlx.step import BlockOutputs, PendingStep, TapArrays, on_device
 from paceline.errors import InvalidRequest, ModelError
 
 PREFILL_ROWS = 512
 """Rows of a prefill call without logits."""
 
-_PROMPTS = "shared without their answers"
+_PROMPTS = "shared without their answers; calls cut where kernels change"
 """How sequences are computed and shared. Change this string with any change to a row's bits or a
 call's cost: stored profiles are then measured again."""
 
@@ -76,9 +79,9 @@ class MlxEngine(PooledEngine[MlxSequence]):
         try:
             self.vocab_size, bytes_per_slot = self._call_once()
             if rows is None and settings.min_rows > 1:
-                rows = choose(self.model, context_length)
+                rows = choose_rows(self.model, context_length)
                 if rows is None:
-                    self.min_rows = 1  # rows depend on T
+                    self.min_rows = 1  # rows depend on T, or may
         except Exception as error:  # of any type: a config that does not match its weights
             raise ModelError(f"{folder} cannot be run by mlx-lm: {one_line(error)}") from error
         self.rows = rows or ANY
@@ -161,17 +164,14 @@ class MlxEngine(PooledEngine[MlxSequence]):
         # Decode rows that are computed again keep their kernel, though they get no logits.
         unread = count - block.rows if block.prefill and not short else 0
         taps = self._prefill(sequence, block.tokens[:unread])
-        rest = on_device(block.tokens[unread:])
-        logits = []
-        for part in self.rows.split(len(rest)):
-            called = self.model.call(states, rest[part], least=self.rows.least, drafted=True)
-            logits.append(called.logits)
-            taps.append(called.taps)
+        calls = self._decode(states, block.tokens[unread:])
+        taps += [called.taps for called in calls]
         sequence.ran(block)
         tapped = TapArrays({tap: mx.concatenate([each[tap] for each in taps]) for tap in self.taps})
         if not block.rows:
             return BlockOutputs(None, None, tapped)
-        wanted = mx.concatenate(logits)[-block.rows :].astype(mx.float32)
+        logits = mx.concatenate([called.logits for called in calls])
+        wanted = logits[-block.rows :].astype(mx.float32)
         if block.best:
             return BlockOutputs(None, (mx.argmax(wanted, axis=1), mx.max(wanted, axis=1)), tapped)
         return BlockOutputs(wanted, None, tapped)
@@ -182,11 +182,19 @@ class MlxEngine(PooledEngine[MlxSequence]):
             return
         prefilled = max(sequence.shareable_length, held)
         self._prefill(sequence, sequence.tokens[held:prefilled])
-        rest = on_device(sequence.tokens[prefilled:])
-        for part in self.rows.split(len(rest)):
-            self.model.call(sequence.states, rest[part], least=self.rows.least, drafted=True)
+        self._decode(sequence.states, sequence.tokens[prefilled:])
         # Drop the last call's padding. Models that cannot go back to that row run its tokens again.
         self._prefill(sequence, sequence.tokens[sequence.states.settle(sequence.length) :])
+
+    def _decode(self, states: States, tokens: Sequence[int]) -> list[Called]:
+        """Run tokens in calls that give their rows the bits of any other call; see `RowRange`."""
+        start = states.held
+        rows = on_device(tokens)
+        calls = []
+        for part in self.rows.split(len(rows), start):
+            states.drop_padding(start + part.start)  # of a short call before a threshold
+            calls.append(self.model.call(states, rows[part], least=self.rows.least, drafted=True))
+        return calls
 
     def _prefill(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
         """Run tokens without logits; returns the taps of each call."""

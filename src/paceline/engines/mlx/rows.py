@@ -2,24 +2,40 @@
 
 MLX picks kernels by the number of rows. On Apple GPUs a product with one row takes another kernel
 than one with several; a third begins at a number that depends on chip and matrix; attention has
-its own for up to eight rows. So the loaded model is measured on its machine before it is used.
+its own for up to eight rows, or fewer if several heads share keys, and picks it by the number of
+keys, too (`thresholds.py`). So the loaded model is measured on its machine before it is used
+(`probe.py`), and a rule is chosen here from those bits.
+
+Independent of MLX: a kernel is whatever gives a row its bits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
 
-import numpy as np
+from paceline.engines.mlx.thresholds import BACK, MOST_ROWS, cut, drop_step
 
-from paceline.engines.mlx.model import LoadedModel
-from paceline.engines.mlx.states import States
+TRIED = (1, 2, 3, 4, 5, 6, 7, 8, MOST_ROWS)
+"""Rows of the compared calls."""
 
-_CONTEXTS = (48, 6144)
-"""Context lengths of the compared calls. Attention takes another kernel from 1024 or 4096 slots on;
-the long context is random, not computed."""
-
-_TRIED = (1, 2, 3, 4, 8, 32)
-_OFFSETS = (0, 3)
+_OFFSETS = (0, 1, 3)
 """First rows of the calls, after the context: so a position has several rows of its calls."""
+
+_AROUND = range(-9, 2)
+"""The same around a number of keys at which a kernel may change."""
+
+MODEL_CONTEXTS = (48, 6144)
+"""Contexts of the whole model's calls; the long one is random, not computed."""
+
+CONTEXTS = (48, 150, 300, 1100, 2300, 6144, 8300, 16500, 33000, 66000)
+"""Contexts of calls of attention alone: one between each two thresholds."""
+
+_CONTEXTS_APART = 4
+"""Each is less than so many times the one before. So a kernel that begins at some number of rows
+times keys is seen by calls of `n` to `4n` rows: at one of them, some take it and others do not."""
+
+_POWERS = tuple(2**exponent for exponent in range(10, 17))
+"""Numbers of keys where kernels change, or may in another version of MLX."""
 
 
 class RowRange(NamedTuple):
@@ -28,80 +44,127 @@ class RowRange(NamedTuple):
     least: int
     most: int
 
-    def split(self, count: int) -> Iterator[slice]:
-        """Slices of a block of `count` rows, one for each call."""
-        return (slice(at, min(at + self.most, count)) for at in range(0, count, self.most))
+    def split(self, count: int, position: int) -> Iterator[slice]:
+        """Slices of a block of `count` rows from `position` on, one for each call."""
+        at = 0
+        while at < count:
+            boundary = cut(position + at, self.least)
+            end = min(at + self.most, count)
+            if boundary is not None:
+                end = min(end, boundary - position)
+            yield slice(at, end)
+            at = end
+
+    def used(self, count: int, position: int) -> int:
+        """Rows that are read of a call of `count` rows at `position`; 0 if none is made like that.
+
+        They may be fewer than its rows if it has the least: the others are padding.
+        """
+        if not self.least <= count <= self.most:
+            return 0
+        rows = next(self.split(count, position)).stop
+        return rows if count in (rows, self.least) else 0
 
     def __str__(self) -> str:
         return f"{self.least}-{self.most}"
 
 
-ANY = RowRange(1, 32)
+ANY = RowRange(1, MOST_ROWS)
 """If the number of rows makes no difference, or if `min_rows` is 1."""
 
-CANDIDATES = (ANY, RowRange(1, 8), RowRange(1, 4), RowRange(2, 8), RowRange(2, 4), RowRange(8, 8))
-"""By ascending cost. The last gives every call the same number of rows."""
+CANDIDATES = (
+    ANY,
+    *(RowRange(1, most) for most in (8, 7, 6, 5, 4)),
+    *(RowRange(2, most) for most in (8, 7, 6, 5, 4, 3)),
+    *(RowRange(least, 8) for least in (3, 6, 8)),
+    RowRange(2, 2),
+)
+"""By ascending cost: of eight rows, plain decoding computes seven for nothing; of calls of two, a
+block gains little."""
 
-RowBits = Mapping[tuple[int, int], Sequence[bytes]]
-"""Call (rows, offset) -> the bits of each row's logits."""
+Call = tuple[int, int]
+"""Rows, and the position of the first."""
+
+RowBits = Mapping[Call, Sequence[bytes]]
+"""Call -> the bits of each row. All calls have the same tokens, keys and values."""
 
 
-def choose(model: LoadedModel, context_length: int) -> RowRange | None:
-    """The first candidate for which every call gives equal bits; None: no candidate does."""
-    measured = [
-        _row_bits(model, context)
-        for context in _CONTEXTS
-        if context + sum(_OFFSETS) + max(_TRIED) <= context_length
+def candidates(*, drops_padding: bool, fused: Callable[[int], bool]) -> list[RowRange]:
+    """Candidates that equal bits would prove, by ascending cost.
+
+    Args:
+        drops_padding: whether the model's caches can drop the padding of a call.
+        fused: whether one kernel computes all attention of a call, given its rows. Else products
+            do, which may change kernels at any number of rows times keys: `_CONTEXTS_APART`.
+    """
+    return [
+        rows
+        for rows in CANDIDATES
+        if (rows.least == 1 or drops_padding)
+        and (
+            rows.most >= _CONTEXTS_APART * rows.least
+            or all(map(fused, range(rows.least, rows.most + 1)))
+        )
     ]
-    return next((rows for rows in CANDIDATES if all(agree(rows, each) for each in measured)), None)
+
+
+def choose(
+    measure: Callable[[int], Sequence[RowBits]], among: Sequence[RowRange] = CANDIDATES
+) -> RowRange | None:
+    """The first candidate for which every call gives equal bits; None: no candidate does.
+
+    `measure` returns bits of rows after others in calls of the given number of rows, the least of a
+    candidate: else keys and values before them would be another kernel's than the candidate's.
+    """
+    measured = cache(measure)
+    return next(
+        (rows for rows in among if all(agree(rows, bits) for bits in measured(rows.least))), None
+    )
 
 
 def agree(rows: RowRange, measured: RowBits) -> bool:
-    """True if every position has the same bits in all calls with a number of rows in `rows`."""
+    """True if every position has the same bits in all calls that are made with `rows`."""
     known: dict[int, bytes] = {}
-    for (count, offset), found in measured.items():
-        if rows.least <= count <= rows.most:
-            for at, bits in enumerate(found, offset):
-                if known.setdefault(at, bits) != bits:
-                    return False
+    for (count, position), found in measured.items():
+        for at, bits in enumerate(found[: rows.used(count, position)], position):
+            if known.setdefault(at, bits) != bits:
+                return False
     return True
 
 
-def _row_bits(model: LoadedModel, context: int) -> RowBits:
-    rng = np.random.default_rng(0)
-    prefix = min(context, _CONTEXTS[0])
-    # The vocabulary's size is not known yet; every model has 32 tokens.
-    tokens = rng.integers(0, 32, prefix + max(_OFFSETS) + max(_TRIED)).tolist()
-    states = model.empty()
-    _evaluate(states, model.call(states, tokens[:prefix]).logits)
-    if context > prefix:
-        states.stretch(context - prefix)
-    tokens = tokens[prefix:]
-    # Rows before an offset are computed once, the same for all calls after it.
-    found = {}
-    done = 0
-    for offset in _OFFSETS:
-        if offset > done:
-            _evaluate(states, model.call(states, tokens[done:offset], drafted=True).logits)
-            done = offset
-        for count in _TRIED:
-            if offset + count > len(tokens):
-                continue
-            called = model.call(states, tokens[offset : offset + count], drafted=True)
-            _evaluate(states, called.logits)
-            rows = np.array(called.logits.astype(_float32()))
-            found[count, offset] = [row.tobytes() for row in rows]
-            states.settle(context + offset)
-    return found
+def model_contexts(context_length: int, contexts: Sequence[int] = MODEL_CONTEXTS) -> list[int]:
+    """Contexts after which the whole model's calls are compared, ascending.
+
+    Instead of those that do not fit, the longest that does.
+    """
+    longest = max(context_length - _OFFSETS[-1] - TRIED[-1], 1)
+    return sorted({min(context, longest) for context in contexts})
 
 
-def _evaluate(states: States, *also: Any) -> None:
-    import mlx.core as mx
+def calls_after(context: int, context_length: int, least: int = 1) -> Iterator[Call]:
+    """The whole model's calls of at least `least` rows after a context, by ascending position."""
+    calls = _calls((context + offset for offset in _OFFSETS), context_length)
+    return (call for call in calls if call[0] >= least)
 
-    mx.eval(states.arrays(), also)
+
+def attention_calls(context_length: int, window: int | None = None) -> list[Call]:
+    """Calls of attention alone, with keys of all positions or with a sliding window of them."""
+    around = {keys + offset for keys in _POWERS for offset in _AROUND}
+    if window is not None and (step := drop_step(window)) is not None:
+        first = window + BACK + step  # slots are dropped for the first time; `window`: first mask
+        around |= {at + offset for at in (window, first, first + step) for offset in _AROUND}
+    after = {
+        context + offset
+        for context in model_contexts(context_length, CONTEXTS)
+        for offset in _OFFSETS
+    }
+    return list(_calls(sorted(around | after), context_length))
 
 
-def _float32() -> Any:
-    import mlx.core as mx
-
-    return mx.float32
+def _calls(positions: Iterable[int], context_length: int) -> Iterator[Call]:
+    return (
+        (count, position)
+        for position in positions
+        for count in TRIED
+        if position >= 0 and position + count <= context_length
+    )

@@ -58,6 +58,11 @@ class States:
         self._kept = [saved for saved in self._kept if saved.at <= length]
         return self.held
 
+    def drop_padding(self, length: int) -> None:
+        """Roll back to `length` slots, of which the last call made some, within a block."""
+        if length < self.held:
+            self._roll_back(length)
+
     @contextmanager
     def call(self, rows: int, *, drafted: bool) -> Iterator[list[Any]]:
         """The caches for a call of `rows` rows; recorded if `drafted`, as rows may be rejected."""

@@ -7,16 +7,17 @@ is skipped and listed, and so are the turns after it.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
+from paceline.runtime.model import Model
 from paceline.runtime.options import Options
 from paceline.tools.bench.ab_test import Case, Variant, measure, warm_up
 from paceline.tools.bench.journal import Journal
 from paceline.tools.bench.record import Row
 from paceline.tools.bench.sweep.cases import max_context
-from paceline.tools.suite import SuitePrompt
+from paceline.tools.suite import SuitePrompt, prompt_for
 
 
 class Skipped(NamedTuple):
@@ -67,7 +68,7 @@ def measure_turns(
     """
     room = min(max_context(each.model) for each in variants)
     plain = variants[0]
-    first_turns = [_first_turn(prompt, options) for prompt in prompts]
+    first_turns = [_first_turn(plain.model, prompt, options) for prompt in prompts]
     fitting = next((case for case in first_turns if _size(case, plain) <= room), None)
     if fitting is None:
         raise InvalidRequest(
@@ -78,7 +79,7 @@ def measure_turns(
     total = sum(1 + len(prompt.turns) for prompt in prompts)
     found = Measured([], [])
     for prompt, first in zip(prompts, first_turns, strict=True):
-        case = first
+        case, messages = first, [*prompt.messages]
         for turn, following in enumerate([*prompt.turns, None], start=1):
             if (size := _size(case, plain)) > room:
                 for name in _names(prompt, turn):
@@ -90,31 +91,31 @@ def measure_turns(
             rows = journal.get_or_measure(case.id, call, progress, f"{number}/{total}")
             found.rows.extend(rows)
             if following is not None:
-                case = _next_turn(case, prompt, turn, _answer(plain, rows), following)
+                messages += [
+                    {"role": "assistant", "content": _answer(plain, rows)},
+                    {"role": "user", "content": following},
+                ]
+                (name, *_) = _names(prompt, turn + 1)
+                case = Case(
+                    name,
+                    case.kind,
+                    prompt_for(plain.model.files, messages),
+                    options,
+                    facts={**case.facts, "turn": turn + 1},
+                    keep_prompt=False,
+                )
     return found
 
 
-def _first_turn(prompt: SuitePrompt, options: Options) -> Case:
+def _first_turn(model: Model, prompt: SuitePrompt, options: Options) -> Case:
     return Case(
         prompt.id,
         prompt.kind,
-        prompt.messages,
+        prompt_for(model.files, prompt.messages),
         options,
         facts={"category": prompt.category, "turn": 1} if prompt.category else {},
         keep_prompt=not prompt.category,
     )
-
-
-def _next_turn(case: Case, prompt: SuitePrompt, turn: int, answer: str, question: str) -> Case:
-    before: Any = case.prompt
-    messages = [
-        *before,
-        {"role": "assistant", "content": answer},
-        {"role": "user", "content": question},
-    ]
-    (name, *_) = _names(prompt, turn + 1)
-    facts = {**case.facts, "turn": turn + 1}
-    return Case(name, case.kind, messages, case.options, facts=facts, keep_prompt=False)
 
 
 def _names(prompt: SuitePrompt, turn: int) -> Iterator[str]:

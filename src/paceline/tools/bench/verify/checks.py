@@ -1,31 +1,22 @@
-"""Checks of exactness: rows do not depend on how they are computed, tokens equal plain decoding's.
+"""Token parity, and the verdict of a verification.
 
-Row invariance: the engine computes the same positions in blocks of every length, after prefill in
-chunks of every size, from a prefix cache, and in batches; the logits must be equal bit for bit.
-Token parity: prompts are answered with drafters, policies, blocks and samplings, alone and several
-in one call; the tokens must equal plain decoding's.
+Prompts are answered with drafters, policies, blocks and samplings, alone and several in one call;
+the tokens must equal plain decoding's. `rows.py` has row invariance.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
-from typing import Any
+from math import inf
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline import drafters
-from paceline.decoding.types import Block, Logits
+from paceline.decoding.types import Logits
 from paceline.engines.base import Engine
-from paceline.engines.invariance import (
-    BATCH,
-    BLOCK_LENGTH,
-    CHUNKED_PREFILL,
-    CONDITIONS,
-    PREFIX_CACHE,
-    Compared,
-    compare,
-)
+from paceline.engines.invariance import CONDITIONS, Compared, compare
 from paceline.errors import InvalidRequest
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY as NEUTRAL
@@ -33,7 +24,7 @@ from paceline.runtime.options import POLICIES, Options
 from paceline.runtime.stream import run_together
 from paceline.storage.validation import validated
 from paceline.tools.bench.verify.journal import CaseResult, VerifyJournal
-from paceline.tools.suite import Suite
+from paceline.tools.suite import Suite, prompt_for
 
 DRAFTERS = (
     "suffix",
@@ -54,8 +45,28 @@ SAMPLED: tuple[Options, ...] = (
     {"temperature": 1.2, "seed": 6, "frequency_penalty": 0.3},
 )
 
-_CONTEXTS = (16, 64, 300, 1000)
-_CHUNKS = (2, 3, 16, 31, 64, 100)
+LONG = 448
+"""Tokens of a long answer: some differences show only after hundreds of tokens."""
+
+_EVERY = 8
+_LONG_CASE = 6
+"""Of so many cases, the one whose answer may be long; it is alone in its calls."""
+
+
+class Part(NamedTuple):
+    """Checks done, of how many, and the seconds that they took."""
+
+    done: int
+    of: int
+    seconds: float
+
+    @property
+    def whole_seconds(self) -> float:
+        """Estimated seconds of all checks."""
+        return self.seconds * self.of / max(self.done, 1)
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.of}"
 
 
 @dataclass(slots=True)
@@ -168,65 +179,6 @@ def verify_cases(*, whole: bool, drafters: Sequence[str] = DRAFTERS) -> list[Ver
     return chosen
 
 
-def check_rows(engine: Engine, verdict: Verdict) -> None:
-    """Compare rows of the same positions, computed under every condition, bit for bit.
-
-    Contexts of which two sequences do not fit into the free slots are left out.
-    """
-    rng = np.random.default_rng(0)
-    longest = max(BLOCKS)
-    for context in _CONTEXTS:
-        length = context + longest
-        if length > engine.context_length or 2 * _slots(engine, length) > engine.free_slots:
-            continue
-        tokens = rng.integers(0, engine.vocab_size, context + longest).tolist()
-        block = tokens[context:]
-        with closing(engine.open()) as reference, closing(engine.open()) as other:
-            _fill(engine, reference, tokens[:context], context)
-            expected = _rows(engine, reference, block)
-            for count in (1, *BLOCKS):  # 1: plain decoding
-                verdict.add(BLOCK_LENGTH, _rows(engine, reference, block[:count]), expected[:count])
-            # The first token of an answer is picked from the last row of a whole prompt.
-            first = Block(tokens[: context + 1], 1, prefill=True)
-            whole = engine.step([(other, first)]).logits[0].copy()
-            for chunk in _CHUNKS:
-                other.rewind(0)
-                _fill(engine, other, tokens[:context], chunk)
-                verdict.add(CHUNKED_PREFILL, _rows(engine, other, block), expected)
-                last = Block(block[:1], 1, prefill=True)
-                verdict.add(CHUNKED_PREFILL, engine.step([(other, last)]).logits[0], whole)
-            other.rewind(context // 2)
-            half = Block(tokens[context // 2 : context], 0, prefill=True)
-            both = engine.step([(other, half), (reference, Block(block, longest))])
-            verdict.add(BATCH, both.logits[1], expected)
-            other.commit(len(half.tokens))
-            verdict.add(BATCH, _rows(engine, other, block), expected)
-            other.close()
-            _check_forks(engine, verdict, reference, tokens, context)
-
-
-def _check_forks(
-    engine: Engine, verdict: Verdict, reference: Any, tokens: Sequence[int], context: int
-) -> None:
-    """Compare rows after prefixes forked from `reference`, which has read `context` tokens."""
-    expected = _rows(engine, reference, tokens[context:])
-    for shared in (context, context // 2):
-        with closing(reference.fork(shared)) as child:
-            _fill(engine, child, tokens[child.length : context], context)
-            verdict.add(PREFIX_CACHE, _rows(engine, child, tokens[context:]), expected)
-    # The next turn of a chat: decoded tokens are part of the prompt.
-    turn = context + len(expected) // 2
-    for token in tokens[context:turn]:
-        engine.step([(reference, Block([token], 1))])
-        reference.commit(1)
-    with closing(engine.open()) as fresh:
-        _fill(engine, fresh, tokens[:turn], turn)
-        expected = _rows(engine, fresh, tokens[turn:])
-    with closing(reference.fork(turn)) as child:
-        _fill(engine, child, tokens[child.length : turn], turn)
-        verdict.add(PREFIX_CACHE, _rows(engine, child, tokens[turn:]), expected)
-
-
 def check_tokens(
     model: Model,
     suite: Suite,
@@ -234,19 +186,23 @@ def check_tokens(
     verdict: Verdict,
     *,
     max_tokens: int,
+    long: int = 0,
     together: Sequence[int] = (),
     watch: Callable[[int], None] = lambda _: None,
     journal: VerifyJournal | None = None,
-) -> None:
+    seconds: float = inf,
+) -> Part:
     """Answer the suite's prompts with each case in turn, and compare with plain decoding.
 
     `together` has sequences per call, for each case in turn (1: alone); if they do not fit into the
-    free slots, there are fewer. Prompts that do not fit are left out. Cases in `journal` are not
-    checked again. Raises InvalidRequest if no prompt fits.
+    free slots, there are fewer. Answers have `max_tokens` tokens, one of eight cases `long` if that
+    is more. Prompts that do not fit are left out. Cases in `journal` are not checked again, and
+    after `seconds` no further case is. Raises InvalidRequest if no prompt fits.
     """
+    started = perf_counter()
     journal = journal or VerifyJournal(lambda _: None)
     engine = model.engine
-    prompts = [model.tokens(prompt.messages) for prompt in suite.prompts]
+    prompts = [model.tokens(prompt_for(model.files, prompt.messages)) for prompt in suite.prompts]
     context = min(engine.context_length, engine.free_slots)
     fitting = [at for at, prompt in enumerate(prompts) if len(prompt) + engine.min_rows <= context]
     left_out = [prompt.id for at, prompt in enumerate(suite.prompts) if at not in {*fitting}]
@@ -257,21 +213,22 @@ def check_tokens(
             "--cache-tokens"
         )
 
-    def expected(at: int, sampling: Options) -> list[int]:
-        known = journal.plain(at, str(sampling))
+    def expected(at: int, sampling: Options, length: int) -> list[int]:
+        name = f"{length} tokens, {sampling}"
+        known = journal.plain(at, name)
         if known is not None:
             return known
-        alone: Options = {**NEUTRAL, **sampling, "drafter": "none", "max_tokens": max_tokens}
+        alone: Options = {**NEUTRAL, **sampling, "drafter": "none", "max_tokens": length}
         found = model.generate(prompts[at], **alone).token_ids
-        return journal.add_plain(at, str(sampling), found)
+        return journal.add_plain(at, name, found)
 
-    def check(case: VerifyCase, group: Sequence[int]) -> CaseResult:
-        options: Options = {**case.options, "max_tokens": max_tokens}
+    def check(case: VerifyCase, group: Sequence[int], length: int) -> CaseResult:
+        options: Options = {**case.options, "max_tokens": length}
         streams = [model.stream(prompts[at], **options) for at in group]
         run_together(streams)
         tokens, differing = 0, []
         for at, stream in zip(group, streams, strict=True):
-            found, wanted = stream.result.token_ids, expected(at, case.sampling)
+            found, wanted = stream.result.token_ids, expected(at, case.sampling, length)
             tokens += len(wanted)
             if found != wanted:
                 pairs = zip([*found, -1], [*wanted, -1], strict=False)
@@ -287,21 +244,26 @@ def check_tokens(
         free = engine.free_slots
         for at in range(first, first + count):
             prompt = fitting[at % len(fitting)]
-            free -= _slots(engine, min(len(prompts[prompt]) + max_tokens, engine.context_length))
+            free -= slots_of(engine, min(len(prompts[prompt]) + max_tokens, engine.context_length))
             if found and free < 0:
                 break
             found.append(prompt)
         return found
 
-    place = 0
+    place = done = 0
     for number, case in enumerate(cases):
+        length = max(max_tokens, long) if number % _EVERY == _LONG_CASE else max_tokens
         group = group_of(place, together[number % len(together)] if together else 1)
         place = (place + len(group)) % len(fitting)
-        found = journal.case(number) or journal.add_case(number, check(case, group))
+        found = journal.case(number) or journal.add_case(number, check(case, group, length))
         verdict.answers_compared += found.answers
         verdict.tokens_compared += found.tokens
         verdict.answers_differing += found.differing
-        watch(number + 1)
+        done = number + 1
+        watch(done)
+        if perf_counter() - started > seconds:
+            break
+    return Part(done, len(cases), perf_counter() - started)
 
 
 def _pairs(case: VerifyCase) -> set[tuple[str, str]]:
@@ -309,21 +271,6 @@ def _pairs(case: VerifyCase) -> set[tuple[str, str]]:
     return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
 
 
-def _slots(engine: Engine, length: int) -> int:
+def slots_of(engine: Engine, length: int) -> int:
     """Slots of the KV blocks of a sequence of `length` tokens."""
     return -(-length // engine.block_size) * engine.block_size
-
-
-def _chunks(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    # The engine computes at least two rows of a prompt, so a last chunk of one row is valid.
-    return (tokens[at : at + size] for at in range(0, len(tokens), size))
-
-
-def _fill(engine: Engine, sequence: Any, tokens: Sequence[int], chunk: int) -> None:
-    for part in _chunks(tokens, chunk):
-        engine.step([(sequence, Block(part, 0, prefill=True))])
-        sequence.commit(len(part))
-
-
-def _rows(engine: Engine, sequence: Any, block: Sequence[int]) -> np.ndarray[Any, Any]:
-    return engine.step([(sequence, Block(block, len(block)))]).logits[0].copy()

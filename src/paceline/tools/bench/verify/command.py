@@ -3,7 +3,9 @@
 import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import paceline
@@ -15,17 +17,24 @@ from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import drafter_name
 from paceline.tools.bench.journal import journal_path
 from paceline.tools.bench.verify.checks import (
+    LONG,
+    Part,
     Verdict,
-    check_rows,
     check_tokens,
     default_drafters,
     verify_cases,
 )
 from paceline.tools.bench.verify.journal import open_verify_journal
+from paceline.tools.bench.verify.rows import check_rows, row_checks
 from paceline.tools.suite import Suite, load_suite
 
 _TOGETHER = (1, 2, 1, 3, 1, 5, 1, 8)
 """Sequences per call, in turn."""
+
+_QUICK_ROWS_SECONDS = 20.0
+_QUICK_SECONDS = 45.0
+"""Seconds after the start, loading included, when a quick verification begins no further comparison
+of rows, and of answers. The last one that was begun comes on top: a minute in all."""
 
 
 def verify(
@@ -36,47 +45,68 @@ def verify(
     whole: bool,
     drafters: Sequence[str],
     progress: Progress,
+    quick: bool = False,
     output: Path | None = None,
 ) -> Report:
     """Check row invariance and token parity; the report passes if the model is exact here.
 
-    `whole` checks all cases, not only enough to cover each pair of their parameters. Without
-    `drafters` they are `default_drafters`. Results are journaled beside `output` until it is
-    written. Raises InvalidRequest if the suite or a drafter is invalid, or the journal is another
-    run's.
+    `whole` checks all cases, not only enough to cover each pair of their parameters; `quick` those
+    that fit into a minute, and estimates how long all of them take. Without `drafters` they are
+    `default_drafters`. Results are journaled beside `output` until it is written.
+
+    Raises InvalidRequest if the suite or a drafter is invalid, or the journal is another run's.
     """
+    started = perf_counter()
+
+    def left(until: float) -> float:
+        return until + started - perf_counter() if quick else inf
+
     prompts = load_suite(suite)
     for name in drafters:
         check({"drafter": name})
     model = load()
     named = drafters or default_drafters(model)
     cases = verify_cases(whole=whole, drafters=named)
-    about = {**_about(model, prompts), "max_tokens": max_tokens, "whole": whole}
+    about = {**_about(model, prompts), "max_tokens": max_tokens, "whole": whole, "quick": quick}
     settings = {"drafters": [drafter_name(name) for name in named], "cases": len(cases)}
     verdict = Verdict()
     fixed = {name: each for name, each in {**about, **settings}.items() if name != "date"}
     with open_verify_journal(output, fixed) as journal:
-        with progress.task("comparing rows"):
+        checks = len(row_checks(model.engine))
+        with progress.task("comparing rows", checks, unit="contexts") as reach:
             if journal.rows is None:
-                check_rows(model.engine, verdict)
-                rows = {name: asdict(each) for name, each in verdict.conditions.items()}
-                journal.add_rows(rows)
+                seconds = left(_QUICK_ROWS_SECONDS)
+                rows = check_rows(model.engine, verdict, seconds=seconds, watch=reach)
+                measured = {name: asdict(each) for name, each in verdict.conditions.items()}
+                journal.add_rows({"part": rows, "conditions": measured})
             else:
-                verdict.load_rows(journal.rows)
+                rows = Part(*journal.rows["part"])
+                verdict.load_rows(journal.rows["conditions"])
         label = f"comparing answers ({len(cases)} combinations)"
         with progress.task(label, len(cases), unit="combinations") as reach:
-            check_tokens(
+            answers = check_tokens(
                 model,
                 prompts,
                 cases,
                 verdict,
                 max_tokens=max_tokens,
+                long=LONG,
                 together=_TOGETHER,
                 watch=reach,
                 journal=journal,
+                seconds=left(_QUICK_SECONDS),
             )
-    value = {**about, "drafters": settings["drafters"], **verdict.as_dict()}
-    return Report(value, verdict.exact, _text(model, verdict), journal=journal_path(output))
+    parts = {"contexts": rows, "combinations": answers}
+    value = {
+        **about,
+        "drafters": settings["drafters"],
+        **verdict.as_dict(),
+        **({"parts": {name: part._asdict() for name, part in parts.items()}} if quick else {}),
+    }
+    text = _text(model, verdict)
+    if quick:
+        text = f"{text}\n{_quick_line(rows, answers)}"
+    return Report(value, verdict.exact, text, journal=journal_path(output))
 
 
 def _text(model: Model, verdict: Verdict) -> str:
@@ -95,6 +125,14 @@ def _text(model: Model, verdict: Verdict) -> str:
         "they are computed",
     ]
     return "\n".join(lines)
+
+
+def _quick_line(rows: Part, answers: Part) -> str:
+    minutes = (rows.whole_seconds + answers.whole_seconds) / 60
+    return (
+        f"quick: {rows} contexts and {answers} combinations were compared; all of them take about "
+        f"{max(minutes, 1):.0f} min (without --quick)"
+    )
 
 
 def _left_out(prompts: Sequence[str]) -> list[str]:

@@ -1,0 +1,209 @@
+"""Bits of rows on this machine: of the loaded model, and of its attention alone.
+
+The whole model is called after a short and a long context, in calls of several numbers of rows.
+Attention is also called by itself, as the model calls it but with random keys, at contexts up to
+66,000 and around the numbers of keys where MLX may change kernels: that takes a layer's memory.
+
+Independent of blocks and sequences. What a passing probe does not prove: that another context than
+those takes no kernel of its own. `thresholds.py` has why it should not.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.engines.mlx.caches import SlidingCache, is_recurrent, kernel_by_position, leaves
+from paceline.engines.mlx.hooks import Array
+from paceline.engines.mlx.model import LoadedModel
+from paceline.engines.mlx.rows import (
+    CONTEXTS,
+    MODEL_CONTEXTS,
+    Call,
+    RowBits,
+    RowRange,
+    attention_calls,
+    calls_after,
+    candidates,
+    choose,
+    model_contexts,
+)
+from paceline.engines.mlx.states import States
+from paceline.engines.mlx.thresholds import MOST_ROWS, THRESHOLDS, dropped
+
+_PREFIX = 48
+"""Computed tokens before a long random context."""
+
+_QUERIES = 64
+"""Positions after which queries repeat."""
+
+
+class Attention(NamedTuple):
+    """Shapes of one kind of the model's attention, as it calls `scaled_dot_product_attention`."""
+
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    dtype: Any
+    scale: float
+    sinks: Array | None
+
+
+def choose_rows(model: LoadedModel, context_length: int) -> RowRange | None:
+    """The first candidate for which every call gives equal bits.
+
+    None: no candidate does, or the position of a row does not decide which kernel it takes.
+    """
+    states = model.empty()
+    with _recorded() as calls:
+        _evaluate(states, model.call(states, [0, 0], drafted=True).logits)
+    slots = [cache for cache in leaves(states.caches) if not is_recurrent(cache)]
+    if context_length >= THRESHOLDS[0] and not all(map(kernel_by_position, slots)):
+        return None
+    kinds = _kinds(calls)
+    own = len(calls) < len(slots)  # some layers compute attention with products of their own
+    among = candidates(
+        # A model that cannot drop padding after a call would run its rows again in another one.
+        drops_padding=states.settle(1) == 1,
+        fused=lambda rows: not own and all(_fused(kind, rows) for kind in kinds),
+    )
+    contexts = model_contexts(context_length, CONTEXTS if own else MODEL_CONTEXTS)
+    windows = {cache.max_size if isinstance(cache, SlidingCache) else None for cache in slots}
+    alone = [_attention_bits(kind, window, context_length) for kind in kinds for window in windows]
+
+    def measure(least: int) -> list[RowBits]:
+        return [*alone, *(_model_bits(model, at, context_length, least) for at in contexts)]
+
+    return choose(measure, among)
+
+
+def _model_bits(model: LoadedModel, context: int, context_length: int, least: int) -> RowBits:
+    """Bits of the model's logits in calls after a context, which is random from `_PREFIX` on.
+
+    Rows between the context and a call are run in calls of `least` rows.
+    """
+    rng = np.random.default_rng(0)
+    prefix = min(context, _PREFIX)
+    # The vocabulary's size is not known yet; every model has 32 tokens.
+    tokens = rng.integers(0, 32, prefix + MOST_ROWS * 2).tolist()
+    states = model.empty()
+    _evaluate(states, model.call(states, tokens[:prefix]).logits)
+    if context > prefix:
+        states.stretch(context - prefix)
+    tokens = tokens[prefix:]
+    found = {}
+    for count, position in calls_after(context, context_length, least):
+        at = position - context
+        while (held := states.held - context) < at:
+            block = tokens[held : min(held + least, at)]
+            _evaluate(states, model.call(states, block, least=least, drafted=True).logits)
+            states.settle(context + held + len(block))
+        called = model.call(states, tokens[at : at + count], drafted=True)
+        _evaluate(states, called.logits)
+        found[count, position] = _bits(called.logits)
+        states.settle(position)
+    return found
+
+
+def _attention_bits(kind: Attention, window: int | None, context_length: int) -> RowBits:
+    """Bits of attention with random queries, keys and values, the same for all calls."""
+    import mlx.core as mx
+
+    calls = attention_calls(context_length, window)
+    most = max(count + position for count, position in calls)
+    seeds = mx.random.split(mx.random.key(0), 3)
+
+    def drawn(seed: Array, heads: int, rows: int, size: int) -> Array:
+        return mx.random.normal([1, heads, rows, size], kind.dtype, key=seed)
+
+    queries = drawn(seeds[0], kind.heads, _QUERIES, kind.key_size)
+    queries = mx.concatenate([queries, queries], axis=2)
+    keys = drawn(seeds[1], kind.kv_heads, most, kind.key_size)
+    values = drawn(seeds[2], kind.kv_heads, most, kind.value_size)
+    mx.eval(queries, keys, values)
+    found: dict[Call, Sequence[bytes]] = {}
+    for count, position in calls:
+        front = 0 if window is None else dropped(window, position)
+        held = slice(front, position + count)
+        first = position % _QUERIES
+        rows = mx.fast.scaled_dot_product_attention(
+            queries[:, :, first : first + count],
+            keys[:, :, held],
+            values[:, :, held],
+            scale=kind.scale,
+            mask=_mask(window, position - front, count),
+            sinks=kind.sinks,
+        )
+        found[count, position] = _bits(rows[0].swapaxes(0, 1))
+    mx.clear_cache()
+    return found
+
+
+def _mask(window: int | None, held: int, count: int) -> Any:
+    """The mask of a call of `count` rows, as the caches make it."""
+    from mlx_lm.models.cache import KVCache
+
+    if window is None:
+        slots = KVCache()
+        slots.offset = held
+        return slots.make_mask(count, window_size=None, return_array=False)
+    cache = SlidingCache(window)
+    cache.slots.offset = held
+    return cache.make_mask(count)
+
+
+def _fused(kind: Attention, rows: int) -> bool:
+    """True if one kernel computes attention of so many rows; on a CPU none does, at any number."""
+    import mlx.core as mx
+
+    if mx.default_device() == mx.cpu:
+        return True
+    queries = mx.zeros([1, kind.heads, rows, kind.key_size], kind.dtype)
+    keys = mx.zeros([1, kind.kv_heads, rows, kind.key_size], kind.dtype)
+    values = mx.zeros([1, kind.kv_heads, rows, kind.value_size], kind.dtype)
+    options = {"scale": kind.scale, "mask": "causal", "sinks": kind.sinks, "force_fused": True}
+    try:
+        mx.eval(mx.fast.scaled_dot_product_attention(queries, keys, values, **options))
+    except (TypeError, ValueError):  # an MLX without that option, or no such kernel
+        return False
+    return True
+
+
+def _kinds(calls: Sequence[Attention]) -> list[Attention]:
+    """One call of each kind: sinks have other values in every layer."""
+    return list({str(call._replace(sinks=None)): call for call in calls}.values())
+
+
+@contextmanager
+def _recorded() -> Iterator[list[Attention]]:
+    """Record the calls of MLX's attention; the list that it yields is filled as they are made."""
+    import mlx.core as mx
+
+    original = mx.fast.scaled_dot_product_attention
+    calls: list[Attention] = []
+
+    def recorded(q: Array, k: Array, v: Array, **options: Any) -> Array:
+        shapes = (q.shape[1], k.shape[1], k.shape[3], v.shape[3])
+        calls.append(Attention(*shapes, q.dtype, options["scale"], options.get("sinks")))
+        return original(q, k, v, **options)
+
+    mx.fast.scaled_dot_product_attention = recorded
+    try:
+        yield calls
+    finally:
+        mx.fast.scaled_dot_product_attention = original
+
+
+def _bits(rows: Array) -> list[bytes]:
+    """The bits of each row of [T, ...]."""
+    import mlx.core as mx
+
+    return [row.tobytes() for row in np.array(rows.astype(mx.float32))]
+
+
+def _evaluate(states: States, *also: Any) -> None:
+    import mlx.core as mx
+
+    mx.eval(states.arrays(), also)

@@ -1,0 +1,66 @@
+"""Numbers of keys at which MLX's attention takes another kernel, and how calls stay clear of them.
+
+MLX picks the kernel by the keys of the whole call, padding included. A row at position 1020 has
+1,021 keys in a call of its own, but 1,024 in a block of four, where large chips begin to use two
+passes. So calls are cut there:
+
+    rows of a call       2 to 8                     threshold 1024, so no call crosses position 1022
+    block at 1018        [1018 .. 1021] [1022 .. 1025]
+    keys of the calls     1,022          1,026
+
+Then the kernel of a row depends on its position, however it is computed.
+
+Independent of MLX. Invariant: `cut` and `dropped` are functions of the position alone.
+"""
+
+THRESHOLDS = (1024, 1025, 4096, 4097, 8192, 8193, 16384, 32769, 65536, 65537)
+"""Least keys of another kernel, or of another number of parts in which one sums its keys, on any
+chip. 4097 is that of softmax, for attention without a kernel of its own; all others are in
+`mlx/backend/metal/scaled_dot_product_attention.cpp` (MLX 0.32.4, read 2026-11-25)."""
+
+MOST_ROWS = 32
+"""Most rows of a call whose logits are read."""
+
+BACK = 256
+"""Slots kept before a sliding window, so that a sequence can be rewound by nearly that many."""
+
+_STEPS = (256, 128)
+"""Slots that a sliding window drops at once. Kernels deal their keys out to 32 to 256 sums in turn,
+so these multiples keep a key in its sum; 128 do below 1,024 slots, where there are 32 sums."""
+
+
+def cut(position: int, least: int) -> int | None:
+    """The next position after `position` that calls of at least `least` rows must not cross.
+
+    A call before it has fewer keys than the threshold, even if it is padded, and a call from it on
+    has at least as many. None: there is none.
+    """
+    return next((keys - least for keys in THRESHOLDS if keys - least > position), None)
+
+
+def drop_step(window: int) -> int | None:
+    """Slots that a sliding window drops at once, so that the slots it holds span no threshold.
+
+    None if no step does that.
+    """
+    return next((step for step in _STEPS if not _spans(least_held(window), window, step)), None)
+
+
+def least_held(window: int) -> int:
+    """Fewest slots that a sliding window may hold after slots were dropped.
+
+    With the next row they are two more than the window: one of a power of two slots then has more
+    keys than the threshold there and the one after it.
+    """
+    return window + 1
+
+
+def dropped(window: int, position: int) -> int:
+    """Slots that a sliding window has dropped before a call that begins at a position."""
+    step = drop_step(window) or _STEPS[0]
+    return max(position - window - BACK, 0) // step * step
+
+
+def _spans(least: int, window: int, step: int) -> bool:
+    most = window + BACK + step - 1 + MOST_ROWS
+    return any(least + 1 < keys <= most for keys in THRESHOLDS)

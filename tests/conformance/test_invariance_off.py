@@ -1,0 +1,94 @@
+"""Row invariance switched off in each engine: both checks of it must find that, or they prove none.
+
+`measure_invariance` is what `exact` rests on; `check_rows` is the first part of `verify`.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import Engine
+from paceline.engines.invariance import BLOCK_LENGTH, measure_invariance
+from paceline.models import ModelFiles
+from paceline.tools.bench.verify.checks import Verdict
+from paceline.tools.bench.verify.rows import check_rows
+from support import metal, mlx
+
+
+def differing(engine: Engine) -> tuple[int, int]:
+    """Rows that differ by block length, as each of the two checks counts them."""
+    verdict = Verdict()
+    check_rows(engine, verdict)
+    measured = measure_invariance(engine, (BLOCK_LENGTH,))
+    return verdict.conditions[BLOCK_LENGTH].differing, measured[BLOCK_LENGTH].differing
+
+
+def test_single_rows_of_the_openvino_engine_are_found(tiny_files: ModelFiles):
+    found = {}
+    for min_rows in (1, 2):
+        settings = EngineSettings(min_rows=min_rows, cache_tokens=2048)
+        engine = open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
+        found[min_rows] = differing(engine)
+    assert all(found[1])
+    assert found[2] == (0, 0)
+
+
+@pytest.mark.mlx
+def test_an_mlx_engine_that_ignores_its_rule_is_found(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    mlx.needs()
+    import mlx.core as mx
+
+    from paceline.engines.mlx.engine import MlxEngine
+    from paceline.engines.mlx.rows import ANY, RowRange
+
+    original = mx.fast.scaled_dot_product_attention
+
+    def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        # As a chip of this kind computes eight heads that share keys: up to four rows in a kernel.
+        kernel = metal.attention("g", metal.Shape(8, 1), k.shape[2], q.shape[2])
+        off = 1 if kernel == ("one pass",) else 1.01
+        return original(q, k, v, **options) * mx.array(off, q.dtype)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
+    folder = mlx.checkpoint(tmp_path_factory.mktemp("mlx") / "llama", "llama")
+    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=4 * mlx.CONTEXT))
+    assert engine.rows == RowRange(1, 4)
+    assert differing(engine) == (0, 0)
+    engine.rows = ANY
+    found = Verdict()
+    check_rows(engine, found)
+    assert found.conditions[BLOCK_LENGTH].differing
+    engine.rows = RowRange(1, 2)
+    monkeypatch.setattr(
+        mx.fast,
+        "scaled_dot_product_attention",
+        lambda q, k, v, **options: original(q, k, v, **options) * (1 + 0.01 * (q.shape[2] > 1)),
+    )
+    assert all(differing(engine))
+
+
+@pytest.mark.coreml
+def test_a_rehearsal_that_adds_in_another_order_by_a_rows_place_is_found(
+    tiny_core_ml: Any, monkeypatch: pytest.MonkeyPatch
+):
+    from paceline.engines.coreml.engine import CoreMlEngine
+    from paceline.engines.coreml.rehearsal.ops import matrices
+    from paceline.engines.coreml.rehearsal.ops.products import dots
+
+    def by_place(a: Any, b: Any) -> Any:
+        """The terms of every second row, and column, are added from the last to the first."""
+        found, backwards = dots(a, b), dots(a[..., ::-1], b[..., ::-1])
+        found[..., 1::2, :] = backwards[..., 1::2, :]
+        found[..., :, 1::2] = np.where(
+            np.arange(found.shape[-2])[:, None] % 2, found[..., :, 1::2], backwards[..., :, 1::2]
+        )
+        return found
+
+    engine = CoreMlEngine(tiny_core_ml, EngineSettings(), rounding="f32")
+    assert differing(engine) == (0, 0)
+    monkeypatch.setattr(matrices, "dots", by_place)
+    assert all(differing(CoreMlEngine(tiny_core_ml, EngineSettings(), rounding="f32")))

@@ -1,0 +1,83 @@
+"""Fills what a cache must not read with bytes of 0x3e, which are numbers of usual size."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from paceline.engines.base import Engine, KVSequence
+
+POISON = 0x3E
+
+
+def poison(engine: Engine, sequence: KVSequence, length: int | None = None) -> None:
+    """Overwrite a sequence's slots from `length` on (its own, if None), and all freed blocks."""
+    _BY_ENGINE[engine.name](engine, sequence, sequence.length if length is None else length)
+
+
+def _toy(engine: Any, sequence: Any, length: int) -> None:
+    for cache in (engine._keys, engine._values):
+        value = int.from_bytes(bytes([POISON] * 8)) if cache is engine._keys else POISON
+        _blocks(engine, sequence, length, cache, value)
+
+
+def _openvino(engine: Any, sequence: Any, length: int) -> None:
+    for cache in engine._caches().values():
+        value = np.frombuffer(bytes([POISON] * 2), cache.dtype)[0]
+        by_slot = cache.swapaxes(1, 2)  # of [blocks, heads, slots of a block, d]
+        _blocks(engine, sequence, length, by_slot, value)
+    if engine._states is not None:
+        free = [*engine._states._free, engine._states.spare]
+        for name, (states, _) in engine._bound.items():
+            if name not in engine._caches():
+                states[free] = np.frombuffer(bytes([POISON] * 4), states.dtype)[0]
+
+
+def _blocks(engine: Any, sequence: Any, length: int, cache: Any, value: Any) -> None:
+    """`cache` is [blocks, slots of a block, ...]."""
+    size = engine._pool.block_size
+    for number, block in enumerate(sequence._numbers):
+        first = max(length - number * size, 0)
+        if first < size and not engine._pool.shared(block):
+            cache[block, first:] = value
+    cache[[*engine._pool._free, engine._pool.spare]] = value
+
+
+def _coreml(engine: Any, sequence: Any, length: int) -> None:
+    for state in engine._states_of(sequence) if sequence.length else ():
+        for cell in state.cells.values():
+            slots = [axis for axis, n in enumerate(cell.array.shape) if n == engine.context_length]
+            for axis in slots[:1]:
+                np.moveaxis(cell.array, axis, 0)[length:] = np.frombuffer(
+                    bytes([POISON] * 4), np.float32
+                )[0]
+
+
+def _mlx(_: Any, sequence: Any, length: int) -> None:
+    import mlx.core as mx
+
+    from paceline.engines.mlx.caches import SlidingCache
+
+    def filled(array: Any) -> Any:
+        value = mx.array([POISON] * array.dtype.size, mx.uint8).view(array.dtype)
+        return mx.broadcast_to(value, array.shape)
+
+    states = sequence.states
+    for cache in states._slots:
+        held = cache.slots if isinstance(cache, SlidingCache) else cache
+        front = cache.front if isinstance(cache, SlidingCache) else 0
+        if held.keys is not None:
+            for array in (held.keys, held.values):
+                rest = array[..., length - front :, :]
+                array[..., length - front :, :] = filled(rest)
+    if states.held > length:  # it is restored from before the block
+        for cache in states._recurrent:
+            cache.cache = [None if one is None else filled(one) for one in cache.cache]
+
+
+_BY_ENGINE: dict[str, Callable[[Any, Any, int], None]] = {
+    "toy": _toy,
+    "openvino": _openvino,
+    "coreml": _coreml,
+    "mlx": _mlx,
+}
