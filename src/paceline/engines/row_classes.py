@@ -71,6 +71,11 @@ class RowClasses(NamedTuple):
     single: str = ""
     """A character for each measured window: `1` where a single row is in the class of decode."""
 
+    @property
+    def most(self) -> int:
+        """Most rows of a call of either role."""
+        return max(self.decode.most, self.prefill.most)
+
     def least(self, keys: int) -> int:
         """Fewest rows of a decode call after `keys` keys."""
         window = keys // WINDOW
@@ -101,8 +106,11 @@ class Prober(Protocol):
     room: int
     """Positions that the sequence can have."""
 
-    def prefill(self, length: int) -> None:
-        """Drop all positions from `length` on; compute those up to it that are missing."""
+    def prefill(self, length: int, rows: RowRange) -> None:
+        """Drop all positions from `length` on; compute those up to it that are missing.
+
+        Their calls have numbers of rows in `rows`.
+        """
         ...
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:
@@ -115,13 +123,20 @@ class Prober(Protocol):
 
 
 def measure(
-    prober: Prober, seconds: float, clock: Callable[[], float] = perf_counter
+    prober: Prober,
+    seconds: float,
+    *,
+    most_rows: int | None = None,
+    clock: Callable[[], float] = perf_counter,
 ) -> RowClasses | None:
     """The cheapest candidate whose calls give equal bits; None: no candidate does.
 
+    Candidates with calls of over `most_rows` rows, which may be wrong, are left out.
+
     Windows of single rows are measured for `seconds`; the others have the least rows of decode.
     """
-    classes = next((classes for classes in CANDIDATES if _agree(prober, classes)), None)
+    allowed = [classes for classes in CANDIDATES if most_rows is None or classes.most <= most_rows]
+    classes = next((classes for classes in allowed if _agree(prober, classes)), None)
     if classes is None:
         return None
     single, started = "", clock()
@@ -130,7 +145,7 @@ def measure(
         keys = len(single) * WINDOW + WINDOW // 2
         if keys + classes.prefill.least > prober.room:
             break
-        prober.prefill(keys)
+        prober.prefill(keys, classes.prefill)
         alone = prober.rows(keys, 1, 1).tobytes()
         single += str(int(alone == prober.rows(keys, 2, 1).tobytes()))
     return classes._replace(single=single)
@@ -160,6 +175,7 @@ def _agree(prober: Prober, classes: RowClasses) -> bool:
     of its own, with a class of its own.
     """
     outputs = classes.decode.most
+    prober.prefill(_CONTEXT, classes.prefill)
     return _equal(prober, classes.decode, outputs) and _equal(prober, classes.prefill, outputs)
 
 
@@ -169,7 +185,6 @@ def _equal(prober: Prober, rows: RowRange, most_outputs: int) -> bool:
     sizes = {size for size in sizes if rows.least <= size <= min(rows.most, prober.room - _CONTEXT)}
     if not sizes:
         return False
-    prober.prefill(_CONTEXT)
     longest = _bits(prober, max(sizes), most_outputs)
     return prober.rows(_CONTEXT, rows.least, 1).tobytes() == longest[0] and all(
         _bits(prober, size, most_outputs) == longest for size in sizes

@@ -22,9 +22,11 @@ from paceline.engines.llamacpp.binding import Binding, ContextSettings, NativeCo
 from paceline.engines.llamacpp.contexts import Contexts, whole
 from paceline.engines.llamacpp.libraries import installed
 from paceline.engines.llamacpp.sequence import LlamaSequence
+from paceline.engines.llamacpp.weights import most_rows
 from paceline.engines.row_classes import WINDOW, WINDOWS, RowClasses, RowRange, keep, kept, measure
 from paceline.errors import InvalidRequest
 from paceline.storage.files import digest_of
+from paceline.storage.gguf_file import read_gguf
 from paceline.storage.system import cpu_cores, processor
 
 SLOTS = 32
@@ -141,9 +143,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return classes
 
     def _measured(self) -> RowClasses | None:
+        path = self._model.path
+        rows = most_rows(str(path), read_gguf(path).tensors)
         calls = _Calls(self._model, self.context_length, self._threads)
         with closing(calls):
-            return measure(calls, _MEASURE_SECONDS)
+            return measure(calls, _MEASURE_SECONDS, most_rows=rows)
 
     def _depends(self) -> dict[str, str]:
         return {
@@ -215,12 +219,12 @@ class _Calls:
         self._context = model.context(ContextSettings(slots, _MOST_ROWS, threads))
         self._tokens = np.random.default_rng(0).integers(0, model.vocab_size, slots).tolist()
 
-    def prefill(self, length: int) -> None:
+    def prefill(self, length: int, rows: RowRange) -> None:
         """See `Prober.prefill`."""
         self._context.truncate(min(length, self._context.length))
-        missing = slice(self._context.length, length)
-        if self._tokens[missing]:
-            _call(self._context, self._tokens, missing, first=length, least=64, most_outputs=1)
+        missing = self._tokens[self._context.length : length]
+        for part in rows.split(len(missing)):
+            _call(self._context, missing, part, first=length, least=rows.least, most_outputs=1)
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:
         """See `Prober.rows`."""
