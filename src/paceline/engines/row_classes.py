@@ -9,16 +9,15 @@ numbers of rows are in one class give a position the same bits. So each *role* k
     a draft of 20                            calls of 16 and 5 rows
 
 One row alone is the cheapest call of plain decoding, and the most likely to be a class of its own:
-with one row there is less to divide among threads, so keys are divided, and sums change. Whether
-they are depends on the number of keys. So single rows are measured by *window* of 32 keys:
-
-    keys before the row     0-31  32-63  ...  256-287  288-319  ...  from 1,024 on
-    one row equals two       yes   yes           no      yes              yes
-    rows of a plain call      1     1             2       1                1
+with one row there is less to divide among threads, so a kernel may divide keys, and sums change.
+Whether it does depends on the number of keys. A binding knows its library's rule (`may_be_single`),
+and single rows are measured where it allows them. Elsewhere a call has at least two.
 
 `measure` measures candidates in the order of their cost. Independent of runtimes: calls are made by
 a `Prober`. A measurement proves nothing for what it did not run: other threads, another processor,
-and windows from `WINDOWS` on, for which it takes the result of the last eight.
+longer contexts. And a difference is easily missed: activations are rounded to 8 bits, which hides
+nearly all that is small, so that one row in eight differed where another kernel had run. So single
+rows are compared in runs, in which a difference stays.
 """
 
 import contextlib
@@ -31,21 +30,18 @@ from paceline.decoding.types import Logits
 from paceline.errors import ModelError
 from paceline.storage.files import read_json, write_json
 
-WINDOW = 32
-"""Keys of a window."""
-
-WINDOWS = 32
-"""Windows that are measured, 1,024 keys: llama.cpp's libraries pad the keys of a call to 256, and
-drop masked ones where that saves a quarter, which ends at 768."""
-
-_LAST = 8
-"""Windows that decide about those after them: 256 keys."""
-
 _CONTEXT = 40
 """Keys before the calls that compare roles."""
 
 _ROWS = 7
 """Positions that these calls compare."""
+
+_SINGLE_CONTEXTS = (40, 400, 608, 1072)
+"""Keys before runs of single rows: under and over 256, where llama.cpp's libraries begin to drop
+masked keys, and 512 and 1,024."""
+
+LONGEST = _SINGLE_CONTEXTS[-1] + 16
+"""Positions of the longest run."""
 
 
 class RowRange(NamedTuple):
@@ -68,24 +64,16 @@ class RowClasses(NamedTuple):
     decode: RowRange
     """Several rows of an answer."""
     prefill: RowRange
-    single: str = ""
-    """A character for each measured window: `1` where a single row is in the class of decode."""
+    single: bool = False
+    """Whether a single row, where the library's rule allows it, is in the class of decode."""
 
     @property
     def most(self) -> int:
         """Most rows of a call of either role."""
         return max(self.decode.most, self.prefill.most)
 
-    def least(self, keys: int) -> int:
-        """Fewest rows of a decode call after `keys` keys."""
-        window = keys // WINDOW
-        if window < len(self.single):
-            return 1 if self.single[window] == "1" else self.decode.least
-        whole = len(self.single) == WINDOWS and self.single.endswith("1" * _LAST)
-        return 1 if whole else self.decode.least
-
     def __str__(self) -> str:
-        return f"decode {self.decode}, prefill {self.prefill}, single {self.single or 'none'}"
+        return f"decode {self.decode}{' or 1' * self.single}, prefill {self.prefill}"
 
 
 CANDIDATES = (
@@ -124,6 +112,7 @@ class Prober(Protocol):
 
 def measure(
     prober: Prober,
+    may_be_single: Callable[[int], bool],
     seconds: float,
     *,
     most_rows: int | None = None,
@@ -131,24 +120,30 @@ def measure(
 ) -> RowClasses | None:
     """The cheapest candidate whose calls give equal bits; None: no candidate does.
 
-    Candidates with calls of over `most_rows` rows, which may be wrong, are left out.
-
-    Windows of single rows are measured for `seconds`; the others have the least rows of decode.
+    Args:
+        prober: makes the calls.
+        may_be_single: whether a single row after so many keys may have the bits of others.
+        seconds: time after which no longer context is tried for single rows.
+        most_rows: candidates with calls of more rows are left out, as they may be wrong.
+        clock: seconds.
     """
     allowed = [classes for classes in CANDIDATES if most_rows is None or classes.most <= most_rows]
     classes = next((classes for classes in allowed if _agree(prober, classes)), None)
     if classes is None:
         return None
-    single, started = "", clock()
-    while len(single) < WINDOWS and clock() - started < seconds:
-        # The middle of the window: a row at its end would be in the next one with padding.
-        keys = len(single) * WINDOW + WINDOW // 2
-        if keys + classes.prefill.least > prober.room:
+    started, runs = clock(), 0
+    for context in _SINGLE_CONTEXTS:
+        if context + classes.decode.most > prober.room or (runs and clock() - started > seconds):
             break
-        prober.prefill(keys, classes.prefill)
-        alone = prober.rows(keys, 1, 1).tobytes()
-        single += str(int(alone == prober.rows(keys, 2, 1).tobytes()))
-    return classes._replace(single=single)
+        keys = range(context, context + classes.decode.most)
+        if not all(map(may_be_single, keys)):
+            continue
+        prober.prefill(context, classes.prefill)
+        run = [prober.rows(key, 1, 1).tobytes() for key in keys]
+        if b"".join(run) != prober.rows(context, len(keys), len(keys)).tobytes():
+            return classes
+        runs += 1
+    return classes._replace(single=runs > 0)
 
 
 def keep(path: Path, classes: RowClasses) -> None:
@@ -163,7 +158,7 @@ def kept(path: Path) -> RowClasses | None:
     try:
         value = read_json(path)
         decode, prefill, single = (value[name] for name in RowClasses._fields)
-        return RowClasses(RowRange(*map(int, decode)), RowRange(*map(int, prefill)), str(single))
+        return RowClasses(RowRange(*map(int, decode)), RowRange(*map(int, prefill)), bool(single))
     except (ModelError, KeyError, TypeError, ValueError):
         return None
 

@@ -10,6 +10,7 @@ calls that were tried are made.
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import Logits
+from paceline.engines.llamacpp.heads import Heads, heads_of
 from paceline.errors import ModelError
 
 LEAST_CONTEXT = 256
@@ -71,6 +73,10 @@ class Binding(ABC):
         """Whether some layers have a state instead of keys and values."""
 
     @abstractmethod
+    def metadata(self, model: int, key: str) -> str | None:
+        """A single value of the file's metadata; None if there is none, or it is a list."""
+
+    @abstractmethod
     def batch_type(self) -> type[ctypes.Structure]:
         """The struct `llama_batch`."""
 
@@ -89,6 +95,13 @@ class Binding(ABC):
     @abstractmethod
     def write_state(self, context: int, state: State) -> int:
         """Put a state into a context; returns bytes read, 0 if it does not fit."""
+
+    @abstractmethod
+    def may_be_single(self, keys: int, heads: Heads, threads: int) -> bool:
+        """Whether a call with one row after `keys` keys adds in the order of calls with several.
+
+        By the library's source; `row_classes.py` measures it where this allows it.
+        """
 
     @abstractmethod
     def last_errors(self) -> str:
@@ -113,6 +126,8 @@ class NativeModel:
         self.identity = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
         """The file's size, time and number, which tell whether it is the same one."""
         self.vocab_size = binding.vocab_size(pointer)
+        self.heads = heads_of(partial(binding.metadata, pointer))
+        """Heads of attention, if all layers have the same, without a window."""
         if binding.is_recurrent(pointer):
             binding.free_model(pointer)
             raise ModelError(

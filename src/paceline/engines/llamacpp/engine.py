@@ -23,7 +23,7 @@ from paceline.engines.llamacpp.contexts import Contexts, whole
 from paceline.engines.llamacpp.libraries import installed
 from paceline.engines.llamacpp.sequence import LlamaSequence
 from paceline.engines.llamacpp.weights import most_rows
-from paceline.engines.row_classes import WINDOW, WINDOWS, RowClasses, RowRange, keep, kept, measure
+from paceline.engines.row_classes import LONGEST, RowClasses, RowRange, keep, kept, measure
 from paceline.errors import InvalidRequest
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
@@ -49,7 +49,7 @@ _ROWS = "one sequence in a call, keys and values in f16"
 stored profiles are then measured again."""
 
 UNMEASURED = RowClasses(RowRange(1, 16), RowRange(1, _MOST_ROWS))
-"""Without padding: for models whose rows depend on the call, and where `min_rows` is 1."""
+"""Without padding: where `min_rows` is 1, and for models of which no class of rows is known."""
 
 
 class LlamaCppEngine(PooledEngine[LlamaSequence]):
@@ -102,7 +102,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             classes = self._row_classes(settings.measurements)
         self.classes = classes or UNMEASURED
         """Rows of a call by role."""
-        self.min_rows = self.classes.least(0)
+        self.min_rows = 1 if self.classes.single else self.classes.decode.least
 
     def open(self) -> LlamaSequence:
         """A new, empty sequence."""
@@ -145,9 +145,12 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
     def _measured(self) -> RowClasses | None:
         path = self._model.path
         rows = most_rows(str(path), read_gguf(path).tensors)
-        calls = _Calls(self._model, self.context_length, self._threads)
-        with closing(calls):
-            return measure(calls, _MEASURE_SECONDS, most_rows=rows)
+        with closing(_Calls(self._model, self.context_length, self._threads)) as calls:
+            return measure(calls, self._may_be_single, _MEASURE_SECONDS, most_rows=rows)
+
+    def _may_be_single(self, keys: int) -> bool:
+        heads = self._model.heads
+        return heads is not None and self._binding.may_be_single(keys, heads, self._threads)
 
     def _depends(self) -> dict[str, str]:
         return {
@@ -160,10 +163,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
     def _run(self, sequence: LlamaSequence, block: Block) -> Logits:
         """Run a block; returns the logits of its trailing `block.rows` rows."""
         role, count = self.classes.decode, len(block.tokens)
-        least = self.classes.least(sequence.length)
         if block.prefill:
             role = self.classes.prefill
-            least = role.least
+        least = role.least
+        if count == 1 and self.classes.single and self._may_be_single(sequence.length):
+            least = 1
         context = sequence.context(count + role.least)
         first = count - block.rows
         parts = list(role.split(count))
@@ -214,8 +218,8 @@ class _Calls:
     """The calls of a measurement, with random tokens; see `row_classes.Prober`."""
 
     def __init__(self, model: NativeModel, context_length: int, threads: int) -> None:
-        self.room = min(context_length, WINDOW * WINDOWS + 2 * _MOST_ROWS)
-        slots = whole(self.room)
+        self.room = min(context_length, LONGEST)
+        slots = whole(self.room + _MOST_ROWS)
         self._context = model.context(ContextSettings(slots, _MOST_ROWS, threads))
         self._tokens = np.random.default_rng(0).integers(0, model.vocab_size, slots).tolist()
 

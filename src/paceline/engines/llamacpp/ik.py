@@ -9,16 +9,25 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 from paceline.engines.llamacpp.binding import Binding, ContextSettings, State
+from paceline.engines.llamacpp.heads import Heads
 from paceline.engines.llamacpp.log import ErrorLog
+
+_PADDED_KEYS, _STEP, _RUN = 256, 128, 32
+"""Keys of a call, of a step of softmax, and of a piece are multiples of these."""
+
+_VALUE_BYTES = 256
+"""Most bytes of a metadata value that is read."""
 
 _VOID, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_kv_cache_seq_rm": (ctypes.c_bool, [_VOID, _INT, _INT, _INT]),
     "llama_model_has_recurrent": (ctypes.c_bool, [_VOID]),
+    "llama_model_meta_val_str": (_INT, [_VOID, ctypes.c_char_p, ctypes.c_char_p, _SIZE]),
     "llama_get_logits": (_VOID, [_VOID]),
     "llama_state_seq_get_size": (_SIZE, [_VOID, _INT, ctypes.c_uint32]),
     "llama_state_seq_get_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT, ctypes.c_uint32]),
@@ -98,6 +107,12 @@ class IkLlama(Binding):
         """See `Binding.is_recurrent`."""
         return bool(self.library.llama_model_has_recurrent(model))
 
+    def metadata(self, model: int, key: str) -> str | None:
+        """See `Binding.metadata`."""
+        value = ctypes.create_string_buffer(_VALUE_BYTES)
+        length = self.library.llama_model_meta_val_str(model, key.encode(), value, _VALUE_BYTES)
+        return value.value.decode(errors="replace") if length >= 0 else None
+
     def batch_type(self) -> type[ctypes.Structure]:
         """See `Binding.batch_type`."""
         struct: type[ctypes.Structure] = self._api.llama_batch
@@ -120,6 +135,32 @@ class IkLlama(Binding):
         """See `Binding.write_state`."""
         data = state.ctypes.data
         return int(self.library.llama_state_seq_set_data(context, data, state.size, 0, 0))
+
+    def may_be_single(self, keys: int, heads: Heads, threads: int) -> bool:
+        """See `Binding.may_be_single`; `iqk_flash_attn_noalibi` in iqk_flash_attn.cpp.
+
+        With one row, and several heads of queries for one of keys, the keys of all heads are
+        divided among the threads, in pieces. Sums have the usual order if a head is one piece:
+
+            3 heads, 2 threads, 512 keys   3 * 512 / 2 = 768 keys a thread: a head is one piece
+            3 heads, 2 threads, 288 keys   27 runs of 32 for 2 threads: pieces of 128, two cuts
+
+        Keys are padded to 256; masked ones at the end are dropped where they are a quarter or more.
+        And softmax goes on in steps of 128 keys, or of 64 or 32 if their number needs that.
+        """
+        if heads.queries == 1:
+            return True
+        padded = -(-(keys + 1) // _PADDED_KEYS) * _PADDED_KEYS
+        seen = -(-(keys + 1) // _RUN) * _RUN
+        if padded > _PADDED_KEYS and seen <= 3 * padded // 4:
+            padded = seen
+        if padded % _STEP:
+            return False
+        if heads.keys == 1:
+            return threads == 1
+        shared = gcd(heads.keys, threads)
+        runs, workers = heads.keys // shared * padded // _RUN, threads // shared
+        return runs % workers == 0 and heads.keys // threads >= 1
 
     def last_errors(self) -> str:
         """See `Binding.last_errors`."""
