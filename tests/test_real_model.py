@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import run_together
@@ -30,6 +31,15 @@ PROMPTS = [
 SAMPLED: Options = {**GREEDY, "temperature": 0.8, "seed": 5, "top_p": 0.95}
 OWN: Options = {"seed": 7}
 """As the registry has it for this model: sampled, with a penalty."""
+
+
+@pytest.fixture(scope="module", params=["openvino", "llamacpp"])
+def real_model(request: pytest.FixtureRequest, real_model: Model) -> Model:
+    """The default model in each engine that runs it here."""
+    if request.param == "openvino":
+        return real_model
+    pytest.importorskip("ik_llama_cpp")
+    return load(engine=request.param, cache_tokens=4096)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     "openvino-lfm2_moe": lambda request: _hybrid("lfm2_moe", request),
     "openvino-qwen3_5": lambda request: _hybrid("qwen3_5_text", request),
     "openvino-qwen3_5_moe": lambda request: _hybrid("qwen3_5_moe_text", request),
+    "llamacpp": lambda request: _llamacpp(request.getfixturevalue("tiny_gguf")),
     "coreml": lambda request: _coreml(request.getfixturevalue("tmp_path_factory")),
     **{f"mlx-{name}": partial(mlx.engine, name) for name in mlx.CASES},
 }
@@ -42,6 +44,11 @@ def _hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
     folder = request.getfixturevalue("tmp_path_factory").mktemp(form)
     settings = EngineSettings(cache_tokens=3 * 512)
     return open_engine("openvino", write_gguf_of(form, folder / "m.gguf"), 512, settings)
+
+
+def _llamacpp(path: Path) -> Engine:
+    pytest.importorskip("ik_llama_cpp")
+    return open_engine("llamacpp", path, 512, EngineSettings(cache_tokens=3 * 512))
 
 
 def _coreml(folders: pytest.TempPathFactory) -> Engine:

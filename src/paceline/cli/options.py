@@ -172,7 +172,7 @@ class ModelOptions:
     revision: Revision = None
     offline: Offline = False
     engine: Annotated[
-        str | None, _model(help="openvino, coreml or mlx; default: as the model needs")
+        str | None, _model(help="openvino, llamacpp, coreml or mlx; default: as the model needs")
     ] = None
     rows: Annotated[
         int, _model(parser=numbers.Whole(1, 2), help="minimum rows of a call: 2 is exact, 1 is not")

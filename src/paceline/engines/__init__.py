@@ -5,7 +5,7 @@ from pathlib import Path
 from paceline.engines.base import Engine, EngineSettings
 from paceline.errors import InvalidRequest
 
-ENGINES = ("openvino", "coreml", "mlx")
+ENGINES = ("openvino", "llamacpp", "coreml", "mlx")
 
 __all__ = ["ENGINES", "Engine", "EngineSettings", "check_settings", "open_engine"]
 
@@ -20,7 +20,7 @@ def check_settings(name: str, settings: EngineSettings) -> None:
 
 
 def open_engine(name: str, path: Path, context_length: int, settings: EngineSettings) -> Engine:
-    """Open the engine `name` with the model in `path`: an OpenVINO graph, or else a folder.
+    """Open the engine `name` with the model in `path`: a graph, a GGUF file, or else a folder.
 
     Raises:
         InvalidRequest: no engine has that name, or a setting is out of range.
@@ -33,6 +33,10 @@ def open_engine(name: str, path: Path, context_length: int, settings: EngineSett
         from paceline.engines.openvino import OpenVinoEngine
 
         return OpenVinoEngine(path, context_length, settings)
+    if name == "llamacpp":
+        from paceline.engines.llamacpp.engine import LlamaCppEngine
+
+        return LlamaCppEngine(path, context_length, settings)
     if name == "coreml":
         from paceline.engines.coreml.engine import CoreMlEngine
         from paceline.engines.coreml.packages import DEFAULT_UNITS

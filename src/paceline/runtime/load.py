@@ -10,10 +10,10 @@ from paceline.decoding.types import FINAL_NORM
 from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
-from paceline.models import DEFAULT_MODEL, QUIET, ModelFiles, Progress, resolve
+from paceline.models import DEFAULT_MODEL, QUIET, ModelFiles, Progress, cache_dir, resolve
 from paceline.models.template import PROCESS
 from paceline.runtime.defaults import Defaults
-from paceline.runtime.model import Model, drafter_resources, warmed_up
+from paceline.runtime.model import MEASUREMENTS, Model, drafter_resources, warmed_up
 from paceline.runtime.options import defaults_of
 
 
@@ -39,7 +39,8 @@ def load(
     Args:
         name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, a
             hub name (`owner/name`, `owner/name:Q4_K_M`), or a model of ollama or LM Studio.
-        engine: `openvino`, `coreml` or `mlx`; None: the engine that the model's files are for.
+        engine: `openvino`, `llamacpp`, `coreml` or `mlx`; None: the one that the model's files are
+            for.
         rows: the fewest rows of a sequence in a call. 2 is exact; 1 is not (see the guide).
         cache_tokens: KV slots of all sequences together; None: `contexts` full contexts, at most
             2 GiB, or for several contexts a quarter of the machine's memory.
@@ -75,6 +76,7 @@ def load(
         min_rows=rows,
         threads=threads,
         compute_units=compute_units,
+        measurements=cache_dir() / MEASUREMENTS,
     )
     if engine is not None:
         check_settings(engine, settings)  # before anything is fetched

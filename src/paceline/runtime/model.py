@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from paceline.runtime.conversation import Conversation
 
 
-_PROFILES = "measurements"
+MEASUREMENTS = "measurements"
+"""Folder in the cache of what was measured of models here."""
 """Folder of cost profiles, in the cache folder."""
 
 
@@ -125,7 +126,7 @@ class Model:
         self._profile.fixed = True
 
     def _profile_of_engine(self) -> ModelProfile:
-        folder = cache_dir() / _PROFILES
+        folder = cache_dir() / MEASUREMENTS
         return ModelProfile(self.engine, self.files.fingerprint, folder, self._progress)
 
     def settle(self) -> None:
@@ -276,7 +277,7 @@ class Model:
         settings = EngineSettings(min_rows=1, cache_tokens=slots)
         opened = open_engine(files.engine, files.path, files.context_length, settings)
         engine = warmed_up(opened, self._progress)
-        folder = cache_dir() / _PROFILES
+        folder = cache_dir() / MEASUREMENTS
         cost = load_profile(engine, files.fingerprint, folder, say=self._progress.say).cost
         worth = min(cost(1) / self.profile.cost(1), 1.0)
         return DraftModel(engine, cost, worth, slots=engine.free_slots)

@@ -6,7 +6,6 @@ it; at shutdown the application drains before connections are closed.
 
 import asyncio
 import ipaddress
-import math
 import os
 import socket
 import sys

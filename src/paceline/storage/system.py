@@ -9,6 +9,7 @@ cgroup-v1/memory.rst.
 """
 
 import os
+import platform
 import signal
 import socket
 import sys
@@ -133,6 +134,24 @@ def stop_signals(handle: Callable[[], None]) -> Iterator[None]:
 def memory_bytes() -> int:
     """Memory that this process may use, in bytes: the machine's, or its container's limit."""
     return min([_machine_bytes(), *_limits()])
+
+
+def cpu_cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Name of the processor, as far as the system has it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # not Linux
+        pass
+    return platform.processor() or platform.machine()
 
 
 def _machine_bytes() -> int:

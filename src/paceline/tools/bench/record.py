@@ -8,7 +8,6 @@ Invariant: a file is validated as a whole, and every fault is reported.
 
 import datetime
 import json
-import os
 import platform
 import shlex
 import sys
@@ -22,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 import paceline
 from paceline.errors import InvalidRequest
+from paceline.storage.system import cpu_cores, processor
 from paceline.storage.validation import Limit, listed, validated
 
 FORM = "paceline-bench"
@@ -177,7 +177,7 @@ def here(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
         "command": shlex.join(["paceline", *sys.argv[1:]]),
         "paceline": paceline.__version__,
         "versions": {"python": platform.python_version(), **dict(_versions(packages))},
-        "machine": {"processor": _processor(), "cores": cpu_cores(), "system": platform.system()},
+        "machine": {"processor": processor(), "cores": cpu_cores(), "system": platform.system()},
     }
 
 
@@ -236,21 +236,3 @@ def _versions(packages: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-
-
-def _processor() -> str:
-    """Name of the processor, as far as the system has it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:  # not Linux
-        pass
-    return platform.processor() or platform.machine()
-
-
-def cpu_cores() -> int:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

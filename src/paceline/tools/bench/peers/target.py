@@ -14,8 +14,8 @@ from typing import Self
 
 from paceline.errors import MissingExtra
 from paceline.models import ModelFiles, Origin, Progress, open_origin
+from paceline.storage.system import cpu_cores
 from paceline.tools.bench.peers.base import Answer, NotComparable
-from paceline.tools.bench.record import cpu_cores
 
 _MAKES_CHECKPOINTS = ("torch", "transformers", "accelerate", "gguf")
 

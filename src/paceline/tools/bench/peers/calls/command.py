@@ -16,12 +16,12 @@ from typing import Any
 from paceline.errors import InvalidRequest, MissingExtra, PacelineError
 from paceline.models import Progress, open_origin
 from paceline.storage.report import Report, Table
-from paceline.storage.system import CACHE_VARIABLE
+from paceline.storage.system import CACHE_VARIABLE, cpu_cores
 from paceline.tools.bench.ab_test import interleaved
 from paceline.tools.bench.peers.base import NotComparable
 from paceline.tools.bench.peers.calls.processes import Worker, drop_page_cache
 from paceline.tools.bench.peers.registry import check_names
-from paceline.tools.bench.record import PACKAGES, Record, Row, cpu_cores, here
+from paceline.tools.bench.record import PACKAGES, Record, Row, here
 
 OURS = "paceline"
 PEERS = ("llama-cpp-python", "openvino-genai")

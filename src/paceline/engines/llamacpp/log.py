@@ -1,0 +1,38 @@
+"""The library's log: nothing is printed, and its last lines about errors go into ours."""
+
+import ctypes
+
+_ERROR, _CONTINUED = 4, 5
+"""`ggml_log_level` of ik_llama.cpp and llama.cpp; a continued line has the last one's level."""
+
+_LINES = 3
+
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class ErrorLog:
+    """Keeps the last error lines of a library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Receive the library's log from now on."""
+        self._lines: list[str] = []
+        self._error = False
+        self._callback = _CALLBACK(self._receive)  # the library keeps a pointer to it
+        library.llama_log_set.argtypes = [_CALLBACK, ctypes.c_void_p]
+        library.llama_log_set.restype = None
+        library.llama_log_set(self._callback, None)
+
+    def clear(self) -> None:
+        """Forget earlier lines."""
+        self._lines = []
+
+    def line(self) -> str:
+        """The last error lines as one."""
+        return "; ".join(self._lines)
+
+    def _receive(self, level: int, text: bytes | None, _: object) -> None:
+        if level != _CONTINUED:
+            self._error = level == _ERROR
+        line = (text or b"").decode(errors="replace").strip()
+        if self._error and line:
+            self._lines = [*self._lines, line][-_LINES:]
