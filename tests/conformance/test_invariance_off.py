@@ -3,6 +3,8 @@
 `measure_invariance` is what `exact` rests on; `check_rows` is the first part of `verify`.
 """
 
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,13 @@ import pytest
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.invariance import BLOCK_LENGTH, measure_invariance
+from paceline.engines.row_classes import RowClasses, RowRange
 from paceline.models import ModelFiles
+from paceline.tools.bench.verify import rows
 from paceline.tools.bench.verify.checks import Verdict
 from paceline.tools.bench.verify.rows import check_rows
 from support import metal, mlx
+from support.tiny import SIZES, write_tiny
 
 
 def differing(engine: Engine) -> tuple[int, int]:
@@ -33,6 +38,27 @@ def test_single_rows_of_the_openvino_engine_are_found(tiny_files: ModelFiles):
         found[min_rows] = differing(engine)
     assert all(found[1])
     assert found[2] == (0, 0)
+
+
+def test_single_rows_of_the_llamacpp_engine_are_found_where_threads_divide_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("ik_llama_cpp")
+    from paceline.engines.llamacpp.engine import LlamaCppEngine
+
+    monkeypatch.setattr(rows, "_CONTEXTS", (16, 264))
+    monkeypatch.setattr(rows, "_THRESHOLDS", ())
+    sizes = {**SIZES, "d": 576, "heads": 9, "kv_heads": 3}
+    path = write_tiny(tmp_path / "m.gguf", sizes=sizes)
+    settings = EngineSettings(cache_tokens=2048, threads=2)
+    found = {}
+    for least in (1, 2):
+        classes = RowClasses(RowRange(least, 16), RowRange(64, 256))
+        with closing(LlamaCppEngine(path, 512, settings, classes=classes)) as engine:
+            verdict = Verdict()
+            check_rows(engine, verdict)
+            found[least] = verdict.conditions[BLOCK_LENGTH].differing
+    assert found[2] == 0 < found[1]
 
 
 @pytest.mark.mlx

@@ -43,6 +43,19 @@ def _blocks(engine: Any, sequence: Any, length: int, cache: Any, value: Any) -> 
     cache[[*engine._pool._free, engine._pool.spare]] = value
 
 
+def _llamacpp(engine: Any, sequence: Any, length: int) -> None:
+    # The library's memory is its own: other tokens are computed into the slots.
+    contexts = [(context, 0) for context in engine._contexts._spare]
+    if sequence.length:
+        context = sequence.context(POISON)
+        context.truncate(length)
+        contexts.append((context, sequence.length))
+    for context, kept in contexts:
+        count = kept - context.length if kept > context.length else 0
+        context.decode([POISON] * (count + 16), slice(0, 0))
+        context.truncate(kept)
+
+
 def _coreml(engine: Any, sequence: Any, length: int) -> None:
     for state in engine._states_of(sequence) if sequence.length else ():
         for cell in state.cells.values():
@@ -78,6 +91,7 @@ def _mlx(_: Any, sequence: Any, length: int) -> None:
 _BY_ENGINE: dict[str, Callable[[Any, Any, int], None]] = {
     "toy": _toy,
     "openvino": _openvino,
+    "llamacpp": _llamacpp,
     "coreml": _coreml,
     "mlx": _mlx,
 }
