@@ -20,7 +20,7 @@ from paceline.runtime.options import GREEDY
 from support.server import running
 
 SOURCE = f"{Path(paceline.__file__).parent}/"
-TOKEN, GENERATE, CHAT = 11, 65, 47
+TOKEN, GENERATE, CHAT = 11, 65, 48
 PROMPT = "the quick brown fox jumps over the quick brown fox"
 
 

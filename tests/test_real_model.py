@@ -117,6 +117,8 @@ def first_command() -> list[str]:
 
 @pytest.mark.slow
 def test_the_first_command_of_the_readme_ends_by_itself_and_is_no_loop(real_model: Model):
+    if real_model.engine.name != "openvino":
+        pytest.skip("the command runs the default engine, whose answer is another one")
     words = first_command()
     assert words[1] == "generate"
     made = subprocess.run(

@@ -55,10 +55,12 @@ def test_a_grammar_that_cannot_be_compiled_in_time_is_rejected_and_not_tried_aga
 ):
     make = fresh.lark if isinstance(grammar, str) else fresh.json_schema
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    of_other_tests = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     with pytest.raises(InvalidRequest, match=r"too much memory|more than 1 s to compile"):
         make(grammar)
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    assert most < 1.75 * 2**20, "kilobytes of a process that has the limit"
+    limit = 1.75 * 2**20
+    assert most <= max(limit, of_other_tests), "kilobytes of a process that has the limit"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 2**10
     monkeypatch.setattr(matcher_process.MatcherProcesses, "_ask", None)
     with pytest.raises(InvalidRequest, match="compile"):

@@ -15,7 +15,7 @@ from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.invariance import CONDITIONS
 from paceline.engines.openvino.batch import parts_of
-from paceline.tools.bench.verify import checks
+from paceline.tools.bench.verify import rows as verify_rows
 from paceline.tools.bench.verify.checks import Verdict
 from paceline.tools.bench.verify.rows import check_rows
 from support.tiny_checkpoints import write_gguf_of
@@ -51,7 +51,8 @@ def test_rows_of_wide_hybrids_do_not_depend_on_how_they_are_computed(
 
 def check_all_conditions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_engine("openvino", path, 512, EngineSettings(cache_tokens=700))
-    monkeypatch.setattr(checks, "_CONTEXTS", (64, 300))
+    monkeypatch.setattr(verify_rows, "_CONTEXTS", (64, 300))
+    monkeypatch.setattr(verify_rows, "_THRESHOLDS", (512,))
     verdict = Verdict()
     check_rows(engine, verdict)
     assert verdict.conditions.keys() == {*CONDITIONS}

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from paceline import __version__
-from paceline.cli.interrupt import EXIT, LINE, stop_by_exception
+from paceline.cli.interrupt import EXIT, LINE, is_interrupt, stop_by_exception
 from paceline.errors import PacelineError
 from paceline.storage.system import BROKEN_PIPE_EXIT
 
@@ -55,7 +55,9 @@ class Commands(TyperGroup):
         except PacelineError as error:
             print(f"paceline: {error}", file=sys.stderr)
             return error.exit_code
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ImportError) as error:
+            if not is_interrupt(error):
+                raise
             print(LINE, end="", file=sys.stderr)
             return EXIT
         except OSError as error:

@@ -26,6 +26,13 @@ def stop_by_exception() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error comes from Ctrl-C: a compiled package makes an ImportError of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _stop(*_: Any) -> None:
     os.write(2, LINE.encode())
     os._exit(EXIT)

@@ -179,7 +179,9 @@ def gguf_as_int8(path: Path, models: Path, progress: Progress) -> ModelFiles:
         needed = peak_disk_bytes(path.stat().st_size)
         with _refusing(path, models), workspace(models, final.name, needed=needed) as work:
             source = {"kind": "gguf", "from": str(path), "weights": GGUF_FORM}
-            _prepare_gguf(path, work, final, source, name=name, progress=progress)
+            _prepare_gguf(
+                path, work, final, source, name=name, progress=progress, write=convert_gguf
+            )
     return open_folder(final, name, progress)
 
 
@@ -191,7 +193,7 @@ def _prepare_gguf(
     *,
     name: str,
     progress: Progress,
-    write: Callable[[Path, Path, Progress], Facts] = convert_gguf,
+    write: Callable[[Path, Path, Progress], Facts],
 ) -> None:
     """Convert in a folder inside `work`, then rename that folder to `final`."""
     made = work / "model"

@@ -94,6 +94,11 @@ class Connections:
             with suppress(OSError):
                 await loop.connect_accepted_socket(connection, client)
 
+    def close_unfinished(self) -> None:
+        """Close connections whose request has come in part, which nothing waits for any more."""
+        for connection in list(self._without_request[_SENDING]):
+            connection.transport.abort()
+
     def sort(self, connection: "Connection", kind: int | None) -> None:
         """Note which kind a connection is of; None: it has a complete request, or is closed."""
         for other, connections in enumerate(self._without_request):

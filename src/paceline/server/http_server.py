@@ -131,6 +131,7 @@ class HttpServer:
         stopping.cancel()
         await asyncio.to_thread(served.close, self.settings.grace_seconds)
         accepting.cancel()
+        connections.close_unfinished()  # uvicorn would log a traceback for each
         server.should_exit = True
         await serving
 

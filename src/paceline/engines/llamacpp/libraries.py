@@ -44,7 +44,7 @@ def missing_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return []
     try:
-        text = cpuinfo.read_text()
+        text = cpuinfo.read_text(encoding="utf-8")
     except OSError:
         return []
     flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
