@@ -48,7 +48,8 @@ def _hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
 
 def _llamacpp(path: Path) -> Engine:
     pytest.importorskip("ik_llama_cpp")
-    return open_engine("llamacpp", path, 512, EngineSettings(cache_tokens=3 * 512))
+    # Threads of a busy machine wait for each other in every product: tests have one.
+    return open_engine("llamacpp", path, 512, EngineSettings(cache_tokens=3 * 512, threads=1))
 
 
 def _coreml(folders: pytest.TempPathFactory) -> Engine:

@@ -64,6 +64,7 @@ def test_a_single_row_has_the_bits_of_several_where_the_rule_allows_it(
     assert allowed or (keys == 1 and threads > 1) or keys < threads
 
 
+@pytest.mark.slow
 def test_a_single_row_differs_where_the_rule_does_not_allow_it(tmp_path: Path):
     sizes = {**SIZES, "d": 576, "heads": 9, "kv_heads": 3, "context": CONTEXT}
     path = write_tiny(tmp_path / "m.gguf", sizes=sizes)
@@ -81,7 +82,9 @@ def test_a_single_row_differs_where_the_rule_does_not_allow_it(tmp_path: Path):
 
 def test_more_sequences_than_contexts_change_no_bit(tmp_path: Path):
     path = write_tiny(tmp_path / "m.gguf")
-    with closing(LlamaCppEngine(path, 512, EngineSettings(cache_tokens=16 * 512))) as engine:
+    with closing(
+        LlamaCppEngine(path, 512, EngineSettings(cache_tokens=16 * 512, threads=1))
+    ) as engine:
         texts = [np.random.default_rng(n).integers(3, 250, 80).tolist() for n in range(9)]
         alone = [run(engine, text, 40, [1, 2, 3]) for text in texts]
         sequences = [engine.open() for _ in texts]
@@ -101,7 +104,7 @@ def test_more_sequences_than_contexts_change_no_bit(tmp_path: Path):
 def test_a_sequence_that_outgrows_its_context_changes_no_bit(tmp_path: Path):
     path = write_tiny(tmp_path / "m.gguf", sizes={**SIZES, "context": CONTEXT})
     tokens = np.random.default_rng(3).integers(3, 250, CONTEXT).tolist()
-    with closing(LlamaCppEngine(path, CONTEXT)) as engine:
+    with closing(LlamaCppEngine(path, CONTEXT, EngineSettings(threads=1))) as engine:
         short, long = engine.open(), engine.open()
         engine.step([(long, Block(tokens[:1000], 0, prefill=True))])
         long.commit(1000)
@@ -162,7 +165,7 @@ def test_recurrent_layers_and_hidden_states_are_refused_by_name(tmp_path: Path):
 
 def test_measured_classes_are_kept_for_the_next_time(tmp_path: Path):
     path = write_tiny(tmp_path / "m.gguf")
-    settings = EngineSettings(measurements=tmp_path / "measurements")
+    settings = EngineSettings(measurements=tmp_path / "measurements", threads=1)
     with closing(LlamaCppEngine(path, 512, settings)) as engine:
         measured = engine.classes
     (file,) = (tmp_path / "measurements").glob("*.rows")
@@ -177,7 +180,8 @@ def test_nothing_is_printed_by_the_library(tmp_path: Path):
     script = (
         "import sys; from pathlib import Path;"
         "from paceline.engines.llamacpp.engine import LlamaCppEngine;"
-        "LlamaCppEngine(Path(sys.argv[1]), 512).close()"
+        "from paceline.engines.base import EngineSettings;"
+        "LlamaCppEngine(Path(sys.argv[1]), 512, EngineSettings(threads=1)).close()"
     )
     finished = subprocess.run(
         [sys.executable, "-c", script, str(path)],
