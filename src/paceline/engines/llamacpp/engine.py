@@ -44,6 +44,9 @@ _MEASURE_SECONDS = 2.0
 _PADDING = 0
 """Token of padding rows; every vocabulary has it."""
 
+_FORM = 2
+"""Version of the measurement of row classes: of another one, nothing is taken."""
+
 _ROWS = "one sequence in a call, keys and values in f16"
 """How rows are computed. Change this string with any change to a row's bits or a call's cost:
 stored profiles are then measured again."""
@@ -135,7 +138,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """The model's row classes, measured if that was not done here before."""
         if folder is None:
             return self._measured()
-        depends = [*self._depends().values(), *self._model.identity]
+        depends = [_FORM, *self._depends().values(), *self._model.identity]
         path = folder / f"{digest_of(depends)}.rows"
         classes = kept(path)
         if classes is None and (classes := self._measured()) is not None:
@@ -162,12 +165,10 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     def _run(self, sequence: LlamaSequence, block: Block) -> Logits:
         """Run a block; returns the logits of its trailing `block.rows` rows."""
-        role, count = self.classes.decode, len(block.tokens)
-        if block.prefill:
-            role = self.classes.prefill
-        least = role.least
-        if count == 1 and self.classes.single and self._may_be_single(sequence.length):
-            least = 1
+        count = len(block.tokens)
+        role = self.classes.prefill if block.prefill else self.classes.decode
+        single = count == 1 and not block.prefill and self.classes.single
+        least = 1 if single and self._may_be_single(sequence.length) else role.least
         context = sequence.context(count + role.least)
         first = count - block.rows
         parts = list(role.split(count))
