@@ -191,3 +191,22 @@ def test_nothing_is_printed_by_the_library(tmp_path: Path):
         timeout=120,
     )
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+
+
+def test_a_last_chunk_of_one_token_is_computed_as_a_prompt(tmp_path: Path):
+    sizes = {**SIZES, "d": 576, "heads": 9, "kv_heads": 3, "context": CONTEXT}
+    path = write_tiny(tmp_path / "m.gguf", sizes=sizes)
+    tokens = np.random.default_rng(4).integers(3, 250, 64).tolist()
+    classes = RowClasses(RowRange(2, 16), RowRange(40, 256), single=True)
+    sizes_seen = []
+    with closing(LlamaCppEngine(path, 512, EngineSettings(threads=1), classes=classes)) as engine:
+        sequence = engine.open()
+        context = sequence.context(256)
+        decode = context.decode
+        context.decode = lambda padded, outputs: (  # type: ignore[method-assign]
+            sizes_seen.append(len(padded)) or decode(padded, outputs)
+        )
+        for chunk, prefill in ((tokens[:63], True), (tokens[63:], True), (tokens[:1], False)):
+            engine.step([(sequence, Block(chunk, 1, prefill=prefill))])
+            sequence.commit(len(chunk))
+    assert sizes_seen == [63, 40, 1]
