@@ -22,11 +22,12 @@ CONTEXT = 1400
 START, STOP = 1012, 1034
 TEXT = [(7 * i + i * i) % mlx.VOCAB for i in range(CONTEXT)]
 
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 MODELS = {
-    "llama": {},
+    "llama": HEADS,
     "lfm2": {},
-    "qwen3_5": {},
-    "gemma3": {"sliding_window": 512, "sliding_window_pattern": 1},
+    "qwen3_5": HEADS,
+    "gemma3": {**HEADS, "sliding_window": 512, "sliding_window_pattern": 1},
 }
 
 
