@@ -47,11 +47,12 @@ class Shape:
     context: int = 40_960
 
 
-# https://huggingface.co/Qwen/Qwen3-0.6B, -1.7B and -4B
+# https://huggingface.co/Qwen/Qwen3-0.6B, -1.7B, -4B and -8B
 SHAPES = {
     "0.6B": Shape(28, 1024, 3072, 16),
     "1.7B": Shape(28, 2048, 6144, 16),
     "4B": Shape(36, 2560, 9728, 32),
+    "8B": Shape(36, 4096, 12288, 32),  # its own head, of 0.6 billion weights, is left out
 }
 
 FILE_TYPES = {

@@ -1,5 +1,7 @@
+import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.models import DEFAULT_MODEL, ModelFiles, cache_dir, resolve
 from paceline.runtime.model import Model
 from support.coreml import tiny_artifact
+from support.coremltools import validate_once_a_pipeline
 from support.drafters import write_toy_table
 from support.thinking import TEMPLATES, write_thinking
 from support.tiny import write_tiny
@@ -25,6 +28,14 @@ os.environ.pop("PACELINE_KEEP", None)
 # sends Ctrl-C to a command would wait for an end that never comes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Make conversions to Core ML fast: they are most of what tests of it wait for."""
+    if "coremltools" in sys.modules:
+        validate_once_a_pipeline()
+        # Each calls for full collections, half a second each with all that is imported by now.
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

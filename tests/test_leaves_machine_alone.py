@@ -17,11 +17,10 @@ from support.command import served
 from support.docs import ROOT
 from support.fake_hub import FakeHub, FakeRepository, serving
 from support.results import RUN
-from support.saved_checkpoints import save_checkpoint
 from support.tiny_checkpoints import write_checkpoint
 from support.watched import Home
 
-OURS_AND_REPORTING = ("paceline", "nncf", "openvino", "optimum")
+OURS_AND_REPORTING = ("paceline", "openvino")
 """Ours, and beginnings of packages that report their use unless ours was imported before."""
 
 NAME = "owner/tiny"
@@ -138,25 +137,6 @@ def test_a_report_with_charts_leaves_the_machine_alone(home: Home, tmp_path: Pat
     (tmp_path / "run.json").write_text(json.dumps(RUN.as_dict()))
     home.run("bench", "report", tmp_path / "run.json", "--output", "report")
     assert_alone(home, "report")
-
-
-@pytest.fixture
-def for_optimum(tmp_path: Path) -> dict[str, bytes]:
-    """Files of a checkpoint that paceline does not convert itself."""
-    pytest.importorskip("optimum.intel")
-    save_checkpoint(tmp_path / "checkpoint", "GPTNeoX")
-    return {path.name: path.read_bytes() for path in (tmp_path / "checkpoint").iterdir()}
-
-
-@pytest.mark.reference
-@pytest.mark.slow
-def test_an_export_by_optimum_calls_the_hub_for_the_files_of_the_model_alone(
-    for_optimum: dict[str, bytes], home: Home, hub: FakeHub
-):
-    hub.repositories[NAME] = FakeRepository(for_optimum)
-    home.run("convert", NAME)
-    assert_files_of_the_model_alone(hub)
-    assert_alone(home)
 
 
 @pytest.mark.reference

@@ -16,19 +16,21 @@ from paceline.decoding.types import Best, Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import KVSequence
 from paceline.engines.invariance import CONDITIONS, measure_invariance
+from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.models import cache_dir, resolve
 from paceline.runtime import kept
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import run_together
 from support.gemma import PROMPTS, gemma_file
+from support.llamacpp import model_of
 
-pytestmark = [pytest.mark.real_model, pytest.mark.slow]
+pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TOKENS = 16
 SAMPLED: Options = {**GREEDY, "temperature": 0.8, "seed": 5, "top_p": 0.95}
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "seeded"])
-DRAFTERS = ("ngram", "suffix", "suffix:earlier", "recycle", "auto")
+DRAFTERS = ("ngram", "suffix", "suffix:earlier", "ngram:min=1", "auto")
 LENGTHS = (500, 700, 1084)
 """Tokens of long prompts: the window ends in the answer to the first, and in the others."""
 RECORDED = json.loads((Path(__file__).parent / "data" / "gemma3_270m.json").read_text("utf-8"))
@@ -39,8 +41,11 @@ Both round activations to 8 bits, each in its own way: 67 of 1809 best tokens di
 margin above 0.87 (2026-11-25)."""
 
 
-@pytest.fixture(scope="module")
-def gemma() -> Model:
+@pytest.fixture(scope="module", params=["openvino", "ik_llama.cpp", "llama.cpp"])
+def gemma(request: pytest.FixtureRequest) -> Model:
+    """The model in each engine and library that runs it."""
+    if request.param != "openvino":
+        return model_of(gemma_file(), request.param, cache_tokens=8192)
     files = resolve(str(gemma_file()), cache_dir())
     settings = EngineSettings(cache_tokens=8192)
     return Model(files, open_engine("openvino", files.path, files.context_length, settings))
@@ -89,7 +94,7 @@ def test_twenty_answers_together_equal_plain_decoding_with_every_drafter(
 
 
 @SAMPLINGS
-@pytest.mark.parametrize("drafter", ["suffix", "recycle"])
+@pytest.mark.parametrize("drafter", ["suffix", "ngram:min=1"])
 def test_answers_past_the_window_equal_plain_decoding(
     drafter: str, sampling: Options, plain: Any, gemma: Model
 ):
@@ -184,12 +189,15 @@ def test_prompts_have_the_tokens_of_llama_cpp(text: dict[str, Any], gemma: Model
 
 
 def read(model: Model, sequence: KVSequence, tokens: Sequence[int]) -> list[int]:
-    """The best token after each of a prompt's, in chunks of 64."""
+    """The best token after each of a prompt's."""
     best: list[int] = []
-    for begin in range(0, len(tokens), 64):
-        chunk = tokens[begin : begin + 64]
+    engine = model.engine
+    # In one call the engine llamacpp has logits of so many rows.
+    most = engine.classes.decode.most if isinstance(engine, LlamaCppEngine) else 64
+    for begin in range(0, len(tokens), most):
+        chunk = tokens[begin : begin + most]
         block = Block(chunk, len(chunk), best=True, prefill=True)
-        rows = model.engine.step([(sequence, block)]).logits[0]
+        rows = engine.step([(sequence, block)]).logits[0]
         best += (rows.tokens if isinstance(rows, Best) else rows.argmax(axis=1)).tolist()
         sequence.commit(len(chunk))
     return best

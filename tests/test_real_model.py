@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from paceline.engines.llamacpp.libraries import VARIABLE
+from paceline.models.registry import DEFAULT_MODEL, REGISTRY
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
@@ -18,6 +20,7 @@ from paceline.tools.bench.verify import rows
 from paceline.tools.bench.verify.checks import Verdict
 from paceline.tools.bench.verify.rows import check_rows
 from paceline.tools.suite import load_suite
+from support.llamacpp import library, model_of, wheel_file
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.real_model
@@ -33,13 +36,17 @@ OWN: Options = {"seed": 7}
 """As the registry has it for this model: sampled, with a penalty."""
 
 
-@pytest.fixture(scope="module", params=["openvino", "llamacpp"])
+@pytest.fixture(scope="module", params=["openvino", "ik_llama.cpp", "llama.cpp"])
 def real_model(request: pytest.FixtureRequest, real_model: Model) -> Model:
-    """The default model in each engine that runs it here."""
+    """The default model in each engine and library that runs it here."""
     if request.param == "openvino":
         return real_model
-    pytest.importorskip("ik_llama_cpp")
-    return load(engine=request.param, cache_tokens=4096, threads=1)
+    if request.param == "llama.cpp":  # which computes the weights of its file, Q4_1
+        return model_of(wheel_file(REGISTRY[DEFAULT_MODEL]), request.param, cache_tokens=4096)
+    library(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, request.param)
+        return load(engine="llamacpp", cache_tokens=4096, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +125,7 @@ def first_command() -> list[str]:
 
 @pytest.mark.slow
 def test_the_first_command_of_the_readme_ends_by_itself_and_is_no_loop(real_model: Model):
-    if real_model.engine.name != "openvino":
+    if real_model.engine.name != "llamacpp":
         pytest.skip("the command runs the default engine, whose answer is another one")
     words = first_command()
     assert words[1] == "generate"

@@ -10,8 +10,10 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import KVSequence, StepResult
+from paceline.engines.llamacpp import engine
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
+from support.llamacpp import library
 from support.scripts import BENCHMARKS, script
 from support.tiny_checkpoints import write_gguf_of
 
@@ -32,6 +34,9 @@ OF_GGUF_FILES = {
 
 OF_HYBRIDS = {"soak-hybrid"}
 """With a GGUF file of a model with recurrent states."""
+
+OF_LLAMACPP = {"plan-llamacpp", "plan-llamacpp-one-thread"}
+"""With the default model in the engine llamacpp."""
 
 WITHOUT_ENGINE = {"verify-llama-cpp", "verify-llama-cpp-lookup", "verify-server", "zaya-lesson"}
 """Texts of a server, which does not say what its engine is; counts of multiplications and bytes."""
@@ -69,14 +74,25 @@ def today(tiny_int8: ModelFiles) -> dict[str, str]:
 def test_a_recorded_result_is_of_todays_engine(
     path: Path, today: dict[str, str], tiny_files: ModelFiles, tmp_path: Path
 ):
-    recorded = json.loads(path.read_text()).get("engine")
+    record = json.loads(path.read_text())
+    recorded = record.get("engine", record.get("engines", {}).get("openvino"))
     if path.stem in OF_HYBRIDS:
         today = described(write_gguf_of("qwen3_5_text", tmp_path / "tiny.gguf"))
     elif path.stem in OF_GGUF_FILES:
         today = described(tiny_files.path)
     faults = outdated(recorded, today)
-    if path.stem not in WITHOUT_ENGINE:
+    if path.stem not in WITHOUT_ENGINE | OF_LLAMACPP:
         assert faults == [], f"{path.name} is of another engine: make it again, or remove it"
+
+
+@pytest.mark.parametrize("name", ["engines", *sorted(OF_LLAMACPP)])
+def test_a_record_of_the_engine_llamacpp_is_of_todays_library(name: str):
+    record = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())
+    llamacpp = record["engines"]["llamacpp"] if "engines" in record else record["engine"]
+    binding = library("ik_llama.cpp")
+    assert llamacpp["library"] == f"{binding.name} {binding.version}"
+    assert llamacpp["rows"].startswith(f"{engine._ROWS}, {binding.cache}; ")
+    assert not record.get("answers_that_differ")
 
 
 @pytest.mark.parametrize(

@@ -137,11 +137,7 @@ def test_a_mistake_is_one_line_that_names_it(arguments: tuple[str, ...], reason:
     assert reason in refused(*arguments)
 
 
-def test_without_the_extra_convert_says_which(refused: Any, tmp_path: Path):
-    import importlib.util
-
-    if importlib.util.find_spec("optimum"):
-        pytest.skip("it is installed here")
+def test_convert_says_which_weights_it_needs(refused: Any, tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    assert "pip install 'paceline[convert]'" in refused("convert", tmp_path)
+    assert "must be safetensors" in refused("convert", tmp_path)

@@ -17,6 +17,7 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.runtime.conversation import Conversation
+from paceline.runtime.load import load
 from support.process import Run
 from support.tiny import TEMPLATE, write_tiny
 from support.waiting import PATIENCE, until
@@ -202,7 +203,9 @@ def script(environment: dict[str, str], model: Path, lines: list[str], *argument
     )
 
 
-def test_a_chat_answers_line_by_line_and_ends_with_the_input(run: Run, tiny_gguf: Path, model: Any):
+def test_a_chat_answers_line_by_line_and_ends_with_the_input(
+    run: Run, tiny_gguf: Path, cache: Path
+):
     found = run("chat", "--model", tiny_gguf, "--max-tokens", 5, "--json", input="Hello\nand\n")
     first, second = (json.loads(line) for line in found.stdout.splitlines())
     assert found.returncode == 0
@@ -211,7 +214,7 @@ def test_a_chat_answers_line_by_line_and_ends_with_the_input(run: Run, tiny_gguf
         {"role": "assistant", "content": first["text"]},
         {"role": "user", "content": "and"},
     ]
-    assert second["token_ids"] == model.generate(messages, max_tokens=5).token_ids
+    assert second["token_ids"] == load(tiny_gguf).generate(messages, max_tokens=5).token_ids
     assert second["stats"]["cached_tokens"] > 0
     plain = run("chat", "--model", tiny_gguf, "--max-tokens", 5, "--quiet", input="Hello\n\nnot")
     assert plain.stdout == first["text"] + "\n", "an empty line ends it"

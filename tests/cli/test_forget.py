@@ -55,7 +55,9 @@ def test_kept_answers_are_announced_listed_and_forgotten(run: Any, tiny_gguf: Pa
     code, _, said = run("forget", "--model", "x")
     assert (code, said.count("\n")) == (2, 1)
     assert "no answers of x are kept" in said
-    assert run("forget", "--model", found["model"])[1].startswith("removed: answers of")
+    _, out, _ = run("forget", "--model", found["model"])
+    assert out.startswith(f"removed: answers of {found['model']}, ")
+    assert Path(found["folder"]).name not in out
     assert run("forget")[1] == "no answers are kept\n"
 
 
@@ -70,8 +72,20 @@ def test_keeping_is_turned_on_for_all_commands_and_off_for_one(
     assert run("forget")[0] == 0
 
 
-@pytest.mark.parametrize("option", ["--drafter", "--probe"])
-def test_the_drafter_kept_without_kept_answers_is_refused(option: str, run: Any, tiny_gguf: Path):
-    code, out, said = run("generate", "hi", *answer(tiny_gguf, option, "suffix+kept"))
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["generate", "hi", "--model", "MODEL", option] for option in ("--drafter", "--probe")),
+        ["serve", "--port", "0", "--model", "MODEL", "--drafter"],
+        ["serve", "--port", "0", "--all", "--drafter"],
+    ],
+)
+def test_the_drafter_kept_without_kept_answers_is_refused(
+    words: list[str], run: Any, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for server in ("server.run.serve", "server.router.run.serve_all"):
+        monkeypatch.setattr(f"paceline.{server}", lambda *_, **__: pytest.fail("it starts"))
+    words = [str(tiny_gguf) if word == "MODEL" else word for word in words]
+    code, out, said = run(*words, "suffix+kept")
     assert (code, out, said.count("\n")) == (2, "", 1)
     assert "--keep" in said

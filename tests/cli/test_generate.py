@@ -48,7 +48,7 @@ def test_an_answer_as_json_has_all_of_the_result(answer: Run, model: Any):
     assert value["stats"].keys() >= STATS
     assert value["token_ids"] == model.generate("Hello", max_tokens=20).token_ids
     assert (value["completion_tokens"], value["finish_reason"]) == (20, "length")
-    assert (value["engine"], value["drafter"], value["exact"]) == ("openvino", "ngram", True)
+    assert (value["engine"], value["drafter"], value["exact"]) == ("llamacpp", "ngram", True)
     assert value["stats"]["probe"]["suffix"]["steps"] > 0
 
 
@@ -159,11 +159,11 @@ def test_text_that_the_terminal_cannot_show_is_no_crash(
         (("--rows", "3"), "argument --rows: "),
         (("--cache-tokens", "0"), "argument --cache-tokens: "),
         (("--cache-tokens", "-7"), "argument --cache-tokens: "),
-        (("--cache-tokens", str(2**31 - 1)), "set cache_tokens lower"),
+        (("--cache-tokens", str(2**31 - 1)), "use --cache-tokens "),
         (("--cache-tokens", str(10**30)), "argument --cache-tokens: "),
         (("--threads", "0"), "argument --threads: "),
         (("--threads", str(10**12)), "argument --threads: "),
-        (("--engine", "magic"), "no engine is called 'magic'; expected openvino"),
+        (("--engine", "magic"), "no engine is called 'magic'; expected auto, openvino"),
     ],
 )
 def test_a_value_out_of_range_is_one_line_that_names_it(

@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
 
+from paceline.cli.app import main
 from paceline.models import DEFAULT_MODEL
 from paceline.models.cache import models_dir
 from support.process import COMMAND, started, stopped_line, wait_for
@@ -202,3 +204,26 @@ def test_a_command_without_an_output_works(environment: dict[str, str]):
         ["bash", "-c", line], capture_output=True, env=environment, check=False, timeout=PATIENCE
     )
     assert (found.returncode, found.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("kind", [ImportError, RuntimeError])
+def test_what_an_import_makes_of_ctrl_c_is_one_line(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Of a compiled package, and of `__set_name__` in Python 3.11."""
+
+    def interrupted(group: object, ctx: object) -> int:
+        raise kind("in an import") from KeyboardInterrupt()
+
+    monkeypatch.setattr(TyperGroup, "invoke", interrupted)
+    assert main(["models"]) == 130
+    assert capsys.readouterr().err == "\npaceline: stopped\n"
+
+
+def test_an_error_of_a_command_is_not_taken_for_ctrl_c(monkeypatch: pytest.MonkeyPatch):
+    def fails(group: object, ctx: object) -> int:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(TyperGroup, "invoke", fails)
+    with pytest.raises(RuntimeError, match="a fault"):
+        main(["models"])

@@ -12,7 +12,9 @@ from paceline.models import QUIET, ModelFiles
 from support import mlx
 from support.coreml import SMALLER, tiny_source
 from support.engine_rows import Plain, Rows, run
+from support.llamacpp import library
 from support.networks import FORMS, NETWORKS, Case, MakeCase
+from support.tiny import Type, write_tiny
 from support.tiny_checkpoints import write_gguf_of
 from support.toy import ToyEngine
 
@@ -26,7 +28,15 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
     "openvino-lfm2_moe": lambda request: _hybrid("lfm2_moe", request),
     "openvino-qwen3_5": lambda request: _hybrid("qwen3_5_text", request),
     "openvino-qwen3_5_moe": lambda request: _hybrid("qwen3_5_moe_text", request),
-    "llamacpp": lambda request: _llamacpp(request.getfixturevalue("tiny_gguf")),
+    "llamacpp": lambda request: _llamacpp("ik_llama.cpp", request.getfixturevalue("tiny_gguf")),
+    "llamacpp-packed": lambda request: _packed("ik_llama.cpp", request),
+    "llamacpp-upstream": lambda request: _llamacpp(
+        "llama.cpp", request.getfixturevalue("tiny_gguf")
+    ),
+    "llamacpp-lfm2": lambda request: _llamacpp_hybrid("lfm2", request),
+    "llamacpp-lfm2_moe": lambda request: _llamacpp_hybrid("lfm2_moe", request),
+    "llamacpp-qwen3_5": lambda request: _llamacpp_hybrid("qwen3_5_text", request),
+    "llamacpp-qwen3_5_moe": lambda request: _llamacpp_hybrid("qwen3_5_moe_text", request),
     "coreml": lambda request: _coreml(request.getfixturevalue("tmp_path_factory")),
     **{f"mlx-{name}": partial(mlx.engine, name) for name in mlx.CASES},
 }
@@ -46,10 +56,34 @@ def _hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
     return open_engine("openvino", write_gguf_of(form, folder / "m.gguf"), 512, settings)
 
 
-def _llamacpp(path: Path) -> Engine:
-    pytest.importorskip("ik_llama_cpp")
+def _llamacpp(name: str, path: Path) -> Engine:
+    from paceline.engines.llamacpp.engine import LlamaCppEngine
+
     # Threads of a busy machine wait for each other in every product: tests have one.
-    return open_engine("llamacpp", path, 512, EngineSettings(cache_tokens=3 * 512, threads=1))
+    settings = EngineSettings(cache_tokens=3 * 512, threads=1)
+    return LlamaCppEngine(path, 512, settings, binding=library(name))
+
+
+def _llamacpp_hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
+    """A model with recurrent layers beside attention, in the library that rolls states back."""
+    folder = request.getfixturevalue("tmp_path_factory").mktemp(form)
+    # It refuses tokens that are none: wrong drafts of an odd vocabulary's last one would be.
+    return _llamacpp("llama.cpp", write_gguf_of(form, folder / "m.gguf", vocab_size=320))
+
+
+def _packed(name: str, request: pytest.FixtureRequest) -> Engine:
+    """Weights of 8 bits, from a packed copy, which a file of this size does not get by itself."""
+    from paceline.engines.llamacpp import packed
+    from paceline.engines.llamacpp.engine import LlamaCppEngine
+
+    folder = request.getfixturevalue("tmp_path_factory").mktemp("packed")
+    settings = EngineSettings(cache_tokens=3 * 512, threads=1, packed=folder / "copies")
+    path = write_tiny(folder / "m.gguf", weights=Type.Q8_0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "_LEAST", 0)
+        engine = LlamaCppEngine(path, 512, settings, binding=library(name))
+    assert "packed weights" in engine.describe()["rows"]
+    return engine
 
 
 def _coreml(folders: pytest.TempPathFactory) -> Engine:

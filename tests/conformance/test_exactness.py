@@ -53,6 +53,22 @@ def toy(engine: Engine) -> bool:
     return isinstance(engine, ToyEngine)
 
 
+def blocks_of(engine: Engine, spec: str, policy: str) -> Sequence[int]:
+    """Lengths of blocks to decode with: all where a call takes microseconds.
+
+    Others see each length with the fixed policy, and once more with one of the rest. Those that are
+    `many` see a quarter with it, and with each of the rest an eighth, which depends on the drafter.
+    """
+    number, count = list(POLICIES).index(policy), len(POLICIES)
+    lengths: Sequence[int] = (2, 3, 7, 12, 13, 16) if slow(engine) else range(2, 17)
+    if toy(engine):
+        return lengths
+    if many(engine):
+        first = (number + DRAFTERS.index(spec)) % (2 * count)
+        return lengths[::count] if policy == "fixed" else lengths[first :: 2 * count]
+    return lengths if policy == "fixed" else lengths[number - 1 :: count - 1]
+
+
 def some(engine: Engine, cases: Sequence[Any]) -> Sequence[Any]:
     """The cases, or a fifth of them where a call takes longer than the logic that is tested."""
     return cases if toy(engine) else cases[::5]
@@ -103,13 +119,7 @@ def test_no_drafter_and_no_policy_changes_a_token(
     engine: Engine, plainly: Plainly, shared: Shared, spec: str, policy: str
 ):
     ran = []
-    blocks: Sequence[int] = (2, 3, 7, 12, 13, 16) if slow(engine) else range(2, 17)
-    if many(engine) or not (slow(engine) or toy(engine) or policy == "fixed"):
-        # each length with one of the policies
-        blocks = range(2 + list(POLICIES).index(policy), 17, len(POLICIES))
-    if hybrid(engine) and policy != "fixed":
-        blocks = blocks[::2]
-    for block in blocks:
+    for block in blocks_of(engine, spec, policy):
         # One to eight sequences share a call, every one with its own sampling and prompt length.
         asks = [(i % 8, (block + i) % len(SAMPLINGS)) for i in range(1 + block % 8)]
         if many(engine):  # a greedy text, in which drafts stand, or one in which some fall
@@ -312,15 +322,17 @@ def loops(engine: Engine) -> Loops:
     return Loops(ways, prompts, expected)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_a_repetition_stop_is_at_the_same_token_with_every_drafter(
-    engine: Engine, loops: Loops, shared: Shared, spec: str, policy: str
+    engine: Engine, loops: Loops, shared: Shared, spec: str
 ):
     ways, prompts, expected = loops
     assert FinishReason.REPETITION in {each.finish_reason for each in expected}
-    one = {"fixed": 8, "adaptive": 2, "kelly": 5, "auto": 16}[policy]
-    for block in (2, 3, 5, 8, 13, 16) if toy(engine) else (one,):
+    cases = [(policy, block) for policy in POLICIES for block in (2, 3, 5, 8, 13, 16)]
+    if not toy(engine):  # the rule is of tokens: to each drafter one of the policies
+        one = [("fixed", 8), ("adaptive", 2), ("kelly", 5), ("auto", 16)]
+        cases = [one[DRAFTERS.index(spec) % len(one)]]
+    for policy, block in cases:
         going = [
             generation(
                 engine,
@@ -332,7 +344,7 @@ def test_a_repetition_stop_is_at_the_same_token_with_every_drafter(
             )
             for prompt, sampling in zip(prompts, ways, strict=True)
         ]
-        assert run(engine, going) == expected, f"{block=}"
+        assert run(engine, going) == expected, f"{policy} {block=}"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -369,12 +381,21 @@ def _told(engine: Engine, sampling: int, text: Sequence[int], stopping: Stopping
     return told
 
 
-@pytest.mark.parametrize("spec", DRAFTERS)
-def test_an_answer_may_run_into_the_end_of_the_context(engine: Engine, shared: Shared, spec: str):
+@pytest.fixture(scope="module")
+def longest(engine: Engine) -> tuple[list[int], Answer]:
+    """A prompt that leaves 20 slots of the context, and its answer in plain decoding."""
     rng = np.random.default_rng(5)
     prompt = rng.integers(0, engine.vocab_size, engine.context_length - 20).tolist()
+    return prompt, answer(engine, prompt)
+
+
+@pytest.mark.parametrize("spec", DRAFTERS)
+def test_an_answer_may_run_into_the_end_of_the_context(
+    engine: Engine, shared: Shared, longest: tuple[list[int], Answer], spec: str
+):
+    prompt, expected = longest
     told = answer(engine, prompt, drafters=shared.create(spec), policy=Fixed(16))
-    assert told == answer(engine, prompt)
+    assert told == expected
     assert len(told.tokens) == 20
     assert told.finish_reason is FinishReason.LENGTH
 
@@ -394,7 +415,7 @@ def test_a_prompt_that_is_partly_cached_gives_the_same_answer(engine: Engine, kn
                 prompt,
                 cached=sequence.length,
                 stopping=Stopping(max_tokens=TOKENS),
-                drafters=create("suffix+recycle"),
+                drafters=create("suffix+ngram:min=1"),
             )
             while not one.finished:
                 result = engine.step([(sequence, one.next_block())])

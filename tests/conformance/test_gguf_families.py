@@ -138,7 +138,7 @@ def assert_says_what_to_do(message: str, path: Path, family: str) -> None:
     """The file is complete: fetching it again would not help."""
     assert message.startswith(f"{path}, of the family '{family}', cannot be opened by OpenVINO")
     assert "report it" in message
-    assert "optimum-cli" in message
+    assert "--engine llamacpp" in message
     assert "again" not in message
 
 

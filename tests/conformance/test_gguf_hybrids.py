@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
@@ -20,6 +22,7 @@ from paceline.models import resolve
 from paceline.models.to_gguf import plan, write
 from paceline.models.to_gguf.outputs import Output
 from paceline.models.to_gguf.shards import Shards
+from paceline.storage.gguf_file import read_gguf, write_gguf
 from support.engine_rows import random_text, run
 from support.hybrids import HYBRIDS
 from support.tiny import tokenizer_fields
@@ -82,6 +85,31 @@ def test_weights_of_fewer_bits_give_nearby_logits(form: str, tmp_path: Path):
         found = logits_of(fewer, text, 60)
         assert 0 < apart(found, expected) < most, weights
         assert np.array_equal(logits_of(fewer, text, 7), found), weights
+
+
+def with_queries(path: Path, source: Path, kind: GGMLQuantizationType) -> Path:
+    """Write a Qwen3.5 whose queries and gates have values of Q4_1, stored as `kind`."""
+    file = read_gguf(source)
+    tensors = {tensor.name: tensor for tensor in file.tensors}
+    name = "blk.3.attn_q.weight"
+    values = tensors[name].data.view(np.float32).reshape(tensors[name].shape)
+    blocks = quantize(values + 0.01, GGMLQuantizationType.Q4_1)
+    data = dequantize(blocks, GGMLQuantizationType.Q4_1) if kind.name == "F32" else blocks
+    tensors[name] = tensors[name]._replace(kind=kind.value, data=data.view(np.uint8))
+    forms = {name: (tensor.kind, tensor.data.nbytes) for name, tensor in tensors.items()}
+    made = dataclasses.replace(file, tensors=[*tensors.values()])
+    write_gguf(path, made, forms, lambda tensor: tensor.data, lambda _: None)
+    return path
+
+
+def test_a_qwen35_with_offsets_in_the_matrix_of_queries_and_gates_opens(tmp_path: Path):
+    """The frontend divides the matrix head by head, and its parts have the tensor's name."""
+    source = write_gguf_of("qwen3_5_text", tmp_path / "source.gguf")
+    exact = opened(with_queries(tmp_path / "f32.gguf", source, GGMLQuantizationType.F32))
+    parts = opened(with_queries(tmp_path / "q4_1.gguf", source, GGMLQuantizationType.Q4_1))
+    text = random_text(exact, 60)
+    # Offsets of other rows give 2.3e-3.
+    assert apart(logits_of(parts, text, 60), logits_of(exact, text, 60)) < 1e-3
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_the_draft_is_empty_before_hidden_states_are_observed(case: HeadCase):
     drafter, text = drafter_of(case), case.text(3)
     assert drafter.propose(text.tokens, 7) == Proposal((), "mtp")
     drafter = drafter_of(case)
-    drafter.observe(ComputedBlock(text.tokens[:3], 0, 3, np.zeros((0, 320), np.float32)))
+    drafter.observe(ComputedBlock(text.tokens[:3], 0, 3))
     assert not drafter.propose(text.tokens, 7).tokens, "an engine without taps"
 
 

@@ -13,13 +13,15 @@ import pytest
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.invariance import BLOCK_LENGTH, measure_invariance
+from paceline.engines.openvino import engine as openvino
 from paceline.engines.row_classes import RowClasses, RowRange
 from paceline.models import ModelFiles
 from paceline.tools.bench.verify import rows
 from paceline.tools.bench.verify.checks import Verdict
 from paceline.tools.bench.verify.rows import check_rows
 from support import metal, mlx
-from support.tiny import SIZES, write_tiny
+from support.llamacpp import library
+from support.tiny import SIZES, WIDE, Type, write_tiny
 
 
 def differing(engine: Engine) -> tuple[int, int]:
@@ -40,10 +42,19 @@ def test_single_rows_of_the_openvino_engine_are_found(tiny_files: ModelFiles):
     assert found[2] == (0, 0)
 
 
+def test_an_eight_bit_kv_cache_of_the_openvino_engine_is_found(
+    tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(openvino, "_KV_PRECISION", "u8")  # a scale for 32 slots of a key's channel
+    settings = EngineSettings(cache_tokens=2048)
+    engine = open_engine("openvino", tiny_files.path, tiny_files.context_length, settings)
+    assert engine.describe()["kv_cache"] == "u8"
+    assert all(differing(engine))
+
+
 def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    pytest.importorskip("ik_llama_cpp")
     from paceline.engines.llamacpp.engine import LlamaCppEngine
 
     monkeypatch.setattr(rows, "_CONTEXTS", (16, 264))
@@ -54,11 +65,29 @@ def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
     found = {}
     for least in (1, 2):
         classes = RowClasses(RowRange(least, 16), RowRange(64, 256))
-        with closing(LlamaCppEngine(path, 512, settings, classes=classes)) as engine:
+        binding = library("ik_llama.cpp")
+        engine = LlamaCppEngine(path, 512, settings, binding=binding, classes=classes)
+        with closing(engine):
             verdict = Verdict()
             check_rows(engine, verdict)
             found[least] = verdict.conditions[BLOCK_LENGTH].differing
     assert found[2] == 0 < found[1]
+
+
+def test_calls_of_llama_cpp_that_take_another_product_are_found(tmp_path: Path):
+    from paceline.engines.llamacpp.engine import LlamaCppEngine
+
+    path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=Type.Q4_K)
+    settings = EngineSettings(cache_tokens=2048, threads=1)
+    found = {}
+    for classes in (None, RowClasses(RowRange(2, 16), RowRange(64, 256), outputs=2)):
+        binding = library("llama.cpp")
+        engine = LlamaCppEngine(path, 512, settings, binding=binding, classes=classes)
+        with closing(engine):
+            assert classes or engine.classes.decode == RowRange(2, 7)
+            found[classes is None] = differing(engine)
+    assert found[True] == (0, 0)
+    assert found[False][0]
 
 
 @pytest.mark.mlx

@@ -202,8 +202,7 @@ def assert_drafts(proposal: Proposal, expected: Drafted) -> None:
 def test_the_draft_is_empty_before_hidden_states_are_observed(case: Case):
     drafter = drafter_of(case)
     assert drafter.propose([1, 2, 3], 7) == Proposal((), "dflash")
-    nothing = np.zeros((0, 320), np.float32)
-    drafter.observe(ComputedBlock([1, 2, 3], 0, 3, nothing))
+    drafter.observe(ComputedBlock([1, 2, 3], 0, 3))
     assert not drafter.propose([1, 2, 3], 7).tokens, "an engine without taps"
     drafter.observe(seen(case.tapped(3), 0, kept=0))
     assert not drafter.propose([1, 2, 3], 7).tokens, "nothing was kept"

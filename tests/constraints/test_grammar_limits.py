@@ -6,18 +6,21 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.constraints import matcher, matcher_process
+from paceline.constraints.compile_queue import Caller
 from paceline.constraints.grammar import Grammars
 from paceline.constraints.limits import MAX_INTERSECTIONS
 from paceline.errors import Busy, InvalidRequest
 from paceline.models import ModelFiles
+from paceline.models.worker_process import WorkerProcess
 from support.grammars import COLUMNS, PERSON, STOPS, allowed
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 pytest.importorskip("llguidance")
 
@@ -49,6 +52,38 @@ def text_of(grammars: Grammars, count: int, constraint: Any) -> list[int]:
     return tokens
 
 
+def child_of(process: WorkerProcess) -> int:
+    """The process that answers for another."""
+    assert process._child is not None
+    own = process._child.pid
+    children: list[str] = []
+
+    def has_child() -> bool:
+        children[:] = Path(f"/proc/{own}/task/{own}/children").read_text("ascii").split()
+        return bool(children)
+
+    until(has_child)
+    return int(children[0])
+
+
+def stopped(process: WorkerProcess) -> int:
+    """The process that answers for another, stopped: its threads one by one."""
+    child = child_of(process)
+    os.kill(child, signal.SIGSTOP)
+    threads = Path(f"/proc/{child}/task")
+    until(lambda: all(state_of(thread)[0] == "T" for thread in threads.iterdir()))
+    return child
+
+
+def state_of(folder: Path) -> list[str]:
+    return (folder / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
+
+
+def cpu_seconds(process: int) -> float:
+    fields = state_of(Path(f"/proc/{process}"))
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.parametrize("grammar", [MULTIPLES, MEETING], ids=["multiples", "intersection"])
 def test_a_grammar_that_cannot_be_compiled_in_time_is_rejected_and_not_tried_again(
     grammar: Any, fresh: Grammars, monkeypatch: pytest.MonkeyPatch
@@ -58,6 +93,7 @@ def test_a_grammar_that_cannot_be_compiled_in_time_is_rejected_and_not_tried_aga
     of_other_tests = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     with pytest.raises(InvalidRequest, match=r"too much memory|more than 1 s to compile"):
         make(grammar)
+    fresh._processes._compiling.close()  # counts the memory of the child that was ended
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     limit = 1.75 * 2**20
     assert most <= max(limit, of_other_tests), "kilobytes of a process that has the limit"
@@ -79,39 +115,82 @@ def test_a_grammar_that_exceeds_the_memory_of_its_process_is_rejected(
 
 def test_while_a_grammar_is_compiled_others_are_matched(fresh: Grammars):
     constraint = fresh.json_schema(PERSON)
-    compiling = fresh._processes._compiling._child
-    assert compiling is not None
     constraint.masked(np.zeros(COLUMNS, np.float32))
-    os.kill(compiling.pid, signal.SIGSTOP)  # as if it compiled for hours
+    compiling = stopped(fresh._processes._compiling)  # as if it compiled for hours
     try:
         assert text_of(fresh, 30, constraint)
     finally:
-        os.kill(compiling.pid, signal.SIGCONT)
+        os.kill(compiling, signal.SIGCONT)
 
 
-def test_a_new_grammar_waits_for_others_for_a_limited_time_and_a_known_one_does_not(
+def test_a_new_grammar_waits_for_a_limited_time_and_a_known_one_does_not(fresh: Grammars):
+    assert allowed(fresh.json_schema(PERSON))
+    compiling = stopped(fresh._processes._compiling)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(fresh.regex, "[ab]")
+        until(lambda: bool(fresh._processes._queue._jobs))
+        with pytest.raises(Busy, match="try again later"):
+            fresh.for_caller(Caller(seconds=0.05)).regex("[cd]")
+        assert allowed(fresh.json_schema(PERSON))
+        os.kill(compiling, signal.SIGCONT)
+        assert allowed(first.result(PATIENCE))
+
+
+def test_compiling_ends_with_the_request_that_waits_for_it(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
-    assert allowed(fresh.json_schema(PERSON))
-    with fresh._processes._place:
-        monkeypatch.setattr(matcher_process, "WAIT_SECONDS", 0.05)
-        with pytest.raises(Busy, match="try again later"):
-            fresh.regex("[ab]")
-        assert allowed(fresh.json_schema(PERSON))
+    monkeypatch.setattr(matcher_process, "TRIAL_SECONDS", (PATIENCE,))
+    compiling, caller = child_of(fresh._processes._compiling), Caller()
+    with ThreadPoolExecutor(1) as pool:
+        harmful = pool.submit(fresh.for_caller(caller).lark, MEETING)
+        until(lambda: cpu_seconds(compiling) > 0.1)
+        caller.leave()
+        with pytest.raises(Busy):
+            harmful.result(PATIENCE)
+    until(lambda: not Path(f"/proc/{compiling}").exists())
+    assert allowed(fresh.regex("[ab]"))
+    monkeypatch.setattr(matcher_process, "TRIAL_SECONDS", (0.05,))
+    with pytest.raises(InvalidRequest, match="compile"):  # it was not taken for harmful
+        fresh.lark(MEETING)
+
+
+def test_a_process_that_is_ended_at_a_limit_is_replaced_without_reading_the_vocabulary_again(
+    fresh: Grammars,
+):
+    process = fresh._processes._compiling
+    parent, child = process._child, child_of(process)
+    with pytest.raises(InvalidRequest, match="compile"):
+        fresh.lark(MEETING)
+    assert allowed(fresh.regex("[ab]"))
+    assert child_of(process) != child
+    assert process._child is parent, "it was started again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
+def test_what_ended_between_two_grammars_is_no_fault_of_the_next(
+    number: signal.Signals, fresh: Grammars
+):
+    process = fresh._processes._compiling
+    assert process._child is not None
+    child = child_of(process)
+    # As the kernel does without memory; or the interrupt of a request, after its answer.
+    os.kill(child if number is signal.SIGKILL else process._child.pid, number)
+    until(lambda: child_of(process) != child)
     assert allowed(fresh.regex("[ab]"))
 
 
 def test_requests_with_the_same_new_grammar_compile_it_once(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
-    compiled = list[Any]()
-    compile_one = matcher_process.MatcherProcesses._compiled
+    compiled = list[str]()
+    queue = fresh._processes._queue
+    compile_one = queue._compile
 
-    def counted(processes: Any, request: Any) -> str:
-        compiled.append(request)
-        return compile_one(processes, request)
+    def counted(grammar: str, *limits: Any) -> str | None:
+        compiled.append(grammar)
+        return compile_one(grammar, *limits)
 
-    monkeypatch.setattr(matcher_process.MatcherProcesses, "_compiled", counted)
+    monkeypatch.setattr(queue, "_compile", counted)
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda _: allowed(fresh.regex("[cd]+")), range(8)))
     assert len(compiled) == 1

@@ -170,7 +170,7 @@ def test_a_draft_is_cut_where_its_tokens_are_always_rejected():
 
 def test_the_better_of_two_proposals_is_taken_whatever_their_order():
     known = taught(8, 8)
-    good, poor = draft(8), draft(8, match=0, source="recycle")
+    good, poor = draft(8), draft(8, match=0, source="ngram")
     for proposals in ([good, poor], [poor, good]):
         assert drafted(Auto(16, CHEAP, known), *proposals).source == "suffix"
 
@@ -278,7 +278,7 @@ def test_a_request_decodes_plainly_on_a_machine_with_steep_costs():
         ToyEngine(),
         [1, 2, 3] * 4,
         stopping=Stopping(max_tokens=60),
-        drafters=create("ngram+suffix+recycle"),
+        drafters=create("ngram:min=1+suffix"),
         policy=Auto(16, STEEP, Acceptance()),
     )
     run(ToyEngine(), [one])

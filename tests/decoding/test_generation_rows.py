@@ -12,14 +12,11 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import (
     FORCED,
-    NO_PROPOSAL,
     Best,
     Block,
-    Drafter,
-    Proposal,
     Step,
 )
-from paceline.drafters import Probe, create
+from paceline.drafters import create
 from support.drafters import Oracle
 from support.generation import (
     ANSWER,
@@ -36,16 +33,6 @@ from support.generation import (
 # -- argmax in place of logits ---------------------------------------------------------------------
 
 
-class Reader(Drafter):
-    """Learns from logits."""
-
-    name = "reader"
-    reads_logits = True
-
-    def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        return NO_PROPOSAL
-
-
 @pytest.mark.parametrize(
     ("settings", "best"),
     [
@@ -55,10 +42,7 @@ class Reader(Drafter):
         ({"sampling": Sampling(presence_penalty=0.1)}, False),
         ({"sampling": Sampling(frequency_penalty=-0.1)}, False),
         ({"sampling": Sampling(logit_bias={3: 1.0})}, False),
-        ({"drafters": [Reader()]}, False),
-        ({"drafters": [Probe(Reader(), 3)]}, False),
         ({"drafters": create("suffix+ngram")}, True),
-        ({"drafters": create("recycle")}, False),
     ],
 )
 def test_a_block_asks_for_the_argmax_if_nothing_reads_logits(settings: Any, best: bool):

@@ -322,6 +322,25 @@ def test_frequency_penalty_counts_every_time_and_only_in_the_answer():
     assert greedy_after(logits, frequency_penalty=0.3, answer=[0, 0, 0, 1, 1]) == 2
 
 
+def test_penalties_of_a_long_answer_are_those_of_its_counts():
+    """Of more distinct tokens than are counted at first."""
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0, 3, 2000).astype(np.float32)
+    prompt, answer = rng.integers(0, 2000, 300).tolist(), rng.integers(0, 2000, 900).tolist()
+    how = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    expected = logits.copy()
+    for token in {*prompt, *answer}:
+        expected[token] *= 1 / 1.3 if expected[token] > 0 else 1.3
+    for token in {*answer}:
+        expected[token] -= 0.5 + 0.25 * answer.count(token)
+    ranks = np.argsort(-expected)[:50].tolist()
+    made = sampler(prompt=prompt, answer=answer, vocab_size=2000, **how, temperature=0)
+    best = []
+    for _ in ranks:
+        best.append(made.pick(logits, 0, banned=best))
+    assert best == ranks
+
+
 def test_negative_penalties_raise_repetition():
     assert greedy_after(row(4.0, 3.5), presence_penalty=-1.0, answer=[1]) == 1
 

@@ -15,7 +15,7 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block, Policy, Proposal
-from paceline.drafters import DrafterResources, DrafterSpec, DraftModel, RecycleDrafter, create
+from paceline.drafters import DrafterResources, DrafterSpec, DraftModel, create
 from paceline.drafters.ahead import AheadDrafter
 from paceline.engines.base import StepResult
 from paceline.errors import InvalidRequest
@@ -178,8 +178,3 @@ def test_ahead_opens_a_draft_model_of_its_own():
 def test_drafters_that_are_free_or_need_the_target_cannot_draft_ahead(spec: str):
     with pytest.raises(InvalidRequest, match=r"cannot draft ahead|needs a name"):
         DrafterSpec.parse(spec)
-
-
-def test_a_drafter_that_reads_logits_cannot_draft_ahead(worker: ThreadPoolExecutor):
-    with pytest.raises(ValueError, match="reads the target's logits"):
-        AheadDrafter(RecycleDrafter(), worker)

@@ -7,7 +7,6 @@ from paceline.drafters import (
     DrafterResources,
     DrafterSpec,
     NgramDrafter,
-    RecycleDrafter,
     SuffixDrafter,
     TableDrafter,
     create,
@@ -23,9 +22,9 @@ from support.drafters import write_toy_table
         ("ngram", [NgramDrafter]),
         ("ngram:", [NgramDrafter]),
         ("ngram:min=2,max=5", [NgramDrafter]),
-        ("recycle", [RecycleDrafter]),
-        ("suffix+recycle", [SuffixDrafter, RecycleDrafter]),
-        ("recycle+ngram:length=3+suffix", [RecycleDrafter, NgramDrafter, SuffixDrafter]),
+        ("suffix", [SuffixDrafter]),
+        ("ngram:length=3+suffix", [NgramDrafter, SuffixDrafter]),
+        ("suffix+ngram", [SuffixDrafter, NgramDrafter]),
     ],
 )
 def test_a_spec_names_drafters_in_its_order(spec: str, kinds: list[type]):
@@ -84,7 +83,7 @@ def test_answers_are_kept_for_a_spec_that_looks_in_them(spec: str):
     assert DrafterSpec.parse(spec).uses_earlier_answers
 
 
-@pytest.mark.parametrize("spec", ["none", "auto", "suffix", "ngram:min=2+recycle"])
+@pytest.mark.parametrize("spec", ["none", "auto", "suffix", "ngram:min=2+suffix"])
 def test_answers_are_not_kept_for_a_spec_that_does_not(spec: str):
     assert not DrafterSpec.parse(spec).uses_earlier_answers
 
@@ -96,12 +95,12 @@ def test_every_request_gets_its_own_drafters():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("eagle", "no drafter is called 'eagle'; expected none, auto, or ngram, suffix, recycle"),
+        ("eagle", "no drafter is called 'eagle'; expected none, auto, or ngram, suffix, table"),
         ("", "no drafter is called ''"),
         ("ngram+", "no drafter is called ''"),
         ("ngram+none", "no drafter is called 'none'"),
         ("ngram:size=3", "drafter ngram has no option 'size'; expected length, max, min"),
-        ("recycle:min=1", "drafter recycle has no option 'min'; expected none"),
+        ("kept:min=1", "drafter kept has no option 'min'; expected none"),
         ("suffix:later", "drafter suffix has no option 'later'; expected earlier"),
         ("ngram:min=two", "drafter option min is 'two'; expected a number"),
         ("ngram:min", "drafter option min is ''; expected a number"),

@@ -16,7 +16,6 @@ from paceline.drafters.networks.context import DraftCost
 COSTS = CostTable({1: 1.0, 8: 1.4, 16: 2.0})
 """In calls of one row."""
 STEPS = 300
-NONE = np.zeros((0, 8), np.float32)
 
 
 class Nothing:
@@ -86,7 +85,7 @@ def answered(head: WrongHead, acceptance: Acceptance) -> float:
         draft = policy.draft([drafter], context, 15)
         rows = len(draft.tokens) + 1
         taps = {"tap.0": np.zeros((rows, 8), np.float32)}
-        block = ComputedBlock([context[-1], *draft.tokens], len(context) - 1, 1, NONE, taps)
+        block = ComputedBlock([context[-1], *draft.tokens], len(context) - 1, 1, taps)
         drafter.observe(block)
         policy.observe(DecodeOutcome(draft, 0, COSTS(rows), [1]))
         context.append(1)
@@ -122,7 +121,7 @@ def test_the_tokens_since_the_last_chain_are_part_of_its_cost():
 
     def goes_on(tokens: int) -> None:
         taps = {"tap.0": np.zeros((tokens, 8), np.float32)}
-        drafter.observe(ComputedBlock([1] * tokens, len(context) - 1, tokens, NONE, taps))
+        drafter.observe(ComputedBlock([1] * tokens, len(context) - 1, tokens, taps))
         context.extend([1] * tokens)
 
     goes_on(200)

@@ -76,7 +76,7 @@ def test_every_token_is_a_step_if_the_drafter_abstains():
 
 def test_probe_passes_computed_blocks_on():
     scripted = Scripted()
-    computed = ComputedBlock([1], 0, 1, None)
+    computed = ComputedBlock([1], 0, 1)
     Probe(scripted, length=4).observe(computed)
     assert scripted.observed == [computed]
 

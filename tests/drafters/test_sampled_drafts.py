@@ -64,7 +64,7 @@ def test_no_token_differs_with_any_drafter(
     write_checkpoint(tmp_path / "dflash", tiny_config(tiny_files))
     write_head(tmp_path / "mtp", HeadForm(drafted=range(5, 300, 3)))
     shared = DrafterResources(vocab_size=320, graph=tiny_files.path, shipped={"table": toy_table})
-    specs = ["suffix", f"dflash:{tmp_path}/dflash", f"mtp:{tmp_path}/mtp", "ngram+recycle"]
+    specs = ["suffix", f"dflash:{tmp_path}/dflash", f"mtp:{tmp_path}/mtp", "ngram:min=1"]
     penalty = 0.4 if temperature == 0.8 else 0.0
     how = Sampling(temperature=temperature, seed=3, top_p=0.9, frequency_penalty=penalty)
     plain, _ = answers(engine, how)

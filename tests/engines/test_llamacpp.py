@@ -1,27 +1,45 @@
 """The engine llamacpp: its library's rule for single rows, its contexts, and what it refuses."""
 
+import ctypes
+import gc
+import os
+import signal
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paceline.decoding.types import Block, Logits
+from paceline.engines import open_engine
 from paceline.engines.base import EngineSettings
 from paceline.engines.llamacpp import libraries
+from paceline.engines.llamacpp.binding import Binding, ContextSettings, Heads, heads_of
 from paceline.engines.llamacpp.engine import LlamaCppEngine
-from paceline.engines.llamacpp.heads import Heads, heads_of
+from paceline.engines.llamacpp.loading import PATHS, version_of
+from paceline.engines.llamacpp.native import NativeModel
 from paceline.engines.row_classes import RowClasses, RowRange
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
-from support.tiny import SIZES, write_tiny
+from support import tiny
+from support.divergence import divergence
+from support.ggml import quantize
+from support.llamacpp import library
+from support.tiny import SIZES, WIDE, Type, write_tiny
 from support.tiny_checkpoints import write_gguf_of
 
-pytest.importorskip("ik_llama_cpp")
+IK, UPSTREAM = "ik_llama.cpp", "llama.cpp"
 
 CONTEXT = 2048
+ONE_THREAD = EngineSettings(cache_tokens=8192, threads=1)
 UNPADDED = RowClasses(RowRange(1, 16), RowRange(32, 256))
+
+
+@pytest.fixture(params=[IK, UPSTREAM])
+def binding(request: pytest.FixtureRequest) -> Binding:
+    return library(request.param)
 
 
 def run(engine: LlamaCppEngine, tokens: list[int], start: int, sizes: list[int]) -> Logits:
@@ -46,7 +64,9 @@ def test_a_single_row_has_the_bits_of_several_where_the_rule_allows_it(
     queries, keys = heads
     sizes = {**SIZES, "d": 64 * queries, "heads": queries, "kv_heads": keys, "context": CONTEXT}
     path = write_tiny(tmp_path / "m.gguf", sizes=sizes)  # f16: rounding hides no difference
-    engine = LlamaCppEngine(path, CONTEXT, EngineSettings(threads=threads), classes=UNPADDED)
+    binding = library(IK)
+    settings = EngineSettings(threads=threads)
+    engine = LlamaCppEngine(path, CONTEXT, settings, binding=binding, classes=UNPADDED)
     tokens = np.random.default_rng(2).integers(3, 250, CONTEXT).tolist()
     allowed = compared = 0
     with closing(engine):
@@ -54,7 +74,6 @@ def test_a_single_row_has_the_bits_of_several_where_the_rule_allows_it(
             single = run(engine, tokens, start, [1] * 12)
             block = run(engine, tokens, start, [12])
             positions = range(start, start + 12)
-            binding = libraries.installed()
             group = Heads(keys, queries // keys)
             if all(binding.may_be_single(position, group, threads) for position in positions):
                 assert single.tobytes() == block.tobytes(), f"after {start} keys"
@@ -69,22 +88,25 @@ def test_a_single_row_differs_where_the_rule_does_not_allow_it(tmp_path: Path):
     sizes = {**SIZES, "d": 576, "heads": 9, "kv_heads": 3, "context": CONTEXT}
     path = write_tiny(tmp_path / "m.gguf", sizes=sizes)
     tokens = np.random.default_rng(2).integers(3, 250, CONTEXT).tolist()
-    settings = EngineSettings(threads=2)
-    with closing(LlamaCppEngine(path, CONTEXT, settings, classes=UNPADDED)) as engine:
-        assert not libraries.installed().may_be_single(270, Heads(3, 3), 2)
+    settings, binding = EngineSettings(threads=2), library(IK)
+    with closing(
+        LlamaCppEngine(path, CONTEXT, settings, binding=binding, classes=UNPADDED)
+    ) as engine:
+        assert not binding.may_be_single(270, Heads(3, 3), 2)
         single, block = (run(engine, tokens, 270, sizes) for sizes in ([1] * 12, [12]))
         assert single.tobytes() != block.tobytes()
     # Padded by the engine, the same rows are equal.
     padded = UNPADDED._replace(decode=RowRange(2, 16))
-    with closing(LlamaCppEngine(path, CONTEXT, settings, classes=padded)) as engine:
+    with closing(
+        LlamaCppEngine(path, CONTEXT, settings, binding=binding, classes=padded)
+    ) as engine:
         assert run(engine, tokens, 270, [1] * 12).tobytes() == block.tobytes()
 
 
-def test_more_sequences_than_contexts_change_no_bit(tmp_path: Path):
+def test_more_sequences_than_contexts_change_no_bit(tmp_path: Path, binding: Binding):
     path = write_tiny(tmp_path / "m.gguf")
-    with closing(
-        LlamaCppEngine(path, 512, EngineSettings(cache_tokens=16 * 512, threads=1))
-    ) as engine:
+    settings = EngineSettings(cache_tokens=16 * 512, threads=1)
+    with closing(LlamaCppEngine(path, 512, settings, binding=binding)) as engine:
         texts = [np.random.default_rng(n).integers(3, 250, 80).tolist() for n in range(9)]
         alone = [run(engine, text, 40, [1, 2, 3]) for text in texts]
         sequences = [engine.open() for _ in texts]
@@ -101,10 +123,36 @@ def test_more_sequences_than_contexts_change_no_bit(tmp_path: Path):
             assert np.concatenate(logits).tobytes() == expected.tobytes()
 
 
-def test_a_sequence_that_outgrows_its_context_changes_no_bit(tmp_path: Path):
-    path = write_tiny(tmp_path / "m.gguf", sizes={**SIZES, "context": CONTEXT})
+def write_longrope(path: Path, context: int) -> Path:
+    """A Phi-3 with other factors of positions for texts of more than 700 tokens."""
+    return write_gguf_of(
+        "phi3-longrope",
+        path,
+        max_position_embeddings=context,
+        tie_word_embeddings=False,
+        original_max_position_embeddings=700,
+        rope_parameters={
+            **{"rope_type": "longrope", "rope_theta": 10000.0},
+            "original_max_position_embeddings": 700,
+            "short_factor": [1.0 + i / 64 for i in range(64)],
+            "long_factor": [2.0 + i / 4 for i in range(64)],
+        },
+    )
+
+
+@pytest.mark.parametrize("longrope", [False, True])
+def test_a_sequence_that_outgrows_its_context_changes_no_bit(
+    tmp_path: Path, binding: Binding, longrope: bool
+):
+    """ik_llama.cpp takes LongRoPE's factors by the context's slots."""
+    path = tmp_path / "m.gguf"
+    if longrope:
+        write_longrope(path, CONTEXT)
+    else:
+        write_tiny(path, sizes={**SIZES, "context": CONTEXT})
     tokens = np.random.default_rng(3).integers(3, 250, CONTEXT).tolist()
-    with closing(LlamaCppEngine(path, CONTEXT, EngineSettings(threads=1))) as engine:
+    settings = EngineSettings(threads=1)
+    with closing(LlamaCppEngine(path, CONTEXT, settings, binding=binding)) as engine:
         short, long = engine.open(), engine.open()
         engine.step([(long, Block(tokens[:1000], 0, prefill=True))])
         long.commit(1000)
@@ -115,6 +163,18 @@ def test_a_sequence_that_outgrows_its_context_changes_no_bit(tmp_path: Path):
         block = Block(tokens[1000:1008], 8)
         first, second = engine.step([(short, block), (long, block)]).logits
         assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("context", [700, CONTEXT])
+def test_factors_of_longrope_are_those_of_the_engine_openvino(tmp_path: Path, context: int):
+    path = write_longrope(tmp_path / "m.gguf", context)
+    tokens = np.random.default_rng(3).integers(3, 250, 600).tolist()
+    rows = []
+    for name in ("openvino", "llamacpp"):
+        engine = open_engine(name, path, context, EngineSettings(threads=1))
+        (logits,) = engine.step([(engine.open(), Block(tokens, 200, prefill=True))]).logits
+        rows.append(logits.copy())
+    assert divergence(*rows) < 5e-4
 
 
 @pytest.mark.parametrize(
@@ -139,26 +199,145 @@ def test_a_processor_without_the_instructions_of_the_wheel_is_named(
     old.write_text("processor\t: 0\nflags\t\t: fpu sse sse2 avx f16c\n")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert libraries.missing_instructions(old) == ["avx2", "fma"]
+    monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
     monkeypatch.setattr(libraries, "missing_instructions", lambda: ["avx2"])
+    monkeypatch.setenv(libraries.VARIABLE, IK)
     with pytest.raises(MissingExtra, match="avx2"):
-        libraries.installed.__wrapped__()
+        next(libraries.installed())
 
 
-def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "ik_llama_cpp", None)
-    with pytest.raises(MissingExtra, match=r"paceline\[llamacpp\]"):
-        libraries.installed.__wrapped__()
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has loaded no library yet."""
+    monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
+    for module in ("ik_llama_cpp", "llama_cpp"):
+        monkeypatch.setitem(sys.modules, module, None)
 
 
-def test_a_refused_file_is_named_with_the_librarys_own_words(tmp_path: Path):
-    path = write_tiny(tmp_path / "m.gguf", fields={"llama.embedding_length": 96})
-    with pytest.raises(ModelError, match=r"m\.gguf.*(embd|shape|tensor)"):
+@pytest.mark.usefixtures("unloaded")
+def test_a_missing_library_names_the_extras_and_what_compiling_needs():
+    with pytest.raises(MissingExtra, match=r"paceline\[llamacpp\].*llamacpp-all.*compiler"):
+        next(libraries.installed())
+
+
+def test_a_library_without_a_function_that_is_called_is_named(monkeypatch: pytest.MonkeyPatch):
+    library(IK)
+    monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
+    monkeypatch.setattr("ik_llama_cpp._ctypes_api._lib", ctypes.CDLL(None))
+    monkeypatch.setenv(libraries.VARIABLE, IK)
+    with pytest.raises(MissingExtra, match="llama_kv_cache_seq_rm"):
+        next(libraries.installed())
+
+
+def test_the_setting_chooses_the_only_library(monkeypatch: pytest.MonkeyPatch, binding: Binding):
+    monkeypatch.setenv(libraries.VARIABLE, binding.name)
+    assert [library.name for library in libraries.installed()] == [binding.name]
+    monkeypatch.setenv(libraries.VARIABLE, "llama")
+    with pytest.raises(InvalidRequest, match=r"ik_llama\.cpp or llama\.cpp"):
+        next(libraries.installed())
+
+
+def test_the_first_library_that_computes_a_file_right_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tiny, "quantize", partial(quantize, library(UPSTREAM)))
+    paths = {
+        write_tiny(tmp_path / "q8.gguf", weights=Type.Q8_0): library(IK).name,
+        write_tiny(tmp_path / "iq4.gguf", weights=Type.IQ4_XS, sizes=WIDE): UPSTREAM,
+        write_gguf_of("minicpm", tmp_path / "minicpm.gguf"): UPSTREAM,
+    }
+    for path, name in paths.items():
+        with closing(LlamaCppEngine(path, 512, EngineSettings(threads=1))) as engine:
+            assert engine.describe()["library"].startswith(f"{name} "), path.name
+
+
+def test_a_file_that_no_library_computes_right_is_refused_by_both(tmp_path: Path):
+    path = write_gguf_of("mistral", tmp_path / "m.gguf")
+    for name in (IK, UPSTREAM):
+        library(name)
+    with pytest.raises(ModelError, match=r"which ik_llama\.cpp ignores.*which llama\.cpp ignores"):
         LlamaCppEngine(path, 512)
 
 
-def test_recurrent_layers_and_hidden_states_are_refused_by_name(tmp_path: Path):
-    with pytest.raises(ModelError, match="recurrent"):
-        LlamaCppEngine(write_gguf_of("qwen3_5_text", tmp_path / "m.gguf"), 512)
+def test_a_file_whose_rows_were_measured_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binding: Binding
+):
+    path = write_tiny(tmp_path / "m.gguf")
+    settings = EngineSettings(measurements=tmp_path / "measurements", threads=1)
+    LlamaCppEngine(path, 512, settings, binding=binding).close()
+    monkeypatch.setattr(libraries, "read_gguf", None)
+    monkeypatch.setattr("paceline.engines.llamacpp.engine.read_gguf", None)
+    LlamaCppEngine(path, 512, settings, binding=binding).close()
+
+
+def test_a_library_of_ones_own_is_named_with_its_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    packaged = version_of("numpy", IK)
+    file = tmp_path / "libllama.so"
+    file.write_bytes(b"1")
+    monkeypatch.setenv(PATHS[IK], str(file))
+    first = version_of("numpy", IK)
+    assert first.startswith(f"{packaged}, own build {file}")
+    (tmp_path / "libggml.so.0").write_bytes(b"2")
+    assert version_of("numpy", IK) != first
+    monkeypatch.setenv(PATHS[UPSTREAM], str(tmp_path))
+    assert "own build" in version_of("numpy", UPSTREAM)
+
+
+@pytest.mark.parametrize("name", [IK, UPSTREAM])
+def test_a_library_of_ones_own_that_cannot_be_loaded_is_not_passed_over(tmp_path: Path, name: str):
+    library(name)
+    script = (
+        "from paceline.engines.llamacpp import libraries\n"
+        "from paceline.errors import MissingExtra\n"
+        "try: print([library.name for library in libraries.installed()])\n"
+        "except MissingExtra as error: print(error)"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, PATHS[name]: str(tmp_path / "missing.so")},
+    )
+    assert finished.stdout.startswith(f"${PATHS[name]} is {tmp_path / 'missing.so'}, where {name} ")
+
+
+def test_a_head_of_floats_gets_two_rows_in_llama_cpp(tmp_path: Path):
+    path = write_tiny(tmp_path / "m.gguf")  # f16
+    settings = EngineSettings(threads=1)
+    with closing(LlamaCppEngine(path, 512, settings, binding=library(UPSTREAM))) as engine:
+        assert engine.classes.outputs == 2
+        assert not engine.classes.single
+        tokens = np.random.default_rng(5).integers(3, 250, 80).tolist()
+        whole = run(engine, tokens, 40, [12])
+        for sizes in ([1] * 12, [2] * 6, [5, 7]):
+            assert run(engine, tokens, 40, sizes).tobytes() == whole.tobytes(), sizes
+        engine.classes = engine.classes._replace(outputs=1)
+        assert run(engine, tokens, 40, [1] * 12).tobytes() != whole.tobytes()
+
+
+def test_a_refused_file_is_named_with_the_librarys_own_words(tmp_path: Path, binding: Binding):
+    path = write_tiny(tmp_path / "m.gguf", fields={"llama.embedding_length": 96})
+    with pytest.raises(ModelError, match=r"m\.gguf.*(embd|shape|tensor)"):
+        LlamaCppEngine(path, 512, binding=binding)
+
+
+def test_caches_that_do_not_fit_into_memory_are_refused_with_a_size_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binding: Binding
+):
+    path = write_tiny(tmp_path / "m.gguf", sizes={**SIZES, "context": CONTEXT})
+    settings = EngineSettings(cache_tokens=4 * CONTEXT, threads=1)
+    slot = 2 * 2 * 2 * 2 * 16  # layers, keys and values, bytes, heads of 16
+    memory = path.stat().st_size + 3000 * slot
+    monkeypatch.setattr("paceline.engines.llamacpp.engine.memory_bytes", lambda: memory)
+    with pytest.raises(ModelError, match=r"of memory; use --cache-tokens [12][0-9]{3} or fewer"):
+        LlamaCppEngine(path, CONTEXT, settings, binding=binding)
+
+
+def test_hidden_states_are_refused_by_name(tmp_path: Path):
     with pytest.raises(InvalidRequest, match="hidden states"):
         LlamaCppEngine(write_tiny(tmp_path / "t.gguf"), 512, EngineSettings(taps=(0,)))
 
@@ -169,13 +348,13 @@ def test_measured_classes_are_kept_for_the_next_time(tmp_path: Path):
     with closing(LlamaCppEngine(path, 512, settings)) as engine:
         measured = engine.classes
     (file,) = (tmp_path / "measurements").glob("*.rows")
-    file.write_text('{"decode": [2, 7], "prefill": [64, 256], "single": false}')
+    file.write_text('{"decode": [2, 7], "prefill": [64, 256], "single": false, "outputs": 1}')
     with closing(LlamaCppEngine(path, 512, settings)) as engine:
         assert engine.classes != measured
         assert engine.classes.decode == (2, 7)
 
 
-def test_nothing_is_printed_by_the_library(tmp_path: Path):
+def test_nothing_is_printed_by_the_library(tmp_path: Path, binding: Binding):
     path = write_tiny(tmp_path / "m.gguf")
     script = (
         "import sys; from pathlib import Path;"
@@ -189,6 +368,7 @@ def test_nothing_is_printed_by_the_library(tmp_path: Path):
         capture_output=True,
         text=True,
         timeout=120,
+        env={**os.environ, libraries.VARIABLE: binding.name},
     )
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
 
@@ -210,3 +390,71 @@ def test_a_last_chunk_of_one_token_is_computed_as_a_prompt(tmp_path: Path):
             engine.step([(sequence, Block(chunk, 1, prefill=prefill))])
             sequence.commit(len(chunk))
     assert sizes_seen == [63, 40, 1]
+
+
+def test_models_that_nobody_holds_are_freed(tmp_path: Path):
+    """The library has places for about thirty models and contexts, and ends the process beyond."""
+    path = write_tiny(tmp_path / "m.gguf")
+    opened = library(IK)
+    gc.collect()
+    before = opened.open
+    for _ in range(40):
+        engine = LlamaCppEngine(path, 256, ONE_THREAD, binding=library(IK), classes=UNPADDED)
+        engine.step([(engine.open(), Block([1, 2], 1))])
+        del engine
+        gc.collect()
+    assert opened.open == before
+
+
+def test_more_models_than_the_library_has_places_are_refused(tmp_path: Path):
+    path = write_tiny(tmp_path / "m.gguf")
+    engines: list[LlamaCppEngine] = []
+    with pytest.raises(ModelError, match=r"\d+ models and contexts of .* are open"):
+        while True:
+            engines.append(
+                LlamaCppEngine(path, 256, ONE_THREAD, binding=library(IK), classes=UNPADDED)
+            )
+    engine = engines[0]
+    sequences = [engine.open() for _ in range(3)]
+    engines.pop().close()
+    rows = engine.step([(sequence, Block([5], 1)) for sequence in sequences]).logits
+    assert rows[0].tobytes() == rows[1].tobytes() == rows[2].tobytes()
+
+
+def test_sequences_beyond_the_librarys_places_wait_their_turn(tmp_path: Path):
+    engine = LlamaCppEngine(
+        write_tiny(tmp_path / "m.gguf"), 256, ONE_THREAD, binding=library(IK), classes=UNPADDED
+    )
+    with closing(engine):
+        sequences = [engine.open() for _ in range(70)]
+        for token in (5, 6, 7):
+            rows = engine.step([(each, Block([token], 1)) for each in sequences]).logits
+            assert {row.tobytes() for row in rows} == {rows[0].tobytes()}
+            for sequence in sequences:
+                sequence.commit(1)
+
+
+@pytest.mark.parametrize("call", ["load", "context"])
+def test_ctrl_c_in_a_call_that_writes_to_the_log_is_raised_after_it(
+    binding: Binding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+):
+    path = write_tiny(tmp_path / "m.gguf")
+    calls = []
+    original = getattr(binding, call)
+
+    def interrupted(*arguments: object) -> int | None:
+        signal.raise_signal(signal.SIGINT)  # the library's log would be running
+        calls.append(call)
+        found: int | None = original(*arguments)
+        return found
+
+    gc.collect()
+    before = binding.open
+    with monkeypatch.context() as patch:
+        patch.setattr(binding, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            NativeModel(binding, path).context(ContextSettings(256, 16, 1))
+    assert calls == [call]
+    gc.collect()
+    assert binding.open == before
+    NativeModel(binding, path).close()

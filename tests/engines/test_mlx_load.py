@@ -39,7 +39,7 @@ def test_a_checkpoint_answers_and_drafting_changes_nothing(folder: Path):
     prompt = "abcabcabcabc"
     plain = model.generate(prompt, raw=True, max_tokens=24, drafter="none")
     assert (plain.engine, plain.exact, len(plain.token_ids)) == ("mlx", True, 24)
-    for drafter in ("suffix+recycle", "ngram", "auto"):
+    for drafter in ("suffix+ngram:min=1", "ngram", "auto"):
         drafted = model.generate(prompt, raw=True, max_tokens=24, drafter=drafter, policy="fixed")
         assert drafted.token_ids == plain.token_ids
         assert drafted.exact

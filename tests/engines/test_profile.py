@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_block_length_is_timed_behind_a_context(engine: ToyEngine):
     found = measure_profile(engine)
-    assert found.context == 256
+    assert found.context == 192
     # The toy says that a call takes a millisecond and every row a tenth of one.
     assert found.seconds == pytest.approx({rows: 1e-3 + 1e-4 * rows for rows in ROWS})
     assert found.cost(5) == pytest.approx(1.5e-3)
@@ -94,8 +94,8 @@ def test_an_engine_whose_rows_depend_on_the_block_is_found_out():
 
 def test_what_a_longer_context_costs_is_measured():
     found = measure_profile(Reading(context_length=8192, cache_blocks=1024))
-    assert (found.context, found.deep_context) == (256, 4096)
-    for context in (256, 4096, 8000):
+    assert (found.context, found.deep_context) == (192, 4096)
+    for context in (192, 4096, 8000):
         for rows in (1, 4, 16):
             expected = 1e-3 + 1e-4 * rows + 1e-6 * rows * context
             assert found.cost.at_context(context)(rows) == pytest.approx(expected)

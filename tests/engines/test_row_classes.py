@@ -59,26 +59,31 @@ def always(keys: int) -> bool:
     ],
 )
 def test_the_cheapest_classes_whose_rows_are_equal_are_taken(starts, decode, prefill):
-    classes = measure(Simulated(by_size(*starts)), always, 10.0)
+    classes = measure(Simulated(by_size(*starts)), CANDIDATES, always, 10.0)
     assert classes is not None
     assert (classes.decode, classes.prefill) == (decode, prefill)
     assert classes.single == (2 not in starts)
 
 
 def test_a_model_whose_rows_depend_on_every_number_of_rows_has_no_class():
-    assert measure(Simulated(lambda keys, rows: rows), always, 10.0) is None
+    assert measure(Simulated(lambda keys, rows: rows), CANDIDATES, always, 10.0) is None
 
 
-def test_prompts_are_read_as_answers_where_longer_calls_are_wrong():
-    classes = measure(Simulated(by_size(32)), always, 10.0, most_rows=16)
-    assert classes is not None and classes.prefill == (2, 16)
+def test_a_head_whose_single_row_differs_has_two_rows():
+    class Head(Simulated):
+        def rows(self, length: int, count: int, outputs: int) -> Logits:
+            return super().rows(length, count, outputs) + (outputs == 1)
+
+    assert measure(Head(by_size()), CANDIDATES, lambda keys: False, 10.0) is None
+    two = [classes._replace(outputs=2) for classes in CANDIDATES]
+    assert measure(Head(by_size()), two, lambda keys: False, 10.0) == two[0]
 
 
 def test_a_single_row_that_differs_at_long_contexts_only_is_not_taken():
     def kernel(keys: int, rows: int) -> int:
         return int(keys > 500 and rows == 1)
 
-    classes = measure(Simulated(kernel), always, 10.0)
+    classes = measure(Simulated(kernel), CANDIDATES, always, 10.0)
     assert classes is not None and not classes.single
 
 
@@ -86,19 +91,19 @@ def test_a_single_row_is_measured_only_where_the_library_allows_it():
     def kernel(keys: int, rows: int) -> int:
         return int(keys > 500 and rows == 1)
 
-    classes = measure(Simulated(kernel), lambda keys: keys < 500, 10.0)
+    classes = measure(Simulated(kernel), CANDIDATES, lambda keys: keys < 500, 10.0)
     assert classes is not None and classes.single
 
 
 def test_no_single_row_is_taken_that_was_not_measured():
-    classes = measure(Simulated(by_size()), lambda keys: False, 10.0)
+    classes = measure(Simulated(by_size()), CANDIDATES, lambda keys: False, 10.0)
     assert classes is not None and not classes.single
 
 
 def test_kept_classes_are_those_measured_and_a_damaged_file_is_none(tmp_path: Path):
     path = tmp_path / "folder" / "model.rows"
     assert kept(path) is None
-    keep(path, classes := RowClasses(RowRange(2, 16), RowRange(64, 256), single=True))
+    keep(path, classes := RowClasses(RowRange(2, 16), RowRange(64, 256), True, 2))
     assert kept(path) == classes
     for text in ("", "{}", "[]", '{"decode": 1, "prefill": [1, 2], "single": true}'):
         path.write_text(text)

@@ -60,11 +60,8 @@ def test_an_empty_folder_is_no_model(tmp_path: Path):
         assert name in said
 
 
-@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model-00001-of-2.bin"])
-def test_a_hugging_face_checkpoint_comes_with_the_command_that_converts_it(
-    weights: str, tmp_path: Path
-):
-    for name in (weights, "config.json", TOKENIZER):
+def test_a_hugging_face_checkpoint_comes_with_the_command_that_converts_it(tmp_path: Path):
+    for name in ("model.safetensors", "config.json", TOKENIZER):
         (tmp_path / name).write_text("{}")
     said = refusal(tmp_path)
     assert "holds a Hugging Face checkpoint" in said

@@ -33,3 +33,12 @@ def test_a_file_that_may_not_fit_is_opened_after_a_line(
     said = StringIO()
     resolve(str(tiny_gguf), tmp_path / "cache", Progress(said))
     assert said.getvalue() == ""
+
+
+def test_a_file_that_is_mapped_needs_memory_once(
+    tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+):
+    said = StringIO()
+    monkeypatch.setattr(fit, "memory_bytes", lambda: 2 * tiny_gguf.stat().st_size)
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(said), engine="llamacpp")
+    assert "of memory" not in said.getvalue()

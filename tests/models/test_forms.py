@@ -55,7 +55,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> It
     with serving() as found:
         use_hub(found, tmp_path / "hub", monkeypatch)
         found.repositories[NAME] = FakeRepository({F16: tiny_gguf.read_bytes()})
-        made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0", tried=False)
+        made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0")
         for module in (known, names):
             monkeypatch.setattr(module, "known_models", lambda: {"tiny": made})
         yield found

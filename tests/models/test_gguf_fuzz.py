@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -156,9 +157,11 @@ def test_a_file_that_was_changed_is_answered_or_refused_in_one_line(
             (cut if how == "cut" else grow)(data, content)
         if not content or how != "number":  # the places are others
             break
-    path = tmp_path / "changed.gguf"
+    # A file of its own: models are mapped, and the one before may still be.
+    path = tmp_path / f"{uuid4()}.gguf"
     path.write_bytes(content)
     told = worker.open(path)
+    path.unlink()
     assert "fault" not in told, told
     assert "\n" not in told.get("error", ""), told
     assert len(told.get("error", "")) < 1000, told

@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline.engines import ENGINES
 from paceline.models.gguf_choice import is_model
 from paceline.models.hub_names import HubName, is_hub_name, parse_hub_name
 from paceline.models.known import known, known_models
@@ -22,6 +23,8 @@ def test_about_a_dozen_models_have_a_short_name_and_what_is_known_of_each():
         assert model.license
         assert model.bytes > 10**8
         assert model.revision is None or len(model.revision) == 40
+        assert (model.ran is None) == (not model.engines)
+        assert {*model.engines} <= {*ENGINES}
 
 
 @pytest.mark.parametrize("name", [*known_models()])

@@ -9,6 +9,7 @@ import pytest
 from paceline.errors import ModelError
 from paceline.models import resolve
 from paceline.storage.gguf_file import read_gguf
+from support.tiny import write_tiny
 from support.tiny_checkpoints import write_gguf_of
 
 FLOAT32 = 6
@@ -95,13 +96,11 @@ def test_gpt_oss_under_ollamas_name_is_refused_with_the_name_that_works(
     assert "use a gpt-oss file of the hub" in refusal(path, tmp_path)
 
 
-def test_a_family_that_has_another_form_is_refused_with_it(tmp_path: Path, tiny_gguf: Path):
-    content, said = tiny_gguf.read_bytes(), dict[str, str]()
-    for family in ("gemma2", "granite", "xlstm"):
-        path = tmp_path / f"{family}.gguf"
-        path.write_bytes(content.replace(text("llama"), text(family), 1))
-        said[family] = refusal(path, tmp_path)
+def test_another_family_is_refused_with_what_to_do(tmp_path: Path):
+    said = dict[str, str]()
+    for family in ("glm4", "granite"):
+        said[family] = refusal(write_tiny(tmp_path / f"{family}.gguf", family), tmp_path)
         assert f"has the architecture '{family}'; expected one of" in said[family]
-    assert "caps the scores of attention" in said["gemma2"]
-    assert "checkpoint works through optimum-intel: `pip install" in said["granite"]
-    assert "checkpoint may work through optimum-intel" in said["xlstm"]
+    assert "`--engine llamacpp` runs" in said["glm4"]
+    assert "llamacpp" not in said["granite"], "which it computes wrong"
+    assert "`paceline models`" in said["granite"]

@@ -1,6 +1,6 @@
 """Checkpoints that become models in the cache folder: converted once, opened as GGUF files."""
 
-import importlib.util
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,21 +10,12 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
-from paceline.errors import MissingExtra, ModelError
+from paceline.errors import ModelError
 from paceline.models import QUIET, convert, list_models, prepare, resolve
 from paceline.models.cache import models_dir
 from paceline.models.manifest import GGUF_WEIGHTS
 from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
 from support.tiny_checkpoints import write_checkpoint
-
-
-@pytest.fixture(autouse=True)
-def no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plain install."""
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "optimum" else real(name)
-    )
 
 
 @pytest.fixture
@@ -34,21 +25,27 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield found
 
 
-def test_without_optimum_a_checkpoint_of_an_unknown_family_is_refused_by_name(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("family", "instead"), [("mamba", "paceline models"), ("glm4", "--engine llamacpp")]
+)
+def test_a_checkpoint_of_an_unknown_family_is_refused_by_name(
+    family: str, instead: str, tmp_path: Path
 ):
-    checkpoint = write_checkpoint("qwen3", tmp_path / "checkpoint")
-    (checkpoint / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ModelError, match=r"the family mamba .*`pip install"):
-        convert(str(checkpoint), "int8", tmp_path / "cache")
-    with pytest.raises(ModelError, match=r"the family mamba .*`pip install"):
-        resolve(str(checkpoint), tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
+    checkpoint, cache = write_checkpoint("qwen3", tmp_path / "checkpoint"), tmp_path / "cache"
+    (checkpoint / "config.json").write_text(json.dumps({"model_type": family}))
+    for name in (str(checkpoint), f"{checkpoint}@int4"):
+        with pytest.raises(ModelError) as caught:
+            resolve(name, cache)
+        assert f"the family {family} cannot be converted; expected one of" in str(caught.value)
+        assert instead in str(caught.value)
+    with pytest.raises(ModelError, match=family):
+        convert(str(checkpoint), "int8", cache)
+    assert not cache.exists()
 
 
 def test_a_family_that_does_not_run_here_yet_is_refused_by_name(tmp_path: Path):
     folder = write_checkpoint("gemma2", tmp_path / "checkpoint")
-    with pytest.raises(ModelError, match=r"family gemma2 does not run.*caps the scores"):
+    with pytest.raises(ModelError, match=r"family gemma2 does not run.*; expected one of.*Take"):
         convert(str(folder), "int8", tmp_path / "cache")
 
 
@@ -160,8 +157,21 @@ def test_too_small_a_disk_is_said_before_the_first_byte(
     assert [*tmp_path.rglob("*.gguf")] == []
 
 
-def test_weights_that_are_not_safetensors_need_the_extra(tmp_path: Path):
-    folder = write_checkpoint("qwen3", tmp_path / "checkpoint")
+def test_weights_that_are_not_safetensors_are_refused_with_what_to_take(
+    fake: FakeHub, tmp_path: Path
+):
+    folder, cache = write_checkpoint("qwen3", tmp_path / "checkpoint"), tmp_path / "cache"
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(MissingExtra, match=r"pip install 'paceline\[convert\]'"):
-        convert(str(folder), "int8", tmp_path / "cache")
+    fake.repositories["owner/old"] = FakeRepository(
+        {path.name: path.read_bytes() for path in folder.iterdir()}
+    )
+    with pytest.raises(
+        ModelError, match=r"has pytorch_model\.bin; .*must be safetensors.*GGUF file"
+    ):
+        resolve(str(folder), cache)
+    with pytest.raises(ModelError, match=r"it has \.bin .*with GGUF files or safetensors"):
+        resolve("owner/old", cache)
+    for name in (str(folder), "owner/old"):
+        with pytest.raises(ModelError, match=r"missing; .*must be safetensors.*GGUF file"):
+            convert(name, "int8", cache)
+    assert not cache.exists()

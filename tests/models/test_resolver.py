@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import os
 import shlex
@@ -12,7 +11,6 @@ from paceline.errors import CheckFailed, ModelError, ModelNotFound
 from paceline.models import (
     DEFAULT_MODEL,
     ModelFiles,
-    Progress,
     check_models,
     convert,
     hub,
@@ -21,10 +19,10 @@ from paceline.models import (
     resolve,
 )
 from paceline.models.cache import models_dir
-from paceline.models.hf_config import read_facts
 from paceline.models.hub_names import is_hub_name
 from paceline.models.known import known_models
-from paceline.models.manifest import GRAPH, MANIFEST, WEIGHTS, Facts
+from paceline.models.manifest import GRAPH, MANIFEST, WEIGHTS
+from support.tiny_checkpoints import write_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -41,29 +39,8 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def exporter(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """optimum-intel, as if it were installed: it makes the tiny model of any checkpoint."""
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: object() if name == "optimum" else real(name)
-    )
-
-    def export(_source: str, work: Path, _weights: str, _progress: Progress) -> Facts:
-        shutil.copytree(exported, work, dirs_exist_ok=True)
-        return read_facts(work)
-
-    monkeypatch.setattr(prepare, "convert_checkpoint", export)
-
-
-@pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint of a family that only optimum-intel knows."""
-    folder = tmp_path / "My Checkpoint"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "of another planet"}')
-    for name in ("model.safetensors", "tokenizer.json"):
-        (folder / name).write_bytes(b"anything")
-    return folder
+    return write_checkpoint("qwen3", tmp_path / "My Checkpoint")
 
 
 # -- what a name means -----------------------------------------------------------------------------
@@ -129,7 +106,6 @@ def test_a_model_from_a_file_is_the_same_from_everywhere(
 # -- converted checkpoints -------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("exporter")
 def test_a_converted_checkpoint_is_found_by_the_name_it_was_converted_from(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -142,7 +118,6 @@ def test_a_converted_checkpoint_is_found_by_the_name_it_was_converted_from(
     assert resolve("owner/name", tmp_path).folder == resolve("owner/name@int4", tmp_path).folder
 
 
-@pytest.mark.usefixtures("exporter")
 def test_a_checkpoint_is_converted_into_a_folder_of_ones_own(checkpoint: Path, tmp_path: Path):
     made = convert(str(checkpoint), "f16", tmp_path / "cache", tmp_path / "out" / "here")
     assert made.folder == tmp_path / "out" / "here"
@@ -152,7 +127,6 @@ def test_a_checkpoint_is_converted_into_a_folder_of_ones_own(checkpoint: Path, t
         convert(str(checkpoint), "f16", tmp_path / "cache", tmp_path / "out" / "here")
 
 
-@pytest.mark.usefixtures("exporter")
 def test_converting_again_replaces_the_first_result(checkpoint: Path, tmp_path: Path):
     first = convert(str(checkpoint), "int8", tmp_path)
     (first.folder / "mark").write_text("old")
@@ -164,7 +138,7 @@ def test_what_is_no_checkpoint_is_not_converted(tmp_path: Path):
     with pytest.raises(ModelNotFound, match="neither a folder nor a hub name"):
         convert("nowhere", "int8", tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match="not a Hugging Face checkpoint"):
+    with pytest.raises(ModelError, match="not a complete Hugging Face checkpoint"):
         convert(str(tmp_path / "empty"), "int8", tmp_path / "cache")
 
 
@@ -178,12 +152,12 @@ def test_with_an_empty_cache_the_list_is_what_can_be_had(tmp_path: Path):
         assert (model.here, model.bytes, model.folder, model.file) == (False, 0, None, None)
         assert "to fetch" in model.about
         assert model.fits is not None
-    assert [model.name for model in found if "not tried yet" in model.about] == [
-        name for name, known in known_models().items() if not known.tried
-    ]
+    for model in found[1:]:
+        known = known_models()[model.name]
+        assert ("not tried yet" in model.about) == (known.ran is None)
+        assert all(engine in model.about for engine in known.engines)
 
 
-@pytest.mark.usefixtures("exporter")
 def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
     tiny_gguf: Path, checkpoint: Path, tmp_path: Path
 ):
@@ -201,7 +175,6 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
 
 def test_every_name_in_the_list_is_one_that_can_be_used(
     tiny_gguf: Path,
-    exporter: None,
     checkpoint: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -259,7 +232,6 @@ def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Pat
     assert caught.value.exit_code == 1
 
 
-@pytest.mark.usefixtures("exporter")
 @pytest.mark.parametrize("options", [[], ["--weights", "f16"], ["--output", "my folder"]])
 def test_what_convert_says_at_its_end_can_be_typed(
     options: list[str],

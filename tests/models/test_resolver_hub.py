@@ -41,7 +41,7 @@ def no_network(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def short_name(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
     """Make `tiny` a short name of the repository's file."""
-    made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0", tried=False, **more)
+    made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0", **more)
     for module in (known, names):
         monkeypatch.setattr(module, "known_models", lambda: {"tiny": made})
 

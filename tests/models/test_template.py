@@ -28,7 +28,7 @@ ESCAPES = [
     "{{ '{0.__class__}'.format(messages) }}",
     "{{ ''.format_map.__self__.__class__ }}",
     "{{ (messages|tojson).__class__ }}",
-    "{{ messages.append({'role': 'user', 'content': 'more'}) }}",
+    "{{ messages.insert(0, 1) }}",
     "{{ messages[0].update({'content': 'other'}) }}",
     "{% include '/etc/passwd' %}",
     "{% import 'os' as os %}",
@@ -60,6 +60,50 @@ def test_tojson_writes_plain_json_as_the_models_were_trained_on():
     indented = rendered("{{ tools | tojson(indent=2) }}", tools=tools)
     assert indented == json.dumps(tools, ensure_ascii=False, indent=2)
     assert "\\u00f6" in rendered("{{ tools | tojson(ensure_ascii=true) }}", tools=tools)
+
+
+def test_lists_grow_and_shrink_in_a_template_and_the_callers_stay_as_they_are():
+    messages = [dict(each) for each in USER]
+    source = "{% set n = namespace(ids=[]) %}{% set _ = n.ids.append('a') %}"
+    source += "{% set _ = messages.append(n.ids.pop(0)) %}{{ n.ids }}{{ messages[-1] }}"
+    assert rendered(source, messages) == rendered(source, messages) == "[]a"
+    assert messages == USER
+
+
+def test_tojson_writes_what_a_filter_gives_as_a_list():
+    source = "{{ messages | map(attribute='content') | tojson }}"
+    assert rendered(source) == '["Hi"]'
+
+
+_TURNS = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+_NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+SYSTEM = {"role": "system", "content": "Be brief"}
+
+
+def test_a_system_turn_that_a_template_rejects_is_in_the_first_users():
+    source = _NO_SYSTEM + _TURNS
+    assert rendered(source, [SYSTEM, *USER]) == "[user] Be brief\n\nHi"
+    assert rendered(source, [SYSTEM]) == "[user] Be brief"
+    assert rendered(_TURNS, [SYSTEM, *USER]) == "[system] Be brief[user] Hi"
+    with pytest.raises(InvalidRequest, match="no system"):
+        rendered(source, [SYSTEM, {"role": "assistant", "content": "Hi"}])
+    with pytest.raises(InvalidRequest, match="no system"):
+        rendered("{{ raise_exception(messages[0].role ~ ': no system') }}", [SYSTEM, *USER])
+
+
+def test_a_template_that_goes_through_its_tools_gets_none_of_them():
+    source = "{% for tool in tools %}{{ tool }}{% endfor %}" + _TURNS
+    assert rendered(source) == "[user] Hi"
+    assert rendered("{{ tools is none }}") == "True"
+
+
+def test_a_template_that_joins_arguments_to_text_gets_them_as_text():
+    arguments = {"city": "Köln"}
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    source = "{% for c in messages[-1].tool_calls %}{{ 'f' + c.function.arguments }}{% endfor %}"
+    assert rendered(source, messages) == 'f{"city": "Köln"}'
+    assert rendered("{{ messages[-1].tool_calls[0].function.arguments.city }}", messages) == "Köln"
 
 
 def test_strftime_now_is_today():

@@ -39,6 +39,8 @@ FOREVER = {
     "{% endmacro %}{{ f(60) }}",
     "a recursive loop": "{% for i in range(9) recursive %}{% if loop.depth < 60 %}"
     "{{ loop(range(9)) }}{% endif %}{% endfor %}",
+    "a list that grows in its own loop": "{% set all = [1] %}{% for each in all %}"
+    "{% set _ = all.append(each) %}{% endfor %}",
     "a power": "{{ (9 ** (9 ** 9)) % 2 }}",
     "a comparison of lists in lists": growth("[1]", "[ns.x, ns.x]")
     + growth("[1]", "[ns.x, ns.x]").replace("ns", "other")

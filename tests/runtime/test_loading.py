@@ -45,7 +45,7 @@ def test_without_a_drafter_no_profile_is_measured(tiny_gguf: Path, cache: Path):
         ({"rows": 3}, "rows is 3"),
         ({"cache_tokens": 0}, "cache_tokens is 0"),
         ({"threads": 0}, "threads is 0"),
-        ({"engine": "magic"}, "no engine is called 'magic'; expected openvino"),
+        ({"engine": "magic"}, "no engine is called 'magic'; expected auto, openvino"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(

@@ -104,7 +104,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("prediction", value) for value in ("text", [1.5], [None], 5)),
     *(("drafter", value) for value in ("", "nothing", "ngram+", "ngram:x=1", "none+ngram")),
     *(("drafter", value) for value in ("ngram:min=a", "ngram:min=0", "ngram:min=5,max=2", 5, None)),
-    *(("drafter", value) for value in ("ngram:length=0", "suffix:later", "recycle:x", ["ngram"])),
+    *(("drafter", value) for value in ("ngram:length=0", "suffix:later", "kept:x", ["ngram"])),
     *(("probe", value) for value in ("nothing", 5, ["ngram"])),
     *(("policy", value) for value in ("", "best", None, 5, ["auto"])),
     *(("max_block", value) for value in (0, 1, 33, 2.5, "8", True)),

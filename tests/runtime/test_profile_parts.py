@@ -97,7 +97,7 @@ def test_the_first_token_of_a_large_model_waits_for_no_measurement(model: Model,
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("drafter", ["suffix", "ngram+recycle"])
+@pytest.mark.parametrize("drafter", ["suffix", "ngram:min=1"])
 def test_the_first_answer_is_exact_and_says_so(drafter: str, model: Model):
     plain = model.generate(PROMPT, drafter="none", **ANSWER).token_ids
     found = large(model).generate(PROMPT, drafter=drafter, **ANSWER)
@@ -156,7 +156,7 @@ def test_without_slots_a_large_model_is_not_measured(model: Model, monkeypatch: 
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("drafter", ["suffix", "ngram+recycle"])
+@pytest.mark.parametrize("drafter", ["suffix", "ngram:min=1"])
 def test_a_measurement_after_an_answer_changes_no_answer_of_the_same_call(
     drafter: str, model: Model, monkeypatch: pytest.MonkeyPatch
 ):
@@ -197,7 +197,7 @@ def test_an_outdated_profile_is_used_for_the_first_token(
     stream.close()
 
 
-@pytest.mark.parametrize("drafter", ["suffix", "ngram+recycle"])
+@pytest.mark.parametrize("drafter", ["suffix", "ngram:min=1"])
 def test_measuring_again_after_an_answer_changes_no_answer_of_the_same_call(
     drafter: str, outdated: Model, model: Model
 ):

@@ -16,7 +16,12 @@ from support.plain import PROMPTS, SAMPLED, free_of, plain, small
 
 
 def test_interleaved_streams_have_the_tokens_of_each_alone(model: Model):
-    ways: list[Options] = [{}, {"drafter": "suffix"}, SAMPLED, {**SAMPLED, "drafter": "recycle"}]
+    ways: list[Options] = [
+        {},
+        {"drafter": "suffix"},
+        SAMPLED,
+        {**SAMPLED, "drafter": "ngram"},
+    ]
     expected = [
         plain(model, prompt, **way).token_ids for prompt, way in zip(PROMPTS, ways, strict=True)
     ]
@@ -30,7 +35,7 @@ def test_interleaved_streams_have_the_tokens_of_each_alone(model: Model):
     assert [stream.result.token_ids for stream in streams] == expected
 
 
-@pytest.mark.parametrize("drafter", ["none", "suffix+recycle"])
+@pytest.mark.parametrize("drafter", ["none", "suffix+ngram:min=1"])
 def test_streams_in_one_call_have_the_tokens_of_each_alone(drafter: str, model: Model):
     ways: list[Options] = [{}, SAMPLED, {"max_tokens": 7}, {"stop": "T"}]
     pairs = [*zip(PROMPTS, ways, strict=True)]
@@ -44,7 +49,7 @@ def test_streams_in_one_call_have_the_tokens_of_each_alone(drafter: str, model: 
     assert [s.result.text for s in streams] == [each.text for each in expected]
 
 
-@pytest.mark.parametrize("drafter", ["none", "suffix", "suffix+recycle"])
+@pytest.mark.parametrize("drafter", ["none", "suffix", "suffix+ngram:min=1"])
 @pytest.mark.parametrize("slots", [64, 96, 128, 192])
 def test_streams_that_share_a_small_cache_wait_for_slots_or_end_with_length(
     slots: int, drafter: str, tiny_files: ModelFiles, cache: Path

@@ -157,7 +157,7 @@ def test_a_stop_string_ends_the_answer_and_is_not_in_its_text(drafter: str, mode
 
 def test_a_seed_gives_the_same_tokens_again_and_another_seed_gives_others(model: Model):
     first = plain(model, temperature=1.0)
-    again = plain(model, temperature=1.0, seed=first.seed, drafter="recycle")
+    again = plain(model, temperature=1.0, seed=first.seed, drafter="ngram:min=1")
     other = plain(model, temperature=1.0, seed=first.seed + 1)
     assert again.token_ids == first.token_ids
     assert other.token_ids != first.token_ids
@@ -241,8 +241,8 @@ def test_a_drafter_with_a_history_drafts_from_earlier_answers(model: Model):
 
 
 def test_a_probe_counts_and_changes_nothing(model: Model):
-    without = plain(model, drafter="recycle", policy="fixed")
-    found = plain(model, drafter="recycle", policy="fixed", probe="ngram+suffix")
+    without = plain(model, drafter="ngram:min=1", policy="fixed")
+    found = plain(model, drafter="ngram:min=1", policy="fixed", probe="ngram+suffix")
     assert found.token_ids == without.token_ids
     assert found.stats.steps == without.stats.steps
     assert found.stats.drafted == without.stats.drafted

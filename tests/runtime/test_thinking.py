@@ -25,7 +25,7 @@ from support.waiting import PATIENCE
 
 THOUGHT, ANSWER = "this is one, is this the one?\nit is", "This is the one. This is the one."
 EMPTY = "<think>\n\n</think>\n\n"
-DRAFTERS = ("none", "auto", "ngram", "suffix", "recycle", "suffix+recycle")
+DRAFTERS = ("none", "auto", "ngram", "suffix", "ngram:min=1", "suffix+ngram:min=1")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def test_weights_are_packed_while_loading(
     monkeypatch.setattr(OpenVinoEngine, "step", watched)
     monkeypatch.setattr("paceline.engines.openvino.engine._PACKED_AT_ONCE_BYTES", 0)
     said = StringIO()
-    model = load(tiny_gguf, progress=Progress(said))
+    model = load(tiny_gguf, engine="openvino", progress=Progress(said))
     assert called == [2, 8]
     assert "packing weights" in said.getvalue()
     assert model.engine.free_slots == model.engine.context_length, "no slot is held"
@@ -73,5 +73,5 @@ def test_an_answer_has_the_calls_that_it_had_alone(model: Model):
 
 
 def test_loading_says_nothing_when_quiet(tiny_gguf: Path, cache: Path, capfd: Any):
-    load(tiny_gguf, progress=QUIET)
+    load(tiny_gguf, engine="openvino", progress=QUIET)
     assert capfd.readouterr().err == ""

@@ -82,7 +82,7 @@ def test_requests_without_max_tokens_decode_in_the_same_calls(
 
 @pytest.mark.parametrize(
     ("drafter", "policy"),
-    [("none", "auto"), ("auto", "auto"), ("ngram", "fixed"), ("suffix+recycle", "kelly")],
+    [("none", "auto"), ("auto", "auto"), ("ngram", "fixed"), ("suffix+ngram:min=1", "kelly")],
 )
 def test_preempted_requests_continue_to_the_same_tokens(model: Model, drafter: str, policy: str):
     scheduler = Scheduler(model)

@@ -155,7 +155,7 @@ def test_a_length_that_ends_with_a_stop_string_is_a_stop(server: Running):
     assert found.choices[0].message.content == whole.text[: -len(stop)]
 
 
-@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1", "recycle"])
+@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1"])
 def test_banned_tokens_are_never_sampled(server: Running, drafter: str):
     first = chat(server, return_token_ids=True)
     banned = set(first.choices[0].token_ids)

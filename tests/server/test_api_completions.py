@@ -117,7 +117,7 @@ def test_a_suffix_asks_a_model_with_the_tokens_for_what_is_between(tmp_path: Pat
         tokenizer = model.files.tokenizer()
         expected = [318, *tokenizer.encode("the"), 319, *tokenizer.encode(" rain"), 317]
         assert answer["choices"][0]["prompt_token_ids"] == expected
-        for drafter in ("none", "suffix", "recycle"):
+        for drafter in ("none", "suffix", "ngram:min=1"):
             again = made.post("/v1/completions", {**body, "speculation": {"drafter": drafter}})
             assert again.json()["choices"][0]["text"] == answer["choices"][0]["text"]
         long = made.post("/v1/completions", {**body, "suffix": "a b " * 2000})

@@ -6,16 +6,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from openai import BadRequestError
 
+from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import ToolCall, written_calls
-from paceline.constraints.tool_forms import FORMS, ToolForm, tool_form
+from paceline.constraints.tool_forms import (
+    DEEPSEEK,
+    DEEPSEEK_XML,
+    FORMS,
+    GEMMA,
+    GLM,
+    HERMES,
+    KIMI,
+    LFM2,
+    MISTRAL_ARGS,
+    QWEN_XML,
+    tool_form,
+)
+from paceline.decoding.types import Constraint
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import resolve
 from paceline.runtime.model import Model
 from paceline.server.api.schema import Message
-from paceline.server.api.tool_calls import fit_calls, template_messages
+from paceline.server.api.tool_calls import describe_tools, fit_calls, template_messages
 from support.server import Running, running
 from support.thinking import Scripted
 from support.tool_templates import TEMPLATES, write_calling
@@ -35,6 +50,9 @@ TOOL: dict[str, Any] = {
 }
 CALL = ToolCall("make", '{"name": "a \\"b\\" {c}, é", "lines": 3}')
 USER: dict[str, Any] = {"role": "user", "content": "make it"}
+WITH_TOKENS = [form for form in FORMS if form.mark in form.tokens]
+TOKENS = 300
+"""Enough for a call that is written in letters."""
 every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 
 
@@ -73,7 +91,7 @@ def script(server: Running, text: str) -> None:
 
 
 def chat(server: Running, **fields: Any) -> Any:
-    body = {"temperature": 0, "max_tokens": 150, "messages": [USER], "tools": [TOOL], **fields}
+    body = {"temperature": 0, "max_tokens": TOKENS, "messages": [USER], "tools": [TOOL], **fields}
     return server.openai.chat.completions.create(model="calling", **body)
 
 
@@ -83,8 +101,36 @@ def test_a_template_decides_the_form_of_tool_calls(form: ToolForm):
 
 
 def test_a_template_with_tools_in_another_form_has_none():
-    assert tool_form("{{ tools }}<tool_call>{{ name }}<arg_key>") is None
+    assert tool_form("{{ tools }}<tool_call>{{ name }}<key>") is None
     assert tool_form("no such thing") is tool_form(None)
+
+
+def test_tools_that_a_template_lacks_are_described_in_its_form_of_calls():
+    source = TEMPLATES["deepseek"].partition("{% endif %}")[2].replace("tools", "")
+    assert tool_form(source) is DEEPSEEK
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}
+    chat = [USER, called, {"role": "tool", "content": "made"}]
+    system, *rest = describe_tools(chat, ["TOOL"], DEEPSEEK)
+    assert "TOOL" in system["content"]
+    assert system["content"].endswith(
+        written_calls(
+            DEEPSEEK, [ToolCall("the function's name", '{"the argument\'s name": "its value"}')]
+        )
+    )
+    assert rest == chat
+
+
+def test_calls_and_results_have_the_ids_that_kimi_names_them_by():
+    function = {"name": "make", "arguments": {}}
+    calls = [{"id": name, "function": function} for name in ("a", "b")]
+    chat = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    chat += [{"role": "tool", "tool_call_id": name, "content": name} for name in ("b", "a")]
+    fitted = fit_calls(chat, KIMI, "tool_calls")
+    assert [call["id"] for call in fitted[1]["tool_calls"]] == [
+        "functions.make:0",
+        "functions.make:1",
+    ]
+    assert [each["tool_call_id"] for each in fitted[2:]] == ["functions.make:1", "functions.make:0"]
 
 
 @every_form
@@ -148,6 +194,31 @@ def test_a_tool_call_is_streamed_as_it_is_written_and_a_demanded_one_when_it_is_
     assert deltas[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("form", [DEEPSEEK_XML], ids=["deepseek-xml"])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_letters_before_a_token_of_a_mark_or_tag_belong_to_it(
+    form: ToolForm, choice: str, server: Running
+):
+    """DSML is one token, with letters around it: a call without them is not allowed."""
+    service = server.server.service
+    functions = [TOOL["function"]]
+    text = written_calls(form, [CALL])
+    broken = [text.replace("</\uff5c", "\uff5c", 1), text.replace("<\uff5c", "\uff5c", 1)]
+    for written in (text, *broken):
+        constraint = service.grammars.tools(functions, choice, form=form)
+        tokens = service.tokenizer.encode(written, special=True)
+        columns = service.tokenizer.vocab_size
+        assert is_allowed(constraint, tokens, columns) is (written == text), written
+
+
+def is_allowed(constraint: Constraint, tokens: list[int], columns: int) -> bool:
+    for token in tokens:
+        if not np.isfinite(constraint.masked(np.zeros(columns, np.float32))[token]):
+            return False
+        constraint.push(token)
+    return True
+
+
 @every_form
 def test_text_with_tools_is_text(form: ToolForm, server: Running):
     before = "</think>\n\n" if form.name == "qwen-xml" else ""
@@ -159,7 +230,7 @@ def test_text_with_tools_is_text(form: ToolForm, server: Running):
     assert message.finish_reason == "stop"
 
 
-@every_form
+@pytest.mark.parametrize("form", WITH_TOKENS, ids=lambda form: form.name)
 def test_a_call_whose_mark_is_typed_in_letters_is_text(form: ToolForm, server: Running):
     """The model has a token for the mark: it quotes a call, and makes none."""
     before = "</think>\n\n" if form.name == "qwen-xml" else ""
@@ -178,13 +249,13 @@ def test_a_call_whose_mark_is_typed_in_letters_is_text(form: ToolForm, server: R
     deltas = [chunk.choices[0].delta for chunk in chat(server, stream=True)]
     assert "".join(delta.content or "" for delta in deltas) == typed
     assert not any(delta.tool_calls for delta in deltas)
-    body = {"model": "calling", "messages": [USER], "max_tokens": 150, "temperature": 0}
+    body = {"model": "calling", "messages": [USER], "max_tokens": TOKENS, "temperature": 0}
     tool = {"name": "make", "input_schema": TOOL["function"]["parameters"]}
     (block,) = server.post("/v1/messages", {**body, "tools": [tool]}).json()["content"]
     assert block["text"] == typed
 
 
-@pytest.mark.parametrize("form", [FORMS[7]], ids=["hermes"])
+@pytest.mark.parametrize("form", [HERMES], ids=["hermes"])
 @pytest.mark.parametrize("typed", [False, True], ids=["tokens", "letters"])
 def test_the_listed_tokens_of_a_mark_are_its_text(form: ToolForm, typed: bool, server: Running):
     text = f"So:\n{written_calls(form, [CALL])}"
@@ -197,7 +268,7 @@ def test_the_listed_tokens_of_a_mark_are_its_text(form: ToolForm, typed: bool, s
     assert "".join(each["text"] for each in found.model_extra["pieces"]) == text
 
 
-@pytest.mark.parametrize("form", [FORMS[1]], ids=["gemma"])
+@pytest.mark.parametrize("form", [GEMMA], ids=["gemma"])
 def test_calls_of_an_unknown_form_are_text(form: ToolForm, server: Running):
     service = server.server.service
     service.__dict__["tool_form"] = None
@@ -209,7 +280,7 @@ def test_calls_of_an_unknown_form_are_text(form: ToolForm, server: Running):
     assert error.value.param == "tool_choice"
 
 
-@pytest.mark.parametrize("form", [FORMS[4], FORMS[7]], ids=["mistral-args", "hermes"])
+@pytest.mark.parametrize("form", [MISTRAL_ARGS, HERMES], ids=["mistral-args", "hermes"])
 def test_a_tool_call_that_max_tokens_cuts_is_sent_as_far_as_it_came(
     form: ToolForm, server: Running
 ):
@@ -226,7 +297,7 @@ def test_a_tool_call_that_max_tokens_cuts_is_sent_as_far_as_it_came(
     assert deltas[-1].finish_reason == "length"
 
 
-@pytest.mark.parametrize("form", [FORMS[1]], ids=["gemma"])
+@pytest.mark.parametrize("form", [GEMMA], ids=["gemma"])
 def test_a_result_without_its_call_is_rejected(form: ToolForm, server: Running):
     result = {"role": "tool", "tool_call_id": "c9", "content": "x"}
     with pytest.raises(BadRequestError) as error:
@@ -234,7 +305,7 @@ def test_a_result_without_its_call_is_rejected(form: ToolForm, server: Running):
     assert error.value.param == "messages[1].tool_call_id"
 
 
-@pytest.mark.parametrize("form", [FORMS[1], FORMS[3], FORMS[6], FORMS[7]], ids=lambda f: f.name)
+@pytest.mark.parametrize("form", [GEMMA, LFM2, QWEN_XML, GLM, HERMES], ids=lambda f: f.name)
 @pytest.mark.parametrize(
     "parameters",
     [

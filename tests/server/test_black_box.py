@@ -306,7 +306,7 @@ def test_row_13_an_echo_with_logprobs(server: Running):
         assert received["token_logprobs"][-1] == max(received["top_logprobs"][-1].values())
 
 
-@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1", "recycle"])
+@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1"])
 def test_row_14_banned_tokens(server: Running, drafter: str):
     body = {**PLAIN, "return_token_ids": True}
     banned = set(good(server.post(CHAT, body))["choices"][0]["token_ids"])

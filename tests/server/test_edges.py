@@ -128,7 +128,7 @@ def test_logprobs_end_before_a_stop_string(
         assert text_of(server, received.ids[-1:]) != last
 
 
-@pytest.mark.parametrize("drafter", ["none", "suffix", "recycle"])
+@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1"])
 def test_characters_of_several_tokens_are_sent_whole(server: Running, drafter: str):
     """Each begins with a byte that is picked: what follows it comes with another call."""
     form = {"structured_outputs": {"regex": "([é日😀]|👩‍🚀){12}"}}

@@ -102,7 +102,7 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
     ([3, 1, 4, 1, 5, 9, 2, 6] * 5, {"drafter": "suffix", "max_tokens": 30}),
     ([3, 1, 4, 1, 5, 9, 2, 6] * 5, {"drafter": "ngram", "max_tokens": 30, "temperature": 0.8}),
     ([9, 9, 8, 7, 3], {"drafter": "none", "max_tokens": 34}),
-    ([7, 7, 3, 1, 2] * 2, {"drafter": "suffix+recycle", "max_tokens": 38, "policy": "fixed"}),
+    ([7, 7, 3, 1, 2] * 2, {"drafter": "suffix+ngram:min=1", "max_tokens": 38, "policy": "fixed"}),
 ]
 
 
@@ -302,7 +302,7 @@ def test_a_drafter_that_raises_is_silenced_and_the_answer_continues(
     from paceline.drafters import create as made
 
     def create(spec: DrafterSpec, *more: Any) -> list[Drafter]:
-        faulty: list[Drafter] = [FaultyDrafter(method, at)] if spec.has("recycle") else []
+        faulty: list[Drafter] = [FaultyDrafter(method, at)] if spec.has("ngram") else []
         return [*faulty, *made(spec, *more)]
 
     monkeypatch.setattr("paceline.drafters.create", create)
@@ -317,7 +317,7 @@ def test_a_drafter_that_raises_is_silenced_and_the_answer_continues(
             ended.release()
 
     for number in (0, 2):
-        scheduler.submit(server_request(number, drafter="recycle", policy=policy), listen)
+        scheduler.submit(server_request(number, drafter="ngram", policy=policy), listen)
     scheduler.start()
     for _ in range(2):
         assert ended.acquire(timeout=30)

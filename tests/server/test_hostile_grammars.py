@@ -5,19 +5,17 @@ gets one clear error or an answer, and meanwhile others are served.
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from support.command import Command, served
+from support.command import Command, served, started
 from support.waiting import PATIENCE, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -143,10 +141,18 @@ def good(command: Command, more: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory(command: Command) -> int:
-    """Resident bytes of the server, and of the largest of its processes."""
+    """Resident bytes of the server, and of the largest of its processes and of their children."""
     own = command.process.pid
-    children = Path(f"/proc/{own}/task/{own}/children").read_text(encoding="ascii").split()
-    return resident(own) + max(map(resident, map(int, children)), default=0)
+    others = [child for one in children(own) for child in (one, *children(one))]
+    return resident(own) + max(map(resident, others), default=0)
+
+
+def children(process: int) -> list[int]:
+    try:
+        path = Path(f"/proc/{process}/task/{process}/children")
+        return [*map(int, path.read_text(encoding="ascii").split())]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def resident(process: int) -> int:
@@ -212,9 +218,14 @@ def test_a_harmful_grammar_gets_an_error_while_others_are_served(
     path, more = REJECTED.get(name, (TEXT, outputs(grammar=MEETING.replace("99", "98"))))
     before = memory(command)
     with Others(command) as others:
-        started = time.monotonic()
-        response = sent(command, path, more, raw=raw)
-        seconds = time.monotonic() - started
+        deadline = time.monotonic() + PATIENCE
+        seconds = 0.0
+        while time.monotonic() < deadline:
+            sent_at = time.monotonic()
+            response = sent(command, path, more, raw=raw)
+            seconds = max(seconds, time.monotonic() - sent_at)
+            if response.status_code != 429:  # this machine is too busy to see it in time
+                break
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert len(error["message"]) < 500
@@ -235,23 +246,26 @@ def test_a_large_grammar_is_followed_or_ends_its_own_answer(command: Command, na
     assert len(others.answers) <= 3
 
 
-def test_many_harmful_grammars_at_once_leave_no_memory_behind(command: Command):
+def test_many_harmful_grammars_at_once_keep_no_new_one_away_and_leave_no_memory_behind(
+    command: Command,
+):
     before = memory(command)
-    with ExitStack() as stack:
-        others = stack.enter_context(Others(command))
-        found: list[int] = []
+    statuses: list[int] = []
 
-        def attack(number: int) -> None:
-            grammar = MEETING.replace("e)", f"{chr(97 + number)})")
-            found.append(sent(command, CHAT, outputs(grammar=grammar)).status_code)
+    def attack(number: int) -> None:
+        grammar = MEETING.replace("e)", f"{chr(97 + number)})")
+        statuses.append(sent(command, CHAT, outputs(grammar=grammar)).status_code)
 
-        threads = [threading.Thread(target=attack, args=(number,)) for number in range(6)]
+    threads = [threading.Thread(target=attack, args=(number,)) for number in range(12)]
+    with Others(command) as others:
         for thread in threads:
             thread.start()
+        for number in range(6):
+            good(command, schema({"const": f"a new one, {number}"}))
         for thread in threads:
             thread.join(PATIENCE)
-    assert set(found) <= {400, 429}
-    assert 400 in found
+    assert set(statuses) <= {400, 429}
+    assert 400 in statuses
     assert others.slowest < PATIENCE / 10
     until(lambda: memory(command) - before < 100e6)
 
@@ -283,15 +297,7 @@ def test_a_server_that_hangs_ends_after_its_grace_period(
     where: str, number: signal.Signals, tiny_gguf: Path, cache: Path
 ):
     options = ["serve", "--model", str(tiny_gguf), "--port", "0", "--grace", "0.5"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", HANGS, *options],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PACELINE_CACHE": str(cache)},
-        start_new_session=True,
-    )
-    command = Command(process)
-    try:
+    with started([sys.executable, "-c", HANGS, *options], cache) as command:
         url = command.url
 
         def ask() -> None:
@@ -305,15 +311,9 @@ def test_a_server_that_hangs_ends_after_its_grace_period(
         client = threading.Thread(target=ask)
         client.start()
         until(lambda: "hangs" in command.said)
-        started = time.monotonic()
-        process.send_signal(number)
+        sent_at = time.monotonic()
+        command.process.send_signal(number)
         assert command.end() == 1
-        assert time.monotonic() - started < 0.5 + 5 + PATIENCE / 10
+        assert time.monotonic() - sent_at < 0.5 + 5 + PATIENCE / 10
         assert "has not ended within its grace period" in command.said
         client.join(PATIENCE)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()

@@ -35,9 +35,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "lfm2_moe": Case(
-        "auto", Load(36, 10, ALL, frozenset({"ngram", "recycle", "prediction"}), 2, FEW, 0.5)
-    ),
+    "lfm2_moe": Case("auto", Load(36, 10, ALL, frozenset({"ngram", "prediction"}), 2, FEW, 0.5)),
     "qwen3_5_text": Case(
         "suffix+mtp",
         Load(36, 10, ALL + OWN, frozenset({"ngram", "prediction", "mtp"}), 2, FEW, 0.5),
@@ -53,7 +51,7 @@ def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> Model:
         with_head(path, random_weights(HEAD))
     else:
         write_gguf_of(form, path)
-    return paceline.load(path, cache_tokens=4096)
+    return paceline.load(path, engine="openvino", cache_tokens=4096)
 
 
 @pytest.mark.parametrize("form", CASES)

@@ -100,7 +100,7 @@ def observed(module_model: Model) -> Iterator[Observed]:
         {**text, "cache_prompt": False},
         {**text, "speculation": {"drafter": "none"}},
         {**text, "speculation": {"policy": "fixed", "max_block": 6}},
-        {**text, "speculation": {"drafter": "suffix+recycle"}, "ignore_eos": True},
+        {**text, "speculation": {"drafter": "suffix+ngram:min=1"}, "ignore_eos": True},
         {**text, "stop": ["e"], "ignore_eos": True},
         {**text, "max_tokens": 0, "echo": True},
         {**text, "max_tokens": 1},

@@ -37,7 +37,7 @@ def options_of(number: int) -> dict[str, Any]:
     chosen: dict[str, Any] = {"max_tokens": 4 + number % 17, "seed": number}
     if number % 3:
         chosen["temperature"] = 0.4 + number % 5 / 4
-    chosen["drafter"] = ("auto", "none", "ngram:min=1", "suffix", "recycle")[number % 5]
+    chosen["drafter"] = ("auto", "none", "ngram:min=1", "suffix", "ngram")[number % 5]
     if number % 4 == 1:
         chosen["policy"], chosen["max_block"] = "fixed", 5
     return chosen

@@ -70,7 +70,7 @@ def test_without_any_default_the_temperature_is_openais(server: Running):
     assert found["settings"]["temperature"] == {"value": 1.0, "source": "fallback"}
 
 
-@pytest.mark.parametrize("drafter", ["none", "auto", "suffix", "recycle", "ngram:min=1"])
+@pytest.mark.parametrize("drafter", ["none", "auto", "suffix", "ngram:min=1"])
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 def test_repetition_detection_ends_a_chat_with_finish_reason_repetition(
     policy: str, drafter: str, server: Running

@@ -48,6 +48,26 @@ class Command:
 
 
 @contextmanager
+def started(command_line: list[str], cache: Path) -> Iterator[Command]:
+    """A server that another process starts; at the end nothing of it is left."""
+    process = subprocess.Popen(
+        command_line,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PACELINE_CACHE": str(cache)},
+        start_new_session=True,
+    )
+    try:
+        yield Command(process)
+    finally:
+        if _alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@contextmanager
 def served(
     model: Path | str, cache: Path, *arguments: str, open_files: int | None = None
 ) -> Iterator[Command]:
@@ -58,25 +78,11 @@ def served(
     command_line = [sys.executable, "-m", "paceline", "serve", "--model", str(model), *arguments]
     if open_files is not None:
         command_line = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(open_files), *command_line]
-    process = subprocess.Popen(
-        command_line,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PACELINE_CACHE": str(cache)},
-        start_new_session=True,
-    )
-    command = Command(process)
-    try:
+    with started(command_line, cache) as command:
         yield command
-        process.send_signal(signal.SIGTERM)
+        command.process.send_signal(signal.SIGTERM)
         command.end()
-        assert not _alive(process.pid)
-    finally:
-        if _alive(process.pid):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+        assert not _alive(command.process.pid)
 
 
 def free_port() -> int:

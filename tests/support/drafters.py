@@ -13,9 +13,7 @@ MATCHERS = [
     "ngram:min=2,max=5,length=4",
     "suffix",
     "suffix:earlier",
-    "recycle",
-    "suffix+recycle",
-    "ngram+suffix+recycle",
+    "suffix+ngram:min=1",
 ]
 """Drafters that need the context alone."""
 

@@ -149,8 +149,7 @@ class Text(NamedTuple):
         parts = np.split(hidden.astype(np.float32), len(form.taps), axis=1)
         taps = {f"tap.{tap}": part for tap, part in zip(form.taps, parts, strict=True)}
         tokens = [*self.tokens[start:end], *[7] * wrong]
-        none = np.zeros((0, form.vocab), np.float32)
-        return ComputedBlock(tokens, start + shift, end - start, none, taps)
+        return ComputedBlock(tokens, start + shift, end - start, taps)
 
 
 def assert_chain(found: tuple[Sequence[int], Sequence[float]], expected: Chain) -> None:

@@ -57,9 +57,9 @@ SPECULATIONS: tuple[dict[str, Any], ...] = (
     {"drafter": "none"},
     {"drafter": "suffix", "policy": "fixed", "max_block": 8},
     {"drafter": "ngram:min=1", "policy": "adaptive"},
-    {"drafter": "recycle", "policy": "kelly", "max_block": 4},
+    {"drafter": "ngram", "policy": "kelly", "max_block": 4},
     {"drafter": "table", "policy": "fixed", "max_block": 3},
-    {"drafter": "suffix+table+recycle", "max_block": 16},
+    {"drafter": "suffix+table+ngram:min=1", "max_block": 16},
 )
 CACHES: list[dict[str, Any]] = [
     *({}, {}, {"cache_prompt": False}, {"cache_salt": "one"}, {"cache_salt": "two"})
@@ -74,7 +74,7 @@ class Load:
     tokens: int
     """Of an answer, at most."""
     speculations: Sequence[Mapping[str, Any]] = SPECULATIONS
-    drafters: frozenset[str] = frozenset({"ngram", "recycle", "table", "prediction"})
+    drafters: frozenset[str] = frozenset({"ngram", "table", "prediction"})
     """Those that must have drafted."""
     samplings: int = len(SAMPLINGS)
     """How many of them."""

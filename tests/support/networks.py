@@ -274,6 +274,5 @@ def seen(rows: np.ndarray, start: int, kept: int | None = None) -> ComputedBlock
         [1] * len(rows),
         start,
         len(rows) if kept is None else kept,
-        np.zeros((0, 320), np.float32),
         {"tap.0": first, "tap.1": second},
     )

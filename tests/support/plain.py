@@ -11,7 +11,7 @@ from paceline.runtime.result import Result
 PROMPT = "this is one and the user"
 PROMPTS = [PROMPT, "Hello", "2 + 2 = 12, and the", "is this the one? is this the one?"]
 SAMPLED: Options = {"temperature": 0.9, "seed": 3, "top_p": 0.95}
-DRAFTERS = ("auto", "ngram", "suffix", "suffix:earlier", "recycle", "suffix+ngram:max=2+recycle")
+DRAFTERS = ("auto", "ngram", "suffix", "suffix:earlier", "ngram:min=1", "suffix+ngram:max=2")
 END = 2  # the id of <|im_end|>
 
 

@@ -127,10 +127,7 @@ PLAN: dict[str, Any] = {
     "deep": {
         "context": 4096,
         "plain_milliseconds": 20.0,
-        "rows": [{"rows": 2, "milliseconds": 22.0, "ratio": 1.1, "break_even": 0.1}],
+        "rows": [{"rows": 2, "milliseconds": 42.0, "ratio": 2.1, "break_even": None}],
     },
-    "zaya": {
-        "plain_milliseconds": 112.0,
-        "rows": [{"rows": 4, "milliseconds": 499.0, "ratio": 4.46, "break_even": None}],
-    },
+    "best": {"0.5": {"rows": 4, "speed_up": 1.56}},
 }

@@ -259,7 +259,7 @@ def write_checkpoint(
     found = layout(read, family, read_sizes(read, family), _Names(form))
     rng = np.random.default_rng(seed)
     tensors = {
-        name: _values(rng, name, shape, family.norm_shift)
+        name: small_values(rng, name, shape, family.norm_shift)
         for output in found
         for name, shape in output.sources.items()
     }
@@ -306,7 +306,7 @@ class _Names:
         return name == "lm_head.weight" or str(name).endswith(self._ends)
 
 
-def _values(
+def small_values(
     rng: np.random.Generator, name: str, shape: tuple[int, ...], shift: float
 ) -> np.ndarray:
     if name.endswith("_blocks"):

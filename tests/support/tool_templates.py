@@ -5,11 +5,14 @@ templates (Qwen3, Qwen3-Coder, Llama 3.2, Mistral Small 3.1, Devstral, Gemma 4, 
 gpt-oss); the rest is left away.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 from gguf import TokenType
 
+from paceline.constraints.call_form import ToolForm
+from paceline.constraints.tool_forms import FORMS
 from support.tiny import vocabulary, write_tiny
 
 _QWEN = (
@@ -111,13 +114,53 @@ TEMPLATES = {
     ),
 }
 
-MARKS = (
+_SIGNS = {"minicpm": "<![CDATA[", "granite": "JSON list of tools", "deepseek-fenced": "```json"}
+_SIGNS |= {"glm": "</arg_key>\n", "nemotron": "<TOOLCALL>[", "apriel": "<tool_calls>["}
+_SIGNS |= {"seed": "<function=", "deepseek-xml": "function_calls"}
+"""What templates of a form also have, by which they are recognised."""
+
+
+def _published(form: ToolForm) -> str:
+    """A template that writes calls by the description of their form.
+
+    What the published templates write is in tests/constraints/test_published_calls.py.
+    """
+    label = "''"
+    if form.label is not None:
+        label = f"{_text(form.label[0])} ~ '%0{form.id_length or 1}d' % loop.index0"
+    arguments = "{{ f.arguments | tojson }}"
+    if form.tags is not None:
+        text, other = (_text(form.tags.head(is_text=is_text)) for is_text in (True, False))
+        arguments = (
+            f"{{% for k, v in f.arguments.items() %}}{{{{ {_text(form.tags.open)} ~ k ~ "
+            f"({text} ~ v if v is string else {other} ~ v | tojson) ~ "
+            f"{_text(form.tags.close + form.tags.after)} }}}}{{% endfor %}}"
+        )
+    between = f"('' if loop.last else {_text(form.between or '')})"
+    call = (
+        f"{{{{ {_text(form.before)} ~ f.name ~ {label} ~ {_text(form.after)} }}}}{arguments}"
+        f"{{{{ {_text(form.end)} ~ {between} }}}}{{% endfor %}}{{{{ {_text(form.close)} }}}}"
+    )
+    begin = f"{{% if m.tool_calls %}}{{{{ {_text(form.mark + form.lead)} }}}}"
+    calls = f"{begin}{_EACH}{call}{{% endif %}}"
+    return _SIGNS.get(form.name, "") + _QWEN.replace("THINK", "").replace("CALLS", calls)
+
+
+def _text(text: str) -> str:
+    """A string of Jinja."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+TEMPLATES |= {form.name: _published(form) for form in FORMS if form.name not in TEMPLATES}
+
+_MARKS = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>"),
     *("[TOOL_CALLS]", "[ARGS]", "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>"),
     *("<|tool_call_end|>", "<start_function_call>", "<end_function_call>", "<escape>"),
     *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>"),
     "<|return|>",
 )
+MARKS = tuple(dict.fromkeys((*_MARKS, *(mark for form in FORMS for mark in form.tokens))))
 
 
 def write_calling(path: Path) -> Path:

@@ -43,7 +43,7 @@ sys.addaudithook(watch)
 _THIS_MACHINE = (None, "", "localhost", "127.0.0.1", "::1")
 
 _SWITCHES = (
-    *("CI", "TF_BUILD", "JENKINS_URL", "NNCF_CI", "NNCF_DEV"),
+    *("CI", "TF_BUILD", "JENKINS_URL"),
     *("DO_NOT_TRACK", "DISABLE_TELEMETRY"),
 )
 """Variables with which libraries report nothing; a user's machine has none of them."""

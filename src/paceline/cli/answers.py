@@ -1,7 +1,7 @@
 """What `generate` and `chat` share: the options of an answer, and how its steps are printed."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from paceline.cli import numbers
-from paceline.cli.console import load_model
+from paceline.cli.console import check_kept, load_model
 from paceline.cli.options import MAX_TOKENS, SAMPLING, GenerationConfig, ModelOptions, Output
-from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Step
@@ -162,8 +161,7 @@ class AnswerOptions:
 def load_for_answers(model: ModelOptions, answer: AnswerOptions, output: Output) -> "Model":
     """The model, with MAX_TOKENS as the limit of answers without one."""
     drafters = [answer.drafter or "auto", *([] if answer.probe is None else [answer.probe])]
-    if not answer.keep:
-        _refuse_kept(drafters)
+    check_kept(drafters, keep=answer.keep)
     loaded = load_model(
         model,
         output,
@@ -173,17 +171,6 @@ def load_for_answers(model: ModelOptions, answer: AnswerOptions, output: Output)
     )
     loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": MAX_TOKENS})
     return loaded
-
-
-def _refuse_kept(drafters: Sequence[str]) -> None:
-    """Raise InvalidRequest for the drafter `kept`, which would draft nothing."""
-    from paceline.drafters.spec import DrafterSpec
-
-    if any(DrafterSpec.parse(drafter).has("kept") for drafter in drafters):
-        raise InvalidRequest(
-            "the drafter kept needs kept answers; --keep keeps those of this command, and drafts "
-            "from earlier ones"
-        )
 
 
 def step_printer(

@@ -55,13 +55,13 @@ class Commands(TyperGroup):
         except PacelineError as error:
             print(f"paceline: {error}", file=sys.stderr)
             return error.exit_code
-        except (KeyboardInterrupt, ImportError) as error:
+        except OSError as error:
+            return _output_failed(error)
+        except (KeyboardInterrupt, Exception) as error:
             if not is_interrupt(error):
                 raise
             print(LINE, end="", file=sys.stderr)
             return EXIT
-        except OSError as error:
-            return _output_failed(error)
         return code
 
 

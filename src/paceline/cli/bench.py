@@ -236,7 +236,7 @@ def simulate(
     cost: Annotated[
         str,
         Option(
-            help="costs of calls: here, zaya, phi-4-mini, milliseconds by rows such as "
+            help="costs of calls: here, zaya, phi-4-mini, m5-max, milliseconds by rows such as "
             "1=12,8=15.4, or the file of a recorded plan"
         ),
     ] = "here",

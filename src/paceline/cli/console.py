@@ -59,6 +59,17 @@ def load_model(
     )
 
 
+def check_kept(drafters: Sequence[str], *, keep: bool) -> None:
+    """Raise InvalidRequest for the drafter `kept` without --keep: it would draft nothing."""
+    from paceline.drafters.spec import DrafterSpec
+
+    if not keep and any(DrafterSpec.parse(drafter).has("kept") for drafter in drafters):
+        raise InvalidRequest(
+            "the drafter kept needs kept answers; --keep keeps those of this command, and drafts "
+            "from earlier ones"
+        )
+
+
 def obey_offline(offline: bool) -> None:
     """With --offline, fetch nothing from now on; call it before anything is looked up."""
     if offline:

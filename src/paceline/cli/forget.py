@@ -40,8 +40,8 @@ def forget(
     ]
     done = "kept" if dry_run else "removed"
     lines = [
-        f"{done}: answers of {kept.model or 'an unknown model'}, {megabytes(kept.bytes)}, in "
-        f"{kept.folder}"
+        f"{done}: answers of {kept.model or f'an unknown model, in {kept.folder}'}, "
+        f"{megabytes(kept.bytes)}"
         for kept in chosen
     ]
     print_value(output, {done: value}, "\n".join(lines) or "no answers are kept")

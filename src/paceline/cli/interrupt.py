@@ -27,7 +27,11 @@ def stop_by_exception() -> None:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether an error comes from Ctrl-C: a compiled package makes an ImportError of it."""
+    """Whether an error comes from Ctrl-C.
+
+    In an import, a compiled package makes an ImportError of it, and Python 3.11 a RuntimeError
+    where it names the attributes of a class.
+    """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

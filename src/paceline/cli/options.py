@@ -171,9 +171,7 @@ class ModelOptions:
     ] = None
     revision: Revision = None
     offline: Offline = False
-    engine: Annotated[
-        str | None, _model(help="openvino, llamacpp, coreml or mlx; default: as the model needs")
-    ] = None
+    engine: Annotated[str, _model(help="auto, openvino, llamacpp, coreml or mlx")] = "auto"
     rows: Annotated[
         int, _model(parser=numbers.Whole(1, 2), help="minimum rows of a call: 2 is exact, 1 is not")
     ] = 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from paceline.cli import numbers
-from paceline.cli.console import load_model, obey_offline
+from paceline.cli.console import check_kept, load_model, obey_offline
 from paceline.cli.options import GenerationConfig, ModelOptions, Output, command, group
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ def serve(
     if max_block is not None:
         speculation["max_block"] = max_block
     check(speculation)  # before the model is loaded
+    check_kept([drafter], keep=keep)
     settings = Settings(
         name=name,
         aliases=tuple(alias or ()),
@@ -168,11 +169,13 @@ def serve(
         options = _child_options(settings, model, generation_config, keep=keep)
         serve_all(model.model, options, host, port, settings=settings, limits=limits)
         return 0
+    from paceline.cli.crash import say_crashes
     from paceline.server.http_server import check_address
     from paceline.server.run import CONTEXTS
     from paceline.server.run import serve as run
 
     check_address(host, port, settings)
+    say_crashes()
     answering = load_model(
         model,
         output,
@@ -194,7 +197,7 @@ def _child_options(
     from paceline.errors import InvalidRequest
 
     for name in ("revision", "weights", "engine"):
-        if getattr(model, name) is not None:
+        if getattr(model, name) not in (None, "auto"):
             raise InvalidRequest(f"--{name} is of one model; leave out --all")
     if settings.name or settings.aliases:
         raise InvalidRequest("--name and --alias are of one model; leave out --all")

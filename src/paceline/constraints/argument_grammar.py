@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.constraints.call_values import brace_key, resolved, writable_key, written_value
-from paceline.constraints.tool_forms import Syntax, ToolForm
+from paceline.constraints.call_form import Syntax, ToolForm
+from paceline.constraints.call_tags import CDATA, resolved
+from paceline.constraints.call_values import brace_key, writable_key, written_value
 from paceline.errors import InvalidRequest
 
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -20,6 +21,8 @@ _STRINGS = ("minLength", "maxLength", "pattern", "format")
 _DEFINITIONS = ("$defs", "definitions")
 _EMPTY = '""'
 _UNESCAPED = re.compile(r"[^'\"\\\n]+")
+_TOKEN = re.compile(r"<\[[0-9]+\]>")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _MAX_REPEAT = 2000
 """Larger bounds of lengths are ignored: their automata are slow to make."""
 
@@ -51,6 +54,8 @@ class ArgumentGrammar:
         self._written = written
         self._settings = settings
         self._python = form.syntax is Syntax.PYTHON
+        self._tags = form.tags
+        self._close = "" if form.tags is None else written(form.tags.close + form.tags.after)
         self._rules: list[str] = []
         self._references: dict[str, str] = {}
         self._any = ""
@@ -67,10 +72,8 @@ class ArgumentGrammar:
                     f"the parameter {key!r} cannot be written in this model's form of calls; "
                     "expected letters, digits and underscores"
                 )
-        if form.syntax is Syntax.XML:
-            text = self._xml_text({})
-            free = f'"<parameter=" /[^>\\n]+/ ">\\n" {text}' if not root.get("properties") else ""
-            body = self._members(root, self._xml_member, free, "")
+        if form.tags is not None:
+            body = self._members(root, self._tagged, self._free_tagged(), "")
         elif self._python:
             free = f'/[A-Za-z_][A-Za-z0-9_]*/ "=" {self._anything()}'
             body = self._members(root, self._keyword, free, ", ")
@@ -107,30 +110,64 @@ class ArgumentGrammar:
             rest = self._rule(f"{begun} | {rest}" if optional else begun)
         return first
 
-    def _xml_member(self, key: str, schema: Any) -> str:
-        head = json.dumps(f"<parameter={key}>\n", ensure_ascii=False)
+    def _tagged(self, key: str, schema: Any) -> str:
         schema = _mapping(schema)
         reference = schema.get("$ref")
         known = isinstance(reference, str)
         target = _mapping(resolved(self._root, str(reference))) if known else schema
         if target.get("type") == "string" and not {"enum", "const"} & target.keys():
-            return f"{head} {self._xml_text(target)}"
+            return self._tagged_text(self._head(key, is_text=True), target)
         values = target.get("enum", [target["const"]] if "const" in target else None)
-        close = json.dumps("\n</parameter>\n")
         if isinstance(values, list) and values:
-            return f"{head} {self._choice(values)} {close}"
+            heads = (self._head(key, is_text=isinstance(value, str)) for value in values)
+            texts = (f"{head} {self._literal(v)}" for head, v in zip(heads, values, strict=True))
+            return f"({' | '.join(texts)}) {self._close}"
         kinds = target.get("type")
         if isinstance(kinds, list) and "string" in kinds:
-            return f"{head} {self._xml_text({})}"
+            return self._tagged_text(self._head(key, is_text=True), {})
         defined = {name: self._root[name] for name in _DEFINITIONS if name in self._root}
         document = {"x-guidance": self._settings, **defined, **schema}
-        return f"{head} %json {json.dumps(document)} {close}"
+        return f"{self._head(key, is_text=False)} %json {json.dumps(document)} {self._close}"
 
-    def _xml_text(self, schema: Mapping[str, Any]) -> str:
-        """A text and the tag after it; the parser would take some texts for the tag."""
-        tag = r"<\/parameter>"
-        bad = rf"/(.|\n)*{tag}\s*(<parameter=|<\/function>)(.|\n)*/"
-        return self._rule(rf"/(.|\n){_bounds(schema)}\n{tag}\n/ & ~{bad}", "[lazy]")
+    def _free_tagged(self) -> str:
+        """Any argument, as a text; only needed if no properties are named."""
+        if self._tags is None or self._root.get("properties"):
+            return ""
+        names = f"/[^{escaped_text(self._tags.middle[0])}\\n]+/"
+        middle = self._written(self._tags.head(is_text=True))
+        return self._tagged_text(f"{self._written(self._tags.open)} {names} {middle}", {})
+
+    def _head(self, key: str, *, is_text: bool) -> str:
+        assert self._tags is not None
+        return self._written(f"{self._tags.open}{key}{self._tags.head(is_text=is_text)}")
+
+    def _tagged_text(self, head: str, schema: Mapping[str, Any]) -> str:
+        """What comes before a text, the text, and its tag; texts like the tag are left out."""
+        tags = self._tags
+        assert tags is not None
+        bounds = _bounds(schema)
+        text = rf"(.|\n){bounds}"
+        if not tags.cdata:
+            return f"{head} {self._text_before(tags.close, text)}"
+        marked = self._text_before(f"]]>{tags.close}", text)
+        plain = f"/[^<&\\n]{bounds}/ {self._close}"
+        return f"{head} ({plain} | {json.dumps(CDATA)} {marked})"
+
+    def _text_before(self, close: str, text: str) -> str:
+        """A rule for what the regular expression `text` matches, and the tag after it."""
+        assert self._tags is not None
+        letters = escaped_text(close.strip())
+        prefix, rest = cut_at_token(self._written(close + self._tags.after))
+        if rest:  # a token, which no text has
+            name = f"{self._name}T{len(self._rules)}".upper()
+            self._rules.append(
+                f"{name}: /{text}{escaped_text(prefix)}/ & ~/(.|\\n)*{letters}(.|\\n)*/"
+            )
+            return f"{name} {rest}"
+        end = escaped_text((self._form.end or self._form.close).strip())
+        follows = f"({escaped_text(self._tags.open)}|{end})"
+        bad = rf"/(.|\n)*{letters}\s*{follows}(.|\n)*/"
+        return self._rule(rf"/{text}{escaped_text(close + self._tags.after)}/ & ~{bad}", "[lazy]")
 
     def _keyword(self, key: str, schema: Any) -> str:
         return f"{json.dumps(key + '=')} {self._value(schema)}"
@@ -229,6 +266,18 @@ class ArgumentGrammar:
             kinds += [self._kind("array", {}), self._kind("object", {})]
             self._rules.append(f"{self._any}: {' | '.join(kinds)}")
         return self._any
+
+
+def cut_at_token(lark: str) -> tuple[str, str]:
+    """The letters before the first token in quoted texts and tokens, and the rest; "" without one.
+
+    A text goes as far as it can, so that it has to match the letters before a token as well.
+    """
+    token = _TOKEN.search(lark)
+    if token is None:
+        return "", ""
+    letters = _QUOTED.findall(lark[: token.start()])
+    return "".join(map(json.loads, letters)), lark[token.start() :]
 
 
 def escaped_text(text: str) -> str:

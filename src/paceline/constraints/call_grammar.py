@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.constraints.argument_grammar import ArgumentGrammar, escaped_text
-from paceline.constraints.tool_forms import NAME, Syntax, ToolForm
+from paceline.constraints.argument_grammar import ArgumentGrammar, cut_at_token, escaped_text
+from paceline.constraints.call_form import NAME, Syntax, ToolForm
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
 
@@ -86,11 +86,12 @@ class CallGrammar:
             after = f"(<[{tokens}]> TEXT)*" if tokens else _EMPTY
             made = self._free_bare(after) if form.bare else self._free_channels(after)
             return "\n".join([*lines, *made])
-        if mark == literal(form.mark):
+        prefix, rest = cut_at_token(mark)
+        if not rest and mark != _EMPTY:
             # Lazy: text ends as soon as the mark is complete, even inside a token.
-            lines += [f"head[lazy]: TEXT {mark}", "call: head body"]
+            lines += [f"head[lazy]: TEXT {literal(form.mark)}", "call: head body"]
         else:  # the same letters are text
-            lines += [f"call: TEXT {mark} body"]
+            lines += [f"HEAD: /(.|\\n)*{escaped_text(prefix)}/", f"call: HEAD {rest} body"]
         lines += ["start: (free | call)* TEXT" if several else "start: free* (call | TEXT)"]
         return "\n".join(lines)
 
@@ -104,6 +105,10 @@ class CallGrammar:
                 "expected letters, digits and _ . : / -"
             )
         head = self._text(form.before + function + form.after)
+        if form.label is not None:
+            mark, text = form.label
+            head = self._text(form.before + function + mark)
+            head = f"{head} /{text}/ {self._text(form.after)}"
         line = f"{name}: {head} {name}p {self._text(form.end)}"
         if form.syntax is not Syntax.JSON:
             made = ArgumentGrammar(

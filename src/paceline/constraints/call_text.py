@@ -151,6 +151,12 @@ class CallText:
         return text
 
 
+def quoted(text: str) -> str:
+    """The inside of a JSON string. Half a surrogate pair becomes U+FFFD."""
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
 def decoded(text: str) -> object:
     """The value of JSON text. Raises NotACall if it is not valid, or has no finite numbers."""
     try:

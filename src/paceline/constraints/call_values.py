@@ -1,7 +1,7 @@
-"""Reads and writes the arguments of tool calls that are not JSON: XML, Python and braces.
+"""Reads and writes the arguments of tool calls that are not JSON: between tags, Python and braces.
 
-Readers turn arguments into the text of a JSON object, piece by piece, as in `call_text.py`.
-Invariant: what a writer here writes, its reader reads back.
+`call_tags.py` has the reader of tags. Readers turn arguments into the text of a JSON object, piece
+by piece, as in `call_text.py`. Invariant: what a writer here writes, its reader reads back.
 """
 
 import ast
@@ -10,22 +10,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded
-from paceline.constraints.tool_forms import Syntax, ToolForm
+from paceline.constraints.call_form import Syntax, Tags, ToolForm
+from paceline.constraints.call_tags import CDATA, CONSTANTS, MARKUP, Schema, read_tags
+from paceline.constraints.call_text import CallText, Emit, NotACall, Reader, decoded, quoted
 from paceline.decoding.text import overlap
-
-Schema = Mapping[str, Any]
 
 _MAX_DEPTH = 64
 _PYTHON_KEY = re.compile(r"[\w.\-]*")
 _BARE_KEY = re.compile(r"[^\s:=,{}()\[\]<>\"']*")
-_XML_KEY = re.compile(r"[^>\n]*")
 _SCALAR = re.compile(r"[^,{}\[\]()<>\"'\n]*")
-_CLOSE = "</parameter>"
-_CONSTANTS: Mapping[str, Any] = {
-    **{"True": True, "False": False, "None": None},
-    **{"true": True, "false": False, "null": None},
-}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
 _ESCAPES |= {each: each for each in "\\'\""}
 _HEX = {"x": 2, "u": 4, "U": 8}
@@ -37,8 +30,8 @@ def read_arguments(form: ToolForm, schema: Schema, source: CallText, emit: Emit)
         if (yield from source.next()) != "{":
             raise NotACall
         yield from source.json(emit)
-    elif form.syntax is Syntax.XML:
-        yield from _xml(schema, source, emit)
+    elif form.tags is not None:
+        yield from read_tags(form, schema, source, emit)
     elif form.syntax is Syntax.PYTHON:
         yield from _members(_Literals(source, emit, form.quote), ")", "=")
     else:
@@ -58,15 +51,19 @@ def written_arguments(form: ToolForm, text: str) -> str:
         return written_value(form, value)
     if form.syntax is Syntax.PYTHON:
         return ", ".join(f"{key}={_python(each)}" for key, each in value.items())
+    tags = form.tags
+    assert tags is not None
     return "".join(
-        f"<parameter={key}>\n{written_value(form, each)}\n{_CLOSE}\n" for key, each in value.items()
+        f"{tags.open}{key}{tags.head(is_text=isinstance(each, str))}{written_value(form, each)}"
+        f"{tags.close}{tags.after}"
+        for key, each in value.items()
     )
 
 
 def written_value(form: ToolForm, value: Any) -> str:
     """A value as an argument in a form that is not JSON."""
-    if form.syntax is Syntax.XML:
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if form.tags is not None:
+        return _tagged(form.tags, value)
     if form.syntax is Syntax.PYTHON:
         return _python(value)
     if isinstance(value, str):
@@ -79,6 +76,12 @@ def written_value(form: ToolForm, value: Any) -> str:
     return json.dumps(value)
 
 
+def _tagged(tags: Tags, value: Any) -> str:
+    if not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return f"{CDATA}{value}]]>" if tags.cdata and MARKUP.search(value) else value
+
+
 def brace_key(form: ToolForm, key: str) -> str:
     """A key of the syntax BRACES, between quotes if it needs them."""
     return key if key and _BARE_KEY.fullmatch(key) else f"{form.quote}{key}{form.quote}"
@@ -86,8 +89,8 @@ def brace_key(form: ToolForm, key: str) -> str:
 
 def writable_key(form: ToolForm, key: str) -> bool:
     """Whether a parameter's name can be written."""
-    patterns = {Syntax.XML: _XML_KEY, Syntax.PYTHON: _PYTHON_KEY}
-    pattern = patterns.get(form.syntax)
+    pattern = _PYTHON_KEY if form.syntax is Syntax.PYTHON else None
+    pattern = pattern if form.tags is None else form.tags.name
     return pattern is None or (key != "" and pattern.fullmatch(key) is not None)
 
 
@@ -100,12 +103,6 @@ def _python(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_python, value)) + "]"
     return str(value) if value is None or isinstance(value, bool) else json.dumps(value)
-
-
-def _quoted(text: str) -> str:
-    """The inside of a JSON string. Half a surrogate pair becomes U+FFFD."""
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 class _Literals:
@@ -152,8 +149,8 @@ class _Literals:
 
     def _scalar(self) -> Reader[str]:
         text = (yield from self.source.run(_SCALAR)).strip()
-        if text in _CONSTANTS:
-            return json.dumps(_CONSTANTS[text])
+        if text in CONSTANTS:
+            return json.dumps(CONSTANTS[text])
         try:
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -194,17 +191,17 @@ class _Literals:
             found = source.text.find(end, source.at)
             slash = source.text.find("\\", source.at) if escapes else -1
             if slash >= 0 and not 0 <= found < slash:
-                emit(_quoted(source.text[source.at : slash]))
+                emit(quoted(source.text[source.at : slash]))
                 source.at = slash
-                emit(_quoted((yield from self._escape())))
+                emit(quoted((yield from self._escape())))
             elif found >= 0:
-                emit(_quoted(source.text[source.at : found]))
+                emit(quoted(source.text[source.at : found]))
                 source.at = found + len(end)
                 return
             else:
                 text = source.text[source.at :]
                 keep = overlap(text, end)
-                emit(_quoted(text[: len(text) - keep]))
+                emit(quoted(text[: len(text) - keep]))
                 source.at += len(text) - keep
                 yield from source.more()
 
@@ -254,113 +251,3 @@ def _separator(source: CallText, end: str) -> Reader[None]:
         source.at += 1
     elif found != end:
         raise NotACall
-
-
-def _xml(schema: Schema, source: CallText, emit: Emit) -> Reader[None]:
-    """Read `<parameter=key>`, a value and `</parameter>`, again and again."""
-    emit("{")
-    begun = False
-    while True:
-        yield from source.next()
-        if not (yield from source.skip("<parameter=")):
-            break
-        key = yield from source.run(_XML_KEY)
-        yield from source.expect(">")
-        yield from source.skip("\n")
-        emit(f"{', ' if begun else ''}{json.dumps(key, ensure_ascii=False)}: ")
-        types = parameter_types(schema, key)
-        if types == {"string"}:
-            emit('"')
-            yield from _xml_text(source, lambda text: emit(_quoted(text)))
-            emit('"')
-        else:
-            read: list[str] = []
-            yield from _xml_text(source, read.append)
-            emit(_typed("".join(read), types))
-        begun = True
-    emit("}")
-
-
-def _xml_text(source: CallText, emit: Emit) -> Reader[None]:
-    """Read a value up to its closing tag, without the line break before that.
-
-    The tag is text where neither another parameter nor the end of the function follows it.
-    """
-    while True:
-        found = source.text.find(_CLOSE, source.at)
-        if found < 0:
-            text = source.text[source.at :]
-            keep = max(overlap(text, _CLOSE), overlap(text, "\n" + _CLOSE))
-            emit(text[: len(text) - keep])
-            source.at += len(text) - keep
-            yield from source.more()
-            continue
-        start = found - 1 if found > source.at and source.text[found - 1] == "\n" else found
-        emit(source.text[source.at : start])
-        text = source.text[start : found + len(_CLOSE)]
-        source.at = found + len(_CLOSE)
-        after = source.at
-        yield from source.next()
-        for tag in ("<parameter=", "</function>"):
-            if (yield from source.begins(tag)):
-                return
-        source.at = after
-        emit(text)
-
-
-def parameter_types(schema: Schema, key: str) -> set[str]:
-    """JSON types of a parameter; none if its schema does not say."""
-    properties = schema.get("properties")
-    found = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types(found, schema, 0)
-
-
-def _types(schema: Any, root: Schema, depth: int) -> set[str]:
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return set()
-    if "type" in schema:
-        named = schema["type"]
-        return {str(each) for each in (named if isinstance(named, list) else [named])}
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        return {_type_of(value) for value in values}
-    if isinstance(reference := schema.get("$ref"), str):
-        return _types(resolved(root, reference), root, depth + 1)
-    found: set[str] = set()
-    for name in ("anyOf", "oneOf", "allOf"):
-        listed = schema.get(name)
-        for each in listed if isinstance(listed, list) else ():
-            types = _types(each, root, depth + 1)
-            if not types and name != "allOf":
-                return set()
-            found |= types
-    return found
-
-
-def resolved(root: Schema, reference: str) -> Any:
-    """The schema at a reference such as "#/$defs/city"; None if it is not there."""
-    found: Any = root
-    if not reference.startswith("#"):
-        return None
-    for step in filter(None, reference[1:].split("/")):
-        name = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
-
-
-def _type_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
-    return kinds.get(type(value), "object")
-
-
-def _typed(text: str, types: set[str]) -> str:
-    """JSON of a value that is written as text, of the first type that fits; else a string."""
-    try:
-        value = _CONSTANTS[text.strip()] if text.strip() in _CONSTANTS else decoded(text)
-    except NotACall:
-        return json.dumps(text, ensure_ascii=False)
-    kind = _type_of(value)
-    fits = not types or kind in types or (kind == "integer" and "number" in types)
-    return json.dumps(value if fits or "string" not in types else text, ensure_ascii=False)

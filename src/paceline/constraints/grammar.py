@@ -10,19 +10,23 @@ llguidance's key "x-guidance".
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from paceline.constraints.call_form import Syntax, ToolForm
 from paceline.constraints.call_grammar import CallGrammar, literal
+from paceline.constraints.compile_queue import Caller
 from paceline.constraints.limits import MAX_CHARACTERS, check_lark, check_text
 from paceline.constraints.matcher import GrammarConstraint, library, reason
 from paceline.constraints.matcher_process import MatcherProcesses
-from paceline.constraints.tool_forms import HERMES, Syntax, ToolForm
+from paceline.constraints.tool_forms import HERMES
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
-from paceline.errors import InvalidRequest, ModelError
+from paceline.errors import Busy, InvalidRequest, ModelError
 from paceline.models.tokenizer import Tokenizer
 
 MAX_FUNCTIONS = 128
@@ -55,6 +59,17 @@ class Grammars:
         self._path = tokenizer
         self._vocab_size = vocab_size
         self._stops = frozenset(stop_token_ids)
+        self._caller: Caller | None = None
+
+    def for_caller(self, caller: Caller) -> "Grammars":
+        """The same for a request that waits for its constraints as `caller`.
+
+        Raises as `json_object`; constraints of the result also raise Busy.
+        """
+        assert self._processes  # made once, for all
+        bound = copy(self)
+        bound._caller = caller
+        return bound
 
     def json_object(self) -> Constraint:
         """Constrain answers to any JSON object.
@@ -141,7 +156,8 @@ class Grammars:
                 self._made("the functions", _document("lark_grammar", json.dumps(every)))
             return self._made("the functions", _document("lark_grammar", json.dumps(lark)))
         except InvalidRequest:
-            self._check_schemas(parameters)
+            with suppress(Busy):
+                self._check_schemas(parameters)
             raise
 
     def token_of(self, mark: str) -> int | None:
@@ -157,7 +173,7 @@ class Grammars:
 
     def _written(self, text: str, form: ToolForm) -> str:
         """Return a text in Lark, with the model's tokens for the form's marks."""
-        marks = "|".join(map(re.escape, form.tokens))
+        marks = "|".join(map(re.escape, form.tokens)) or "(?!)"
         parts = [part for part in re.split(f"({marks})", text) if part]
         return " ".join(
             self._mark(part) if part in form.tokens else literal(part) for part in parts
@@ -181,7 +197,8 @@ class Grammars:
         return self._processes.special_tokens()
 
     def _made(self, what: str, grammar: str) -> Constraint:
-        return GrammarConstraint(what, self._processes, grammar, self._vocab_size)
+        caller = self._caller or Caller()
+        return GrammarConstraint(what, self._processes, grammar, self._vocab_size, caller)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

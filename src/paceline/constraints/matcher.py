@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.constraints.compile_queue import Caller
 from paceline.constraints.matcher_process import GrammarError, MatcherProcesses
 from paceline.decoding.types import Logits
 from paceline.errors import InvalidRequest, MissingExtra
@@ -31,12 +32,17 @@ class GrammarConstraint:
     """A `Constraint`: a grammar and the position of an answer in it."""
 
     def __init__(
-        self, what: str, processes: MatcherProcesses, grammar: str, vocab_size: int
+        self,
+        what: str,
+        processes: MatcherProcesses,
+        grammar: str,
+        vocab_size: int,
+        caller: Caller,
     ) -> None:
         """Compile a grammar of llguidance for logits of `vocab_size` columns.
 
         Raises InvalidRequest, which names `what`, when no first token is allowed, or the grammar is
-        too complex.
+        too complex, and Busy when the `caller` has waited too long for other grammars.
         """
         self._what = what
         self._vocab_size = vocab_size
@@ -48,7 +54,7 @@ class GrammarConstraint:
         self._number: int | None = None  # of the matcher, which is opened when it is needed
         self._known: dict[str, Any] = {}
         try:
-            processes.compile(grammar)
+            processes.compile(grammar, caller)
         except GrammarError as error:
             raise InvalidRequest(f"{what} cannot be followed: {reason(str(error))}") from None
 

@@ -15,8 +15,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Busy, ModelError
-from paceline.models.worker_process import TimeLimit, WorkerCrash, WorkerProcess
+from paceline.constraints.compile_queue import Caller, CompileQueue
+from paceline.errors import ModelError
+from paceline.models.worker_process import Interrupt, TimeLimit, WorkerCrash, WorkerProcess
+from paceline.storage.system import HAS_ALARM
+
+TRIAL_SECONDS = 0.03, 0.2
+"""CPU seconds of the first trials of compiling. 40 functions with 10 properties each took 0.02 s,
+128 took 0.09 s, with a vocabulary of 262,144 tokens (2026-11-25, EPYC)."""
 
 COMPILE_SECONDS = 1.0
 """CPU seconds of compiling. Schemas with 2,000 properties and 128 functions with 20 took 0.3 s
@@ -24,9 +30,6 @@ COMPILE_SECONDS = 1.0
 
 STEP_SECONDS = 0.5
 """CPU seconds of a step: taking a token, and computing those that may follow."""
-
-WAIT_SECONDS = 5.0
-"""How long a grammar waits for others to be compiled, of which harmful ones take a second each."""
 
 _VERDICTS = 1024
 """Grammars of which is kept whether they can be compiled."""
@@ -38,6 +41,14 @@ _ids = itertools.count()
 
 class GrammarError(Exception):
     """llguidance's reason why a grammar or a token is rejected, or the limit that it exceeded."""
+
+
+def _trials() -> tuple[float, ...]:
+    """Time limits of the trials of compiling a grammar, in seconds.
+
+    Without an alarm there is one: a process that is ended is started anew, which takes longer.
+    """
+    return (*TRIAL_SECONDS, COMPILE_SECONDS) if HAS_ALARM else (COMPILE_SECONDS,)
 
 
 class MatcherProcesses:
@@ -52,48 +63,50 @@ class MatcherProcesses:
         self._matching = WorkerProcess(_SCRIPT, "matches grammars", argument)
         self._verdicts = OrderedDict[bytes, str]()  # of a grammar's digest; "": it can be compiled
         self._lock = threading.Lock()
-        self._place = threading.Lock()
+        self._queue = CompileQueue(self._compiled, _trials)
         self._closed = deque[int]()
 
     def special_tokens(self) -> list[int]:
         """Tokens that are no text. Raises ModelError for a tokenizer that is not supported."""
         return list(self._ask(self._matching, {"do": "special"}, COMPILE_SECONDS)["special"])
 
-    def compile(self, grammar: str) -> None:
+    def compile(self, grammar: str, caller: Caller) -> None:
         """Compile a grammar, to be opened.
 
-        Raises GrammarError if it cannot be, and Busy if others take too long.
+        Raises GrammarError if it cannot be, and Busy if others take too long or the caller leaves.
         """
-        request = {"do": "compile", "grammar": grammar}
         verdict = self._verdict(grammar)
         if verdict is None:
             is_first = not self._verdicts  # for which the process reads the vocabulary
-            if not self._place.acquire(timeout=-1 if is_first else WAIT_SECONDS):
-                raise Busy("other grammars are being compiled; try again later")
-            try:
-                verdict = self._verdict(grammar)  # perhaps another request had it
-                if verdict is None:
-                    verdict = self._compiled(request)
-                    self._keep_verdict(grammar, verdict)
-            finally:
-                self._place.release()
+            verdict = self._queue.compile(grammar, caller, patient=is_first)
         if verdict:
             raise GrammarError(verdict)
+        request = {"do": "compile", "grammar": grammar}
         self._match(grammar, request, COMPILE_SECONDS + STEP_SECONDS)
 
-    def _compiled(self, request: Mapping[str, Any]) -> str:
-        """Why a grammar cannot be compiled; empty if it can."""
+    def _compiled(self, grammar: str, seconds: float, interrupt: Interrupt) -> str | None:
+        """Why a grammar cannot be compiled; "" if it can; None if it takes longer.
+
+        Raises Interrupted.
+        """
+        verdict = self._verdict(grammar)
+        if verdict is not None:  # compiled since a request asked
+            return verdict
         self._matching.start()  # ready when the grammar is compiled
         try:
-            self._ask(self._compiling, request, COMPILE_SECONDS)
+            request = {"do": "compile", "grammar": grammar}
+            self._ask(self._compiling, request, seconds, interrupt)
+            verdict = ""
         except TimeLimit:
-            self._compiling.start()  # ready for the next one
-            return f"it takes more than {COMPILE_SECONDS:g} s to compile; simplify it"
+            if seconds < COMPILE_SECONDS:
+                return None
+            verdict = f"it takes more than {seconds:g} s to compile; simplify it"
         except WorkerCrash:
-            return "it takes too much memory to compile; simplify it"
+            verdict = "it takes too much memory to compile; simplify it"
         except GrammarError as error:
-            return str(error)
-        return ""
+            verdict = str(error)
+        self._keep_verdict(grammar, verdict)
+        return verdict
 
     def open(self, grammar: str, tokens: Sequence[int] = ()) -> tuple[int, dict[str, Any]]:
         """Open a matcher of a compiled grammar: its id, and its state after tokens.
@@ -133,13 +146,17 @@ class MatcherProcesses:
             raise GrammarError(verdict) from None
 
     def _ask(
-        self, process: WorkerProcess, request: Mapping[str, Any], seconds: float
+        self,
+        process: WorkerProcess,
+        request: Mapping[str, Any],
+        seconds: float,
+        interrupt: Interrupt | None = None,
     ) -> dict[str, Any]:
         closed = []
         while process is self._matching and self._closed:
             closed.append(self._closed.popleft())
         line = json.dumps({**request, "seconds": seconds, "closed": closed})
-        answer = process.ask(line.encode(), seconds)
+        answer = process.ask(line.encode(), seconds, interrupt)
         if "unsupported" in answer:
             raise ModelError(f"{self._tokenizer} is not supported by llguidance: {answer['error']}")
         if "error" in answer:

@@ -8,12 +8,14 @@ of a whole text such a call is content.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from paceline.constraints.call_form import NAME, ToolForm
 from paceline.constraints.call_text import CallText, NotACall, Reader, decoded
 from paceline.constraints.call_values import read_arguments, written_arguments
-from paceline.constraints.tool_forms import HERMES, MISTRAL, MISTRAL_ARGS, NAME, ToolForm
+from paceline.constraints.tool_forms import HERMES, MISTRAL, MISTRAL_ARGS
 from paceline.decoding.text import overlap, unsigned
 
 
@@ -49,6 +51,7 @@ class CallPiece(NamedTuple):
 Part = str | CallPiece
 """Content, or a part of a call."""
 
+_LABEL = re.compile(r"\w*")
 _CALL_KEYS = ("name", "type", "id", "arguments", "parameters")
 
 Functions = Mapping[str, Mapping[str, Any]]
@@ -195,13 +198,21 @@ class CallStream:
             yield from source.expect("]")
         else:
             yield from self._call()
+            while form.between is not None and (yield from self._goes_on()):
+                self._hold = self._hold if self._whole else source.at
+                yield from self._call()
         yield from source.next()
         yield from source.skip_last(form.close.strip().removeprefix("]"))
 
+    def _goes_on(self) -> Reader[bool]:
+        """Whether another call comes next in the group, after white space."""
+        yield from self._source.next()
+        return (yield from self._source.begins(self._form.before))
+
     def _call(self) -> Reader[None]:
-        if (yield from self._source.next()) == "{":
+        if (yield from self._source.next()) == "{" and not self._form.keyed:
             yield from self._object_call()
-        elif self._form.as_object and self._form.name != MISTRAL.name:
+        elif self._form.as_object and not self._form.keyed and self._form.name != MISTRAL.name:
             raise NotACall
         else:
             older = self._form.name == MISTRAL.name
@@ -212,6 +223,11 @@ class CallStream:
         source, after = self._source, form.after
         yield from source.expect(form.before)
         name = yield from source.run(NAME)
+        if form.label is not None:
+            mark, text = form.label
+            name = re.sub(f"{re.escape(mark)}{text}$", "", name)
+            if (yield from source.skip(mark)):
+                yield from source.run(_LABEL)
         for part in form.optional:
             yield from source.next()
             yield from source.skip(part)
@@ -302,15 +318,17 @@ def written_calls(form: ToolForm, calls: Sequence[ToolCall]) -> str:
 
     Raises ValueError if the arguments of one are no JSON object.
     """
-    texts = [_written(form, call) for call in calls]
+    texts = [_written(form, call, place) for place, call in enumerate(calls)]
     if form.between is not None:
         texts = [form.between.join(texts)]
     mark = "" if form.bare else form.mark
     return form.separator.join(f"{mark}{form.lead}{text}{form.close}" for text in texts)
 
 
-def _written(form: ToolForm, call: ToolCall) -> str:
+def _written(form: ToolForm, call: ToolCall, place: int) -> str:
     name = json.dumps(call.name, ensure_ascii=False)[1:-1] if form.as_object else call.name
+    if form.label is not None:
+        name += f"{form.label[0]}{place:0{form.id_length or 1}}"
     return f"{form.before}{name}{form.after}{written_arguments(form, call.arguments)}{form.end}"
 
 

@@ -1,85 +1,23 @@
 """The forms in which models write tool calls, and the choice of one by a chat template.
 
-A `ToolForm` describes a form once: `call_grammar.py` makes its grammar, `tool_calls.py` its parser
-and its writer. Facts are from the models' published templates and documentation. Invariant: a
-template of an unknown form gets none, so that what the model writes remains text.
+Facts are from the models' published templates and documentation. Invariant: a template of an
+unknown form gets none, so that what the model writes remains text.
 """
 
 import re
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from dataclasses import replace
 
-from paceline.decoding.text import SIGN
-
-
-class Syntax(Enum):
-    """How arguments are written."""
-
-    JSON = auto()
-    """{"city": "Paris"}"""
-    XML = auto()
-    """<parameter=city>, the value, and </parameter>, each on a line of its own."""
-    PYTHON = auto()
-    """city="Paris", days=[1, 2]: keyword arguments of a Python call"""
-    BRACES = auto()
-    """{city:<|"|>Paris<|"|>,days:[1,2]}: bare keys, and strings between marks"""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolForm:
-    """How a family of models writes calls.
-
-    A call is `before`, the function's name, `after`, the arguments, `end`. A group is `mark`,
-    `lead`, its calls with `between` in between, and `close`; an answer has groups with `separator`
-    in between.
-    """
-
-    name: str
-    signs: tuple[re.Pattern[str], ...]
-    """All of them are in templates of this form."""
-    mark: str
-    """Begins a group."""
-    lead: str
-    """Text between the mark and the first call."""
-    before: str
-    after: str
-    end: str
-    close: str
-    syntax: Syntax
-    between: str | None = None
-    """None: a group has one call."""
-    separator: str = ""
-    quote: str = ""
-    """The mark around strings, in the syntax BRACES."""
-    optional: tuple[str, ...] = ()
-    """Parts at the beginning of `after` that a model may leave out."""
-    bare: bool = False
-    """Whether a call is at the beginning of an answer, and needs no mark."""
-    single: bool = False
-    """Whether the templates allow one call in an answer."""
-    channels: bool = False
-    """Whether the mark also begins other messages (harmony)."""
-    tokens: tuple[str, ...] = ()
-    """Parts of these texts that are one token in the vocabularies of such models."""
-    id_length: int | None = None
-    """The length of a call's id, of letters and digits, if the templates demand one."""
-
-    @property
-    def as_object(self) -> bool:
-        """Whether a call is a JSON object."""
-        return self.before.startswith("{")
-
-    def signed(self) -> "ToolForm":
-        """The form in texts with a sign before each mark: the same letters without it are text."""
-        return replace(self, mark=SIGN + self.mark)
-
-
-NAME = re.compile(r"[\w.:/\-]*")
-"""A function's name where a call is no JSON object."""
+from paceline.constraints.call_form import Syntax, Tags, ToolForm
 
 
 def _signs(*patterns: str) -> tuple[re.Pattern[str], ...]:
     return tuple(map(re.compile, patterns))
+
+
+def _deepseek(*words: str) -> str:
+    """A mark of DeepSeek, with its full-width bars and low blocks."""
+    joined = "\u2581".join(words)
+    return f"<\uff5c{joined}\uff5c>"
 
 
 HERMES = ToolForm(
@@ -107,7 +45,8 @@ QWEN_XML = ToolForm(
     end="</function>",
     close="\n</tool_call>",
     separator="\n",
-    syntax=Syntax.XML,
+    syntax=Syntax.TAGS,
+    tags=Tags("<parameter=", ">\n", "\n</parameter>"),
     tokens=("<tool_call>", "</tool_call>"),
 )
 """Qwen3-Coder, Qwen 3.5, Nemotron 3 Nano, Step 3.5."""
@@ -157,7 +96,17 @@ MISTRAL_ARGS = replace(
     close="",
     tokens=("[TOOL_CALLS]", "[ARGS]"),
 )
-"""Mistral's tokenizers from version 13 on: Devstral, Ministral 3. Version 11 has no `[ARGS]`."""
+"""Mistral's tokenizers from version 13 on: Devstral, Ministral 3. Some have no `[ARGS]`."""
+
+MISTRAL_IDS = replace(
+    MISTRAL_ARGS,
+    name="mistral-ids",
+    signs=(*MISTRAL_ARGS.signs, re.compile(r"\[CALL_ID\]")),
+    optional=(),
+    label=("[CALL_ID]", "[a-zA-Z0-9]{9}"),
+    tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+)
+"""Mistral Small 3.2."""
 
 GEMMA = ToolForm(
     "gemma",
@@ -217,15 +166,209 @@ HARMONY = ToolForm(
 """gpt-oss. `decoding/reasoning.py` brings the head of a message into this order. A call ends an
 answer, because `<|call|>` is a stop token."""
 
-FORMS = (HARMONY, GEMMA, FUNCTION_GEMMA, LFM2, MISTRAL_ARGS, MISTRAL, QWEN_XML, HERMES, LLAMA)
+SEED = replace(
+    QWEN_XML,
+    name="seed",
+    signs=_signs(r"<seed:tool_call>", r"<function="),
+    mark="<seed:tool_call>",
+    close="\n</seed:tool_call>",
+    tags=Tags("<parameter=", ">", "</parameter>"),
+    tokens=("<seed:tool_call>", "</seed:tool_call>"),
+)
+"""Seed-OSS."""
+
+GLM = replace(
+    QWEN_XML,
+    name="glm",
+    signs=_signs(r"<tool_call>", r"</arg_key>(\n|\\n)"),
+    lead="",
+    before="",
+    after="\n",
+    end="",
+    close="</tool_call>",
+    tags=Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"),
+    tokens=(*QWEN_XML.tokens, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+"""GLM 4.5 and 4.6, Laguna XS.2."""
+
+GLM_COMPACT = replace(
+    GLM,
+    name="glm-compact",
+    signs=_signs(r"<tool_call>", r"</arg_key>"),
+    after="",
+    separator="",
+    tags=Tags("<arg_key>", "</arg_key><arg_value>", "</arg_value>", ""),
+)
+"""GLM 4.7, Laguna 2.1."""
+
+MINIMAX = replace(
+    QWEN_XML,
+    name="minimax",
+    signs=_signs(r"<minimax:tool_call>", r"<invoke name="),
+    mark="<minimax:tool_call>",
+    before='<invoke name="',
+    after='">\n',
+    end="</invoke>",
+    between="\n",
+    close="\n</minimax:tool_call>",
+    tags=Tags('<parameter name="', '">', "</parameter>"),
+    tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
+)
+"""MiniMax M2."""
+
+MINICPM = replace(
+    QWEN_XML,
+    name="minicpm",
+    signs=_signs(r"<function name=", r"<param name=", r"CDATA"),
+    mark='<function name="',
+    lead="",
+    before="",
+    after='">',
+    end="",
+    close="</function>",
+    tags=Tags('<param name="', '">', "</param>", "", cdata=True),
+    tokens=(),
+)
+"""MiniCPM 5. Its mark begins a call at once."""
+
+DEEPSEEK_XML = replace(
+    MINIMAX,
+    name="deepseek-xml",
+    signs=_signs("\uff5cDSML\uff5c", "function_calls"),
+    mark="<\uff5cDSML\uff5cfunction_calls>",
+    before='<\uff5cDSML\uff5cinvoke name="',
+    end="</\uff5cDSML\uff5cinvoke>\n",
+    between="",
+    close="</\uff5cDSML\uff5cfunction_calls>",
+    tags=Tags(
+        '<\uff5cDSML\uff5cparameter name="', '">', "</\uff5cDSML\uff5cparameter>", flagged=True
+    ),
+    tokens=("\uff5cDSML\uff5c",),
+)
+"""DeepSeek V3.2."""
+
+DEEPSEEK = ToolForm(
+    "deepseek",
+    _signs(_deepseek("tool", "calls", "begin"), _deepseek("tool", "sep")),
+    mark=_deepseek("tool", "calls", "begin"),
+    lead="",
+    before=_deepseek("tool", "call", "begin"),
+    after=_deepseek("tool", "sep"),
+    end=_deepseek("tool", "call", "end"),
+    between="",
+    close=_deepseek("tool", "calls", "end"),
+    syntax=Syntax.JSON,
+    tokens=tuple(
+        _deepseek("tool", *words)
+        for words in (
+            ("calls", "begin"),
+            ("call", "begin"),
+            ("sep",),
+            ("call", "end"),
+            ("calls", "end"),
+        )
+    ),
+)
+"""DeepSeek V3.1."""
+
+DEEPSEEK_FENCED = replace(
+    DEEPSEEK,
+    name="deepseek-fenced",
+    signs=(*DEEPSEEK.signs, re.compile("```json")),
+    before=f"{DEEPSEEK.before}function{DEEPSEEK.after}",
+    after="\n```json\n",
+    end=f"\n```{DEEPSEEK.end}",
+    between="\n",
+)
+"""DeepSeek V3 and R1."""
+
+KIMI = ToolForm(
+    "kimi",
+    _signs(r"<\|tool_calls_section_begin\|>", r"<\|tool_call_argument_begin\|>"),
+    mark="<|tool_calls_section_begin|>",
+    lead="",
+    before="<|tool_call_begin|>functions.",
+    after="<|tool_call_argument_begin|>",
+    end="<|tool_call_end|>",
+    between="",
+    close="<|tool_calls_section_end|>",
+    syntax=Syntax.JSON,
+    label=(":", "[0-9]{1,4}"),
+    tokens=(
+        *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+        *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    ),
+)
+"""Kimi K2."""
+
+GRANITE = replace(
+    MISTRAL,
+    name="granite",
+    signs=_signs(r"<\|tool_call\|>", r"JSON list of tools"),
+    mark="<|tool_call|>",
+    tokens=("<|tool_call|>",),
+    id_length=None,
+)
+"""Granite 3.3."""
+
+NEMOTRON = replace(
+    GRANITE,
+    name="nemotron",
+    signs=_signs(r"<TOOLCALL>\["),
+    mark="<TOOLCALL>",
+    close="]</TOOLCALL>",
+    tokens=("<TOOLCALL>", "</TOOLCALL>"),
+)
+"""Nemotron Nano 2."""
+
+APERTUS = replace(
+    NEMOTRON,
+    name="apertus",
+    signs=_signs(r"<\|tools_prefix\|>"),
+    mark="<|tools_prefix|>",
+    before='{"',
+    after='": ',
+    close="]<|tools_suffix|>",
+    tokens=("<|tools_prefix|>", "<|tools_suffix|>"),
+)
+
+APRIEL = replace(
+    NEMOTRON,
+    name="apriel",
+    signs=_signs(r"<tool_calls>\["),
+    mark="<tool_calls>",
+    close="]</tool_calls>",
+    tokens=("<tool_calls>", "</tool_calls>"),
+)
+"""Apriel 1.5 and 1.6."""
+
+FORMS = (
+    *(
+        HARMONY,
+        GEMMA,
+        FUNCTION_GEMMA,
+        LFM2,
+        MISTRAL_IDS,
+        MISTRAL_ARGS,
+        MISTRAL,
+        GLM,
+        GLM_COMPACT,
+        MINIMAX,
+        SEED,
+    ),
+    *(MINICPM, DEEPSEEK_XML, DEEPSEEK_FENCED, DEEPSEEK, KIMI, GRANITE, NEMOTRON, APERTUS, APRIEL),
+    *(QWEN_XML, HERMES, LLAMA),
+)
 """The first form whose signs are all in the template is the model's."""
 
 
 def tool_form(template: str | None) -> ToolForm | None:
     """The form of a chat template; None: it has tools in no known form.
 
-    Templates without tools get `HERMES`, which the prompt then describes.
+    Templates without tools get `HERMES`, which the prompt then describes; if they have calls as
+    DeepSeek V3.1's, that form.
     """
     if template is None or "tools" not in template:
-        return HERMES
+        known = template is not None and all(sign.search(template) for sign in DEEPSEEK.signs)
+        return DEEPSEEK if known and "```json" not in (template or "") else HERMES
     return next((form for form in FORMS if all(each.search(template) for each in form.signs)), None)

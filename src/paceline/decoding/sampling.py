@@ -6,7 +6,7 @@ comparing it with the sampled token is exact for greedy and sampled decoding ali
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -21,6 +21,9 @@ _GREEDY_BELOW = 1e-5
 _NEAR = 10.0
 """Nats below the highest logit within which the pick, and the nucleus (top-p), nearly always lie.
 Changing it changes the picks."""
+
+_FIRST_TOKENS = 256
+"""Distinct tokens that are counted before arrays grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +122,8 @@ class Sampler:
         self._bias = np.array(list(sampling.logit_bias.values()), dtype=np.float32)
         self._penalised = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
         self._repetition = sampling.repetition_penalty != 1
-        self._answer: dict[int, int] = {}
-        self._seen: dict[int, None] = dict.fromkeys(prompt) if self._repetition else {}
+        self._answer = _TokenCounts()
+        self._seen = _TokenCounts(prompt if self._repetition else ())
 
     @property
     def picks_argmax(self) -> bool:
@@ -131,9 +134,9 @@ class Sampler:
     def push(self, token: int) -> None:
         """Append `token` to the answer."""
         if self._penalised:
-            self._answer[token] = self._answer.get(token, 0) + 1
+            self._answer.add(token)
         if self._repetition:
-            self._seen[token] = None
+            self._seen.add(token)
         if self._constraint is not None:
             self._constraint.push(token)
 
@@ -175,22 +178,54 @@ class Sampler:
 
     def _adjusted(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Apply penalties and bias to a copy; returns the row itself if there are none."""
-        if not (self._seen or self._answer or self._bias.size):
+        seen, answer, sampling = self._seen.ids, self._answer.ids, self._sampling
+        if not (seen.size or answer.size or self._bias.size):
             return logits
         logits = logits.copy()
-        if self._seen:
-            ids = np.fromiter(self._seen, dtype=np.int64, count=len(self._seen))
-            values = logits[ids]
-            penalty = np.float32(self._sampling.repetition_penalty)
-            logits[ids] = np.where(values > 0, values / penalty, values * penalty)
-        if self._answer:
-            count = len(self._answer)
-            ids = np.fromiter(self._answer, dtype=np.int64, count=count)
-            times = np.fromiter(self._answer.values(), dtype=np.float32, count=count)
-            sampling = self._sampling
-            logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
+        if seen.size:
+            values = logits[seen]
+            penalty = np.float32(sampling.repetition_penalty)
+            logits[seen] = np.where(values > 0, values / penalty, values * penalty)
+        if answer.size:
+            times = self._answer.times
+            logits[answer] -= sampling.presence_penalty + sampling.frequency_penalty * times
         logits[self._bias_ids] += self._bias
         return logits
+
+
+class _TokenCounts:
+    """Distinct tokens, and how often each came, in arrays that grow.
+
+    Making them anew at every pick would take longer the longer an answer gets.
+    """
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        """Count `tokens`."""
+        self._places: dict[int, int] = {}
+        self._ids = np.zeros(_FIRST_TOKENS, np.int64)
+        self._times = np.zeros(_FIRST_TOKENS, np.float32)
+        for token in tokens:
+            self.add(token)
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The tokens, [n]."""
+        return self._ids[: len(self._places)]
+
+    @property
+    def times(self) -> npt.NDArray[np.float32]:
+        """How often each came, [n]."""
+        return self._times[: len(self._places)]
+
+    def add(self, token: int) -> None:
+        """Count a token once more."""
+        place = self._places.setdefault(token, len(self._places))
+        if place == self._ids.size:
+            self._ids, self._times = (
+                np.concatenate([array, np.zeros_like(array)]) for array in (self._ids, self._times)
+            )
+        self._ids[place] = token
+        self._times[place] += 1
 
 
 def noise_key(seed: int, position: int) -> int:

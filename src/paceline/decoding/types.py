@@ -142,9 +142,6 @@ class ComputedBlock:
     """Position of tokens[0] in the sequence."""
     kept: int
     """Leading tokens that are now part of the sequence."""
-    logits: Logits
-    """[rows, vocab] for the block's trailing rows. Empty inside a prompt, and where no drafter
-    reads logits."""
     taps: Taps = field(default_factory=dict)
 
 
@@ -152,8 +149,6 @@ class Drafter(Protocol):
     """Proposes drafts for one request. Only `propose` has to be implemented."""
 
     name: str
-    reads_logits: bool = False
-    """Whether `observe` reads logits. If no drafter does, they may be reduced to the argmax."""
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """Propose at most `limit` tokens (>= 1) that follow `context`.

@@ -9,6 +9,7 @@ from paceline.drafters.factory import (
     DraftKV,
     RequestContext,
     create,
+    needs_hidden_states,
     shipped,
     slots,
     taps,
@@ -19,7 +20,6 @@ from paceline.drafters.model import DraftModel, ModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
 from paceline.drafters.probe import Probe
-from paceline.drafters.recycle import RecycleDrafter
 from paceline.drafters.spec import DrafterPart, DrafterSpec
 from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
@@ -39,12 +39,12 @@ __all__ = [
     "NgramDrafter",
     "PredictionDrafter",
     "Probe",
-    "RecycleDrafter",
     "RequestContext",
     "SuffixDrafter",
     "Table",
     "TableDrafter",
     "create",
+    "needs_hidden_states",
     "shipped",
     "slots",
     "taps",

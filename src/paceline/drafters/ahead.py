@@ -45,12 +45,7 @@ class AheadDrafter(Drafter):
     """Runs a drafter in a worker thread, one block ahead."""
 
     def __init__(self, inner: Drafter, worker: Executor) -> None:
-        """Run `inner`, which must have no other user, in the single thread of `worker`.
-
-        Raises ValueError if `inner` reads the target's logits, which are not computed in time.
-        """
-        if inner.reads_logits:
-            raise ValueError(f"{inner.name} reads the target's logits; it cannot draft ahead")
+        """Run `inner`, which must have no other user, in the single thread of `worker`."""
         self.name = inner.name
         self._inner, self._worker = inner, worker
         self._ahead: _DraftAhead | None = None

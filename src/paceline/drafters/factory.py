@@ -32,7 +32,6 @@ from paceline.drafters.networks.context import ContextCache
 from paceline.drafters.networks.mlx import MlxTarget
 from paceline.drafters.networks.target import layers_of
 from paceline.drafters.prediction import PredictionDrafter
-from paceline.drafters.recycle import RecycleDrafter
 from paceline.drafters.spec import DrafterPart, DrafterSpec, ngram_drafter
 from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
 from paceline.drafters.table import Table, TableDrafter
@@ -73,6 +72,10 @@ class DrafterResources:
 
 _LONGEST_CHAIN = 8
 """Most tokens that `mtp` drafts if its option `length` does not say."""
+
+
+_READERS = ("dflash", "mtp")
+"""Kinds of drafters that read the target's hidden states."""
 
 
 def shipped(model: str, files: Path | None = None) -> dict[str, Path]:
@@ -163,6 +166,14 @@ def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
     return tuple(sorted(needed))
 
 
+def needs_hidden_states(spec: str) -> bool:
+    """Whether a drafter of `spec` reads the target's hidden states, whatever the target is.
+
+    Raises InvalidRequest if there is no such drafter.
+    """
+    return any(part.kind in _READERS for part in DrafterSpec.parse(spec).parts)
+
+
 def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:
     """KV slots of the smallest open draft model of `spec`; None: there is none."""
     found = []
@@ -181,10 +192,6 @@ def _ngram(part: DrafterPart, _shared: DrafterResources, _request: RequestContex
 
 def _suffix(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
     return SuffixDrafter(shared.history if part.argument else None)
-
-
-def _recycle(_part: DrafterPart, _shared: DrafterResources, _request: RequestContext) -> Drafter:
-    return RecycleDrafter()
 
 
 def _table(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
@@ -287,7 +294,6 @@ def _prediction(_part: DrafterPart, _shared: DrafterResources, request: RequestC
 _MAKERS: Mapping[str, Callable[[DrafterPart, DrafterResources, RequestContext], Drafter]] = {
     "ngram": _ngram,
     "suffix": _suffix,
-    "recycle": _recycle,
     "table": _table,
     "kept": _kept,
     "dflash": _dflash,

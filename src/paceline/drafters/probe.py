@@ -16,7 +16,6 @@ class Probe(Drafter):
         """Probe `drafter` with drafts of up to `length` tokens."""
         self.name = f"probe({drafter.name})"
         self.watched = drafter.name
-        self.reads_logits = drafter.reads_logits
         self.steps = 0
         self.drafted = 0
         self.accepted = 0

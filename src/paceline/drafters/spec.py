@@ -26,8 +26,7 @@ class DrafterPart:
     """One drafter of a spec: the text between two `+`."""
 
     kind: str
-    """`ngram`, `suffix`, `recycle`, `table`, `kept`, `dflash`, `mtp`, `model`, `ahead` or
-    `prediction`."""
+    """`ngram`, `suffix`, `table`, `kept`, `dflash`, `mtp`, `model`, `ahead` or `prediction`."""
     argument: str = ""
     """The text after the colon."""
     name: str = ""
@@ -51,7 +50,7 @@ class DrafterSpec:
         """Parse `none`, `auto`, or up to 8 different parts joined by `+`.
 
         The parts: `ngram[:min=,max=,length=]`, `suffix[:earlier]` (also searches earlier answers of
-        the process), `recycle`, `table[:FOLDER]`, `kept` (what the target said in answers that were
+        the process), `table[:FOLDER]`, `kept` (what the target said in answers that were
         kept; nothing if none were), `dflash[:FOLDER][,window=,int8=,bits=]` (`bits`
         for a target that MLX runs, `int8` for any other), `mtp[:FOLDER][,length=,vocab=,int8=,
         bits=]`, `model:NAME` (a smaller model), `ahead:model:NAME` (the same, while the target
@@ -138,7 +137,7 @@ def _part(text: str) -> DrafterPart:
         case "suffix":
             _flag(kind, argument, ("", "earlier"))
             return DrafterPart(kind, argument)
-        case "recycle" | "kept" | "prediction":
+        case "kept" | "prediction":
             _flag(kind, argument, ("",))
             return DrafterPart(kind)
         case "table":
@@ -148,8 +147,8 @@ def _part(text: str) -> DrafterPart:
         case "model" | "ahead":
             return _model(kind, argument)
     raise InvalidRequest(
-        f"no drafter is called {kind[:40]!r}; expected none, auto, or ngram, suffix, recycle, "
-        "table, kept, dflash, mtp, model, ahead, prediction joined by +"
+        f"no drafter is called {kind[:40]!r}; expected none, auto, or ngram, suffix, table, "
+        "kept, dflash, mtp, model, ahead, prediction joined by +"
     )
 
 

@@ -5,8 +5,8 @@ conformance tests: slots are append-only (see `KVSequence`), and a row's logits 
 the number of rows in the call, nor on the row's place, nor on the other sequences.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -158,6 +158,10 @@ class EngineSettings:
     """Core ML compute units, one of `COMPUTE_UNITS`; None: cpu-and-ne."""
     measurements: Path | None = None
     """Folder in which an engine keeps what it measures of models; None: nothing is kept."""
+    packed: Path | None = None
+    """Folder for copies of weights in an engine's own form; None: none are made."""
+    say: Callable[[str], None] = field(default=lambda _: None, compare=False)
+    """Gets a line before work that is done once for a model."""
 
     def __post_init__(self) -> None:
         if self.min_rows not in (1, 2):

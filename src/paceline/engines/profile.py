@@ -39,7 +39,9 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MAX_ROWS = ROWS[-1]
 """Rows of the longest block that a policy may choose."""
 
-_CONTEXT = 256
+_CONTEXT = 192
+"""Tokens before the first blocks. llama.cpp's libraries pad keys to 256, and there after 256 to 351
+of them a single row has to be two (`engines/row_classes.py`), so that drafts seemed to be free."""
 _DEEP_CONTEXT = 4096
 _DEEP_ENOUGH = 4
 """Least ratio of the long context to the short one."""
@@ -61,7 +63,7 @@ _FEWER_ROWS = (1, 2, 4, 8, 16, 32), (1, 2, 8, 32)
 _LIMIT_SECONDS = 60.0
 """After this no round begins beyond those of any profile."""
 
-_FORM = 5
+_FORM = 6
 _MARK = ".outdated"
 
 

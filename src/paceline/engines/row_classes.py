@@ -66,14 +66,25 @@ class RowClasses(NamedTuple):
     prefill: RowRange
     single: bool = False
     """Whether a single row, where the library's rule allows it, is in the class of decode."""
+    outputs: int = 1
+    """Least rows of a call with logits, if any: the head is a product of its own."""
 
     @property
     def most(self) -> int:
         """Most rows of a call of either role."""
         return max(self.decode.most, self.prefill.most)
 
+    @property
+    def rollback(self) -> int:
+        """Most rows of a call that are dropped: of a draft, or padding. A call keeps one at least.
+
+        A longer draft, in several calls, may lose rows of earlier ones.
+        """
+        return max(self.decode.most, self.prefill.least) - 1
+
     def __str__(self) -> str:
-        return f"decode {self.decode}{' or 1' * self.single}, prefill {self.prefill}"
+        outputs = f", logits of {self.outputs} or more" * (self.outputs > 1)
+        return f"decode {self.decode}{' or 1' * self.single}, prefill {self.prefill}{outputs}"
 
 
 CANDIDATES = (
@@ -86,6 +97,15 @@ CANDIDATES = (
 )
 """By ascending cost. The last two read prompts as answers: for mixtures of experts, in which an
 expert gets any number of a call's rows."""
+
+ROLLED_BACK = (
+    RowClasses(RowRange(2, 16), RowRange(2, 256)),
+    RowClasses(RowRange(2, 16), RowRange(8, 256)),
+    RowClasses(RowRange(2, 7), RowRange(8, 256)),
+    RowClasses(RowRange(2, 16), RowRange(2, 16)),
+    RowClasses(RowRange(2, 7), RowRange(2, 7)),
+)
+"""For recurrent layers, of whose states a copy is held for each row that is dropped."""
 
 
 class Prober(Protocol):
@@ -112,23 +132,22 @@ class Prober(Protocol):
 
 def measure(
     prober: Prober,
+    candidates: Sequence[RowClasses],
     may_be_single: Callable[[int], bool],
     seconds: float,
     *,
-    most_rows: int | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> RowClasses | None:
     """The cheapest candidate whose calls give equal bits; None: no candidate does.
 
     Args:
         prober: makes the calls.
+        candidates: by ascending cost.
         may_be_single: whether a single row after so many keys may have the bits of others.
         seconds: time after which no longer context is tried for single rows.
-        most_rows: candidates with calls of more rows are left out, as they may be wrong.
         clock: seconds.
     """
-    allowed = [classes for classes in CANDIDATES if most_rows is None or classes.most <= most_rows]
-    classes = next((classes for classes in allowed if _agree(prober, classes)), None)
+    classes = next((classes for classes in candidates if _agree(prober, classes)), None)
     if classes is None:
         return None
     started, runs = clock(), 0
@@ -157,8 +176,9 @@ def kept(path: Path) -> RowClasses | None:
     """The stored classes; None: there are none, or the file is damaged."""
     try:
         value = read_json(path)
-        decode, prefill, single = (value[name] for name in RowClasses._fields)
-        return RowClasses(RowRange(*map(int, decode)), RowRange(*map(int, prefill)), bool(single))
+        decode, prefill, single, outputs = (value[name] for name in RowClasses._fields)
+        roles = [RowRange(*map(int, role)) for role in (decode, prefill)]
+        return RowClasses(roles[0], roles[1], bool(single), int(outputs))
     except (ModelError, KeyError, TypeError, ValueError):
         return None
 
@@ -171,18 +191,22 @@ def _agree(prober: Prober, classes: RowClasses) -> bool:
     """
     outputs = classes.decode.most
     prober.prefill(_CONTEXT, classes.prefill)
-    return _equal(prober, classes.decode, outputs) and _equal(prober, classes.prefill, outputs)
+    return all(
+        _equal(prober, rows, RowRange(classes.outputs, outputs))
+        for rows in (classes.decode, classes.prefill)
+    )
 
 
-def _equal(prober: Prober, rows: RowRange, most_outputs: int) -> bool:
-    """True if calls of several sizes in `rows` give the same bits."""
+def _equal(prober: Prober, rows: RowRange, outputs: RowRange) -> bool:
+    """True if calls of several sizes in `rows`, with logits of `outputs` rows, are equal."""
     sizes = {rows.least, rows.least + 1, 2 * rows.least + 1, rows.most}
     sizes = {size for size in sizes if rows.least <= size <= min(rows.most, prober.room - _CONTEXT)}
     if not sizes:
         return False
-    longest = _bits(prober, max(sizes), most_outputs)
-    return prober.rows(_CONTEXT, rows.least, 1).tobytes() == longest[0] and all(
-        _bits(prober, size, most_outputs) == longest for size in sizes
+    longest = _bits(prober, max(sizes), outputs.most)
+    fewest = prober.rows(_CONTEXT, rows.least, outputs.least)
+    return fewest[0].tobytes() == longest[0] and all(
+        _bits(prober, size, outputs.most) == longest for size in sizes
     )
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models import hub
-from paceline.models.files import ModelFiles, stat_fingerprint
+from paceline.models.files import ONLY_SAFETENSORS, ModelFiles, stat_fingerprint
 from paceline.models.hf_config import read_facts, read_template
 from paceline.models.manifest import GRAPH, TOKENIZER
 from paceline.storage.files import read_json
 
 _CONFIG = "config.json"
-_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_INDEX = f"{_WEIGHTS}.index.json"
 
 
 def mlx_available() -> bool:
@@ -49,9 +50,9 @@ def open_checkpoint(folder: Path, name: str) -> ModelFiles:
 def check_complete(folder: Path) -> None:
     """Raise ModelError, which names the missing files, for an incomplete checkpoint."""
     if missing := list(_missing(folder)):
-        raise ModelError(
-            f"{folder} is not a complete Hugging Face checkpoint: {', '.join(missing)} missing"
-        )
+        fault = f"not a complete Hugging Face checkpoint: {', '.join(missing)} missing"
+        has_others = _WEIGHTS in missing and _CONFIG not in missing
+        raise ModelError(f"{folder} is {fault}" + f"; {ONLY_SAFETENSORS}" * has_others)
 
 
 def _missing(folder: Path) -> Iterator[str]:
@@ -62,4 +63,4 @@ def _missing(folder: Path) -> Iterator[str]:
             raise ModelError(f"{folder / _INDEX} lists no weight files")
         yield from (name for name in sorted(set(parts.values())) if not (folder / name).is_file())
     elif not any(folder.glob("model*.safetensors")):
-        yield "model.safetensors"
+        yield _WEIGHTS

@@ -30,6 +30,12 @@ from paceline.models.tokenizer import Tokenizer
 from paceline.storage.manifest import MANIFEST, is_checked
 from paceline.storage.openvino import GRAPH, LANGUAGE, weights_of
 
+ONLY_SAFETENSORS = (
+    "a checkpoint's weights must be safetensors: take another revision or repository of the model, "
+    "or a GGUF file of it (owner/name:Q4_K_M on the hub)"
+)
+"""What to do with weights in PyTorch's own format, as a sentence's end."""
+
 _CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
 
 
@@ -171,7 +177,9 @@ def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
 
 
 def _no_graph(folder: Path, missing: list[str]) -> str:
-    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    weights = [*folder.glob("*.safetensors"), *sorted(folder.glob("pytorch_model*.bin"))]
+    if weights and weights[0].suffix == ".bin":
+        return f"{folder} has {weights[0].name}; {ONLY_SAFETENSORS}"
     if weights and "config.json" not in missing:
         return (
             f"{folder} holds a Hugging Face checkpoint, not an OpenVINO model; convert it once "

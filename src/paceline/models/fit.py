@@ -22,10 +22,13 @@ def fits(weights: int) -> bool:
     return memory_needed(weights) <= memory_bytes()
 
 
-def check_fits(name: str, weights: int, progress: Progress, advice: str = "") -> None:
+def check_fits(
+    name: str, weights: int, progress: Progress, advice: str = "", *, mapped: bool = False
+) -> None:
     """Say so if weights of this many bytes are likely not to fit, before anything is read.
 
-    `advice` is a further way out. Raises ModelError if the weights alone are larger than memory.
+    `advice` is a further way out; `mapped`: whether the engine maps the file and copies nothing.
+    Raises ModelError if the weights alone are larger than memory.
     """
     has = megabytes(memory_bytes())
     if weights > memory_bytes():
@@ -33,7 +36,7 @@ def check_fits(name: str, weights: int, progress: Progress, advice: str = "") ->
             f"{name} has {megabytes(weights)}, and this machine has {has} of memory; choose a "
             f"smaller model or quantization{advice}"
         )
-    if not fits(weights):
+    if not mapped and not fits(weights):
         progress.say(
             f"{name} needs about {megabytes(memory_needed(weights))} of memory while it is loaded, "
             f"and this machine has {has}"

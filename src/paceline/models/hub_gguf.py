@@ -75,7 +75,9 @@ def cached_models() -> list[CachedGguf]:
     return found
 
 
-def fetch(name: HubName, found: Repository, progress: Progress, *, to_use: bool) -> Path:
+def fetch(
+    name: HubName, found: Repository, progress: Progress, *, to_use: bool, mapped: bool = False
+) -> Path:
     """Download the GGUF file that `name` means, with all its shards; returns the first.
 
     Args:
@@ -83,6 +85,7 @@ def fetch(name: HubName, found: Repository, progress: Progress, *, to_use: bool)
         found: its repository.
         progress: shows the bytes.
         to_use: whether the model is to run here, and so has to fit the memory.
+        mapped: see `check_fits`.
 
     Raises ModelNotFound and ModelError; see `choose` and `download`.
     """
@@ -91,7 +94,8 @@ def fetch(name: HubName, found: Repository, progress: Progress, *, to_use: bool)
     paths = shards_of(_chosen(name, found.files.keys()), found.files.keys(), name.repository)
     size = sum(found.files[path].bytes for path in paths)
     if to_use:
-        check_fits(str(name), size, progress, f", or only fetch it with `paceline pull {name}`")
+        advice = f", or only fetch it with `paceline pull {name}`"
+        check_fits(str(name), size, progress, advice, mapped=mapped)
     return download(found, paths, name.revision, progress)
 
 
@@ -117,7 +121,7 @@ def nothing_usable(found: Repository) -> ModelError:
             f"`paceline convert {name} --to openvino --weights int8`"
         )
     else:
-        advice = "look for a repository with GGUF files of the same model"
+        advice = "look for a repository of the same model with GGUF files or safetensors"
     return ModelError(
         f"{name} has neither a GGUF file nor an OpenVINO form; it has {content}; {advice}"
     )

@@ -18,6 +18,9 @@ from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import REGISTRY
 from paceline.storage.manifest import MANIFEST
 
+_RAN = {"file": "the file", "shape": "its shape"}
+"""What was run of a known model, in words."""
+
 
 @dataclass(frozen=True, slots=True)
 class Listed:
@@ -94,10 +97,15 @@ def _absent() -> Iterator[Listed]:
         about = f"{model.about}; {model.size} to fetch"
         yield Listed(model.name, False, about, None, 0, fits=fits(model.member_bytes))
     for name, known in known_models().items():
-        about = f"{_about(known)}; {megabytes(known.bytes)} to fetch"
-        if not known.tried:
-            about += ", not tried yet"
+        about = f"{_about(known)}; {megabytes(known.bytes)} to fetch, {_tested(known)}"
         yield Listed(name, False, about, None, 0, fits=fits(known.bytes))
+
+
+def _tested(known: KnownModel) -> str:
+    """What was run of a model, and in which engines."""
+    if known.ran is None:
+        return "not tried yet"
+    return f"{_RAN[known.ran]} tested in {' and '.join(known.engines)}"
 
 
 def _about(known: KnownModel) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from paceline.errors import ModelError
 from paceline.models.hub_names import HubName
@@ -29,8 +30,10 @@ class KnownModel:
     bytes: Positive
     """Size of the file."""
     license: str
-    tried: bool
-    """Whether the makers of paceline have fetched and run it."""
+    ran: Literal["file", "shape"] | None = None
+    """What the makers of paceline have run: the file, random layers in its shape, or nothing."""
+    engines: tuple[str, ...] = ()
+    """Engines in which that ran."""
     revision: str | None = None
     """Commit; None: the main branch."""
 

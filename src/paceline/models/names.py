@@ -9,7 +9,6 @@ import difflib
 from pathlib import Path
 
 from paceline.errors import InvalidRequest, ModelNotFound
-from paceline.models.convert import WEIGHTS
 from paceline.models.hub_names import HubName, parse_hub_name
 from paceline.models.known import known, known_models
 from paceline.models.registry import DEFAULT_MODEL, REGISTRY
@@ -18,6 +17,9 @@ CORE_ML_SUFFIX = "@coreml"
 """After a model's name: its form for the engine `coreml`."""
 MLX_SUFFIX = "@mlx"
 """After a model's name: its Hugging Face checkpoint, for the engine `mlx`."""
+
+WEIGHTS = ("int8", "int4", "f16")
+"""Forms of a model's weights, after an @ in its name."""
 
 _FORMS = (CORE_ML_SUFFIX[1:], MLX_SUFFIX[1:], *WEIGHTS)
 

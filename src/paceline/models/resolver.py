@@ -5,6 +5,7 @@ Invariant: a name means the same model in every command; what is on this machine
 network.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,7 +13,6 @@ from pathlib import Path
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import checkpoint, hub, hub_gguf, prepare
 from paceline.models.cache import models_dir
-from paceline.models.convert import WEIGHTS
 from paceline.models.elsewhere import find, is_elsewhere
 from paceline.models.files import ModelFiles, open_folder
 from paceline.models.fit import check_fits
@@ -23,6 +23,7 @@ from paceline.models.hub_names import HubName, is_hub_name
 from paceline.models.names import (
     CORE_ML_SUFFIX,
     MLX_SUFFIX,
+    WEIGHTS,
     as_path,
     canonical,
     hub_name_of,
@@ -37,6 +38,9 @@ from paceline.models.shards import shards_beside
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.openvino import GRAPH, LANGUAGE
 
+EngineChoice = Callable[[str, Path | None], str]
+"""Name and GGUF file of a model, None for one of the registry -> `openvino` or `llamacpp`."""
+
 
 def resolve(
     name: str,
@@ -44,6 +48,7 @@ def resolve(
     progress: Progress = QUIET,
     *,
     engine: str | None = None,
+    choose: EngineChoice | None = None,
     revision: str | None = None,
     weights: str | None = None,
 ) -> ModelFiles:
@@ -59,6 +64,7 @@ def resolve(
         cache: folder of prepared models; None: the usual cache folder.
         progress: shows long work.
         engine: selects the model's form for this engine; None: the form that the name selects.
+        choose: selects the engine of a GGUF file where `engine` does not; None: openvino.
         revision: branch, tag or commit of a model on the hub; None: the main branch.
         weights: `int8`, `int4` or `f16`, as after an @ in the name; None: those of a GGUF file as
             they are, and int8 for a checkpoint.
@@ -79,8 +85,8 @@ def resolve(
         name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
     elif engine == "mlx":
         name = name.removesuffix(MLX_SUFFIX) + MLX_SUFFIX
-    gguf_engine = "llamacpp" if engine == "llamacpp" else "openvino"
-    files = _resolve(name, _Request(cache, progress, revision, engine=gguf_engine))
+    request = _Request(cache, progress, revision, engine=engine, choose=choose)
+    files = _resolve(name, request)
     if engine not in (None, files.engine):
         raise InvalidRequest(
             f"{name} is a model for the engine {files.engine}, not for {engine}; leave --engine "
@@ -130,10 +136,17 @@ class _Request:
     revision: str | None
     form: str = ""
     """Weights, one of `WEIGHTS`; empty: the usual ones."""
-    engine: str = "openvino"
-    """The engine for a GGUF file."""
+    engine: str | None = None
+    """The engine that the caller wants."""
+    choose: EngineChoice | None = None
+    """Chooses it otherwise, for a GGUF file."""
     refresh: bool = False
     """Whether the hub is asked even if the model is here."""
+
+    def engine_for(self, name: str, gguf: Path | None) -> str:
+        """The engine for a GGUF file, or for a model of the registry."""
+        chosen = "openvino" if self.choose is None else self.choose(name, gguf)
+        return self.engine if self.engine in ("openvino", "llamacpp") else chosen
 
 
 def _resolve(name: str, request: _Request) -> ModelFiles:
@@ -145,10 +158,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
         return _core_ml(base, request)
     models = models_dir(request.cache)
     if base in REGISTRY:
-        usual = prepare.Q8_FORM if request.engine == "llamacpp" else prepare.GGUF_FORM
-        if form not in ("", usual):
-            raise _no_form(base, form, usual)
-        return prepare.from_wheel(REGISTRY[base], models, request.progress, usual)
+        return _from_registry(base, form, models, request)
     if target is None or not (request.refresh or request.revision):
         converted = prepare.converted_folder(canonical(base), form, models)
         if converted is not None:
@@ -158,6 +168,22 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
             form = prepare.weights_of(converted)
     request = replace(request, form=form)
     return _local(base, name, request) if target is None else _from_hub(target, name, request)
+
+
+def _from_registry(base: str, form: str, models: Path, request: _Request) -> ModelFiles:
+    """Files of a model of the registry, in the form of the engine that it gets.
+
+    Where nobody asked for an engine, a form that is here is taken rather than another one made.
+    """
+    forms = {"openvino": prepare.GGUF_FORM, "llamacpp": prepare.Q8_FORM}
+    if form and form not in forms.values():
+        raise _no_form(base, form, *forms.values())
+    if not form:
+        form = forms[request.engine_for(base, None)]
+        ready = [other for other in forms.values() if prepare.is_ready(base, other, models)]
+        if request.engine is None and len(ready) == 1:
+            form = ready[0]
+    return prepare.from_wheel(REGISTRY[base], models, request.progress, form)
 
 
 def _source(base: str, target: HubName | None) -> Path | None:
@@ -206,9 +232,15 @@ def _local(base: str, name: str, request: _Request) -> ModelFiles:
 def _that_fits(path: Path, base: str, request: _Request) -> Path:
     """`path` of a GGUF model that is here; see `check_fits`."""
     if not request.refresh:
-        shards = [each for each in shards_beside(path) if each.is_file()] or [path]
-        check_fits(base, sum(each.stat().st_size for each in shards), request.progress)
+        shards = [shard for shard in shards_beside(path) if shard.is_file()] or [path]
+        size = sum(shard.stat().st_size for shard in shards)
+        check_fits(base, size, request.progress, mapped=_maps(request))
     return path
+
+
+def _maps(request: _Request) -> bool:
+    """Whether the engine maps a GGUF file."""
+    return request.engine == "llamacpp"
 
 
 def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
@@ -226,7 +258,9 @@ def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
         revision = target.revision
         folder = hub.fetch_snapshot(found.name, request.progress, files, revision=revision)
         return _open_folder(folder, name, _given(target), request)
-    path = hub_gguf.fetch(target, found, request.progress, to_use=not request.refresh)
+    path = hub_gguf.fetch(
+        target, found, request.progress, to_use=not request.refresh, mapped=_maps(request)
+    )
     return _gguf(path, request, base)
 
 
@@ -274,7 +308,8 @@ def _gguf(path: Path, request: _Request, base: str = "") -> ModelFiles:
     """Files of the GGUF model at `path`, which the user calls `base`; if empty, by its path."""
     models, form = models_dir(request.cache), request.form
     if not form:
-        files = prepare.from_gguf(path, models, request.progress, request.engine)
+        engine = request.engine_for(base or str(path), path)
+        files = prepare.from_gguf(path, models, request.progress, engine)
         return replace(files, name=base or files.name)
     if form != prepare.GGUF_FORM:
         raise _no_form(base or str(path), form, prepare.GGUF_FORM)

@@ -6,7 +6,7 @@ limits of time and memory (`template_worker.py`); any failure becomes a Paceline
 
 import atexit
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,10 @@ class ChatTemplate:
             raise ModelError(
                 f"{model} has no chat template, which messages need; give a plain prompt with --raw"
             )
-        self._model = model
+        self._named = f"the chat template of {model}"
         self._source = source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
-        self.variables = frozenset(self._run(None)["variables"])
+        self.variables = frozenset(self._checked(self._ask(None))["variables"])
         """Variables that the template reads."""
 
     def render(
@@ -65,6 +65,9 @@ class ChatTemplate:
         `add_generation_prompt` ends the prompt where the model's answer begins. `extra` are
         variables of some templates, such as enable_thinking. All values are JSON.
 
+        Templates that reject a system turn get its text in the first user's turn, and those that
+        fail otherwise an empty list of tools, or the arguments of calls as JSON text.
+
         Raises:
             InvalidRequest: the template rejects the messages, or fails on them.
             ModelError: the template itself fails, or exceeds a limit of time or size.
@@ -77,10 +80,17 @@ class ChatTemplate:
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "add_generation_prompt": add_generation_prompt,
         }
-        return str(self._run(names)["text"])
+        answer = first = self._ask(names)
+        for kind, fit in _FITS:
+            if answer.get("error") == kind and (fitted := {**names, **fit(names)}) != names:
+                names, answer = fitted, self._ask(fitted)
+        return str(self._checked(first if "error" in answer else answer)["text"])
 
-    def _run(self, names: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Render with the variables `names`; None: only compile and list the variables."""
+    def _ask(self, names: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Render with the variables `names`; None: only compile and list the variables.
+
+        The answer may be an error; see template_worker.py.
+        """
         limits = {"seconds": SECONDS, "characters": CHARACTERS}
         try:
             request = json.dumps(
@@ -88,13 +98,16 @@ class ChatTemplate:
             )
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the messages cannot be written as JSON: {error}") from error
-        template = f"the chat template of {self._model}"
         try:
-            answer = PROCESS.ask(request.encode("utf-8", "surrogatepass"), SECONDS)
+            return PROCESS.ask(request.encode("utf-8", "surrogatepass"), SECONDS)
         except TimeLimit:
-            raise ModelError(f"{template} took longer than {SECONDS:g} s") from None
+            raise ModelError(f"{self._named} took longer than {SECONDS:g} s") from None
+
+    def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer, if it is no error. Raises InvalidRequest or ModelError."""
         if "error" not in answer:
             return answer
+        template = self._named
         reason = answer["message"]
         raise {
             "invalid": ModelError(f"{template} is not valid: {reason}; use --raw"),
@@ -104,6 +117,49 @@ class ChatTemplate:
             "failed": ModelError(f"{template} failed: {reason}"),
             "large": ModelError(f"{template} exceeds its limit: {reason}"),
         }[answer["error"]]
+
+
+def _with_system_in_user(names: Mapping[str, Any]) -> dict[str, Any]:
+    """The system's text before that of the first user, as peers have it for Gemma 2."""
+    system, *rest = names["messages"]
+    if system["role"] != "system" or (rest and rest[0]["role"] != "user"):
+        return {}
+    texts = [message.get("content") for message in (system, *rest[:1])]
+    if not all(isinstance(text, str) for text in texts):
+        return {}
+    user = {**(rest or [system])[0], "role": "user", "content": "\n\n".join(filter(None, texts))}
+    return {"messages": [user, *rest[1:]]}
+
+
+def _with_no_tools(names: Mapping[str, Any]) -> dict[str, Any]:
+    """An empty list for templates that go through their tools without asking for them."""
+    return {"tools": names["tools"] or []}
+
+
+def _with_written_arguments(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of calls as OpenAI's API has them, for templates that join them to text."""
+
+    def written(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    def fitted(message: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [*map(written, calls)]} if calls else message
+
+    try:
+        return {"messages": [*map(fitted, names["messages"])]}
+    except (KeyError, TypeError):
+        return {}
+
+
+_FITS: tuple[tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (
+    ("unfit", _with_no_tools),
+    ("unfit", _with_written_arguments),
+    ("refused", _with_system_in_user),
+)
+"""Kind of an error -> other variables, with which a template is tried again."""
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -17,6 +17,7 @@ import datetime
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -54,6 +55,17 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which lists may grow and shrink: Kimi K2's template keeps a queue of ids.
+
+    The lists of a request are this process's own copies, and are rendered once.
+    """
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        grows = isinstance(obj, list) and attr in ("append", "pop")
+        return grows or super().is_safe_attribute(obj, attr, value)
 
 
 def main() -> None:
@@ -122,8 +134,8 @@ def _compiled(source: str) -> Template:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> ImmutableSandboxedEnvironment:
-    found = ImmutableSandboxedEnvironment(
+def _environment() -> _Environment:
+    found = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     found.filters["tojson"] = _to_json
@@ -141,8 +153,20 @@ def _to_json(
 ) -> str:
     # Jinja's own filter escapes for HTML and for ASCII; models were trained on plain JSON.
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: Any) -> list[Any]:
+    """What a filter such as `map` gives, for JSON."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _refuse(message: object) -> None:

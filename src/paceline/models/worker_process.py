@@ -1,11 +1,13 @@
 """A process for what is not trusted with ours: it runs a script that answers requests.
 
-The script limits its own time and memory, as `template_worker.py` does. Invariant: a request gets
-its own answer. After an interruption the process is replaced.
+The script limits its own time and memory, as `template_worker.py` does. One that is slow to start,
+as `matcher_worker.py`, answers in a child, and replaces that when it is ended. Invariant: a request
+gets its own answer. After Ctrl-C the process is replaced.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +19,15 @@ from typing import Any
 from paceline.errors import ModelError
 from paceline.storage.system import ALARM_EXITS, HAS_ALARM
 
+if sys.platform == "win32":
+    _INTERRUPT = signal.SIGTERM  # it ends the process
+else:
+    _INTERRUPT = signal.SIGUSR1
+
+
+_TRIALS = 3
+"""How often a request is sent while children end for other reasons."""
+
 
 class TimeLimit(Exception):
     """The process was ended at its deadline."""
@@ -24,6 +35,39 @@ class TimeLimit(Exception):
 
 class WorkerCrash(ModelError):
     """The process has ended by itself: its memory is limited."""
+
+
+class Interrupted(Exception):
+    """The request was ended by its `Interrupt`."""
+
+
+class Interrupt:
+    """Ends a request from another thread, before or while it is answered. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def request(self) -> None:
+        """End the request; of a process that answers in a child, that child alone."""
+        with self._lock:
+            self.requested = True
+            if self._child is not None:
+                self._child.send_signal(_INTERRUPT)
+
+    @contextmanager
+    def of(self, child: "subprocess.Popen[bytes]") -> Iterator[None]:
+        """While this process answers the request. Raises Interrupted if it was ended before."""
+        with self._lock:
+            if self.requested:
+                raise Interrupted
+            self._child = child
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._child = None
 
 
 class WorkerProcess:
@@ -36,6 +80,8 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._owner = 0
+        self._sent = 0
+        """Requests that this process has got."""
 
     def __del__(self) -> None:
         self._end()
@@ -48,31 +94,56 @@ class WorkerProcess:
         with self._lock:
             self._running()
 
-    def ask(self, request: bytes, seconds: float) -> dict[str, Any]:
+    def ask(
+        self, request: bytes, seconds: float, interrupt: Interrupt | None = None
+    ) -> dict[str, Any]:
         """Send a request, one line of JSON that has its time limit too; returns the answer.
+
+        In place of a child that has ended, its parent answers {"ended": exit code, "interrupted":
+        whether by SIGUSR1, "read": number of requests that it and earlier children have read}.
 
         Raises:
             TimeLimit: it took too long.
+            Interrupted: `interrupt` was requested.
             WorkerCrash: the process has ended.
             ModelError: it cannot be started.
         """
+        interrupt = interrupt or Interrupt()
         with self._lock:
-            child = self._running()
-            try:
-                with _ended_after(child, seconds) as late:
-                    line = _exchange(child, request)
-                if line:
-                    answer: dict[str, Any] = json.loads(line)
+            for _ in range(_TRIALS):
+                answer, is_late = self._answer(request, seconds, interrupt)
+                if "ended" not in answer:
                     return answer
-            except BaseException:  # also Ctrl-C: the next request would get this answer
-                self._end()
-                raise
-            code = child.wait()
-            self._end()
-        if code in ALARM_EXITS or late.is_set():
+                if interrupt.requested:
+                    raise Interrupted
+                if answer["read"] == self._sent and not answer["interrupted"]:
+                    break  # else it has ended for an earlier request
+        code = answer["ended"]
+        if code in ALARM_EXITS or is_late:
             raise TimeLimit
         how = f"signal {-code}" if code < 0 else f"status {code}"
         raise WorkerCrash(f"the process that {self._task} ended with {how}")
+
+    def _answer(
+        self, request: bytes, seconds: float, interrupt: Interrupt
+    ) -> tuple[dict[str, Any], bool]:
+        """The answer, or one that says how the process has ended; and whether its time was over."""
+        child = self._running()
+        with interrupt.of(child):
+            self._sent += 1
+            try:
+                with _ended_after(child, seconds) as late:
+                    line = _exchange(child, request)
+            except BaseException:  # also Ctrl-C: the next request would get this answer
+                self._end()
+                raise
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+        else:
+            answer = {"ended": child.wait(), "interrupted": False, "read": self._sent}
+        if answer.get("read", self._sent) != self._sent or not line:
+            self._end()
+        return answer, late.is_set()
 
     def close(self) -> None:
         """End the process; the next request starts another."""
@@ -93,6 +164,7 @@ class WorkerProcess:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # no Ctrl-C from the terminal
             )
+            self._sent = 0
         except OSError as error:
             raise ModelError(
                 f"the process that {self._task} cannot be started: {error.strerror}"
@@ -103,7 +175,11 @@ class WorkerProcess:
         child, self._child = self._child, None
         if child is None or self._owner != os.getpid():
             return
-        child.kill()
+        if sys.platform == "win32":
+            child.kill()
+        else:
+            with suppress(OSError):  # its children too, which are of its session
+                os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         for pipe in (child.stdin, child.stdout):
             with suppress(OSError):  # unsent data

@@ -10,17 +10,24 @@ from paceline.decoding.types import FINAL_NORM
 from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
-from paceline.models import DEFAULT_MODEL, QUIET, ModelFiles, Progress, cache_dir, resolve
+from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve
 from paceline.models.template import PROCESS
 from paceline.runtime.defaults import Defaults
+from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
 from paceline.runtime.model import MEASUREMENTS, Model, drafter_resources, warmed_up
 from paceline.runtime.options import defaults_of
+
+PACKED = "packed"
+"""Folder of the cache with copies of weights in an engine's own form."""
+
+AUTO = "auto"
+"""Chooses an engine for a GGUF file, and takes that of other models."""
 
 
 def load(
     name_or_path: str | Path = DEFAULT_MODEL,
     *,
-    engine: str | None = None,
+    engine: str = "auto",
     rows: int = 2,
     cache_tokens: int | None = None,
     contexts: int = 1,
@@ -39,8 +46,8 @@ def load(
     Args:
         name_or_path: a name (`smollm2-135m`), the path of a GGUF file or of an OpenVINO folder, a
             hub name (`owner/name`, `owner/name:Q4_K_M`), or a model of ollama or LM Studio.
-        engine: `openvino`, `llamacpp`, `coreml` or `mlx`; None: the one that the model's files are
-            for.
+        engine: `openvino`, `llamacpp`, `coreml` or `mlx`; `auto`: the one that the model's files
+            are for, and of two that run a GGUF file the better one (`engine_choice.py`).
         rows: the fewest rows of a sequence in a call. 2 is exact; 1 is not (see the guide).
         cache_tokens: KV slots of all sequences together; None: `contexts` full contexts, at most
             2 GiB, or for several contexts a quarter of the machine's memory.
@@ -77,10 +84,27 @@ def load(
         threads=threads,
         compute_units=compute_units,
         measurements=cache_dir() / MEASUREMENTS,
+        packed=cache_dir() / PACKED,
+        say=progress.say,
     )
-    if engine is not None:
+    if engine != AUTO:
         check_settings(engine, settings)  # before anything is fetched
-    files = _files_for(str(name_or_path), engine, revision, weights, progress)
+    named = None if engine == AUTO else engine
+    choice = EngineChoice(
+        cache_dir() / MEASUREMENTS,
+        engine=named,
+        contexts=contexts,
+        hidden_states=any(drafting.needs_hidden_states(spec) for spec in drafters),
+    )
+    _check_engine(engine)
+    files = resolve(
+        str(name_or_path),
+        progress=progress,
+        engine=named,
+        choose=choice,
+        revision=revision,
+        weights=weights,
+    )
     if files.chat_template is not None:
         PROCESS.start()  # ready when the model is
 
@@ -100,20 +124,24 @@ def load(
     )
     files.tokenizer()  # read now rather than with the first prompt
     model.load_seconds = perf_counter() - started
+    model.engine_choice = choice
+    remember_costs(model)
     return model
 
 
-def _files_for(
-    name: str,
-    engine: str | None,
-    revision: str | None,
-    weights: str | None,
-    progress: Progress,
-) -> ModelFiles:
-    if engine is not None and engine not in ENGINES:
-        raise InvalidRequest(f"no engine is called {engine!r}; expected {', '.join(ENGINES)}")
-    if engine == "mlx":
+def remember_costs(model: Model) -> None:
+    """Store what the model's engine costs, as far as it was measured, for later choices."""
+    costs, engine = model.known_costs, model.engine.name
+    if costs is not None and model.engine_choice is not None:
+        batches = engine != LLAMACPP
+        model.engine_choice.remember(engine, Costs(model.load_seconds, costs, batches))
+
+
+def _check_engine(name: str) -> None:
+    """Raise InvalidRequest, or MissingExtra, for an engine that cannot be opened here."""
+    if name not in (AUTO, *ENGINES):
+        raise InvalidRequest(f"no engine is called {name!r}; expected {AUTO}, {', '.join(ENGINES)}")
+    if name == "mlx":
         from paceline.engines.mlx.model import require_mlx_lm
 
         require_mlx_lm()
-    return resolve(name, progress=progress, engine=engine, revision=revision, weights=weights)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from paceline import drafters as drafting
 from paceline.decoding.auto import Acceptance
+from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Generation
 from paceline.decoding.reasoning import answer_text
 from paceline.decoding.text import showing
@@ -38,6 +39,7 @@ from paceline.runtime.stream import Stream
 
 if TYPE_CHECKING:
     from paceline.runtime.conversation import Conversation
+    from paceline.runtime.engine_choice import EngineChoice
 
 
 MEASUREMENTS = "measurements"
@@ -93,6 +95,8 @@ class Model:
         self.engine = engine
         self.defaults = defaults_of(files) if defaults is None else defaults
         self.load_seconds = 0.0
+        self.engine_choice: EngineChoice | None = None
+        """How `load` chose the engine."""
         self._open_with = open_with
         self._opened = 0  # sequences of requests and conversations
         self._slots = engine.free_slots
@@ -120,6 +124,11 @@ class Model:
     def measure_profile(self, *, again: bool = False) -> CostProfile:
         """Return the cost profile, measured now if there is none, or if `again`."""
         return self._profile.whole(again=again)
+
+    @property
+    def known_costs(self) -> CostTable | None:
+        """Costs of calls, if they were measured; nothing is measured now."""
+        return self._profile.known_costs()
 
     def fix_costs(self) -> None:
         """Keep the cost profile as it is: answers' calls then correct nothing in it."""

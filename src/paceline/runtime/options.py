@@ -69,7 +69,7 @@ class Options(TypedDict, total=False):
     """Go on after end-of-sequence tokens."""
     drafter: str
     """`auto`, `none`, or parts joined by +: `ngram:min=2,max=4,length=15`, `suffix`,
-    `suffix:earlier`, `recycle`, `table[:FOLDER]`, `dflash:FOLDER`, `mtp[:FOLDER]`,
+    `suffix:earlier`, `table[:FOLDER]`, `dflash:FOLDER`, `mtp[:FOLDER]`,
     `model:NAME`, `ahead:model:NAME`, `prediction`."""
     policy: str
     """`auto`, `fixed`, `adaptive` or `kelly`."""

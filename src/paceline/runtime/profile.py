@@ -72,6 +72,11 @@ class ModelProfile:
             return found.cost
         return PRIOR if self.in_parts else self.whole().cost
 
+    def known_costs(self) -> CostTable | None:
+        """Costs that are known; nothing is measured for them."""
+        found = self._known()
+        return None if found is None else found.cost
+
     def compared(self, names: Collection[str]) -> Mapping[str, Compared] | None:
         """Conditions `names` -> comparison, measured now where one is missing.
 

@@ -139,9 +139,10 @@ class Result:
         return "temperature" in self.settings and self.settings["temperature"].value > 0
 
     def line(self) -> str:
-        """Return one line for people: the statistics, and the seed that gives the answer again."""
-        seed = f"; seed {self.seed}" if self.sampled else ""
-        return (self.stats.line() if self.token_ids else "no tokens") + seed
+        """Return one line for people: statistics, and the engine and seed that give it again."""
+        seed = f", seed {self.seed}" if self.sampled else ""
+        statistics = self.stats.line() if self.token_ids else "no tokens"
+        return f"{statistics}; {self.engine}{seed}"
 
     @property
     def completion_tokens(self) -> int:

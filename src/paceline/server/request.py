@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 
+from paceline.constraints.grammar import Grammars
 from paceline.decoding.types import Constraint, Step
 from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
@@ -53,14 +54,14 @@ class ServerRequest:
     """Its index among the answers to its prompt."""
     pooling: Pooling | None = None
     """How the prompt is pooled to an embedding; None: it is answered."""
-    constraint: Callable[[], Constraint] | None = None
+    constraint: Callable[[Grammars], Constraint] | None = None
     """Compiles the constraint of the answer, which may take seconds; None: it has none."""
 
-    def compiled(self) -> "ServerRequest":
+    def compiled(self, grammars: Grammars) -> "ServerRequest":
         """The request with its constraint. Raises InvalidRequest if that cannot be compiled."""
         if self.constraint is None:
             return self
-        options = replace(self.options, constraint=self.constraint())
+        options = replace(self.options, constraint=self.constraint(grammars))
         return replace(self, options=options, constraint=None)
 
 

@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.constraints.call_form import ToolForm
 from paceline.constraints.call_grammar import literal
 from paceline.constraints.grammar import Grammars
-from paceline.constraints.tool_forms import ToolForm, tool_form
+from paceline.constraints.tool_forms import tool_form
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import SIGN
 from paceline.decoding.types import Constraint
@@ -47,7 +48,7 @@ may fit."""
 _EFFORT = "reasoning_effort"
 """Template variable of a request's reasoning effort."""
 
-_SAFE_DRAFTERS = ("suffix", "recycle", "table", "prediction")
+_SAFE_DRAFTERS = ("suffix", "table", "prediction")
 """Parts of a drafter that any request may name; `ngram` too, with options. None opens a file that
 the server was not started with."""
 
@@ -247,7 +248,7 @@ class Service:
             InvalidRequest: a value is out of range.
             ApiError: the server does not support a value.
         """
-        constraint: Callable[[], Constraint] | None
+        constraint: Callable[[Grammars], Constraint] | None
         constraint = more.pop("constraint", None) or self._constraint(body)
         if constraint is not None and body.ignore_eos:
             raise ApiError(
@@ -278,34 +279,20 @@ class Service:
             found.append(request)
         return found
 
-    def _constraint(self, body: GenerationBody) -> Callable[[], Constraint] | None:
+    @staticmethod
+    def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint] | None:
         """A factory of the constraints of a request's answers; None: they have none."""
         wanted, outputs = body.response_format, body.structured_outputs
         if wanted is not None and wanted.type == "json_object":
-            return self.grammars.json_object
+            return Grammars.json_object
         if wanted is not None and wanted.type == "json_schema":
             if wanted.json_schema is None:
                 raise ApiError(
                     "response_format.json_schema: is missing", param="response_format.json_schema"
                 )
             schema = wanted.json_schema.wanted
-            return lambda: self.grammars.json_schema(schema)
-        return None if outputs is None else self._structured(outputs)
-
-    def _structured(self, outputs: StructuredOutputs) -> Callable[[], Constraint]:
-        if outputs.schema_ is not None:
-            return lambda: self.grammars.json_schema(outputs.schema_ or {})
-        if outputs.regex is not None:
-            return lambda: self.grammars.regex(outputs.regex or "")
-        if outputs.choice is not None:
-            choices = " | ".join(literal(each) for each in outputs.choice)
-            return lambda: self.grammars.lark(f"start: {choices}")
-        if outputs.grammar is not None:
-            return lambda: self.grammars.lark(outputs.grammar or "")
-        raise ApiError(
-            "structured_outputs has none of json, regex, choice and grammar",
-            param="structured_outputs",
-        )
+            return lambda grammars: grammars.json_schema(schema)
+        return None if outputs is None else _structured(outputs)
 
     def tool_options(
         self,
@@ -332,10 +319,8 @@ class Service:
         if begins is not None:
             shown[begins] = SIGN + form.mark
 
-        def constraint() -> Constraint:
-            return self.grammars.tools(
-                functions, named, parallel=parallel, form=form, thoughts=thoughts
-            )
+        def constraint(grammars: Grammars) -> Constraint:
+            return grammars.tools(functions, named, parallel=parallel, form=form, thoughts=thoughts)
 
         return {
             "constraint": constraint,
@@ -379,6 +364,22 @@ class Service:
                     param="speculation.drafter",
                 )
         return wanted
+
+
+def _structured(outputs: StructuredOutputs) -> Callable[[Grammars], Constraint]:
+    if outputs.schema_ is not None:
+        return lambda grammars: grammars.json_schema(outputs.schema_ or {})
+    if outputs.regex is not None:
+        return lambda grammars: grammars.regex(outputs.regex or "")
+    if outputs.choice is not None:
+        choices = " | ".join(literal(each) for each in outputs.choice)
+        return lambda grammars: grammars.lark(f"start: {choices}")
+    if outputs.grammar is not None:
+        return lambda grammars: grammars.lark(outputs.grammar or "")
+    raise ApiError(
+        "structured_outputs has none of json, regex, choice and grammar",
+        param="structured_outputs",
+    )
 
 
 def _sampling(body: GenerationBody) -> dict[str, Any]:

@@ -36,5 +36,5 @@ def graph_fault(path: Path, reason: str) -> ModelError:
     return ModelError(
         f"{path}, of the family {family}, cannot be opened by OpenVINO: {reason}. If "
         "llama.cpp runs the file, it is not damaged: report it as a fault of paceline; until then, "
-        "a folder that `optimum-cli export openvino` makes of the model's checkpoint may work"
+        "`--engine llamacpp` may run it"
     )

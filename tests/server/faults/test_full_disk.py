@@ -39,7 +39,7 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def loaded(tiny_gguf: Path, tiny_cache: Path) -> Model:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
-        model = load(tiny_gguf, cache_tokens=2048)
+        model = load(tiny_gguf, engine="openvino", cache_tokens=2048)
         _ = model.profile
     return model
 

@@ -151,8 +151,18 @@ def test_the_command_compares_with_genai(
 ):
     output = tmp_path / "peers.json"
     options = ["--suite", suite_file, "--max-tokens", 8, "--rounds", 1, "--output", output]
-    asked = ["bench", "peers", "--peer", "openvino-genai", "--model", tiny_gguf, *options]
-    assert main([str(each) for each in [*asked, "--per-kind", 1, "--kind", "chat"]]) == 0
+    asked = [
+        "bench",
+        "peers",
+        "--peer",
+        "openvino-genai",
+        "--model",
+        tiny_gguf,
+        *options,
+        "--engine",
+        "openvino",
+    ]
+    assert main([str(each) for each in asked]) == 0
     record = read_record(output)
     assert record.kind == "peers"
     genai = [f"{name}, {mode}" for name in ("GenAI", "GenAI f32") for mode in ("plain", "lookup")]

@@ -1,7 +1,8 @@
 import pytest
 
 from paceline.decoding.costs import CostTable, speed_up
-from paceline.tools.bench.plan.table import ZAYA, best, best_by_chance, plan_rows
+from paceline.tools.bench.plan.table import best, best_by_chance, plan_rows
+from paceline.tools.bench.simulate.costs import ZAYA
 
 FLAT = CostTable({1: 0.01, 2: 0.01, 4: 0.01})  # more rows for nothing
 DEAR = CostTable({1: 0.01, 2: 0.02, 4: 0.04})  # more rows at full price

@@ -238,8 +238,7 @@ def test_a_prediction_is_drafted_from_as_in_a_real_request():
 @pytest.mark.parametrize(
     ("spec", "needs"),
     [
-        ("recycle", "logits"),
-        ("suffix+recycle", "logits"),
+        ("suffix+mtp", "hidden states"),
         ("dflash:folder", "hidden states"),
         ("model:other", "calls of another model"),
         ("ahead:model:other", "calls of another model"),

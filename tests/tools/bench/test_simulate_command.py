@@ -50,6 +50,11 @@ def simulated(texts: Path, **options: Any) -> Report:
     return bench_simulate(never, never, texts=[texts], **{**settings, **options})
 
 
+def test_texts_that_take_longer_than_plain_decoding_are_counted(texts: Path):
+    (found,) = simulated(texts, cost="1=2,5=30").value["summary"].values()
+    assert (found["slower"], found["expected_worst"] < 1) == (1, True), "the others have no draft"
+
+
 def test_a_report_has_the_figures_of_each_text_and_of_all(texts: Path):
     report = simulated(texts, drafters=["ngram", "suffix"])
     record = parse_record(json.loads(json.dumps(report.value)), "this")
@@ -66,7 +71,7 @@ def test_a_report_has_the_figures_of_each_text_and_of_all(texts: Path):
     assert (found["passes"], found["tokens"]) == (10, 33)
     assert found["ideal"] == pytest.approx(3.3)
     assert found["expected"] == pytest.approx((58 + 8) / (17.75 + 8))
-    assert found["expected_worst"] == 1.0
+    assert (found["expected_worst"], found["slower"]) == (1.0, 0)
     assert found["accepted_by_place"] == [1.0] * 4
     assert {each["source"] for each in found["by_match"]} == {"ngram"}
     assert "3 texts, 36 tokens of answers" in report.text
@@ -106,7 +111,7 @@ def test_a_table_needs_no_model(texts: Path, toy_table: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafters": ["recycle"]}, "cannot be simulated"),
+        ({"drafters": ["mtp"]}, "cannot be simulated"),
         ({"drafters": ["auto+table"]}, "no drafter"),
         ({"drafters": ["table"]}, "no table comes with any"),
         ({"policies": ["rash"]}, "policy is 'rash'"),

@@ -197,7 +197,7 @@ def test_a_context_is_made_of_copies_of_a_block_where_the_engine_copies_kv():
 CHOSEN = [
     VerifyCase(drafter, "fixed", block, sampling)
     for drafter, block, sampling in zip(
-        DRAFTERS, (2, 3, 8, 16, 5, 4), [GREEDY, SAMPLED] * 3, strict=True
+        (*DRAFTERS, "suffix"), (2, 3, 8, 16, 5, 4), [GREEDY, SAMPLED] * 3, strict=True
     )
 ]
 

@@ -33,12 +33,15 @@ from support.zaya import zaya_artifact
 
 pytestmark = pytest.mark.coreml
 
+SAMPLING = {"temperature": 0.6, "top_k": 20}
 TEXT = [(7 * i + i * i) % 160 for i in range(12)]
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    return tiny_source(tmp_path_factory.mktemp("checkpoint"))
+    source = tiny_source(tmp_path_factory.mktemp("checkpoint"))
+    source.tokenizer.with_name(GENERATION).write_text(json.dumps(SAMPLING), encoding="utf-8")
+    return source
 
 
 def made(source: Source, out: Path, **recipe: Any) -> Artifact:
@@ -71,8 +74,14 @@ def stored(package: Path) -> dict[str, set[str]]:
 
 
 @pytest.fixture(scope="module")
-def exact(source: Source, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    return logits(made(source, tmp_path_factory.mktemp("f16") / "out"))
+def finished(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """Treat it as read-only."""
+    return made(source, tmp_path_factory.mktemp("f16") / "out", keep=("head",))
+
+
+@pytest.fixture(scope="module")
+def exact(finished: Artifact) -> np.ndarray:
+    return logits(finished)
 
 
 @pytest.mark.parametrize(
@@ -157,24 +166,26 @@ def test_finished_packages_are_kept(
     assert made(source, out, topology="1+1+1") == artifact
 
 
-@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("is_finished", [True, False])
 def test_another_conversion_in_the_same_folder_is_rejected(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+    source: Source,
+    finished: Artifact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_finished: bool,
 ):
-    out = tmp_path / "out"
-    if finished:
-        made(source, out)
-    else:
+    out = finished.folder if is_finished else tmp_path / "out"
+    if not is_finished:
         monkeypatch.setattr(
             conversion, "_make", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
-            made(source, out)
+            made(source, out, keep=("head",))
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     with pytest.raises(InvalidRequest, match="another recipe"):
         made(source, out, weights="int8")
     with pytest.raises(InvalidRequest, match="another weights_of"):
-        made(source._replace(identity="other"), out)
+        made(source._replace(identity="other"), out, keep=("head",))
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
@@ -185,9 +196,8 @@ def test_a_folder_with_other_things_is_left_alone(source: Source, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_packages_are_built_in_the_temporary_folder(
-    source: Source, tmp_path: Path, monkeypatch: Any
-):
+def test_packages_are_built_in_the_temporary_folder(tmp_path: Path, monkeypatch: Any):
+    source = tiny_source(tmp_path, num_hidden_layers=1)
     place = tmp_path / "scratch"
     place.mkdir()
     seen = []
@@ -261,22 +271,17 @@ def test_an_incomplete_checkpoint_is_rejected_before_conversion(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_manifest_has_source_and_options(source: Source, tmp_path: Path):
-    artifact = made(source, tmp_path / "out", keep=("head",))
-    value = read_json(artifact.folder / MANIFEST)
+def test_the_manifest_has_source_and_options(source: Source, finished: Artifact):
+    value = read_json(finished.folder / MANIFEST)
     assert value["source"] == source.about
     assert value["recipe"]["keep"] == ["head"]
     assert value["facts"]["context_length"] == 64
     assert value["made_by"].startswith("paceline ")
-    assert not (artifact.folder / "making.json").exists()
+    assert not (finished.folder / "making.json").exists()
 
 
-def test_the_sampling_settings_of_a_checkpoint_are_kept(tmp_path: Path):
-    source = tiny_source(tmp_path / "checkpoint")
-    config = {"temperature": 0.6, "top_k": 20}
-    source.tokenizer.with_name(GENERATION).write_text(json.dumps(config), encoding="utf-8")
-    artifact = made(source, tmp_path / "made")
-    assert open_folder(artifact.folder, "mine").settings == config
+def test_the_sampling_settings_of_a_checkpoint_are_kept(finished: Artifact):
+    assert open_folder(finished.folder, "mine").settings == SAMPLING
 
 
 def test_a_weight_to_keep_without_a_name_is_rejected(tmp_path: Path):

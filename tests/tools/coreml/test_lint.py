@@ -17,7 +17,6 @@ from paceline.errors import ModelError  # noqa: E402
 from paceline.tools.coreml.lint import Finding, lint, report, run_rules  # noqa: E402
 from paceline.tools.coreml.lint.run_rules import RULES  # noqa: E402
 from support import mil  # noqa: E402
-from support.coreml import tiny_artifact  # noqa: E402
 from support.coreml_lint_plants import (  # noqa: E402
     COMMON,
     PLANTS,
@@ -150,11 +149,6 @@ def fill_up(package: Path, megabytes: int) -> None:
         file.truncate(megabytes << 20)
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_artifact(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.mark.parametrize(
     ("megabytes", "rule", "verdict"),
     [
@@ -177,28 +171,28 @@ def test_the_size_of_a_package_is_checked(
 # --- artifacts
 
 
-def test_a_converted_artifact_passes(artifact: Path):
-    found = lint(artifact)
+def test_a_converted_artifact_passes(tiny_core_ml: Path):
+    found = lint(tiny_core_ml)
     assert [one for one in found if one.verdict == "fail"] == []
-    shards = {path.name for path in artifact.glob("*.mlpackage")}
+    shards = {path.name for path in tiny_core_ml.glob("*.mlpackage")}
     assert len(shards) == 4
     assert {one.shard for one in found} == shards
-    assert report(artifact).passed
+    assert report(tiny_core_ml).passed
 
 
 def test_all_packages_of_an_artifact_share_a_process(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_core_ml: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(run_rules, "bytes_of", lambda _: 800 << 20)
-    (found,) = [one for one in lint(artifact) if one.rule == "process"]
-    assert (found.shard, found.verdict) == (artifact.name, "warn")
+    (found,) = [one for one in lint(tiny_core_ml) if one.rule == "process"]
+    assert (found.shard, found.verdict) == (tiny_core_ml.name, "warn")
     assert found.what == "3200 MB; expected 3072 or less"
 
 
-def test_an_incomplete_artifact_is_rejected(artifact: Path, tmp_path: Path):
+def test_an_incomplete_artifact_is_rejected(tiny_core_ml: Path, tmp_path: Path):
     import shutil
 
-    copy = Path(shutil.copytree(artifact, tmp_path / "copy"))
+    copy = Path(shutil.copytree(tiny_core_ml, tmp_path / "copy"))
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["layer_shards"][1]["start"] -= 1
     (copy / "manifest.json").write_text(json.dumps(manifest))
@@ -235,10 +229,10 @@ def test_a_report_has_text_tables_and_json(tmp_path: Path):
     assert Finding(**value["findings"][0]) == lint(path)[0]
 
 
-def test_neither_torch_nor_coremltools_is_loaded(artifact: Path):
+def test_neither_torch_nor_coremltools_is_loaded(tiny_core_ml: Path):
     code = (
         "import sys, pathlib; from paceline.tools.coreml.lint import report; "
-        f"report(pathlib.Path({str(artifact)!r})); "
+        f"report(pathlib.Path({str(tiny_core_ml)!r})); "
         "print([name for name in ('coremltools', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -109,9 +109,27 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
     return opened
 
 
-def converted(family: Family, path: Path) -> Path:
-    convert_layers(family, 0, 1, sizes=SIZES).save(str(path))
-    return path
+Converted = Callable[[str, str | None], Path]
+"""The package of a model's first layer, with a fault or without; treat it as read-only."""
+
+
+@pytest.fixture(scope="module")
+def converted(
+    family: Callable[[str], Family], tmp_path_factory: pytest.TempPathFactory
+) -> Converted:
+    packages: dict[tuple[str, str | None], Path] = {}
+
+    def package(model: str, fault: str | None) -> Path:
+        if (model, fault) not in packages:
+            path = tmp_path_factory.mktemp("converted") / "model.mlpackage"
+            with pytest.MonkeyPatch.context() as patch:
+                if fault is not None:
+                    patch.setattr(*FAULTS[fault][:3])
+                convert_layers(family(model), 0, 1, sizes=SIZES).save(str(path))
+            packages[model, fault] = path
+        return packages[model, fault]
+
+    return package
 
 
 def named(path: Path, *rules: str) -> list[Finding]:
@@ -130,12 +148,9 @@ def ran(path: Path, family: Family, rows: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_invisible_with_one_row_is_found(
-    fault: str, family: Callable[[str], Family], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    owner, method, wrong, model, kind = FAULTS[fault]
-    monkeypatch.setattr(owner, method, wrong)
-    path = converted(family(model), tmp_path / "wrong.mlpackage")
+def test_a_fault_invisible_with_one_row_is_found(fault: str, converted: Converted):
+    *_, model, kind = FAULTS[fault]
+    path = converted(model, fault)
     found = named(path, "row-order")
     assert found
     assert {one.verdict for one in found} == {"fail"}
@@ -146,13 +161,11 @@ def test_a_fault_invisible_with_one_row_is_found(
 
 @pytest.mark.parametrize("fault", ["heads after tokens", "values by tokens"])
 def test_the_fault_changes_nothing_with_one_row(
-    fault: str, family: Callable[[str], Family], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, family: Callable[[str], Family], converted: Converted
 ):
-    owner, method, wrong, model, _ = FAULTS[fault]
-    right = converted(family(model), tmp_path / "right.mlpackage")
+    model = FAULTS[fault][3]
+    right, planted = converted(model, None), converted(model, fault)
     assert named(right, "row-order", "row-order-unknown") == []
-    monkeypatch.setattr(owner, method, wrong)
-    planted = converted(family(model), tmp_path / "wrong.mlpackage")
     np.testing.assert_allclose(
         ran(planted, family(model), 1), ran(right, family(model), 1), atol=1e-4
     )
@@ -162,16 +175,9 @@ def test_the_fault_changes_nothing_with_one_row(
 
 @pytest.mark.parametrize("fault", [None, "heads after tokens", "tokens before heads"])
 def test_rows_are_tracked_through_static_functions(
-    fault: str | None,
-    family: Callable[[str], Family],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fault: str | None, family: Callable[[str], Family], converted: Converted, tmp_path: Path
 ):
-    opened = family("llama")
-    if fault is not None:
-        owner, method, wrong, *_ = FAULTS[fault]
-        monkeypatch.setattr(owner, method, wrong)
-    path = converted(opened, tmp_path / "flexible.mlpackage")
+    opened, path = family("llama"), converted("llama", fault)
     for functions in ((1, ROWS), (ROWS,)):
         out = tmp_path / f"{len(functions)}.mlpackage"
         shapes = {rows: shapes_of(opened, SIZES, rows, head=False) for rows in functions}

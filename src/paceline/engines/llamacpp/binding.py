@@ -1,36 +1,42 @@
-"""What the engine needs of a library of llama.cpp's family: a model, and contexts of one sequence.
+"""What the engine needs of a library of llama.cpp's family: its structs and names, and its limits.
 
-Independent of row classes and of paceline's sequences. A binding knows a library's structs and
-names; everything after that is alike in the family. A context has one sequence: two in a call of
-ik_llama.cpp end the process or change bits. Contexts share the model's weights, which are mapped
-from the file. Invariant: a failed call raises; the library's own asserts end the process, so only
-calls that were tried are made.
+Independent of row classes and of paceline's sequences. A binding knows a library's structs, its
+names and which calls it computes right; models and contexts are alike in the family (`native.py`).
 """
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.types import Logits
-from paceline.engines.llamacpp.heads import Heads, heads_of
-from paceline.errors import ModelError
+from paceline.engines.llamacpp.log import ErrorLog
+from paceline.storage.gguf_file import GgufFile
 
 LEAST_CONTEXT = 256
 """Slots that contexts are multiples of: attention pads keys to it."""
 
-_SOME_ROWS = 16
-"""Rows of the calls that measure the size of a position."""
+MOST_OUTPUTS = 16
+"""Most rows of a call that get logits: memory for them is allocated with a context."""
+
+_VALUE_BYTES = 256
+"""Most bytes of a metadata value that is read."""
+
+_NUMBER, _TEXT = 0, 3
+"""Kinds of replaced metadata: `llama_model_kv_override_type` in llama.h."""
+
+_MOST_LENGTH = 2**31 - 1
+"""No context has as many slots."""
+
+Signature = tuple[Any, list[Any]]
+"""Types of a C function: its result, and its arguments."""
 
 State = npt.NDArray[np.uint8]
 """A sequence's keys and values as the library writes them, in the order of positions."""
-
-_FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
 class ContextSettings(NamedTuple):
@@ -41,6 +47,28 @@ class ContextSettings(NamedTuple):
     rows: int
     """Most rows of a call."""
     threads: int
+    rollback: int = 0
+    """With recurrent layers: rows of the last call, at least one, that can be dropped."""
+
+
+class CallLimits(NamedTuple):
+    """Which calls a library computes right, and alike, with the weights of a file."""
+
+    rows: int | None = None
+    """Most rows of any call; None: any number."""
+    decode: int | None = None
+    """Most rows of an answer's call: with more, products take another kernel."""
+    single: bool = True
+    """Whether products of one row add in the order of several."""
+
+
+class Heads(NamedTuple):
+    """Heads that all layers have alike."""
+
+    keys: int
+    """Heads of keys and values."""
+    queries: int
+    """Heads of queries for each of these."""
 
 
 class Binding(ABC):
@@ -48,13 +76,69 @@ class Binding(ABC):
 
     name: str
     version: str
-    path: Path
-    """The library's file."""
-    library: ctypes.CDLL
+    """Version of the package; of a library of one's own, also which one it is."""
+    cache: str
+    """Types of keys and values, for display."""
+
+    rolls_back = False
+    """Whether states of recurrent layers can be rolled back, and copied without keys and values."""
+    replaced: Mapping[str, int | str] = MappingProxyType({})
+    """Values of metadata with which every file is mapped instead of its own."""
+    most_open = 256
+    """Models and contexts that may be open at once: beyond its own limit the library ends the
+    process."""
+    open = 0
+    """Those that are open."""
+
+    def __init__(self, api: Any, version: str, functions: Mapping[str, Signature]) -> None:
+        """Declare functions and receive the library's log.
+
+        Args:
+            api: the package's module with the library, its structs and declared functions.
+            version: see above.
+            functions: names of functions that the package does not declare -> their types.
+
+        Raises AttributeError for a function that the library does not have.
+        """
+        self.api = api
+        self.library: ctypes.CDLL = api._lib
+        self.version = version
+        for name, (result, arguments) in functions.items():
+            function = getattr(self.library, name)
+            function.restype, function.argtypes = result, arguments
+        self._log = ErrorLog(self.library)
 
     @abstractmethod
+    def limits(self, name: str, content: GgufFile) -> CallLimits:
+        """Calls that the library computes right with a file's weights; by its source.
+
+        Raises ModelError if the family or a type of weights was not compared with other
+        implementations. `name` is the file's, for the message.
+        """
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may be opened."""
+        return self.open >= self.most_open
+
+    def packs(self, content: GgufFile) -> bool:
+        """Whether the library computes a file faster in a packed copy; see `packed.py`."""
+        return False
+
     def load(self, path: Path) -> int | None:
         """Map a GGUF file; a pointer to the model, or None."""
+        model = self._load(path, self.replaced)
+        length = self._longrope_length(model) if model else None
+        if model is None or length is None:
+            return model
+        self.free_model(model)
+        family, value = length
+        key = f"{family}.rope.scaling.original_context_length"
+        return self._load(path, {**self.replaced, key: value})
+
+    def model_params(self) -> Any:
+        """The library's parameters of a model."""
+        return self.api.llama_model_default_params()
 
     @abstractmethod
     def context(self, model: int, settings: ContextSettings) -> int | None:
@@ -65,20 +149,8 @@ class Binding(ABC):
         """Unmap a model."""
 
     @abstractmethod
-    def vocab_size(self, model: int) -> int:
-        """Width of a row of logits."""
-
-    @abstractmethod
     def is_recurrent(self, model: int) -> bool:
         """Whether some layers have a state instead of keys and values."""
-
-    @abstractmethod
-    def metadata(self, model: int, key: str) -> str | None:
-        """A single value of the file's metadata; None if there is none, or it is a list."""
-
-    @abstractmethod
-    def batch_type(self) -> type[ctypes.Structure]:
-        """The struct `llama_batch`."""
 
     @abstractmethod
     def truncate(self, context: int, length: int) -> bool:
@@ -89,160 +161,114 @@ class Binding(ABC):
         """Bytes of the sequence's state."""
 
     @abstractmethod
-    def read_state(self, context: int, state: State) -> int:
-        """Copy the state out of a context; returns bytes written."""
+    def read_state(self, context: int) -> State:
+        """A copy of the state, of which any first positions can go on; empty: it failed."""
 
     @abstractmethod
     def write_state(self, context: int, state: State) -> int:
         """Put a state into a context; returns bytes read, 0 if it does not fit."""
 
-    @abstractmethod
-    def may_be_single(self, keys: int, heads: Heads, threads: int) -> bool:
-        """Whether a call with one row after `keys` keys adds in the order of calls with several.
+    def rollback(self, context: int) -> int:
+        """Rows that a context can drop of recurrent layers; 0 for families without support."""
+        return 0
 
-        By the library's source; `row_classes.py` measures it where this allows it.
+    def has_window(self, model: int) -> bool:
+        """Whether some layers see a window of positions; asked of recurrent models alone."""
+        return False
+
+    def read_recurrent(self, context: int) -> State:
+        """A copy of the state of the recurrent layers, without keys and values; empty: it failed.
+
+        Of bindings that `rolls_back` is true of, as is `write_recurrent`.
+        """
+        raise NotImplementedError
+
+    def write_recurrent(self, context: int, state: State) -> int:
+        """Put such a state into a context, whose keys and values stay; returns bytes read or 0."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
+        """Whether attention of one row after `keys` keys adds in the order of several rows.
+
+        By the library's source; `row_classes.py` measures it where this allows it. `heads` is None
+        where layers differ, or have a window.
         """
 
-    @abstractmethod
+    def vocab_size(self, model: int) -> int:
+        """Width of a row of logits."""
+        return int(self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(model)))
+
+    def metadata(self, model: int, key: str) -> str | None:
+        """A single value of the file's metadata; None if there is none, or it is a list."""
+        value = ctypes.create_string_buffer(_VALUE_BYTES)
+        length = self.library.llama_model_meta_val_str(model, key.encode(), value, _VALUE_BYTES)
+        return value.value.decode(errors="replace") if length >= 0 else None
+
+    def _load(self, path: Path, replaced: Mapping[str, int | str]) -> int | None:
+        """Map a file, with some values of its metadata replaced."""
+        values = (self.api.llama_model_kv_override * (len(replaced) + 1))()  # the last is empty
+        for struct, (key, value) in zip(values, replaced.items(), strict=False):
+            struct.key = key.encode()
+            if isinstance(value, int):
+                struct.tag, struct.value.val_i64 = _NUMBER, value
+            else:
+                struct.tag, struct.value.val_str = _TEXT, value.encode()
+        params = self.model_params()
+        params.kv_overrides = values
+        model: int | None = self.api.llama_model_load_from_file(str(path).encode(), params)
+        return model
+
+    def _longrope_length(self, model: int) -> tuple[str, int] | None:
+        """A model's family, and the original length that gives LongRoPE the same factors always.
+
+        The library takes the factors for long texts where a context has more slots than that
+        length. But contexts grow with their sequence, whose keys must not be rotated anew:
+
+            context of 131,072, original 4,096   long factors always: 1, which every context exceeds
+            context of 4,096, original 4,096     short ones always: a number that none exceeds
+
+        None for a model without an original length, or whose frequencies it enters (YaRN).
+        """
+        family = self.metadata(model, "general.architecture") or ""
+        original, context = (
+            self.metadata(model, f"{family}.{key}") or ""
+            for key in ("rope.scaling.original_context_length", "context_length")
+        )
+        kind = self.metadata(model, f"{family}.rope.scaling.type")
+        if kind == "yarn" or not (original.isdigit() and context.isdigit()):
+            return None
+        return family, 1 if int(context) > int(original) else _MOST_LENGTH
+
     def last_errors(self) -> str:
-        """The library's own last lines about errors, one line; empty if there are none."""
+        """The library's last lines about errors since `forget_errors`, one line; may be empty."""
+        return self._log.line()
+
+    def forget_errors(self) -> None:
+        """Begin to collect lines about errors."""
+        self._log.clear()
 
 
-class NativeModel:
-    """A mapped GGUF file."""
+def heads_of(metadata: Callable[[str], str | None]) -> Heads | None:
+    """The heads of a model; `metadata` returns a value of its file.
 
-    def __init__(self, binding: Binding, path: Path) -> None:
-        """Map `path`. Raises ModelError, with the library's own words, if it is refused."""
-        self.binding = binding
-        self.path = path
-        pointer = binding.load(path)
-        if not pointer:
-            raise ModelError(
-                f"{binding.name} cannot open {path}: {binding.last_errors() or 'no reason given'}; "
-                "get the file again, or use --engine openvino"
-            )
-        self.pointer: int = pointer
-        stat = path.stat()
-        self.identity = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
-        """The file's size, time and number, which tell whether it is the same one."""
-        self.vocab_size = binding.vocab_size(pointer)
-        self.heads = heads_of(partial(binding.metadata, pointer))
-        """Heads of attention, if all layers have the same, without a window."""
-        if binding.is_recurrent(pointer):
-            binding.free_model(pointer)
-            raise ModelError(
-                f"{path} has recurrent layers, whose states the engine llamacpp does not roll back "
-                "yet; use --engine openvino"
-            )
-
-    def slot_bytes(self, threads: int) -> int:
-        """Bytes of the keys and values of one position."""
-        context = self.context(ContextSettings(LEAST_CONTEXT, _SOME_ROWS, threads))
-        sizes = []
-        for _ in range(2):
-            context.decode([0] * _SOME_ROWS, slice(0, 0))
-            sizes.append(self.binding.state_size(context.pointer))
-        context.close()
-        return (sizes[1] - sizes[0]) // _SOME_ROWS
-
-    def close(self) -> None:
-        """Unmap the file."""
-        self.binding.free_model(self.pointer)
-
-    def context(self, settings: ContextSettings) -> "NativeContext":
-        """A new, empty context. Raises ModelError if there is no memory for it."""
-        return NativeContext(self, settings)
+    None where layers differ (the values are lists) or have windows: what kernel a row takes then
+    depends on more than the keys before it.
+    """
+    family = metadata("general.architecture")
+    queries = metadata(f"{family}.attention.head_count") or ""
+    keys = metadata(f"{family}.attention.head_count_kv") or queries
+    if metadata(f"{family}.attention.sliding_window") or not (queries.isdigit() and keys.isdigit()):
+        return None
+    groups, rest = divmod(int(queries), max(int(keys), 1))
+    return Heads(int(keys), groups) if int(keys) and not rest else None
 
 
-class NativeContext:
-    """Keys and values of one sequence, and the memory of its calls."""
-
-    def __init__(self, model: NativeModel, settings: ContextSettings) -> None:
-        """Allocate the context. Raises ModelError if the library does not."""
-        self.settings = settings
-        self._model, self._binding = model, model.binding
-        pointer = self._binding.context(model.pointer, settings)
-        if not pointer:
-            reason = self._binding.last_errors() or "no reason given"
-            raise ModelError(
-                f"{self._binding.name} has no context of {settings.slots} tokens for "
-                f"{model.path.name}: {reason}; fewer cache_tokens may help"
-            )
-        self._pointer: int | None = pointer
-        self.length = 0
-        """Positions whose keys and values are here."""
-        self._batch = _Batch(self._binding.batch_type(), settings.rows)
-
-    def decode(self, tokens: Sequence[int], outputs: slice) -> Logits:
-        """Run `tokens` in one call after `length` positions.
-
-        Args:
-            tokens: at most `settings.rows` token ids.
-            outputs: rows that need logits, with its start and stop.
-
-        Returns:
-            [outputs, vocab] float32: a view of the context's memory, valid until its next call.
-
-        Raises:
-            ModelError: the library refused the call; the positions are unchanged.
-        """
-        library = self._binding.library
-        batch = self._batch.filled(tokens, self.length, outputs)
-        code = library.llama_decode(ctypes.c_void_p(self._pointer), batch)
-        if code:
-            self.truncate(self.length)
-            raise ModelError(
-                f"{self._binding.name} failed in a call of {len(tokens)} rows with code {code}: "
-                f"{self._binding.last_errors() or 'no reason given'}; a shorter prompt may help"
-            )
-        self.length += len(tokens)
-        shape = (outputs.stop - outputs.start, self._model.vocab_size)
-        if not shape[0]:
-            return np.empty(shape, np.float32)
-        address = library.llama_get_logits(ctypes.c_void_p(self._pointer))
-        return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)
-
-    def truncate(self, length: int) -> None:
-        """Drop the positions from `length` on."""
-        if not self._binding.truncate(self.pointer, length):
-            raise ModelError(f"{self._binding.name} cannot drop tokens of {self._model.path.name}")
-        self.length = length
-
-    def state(self) -> State:
-        """A copy of the sequence's keys and values."""
-        state = np.empty(self._binding.state_size(self.pointer), np.uint8)
-        written = self._binding.read_state(self.pointer, state)
-        if not written:
-            raise ModelError(f"{self._binding.name} cannot copy a sequence's keys and values")
-        return state[:written]
-
-    def restore(self, state: State, length: int) -> None:
-        """Replace the sequence by the first `length` positions of a state."""
-        if not self._binding.write_state(self.pointer, state):
-            raise ModelError(
-                f"{self._binding.name} cannot put {state.size} bytes of keys and values into a "
-                f"context of {self.settings.slots} tokens"
-            )
-        self.truncate(length)
-
-    def close(self) -> None:
-        """Free the memory. Further calls do nothing."""
-        if self._pointer is not None:
-            self._binding.library.llama_free(ctypes.c_void_p(self._pointer))
-            self._pointer = None
-
-    @property
-    def pointer(self) -> int:
-        """The library's context."""
-        if self._pointer is None:
-            raise ValueError("the context is closed")
-        return self._pointer
-
-
-class _Batch:
+class Batch:
     """The arrays of a `llama_batch`, which stay alive between calls."""
 
     def __init__(self, struct: type[ctypes.Structure], rows: int) -> None:
+        """Allocate arrays of `rows` rows."""
         self._tokens = np.zeros(rows, np.int32)
         self._positions = np.zeros(rows, np.int32)
         self._outputs = np.zeros(rows, np.int8)

@@ -16,10 +16,9 @@ from typing import NamedTuple
 from paceline.engines.llamacpp.binding import (
     LEAST_CONTEXT,
     ContextSettings,
-    NativeContext,
-    NativeModel,
     State,
 )
+from paceline.engines.llamacpp.native import NativeContext, NativeModel
 
 _FIRST_SLOTS = 2 * LEAST_CONTEXT
 _MOST_SPARE = 2
@@ -32,32 +31,40 @@ class Parked(NamedTuple):
     state: State
     length: int
     """Slots of the state that belong to the sequence; it may hold more."""
+    recurrent: State | None = None
+    """State of the recurrent layers after `length` slots, if the state holds more."""
 
 
 class Contexts:
     """Lends contexts to sequences; see the top of this file."""
 
     def __init__(
-        self, model: NativeModel, context_length: int, rows: int, threads: int, most: int
+        self,
+        model: NativeModel,
+        context_length: int,
+        settings: ContextSettings,
+        *,
+        most: int,
+        most_slots: int,
     ) -> None:
         """Make none yet.
 
         Args:
             model: the model that they share.
             context_length: most slots of a sequence.
-            rows: most rows of a call.
-            threads: CPU threads of a call.
+            settings: of each, but for its slots.
             most: contexts that may exist at once.
+            most_slots: slots of all contexts beyond which none is kept without a sequence.
         """
-        self._model, self._rows, self._threads = model, rows, threads
-        self._longest = whole(context_length + rows)
-        self._most = most
+        self._model, self._settings = model, settings
+        self._longest = whole(context_length + settings.rows)
+        self._most, self._most_slots = most, most_slots
         self._lent: OrderedDict[Hashable, NativeContext] = OrderedDict()  # least recent first
         self._parked: dict[Hashable, Parked] = {}
         self._spare: list[NativeContext] = []
 
-    def of(self, sequence: Hashable, length: int, end: int) -> NativeContext:
-        """The context of a sequence, holding its first `length` slots, with room up to `end`."""
+    def of(self, sequence: Hashable, end: int) -> NativeContext:
+        """The context of a sequence, as it was left, with room up to slot `end`."""
         context = self._lent.get(sequence)
         if context is not None and context.settings.slots < end:
             self._park(sequence)
@@ -65,21 +72,24 @@ class Contexts:
         if context is None:
             context = self._lend(sequence, end)
         self._lent.move_to_end(sequence)
-        if context.length > length:
-            context.truncate(length)
         return context
 
-    def make_room(self, sequences: int) -> None:
-        """Allow as many contexts as a call has sequences: none of them is parked during it."""
-        self._most = max(self._most, sequences)
+    def shorten(self, sequence: Hashable, length: int) -> None:
+        """Drop a sequence's slots from `length` on, if they are in a context that can do so."""
+        context = self._lent.get(sequence)
+        if context is not None and context.length > length and context.can_truncate(length):
+            context.truncate(length)
 
-    def copy(self, sequence: Hashable, other: Hashable, length: int, shared: int) -> None:
-        """Give `other` the first `shared` of a sequence's `length` slots."""
+    def copy(
+        self, sequence: Hashable, other: Hashable, shared: int, recurrent: State | None = None
+    ) -> None:
+        """Give `other` the first `shared` slots of a sequence.
+
+        `recurrent` is the state of the recurrent layers after them, if there are such layers.
+        """
         parked = self._parked.get(sequence)
-        if parked is None:
-            context = self.of(sequence, length, length)
-            parked = Parked(context.state(), shared)
-        self._parked[other] = parked._replace(length=shared)
+        state = self.of(sequence, shared).state() if parked is None else parked.state
+        self._parked[other] = Parked(state, shared, recurrent)
 
     def forget(self, sequence: Hashable) -> None:
         """Drop a sequence's keys and values."""
@@ -96,8 +106,14 @@ class Contexts:
         self._parked.clear()
         self._spare.clear()
 
+    @property
+    def _slots(self) -> int:
+        """Slots of all contexts."""
+        return sum(context.settings.slots for context in (*self._lent.values(), *self._spare))
+
     def _lend(self, sequence: Hashable, end: int) -> NativeContext:
-        while len(self._lent) >= self._most:
+        binding = self._model.binding
+        while self._lent and (len(self._lent) >= self._most or binding.is_full):
             self._park(next(iter(self._lent)))
         slots = _FIRST_SLOTS
         while slots < end:
@@ -106,17 +122,26 @@ class Contexts:
         parked = self._parked.pop(sequence, None)
         self._lent[sequence] = context
         if parked is not None:
-            context.restore(parked.state, parked.length)
+            context.restore(*parked)
         return context
 
     def _take(self, slots: int) -> NativeContext:
         """A spare context of at least `slots` slots, else a new one."""
-        fitting = [context for context in self._spare if context.settings.slots >= slots]
+        # One that is far larger is left to a sequence that needs it, or in time all would be large.
+        fitting = [
+            context for context in self._spare if slots <= context.settings.slots <= 2 * slots
+        ]
         if fitting:
             context = min(fitting, key=lambda context: context.settings.slots)
             self._spare.remove(context)
             return context
-        return self._model.context(ContextSettings(slots, self._rows, self._threads))
+        while self._spare and (
+            self._model.binding.is_full
+            or len(self._lent) + len(self._spare) >= self._most
+            or self._slots + slots > self._most_slots
+        ):
+            self._spare.pop(0).close()
+        return self._model.context(self._settings._replace(slots=slots))
 
     def _park(self, sequence: Hashable) -> None:
         context = self._lent.pop(sequence)
@@ -125,7 +150,8 @@ class Contexts:
         self._give_back(context)
 
     def _give_back(self, context: NativeContext) -> None:
-        if len(self._spare) < _MOST_SPARE:
+        fits = self._slots + context.settings.slots <= self._most_slots
+        if fits and len(self._spare) < _MOST_SPARE and not self._model.binding.is_full:
             context.truncate(0)
             self._spare.append(context)
         else:

@@ -8,8 +8,9 @@ blocks are divided, shorter ones padded. Padding comes after the rows, so no row
 slots are dropped. No call gives logits of more rows than a decode call has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -18,40 +19,51 @@ import numpy as np
 from paceline.decoding.types import Block, Logits
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
-from paceline.engines.llamacpp.binding import Binding, ContextSettings, NativeContext, NativeModel
+from paceline.engines.llamacpp.binding import Binding, ContextSettings
+from paceline.engines.llamacpp.calls import MOST_ROWS, Calls
 from paceline.engines.llamacpp.contexts import Contexts, whole
-from paceline.engines.llamacpp.libraries import installed
-from paceline.engines.llamacpp.sequence import LlamaSequence
-from paceline.engines.llamacpp.weights import most_rows
-from paceline.engines.row_classes import LONGEST, RowClasses, RowRange, keep, kept, measure
-from paceline.errors import InvalidRequest
+from paceline.engines.llamacpp.libraries import installed, library_for
+from paceline.engines.llamacpp.native import NativeContext, NativeModel, Sizes
+from paceline.engines.llamacpp.packed import PackedWeights
+from paceline.engines.llamacpp.recurrent import RecurrentSequence
+from paceline.engines.llamacpp.sequence import LlamaSequence, call
+from paceline.engines.row_classes import (
+    CANDIDATES,
+    ROLLED_BACK,
+    RowClasses,
+    RowRange,
+    keep,
+    kept,
+    measure,
+)
+from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
-from paceline.storage.system import cpu_cores, processor
+from paceline.storage.system import cpu_cores, memory_bytes, processor
 
 SLOTS = 32
 """Slots of a KV block, which only counts."""
 
-_MOST_ROWS = 256
-"""Most rows of a call."""
+_MOST_CONTEXTS = 12
+"""Contexts with a sequence in them; those of further sequences are parked in between."""
 
-_MOST_CONTEXTS = 4
-"""Contexts that exist beside those of the running call."""
+_STATE_BYTES = 2 << 30
+"""Most bytes of recurrent states in the contexts of a model, if they are more than one."""
 
 _MEASURE_SECONDS = 2.0
 """Time for the row classes of a model."""
 
-_PADDING = 0
-"""Token of padding rows; every vocabulary has it."""
-
-_FORM = 2
+_FORM = 4
 """Version of the measurement of row classes: of another one, nothing is taken."""
 
-_ROWS = "one sequence in a call, keys and values in f16"
+_ROWS = "one sequence in a call"
 """How rows are computed. Change this string with any change to a row's bits or a call's cost:
 stored profiles are then measured again."""
 
-UNMEASURED = RowClasses(RowRange(1, 16), RowRange(1, _MOST_ROWS))
+_STATES = "rolled back, checkpoints"
+"""How recurrent states are restored; change it as `_ROWS`."""
+
+UNMEASURED = RowClasses(RowRange(1, 16), RowRange(1, MOST_ROWS))
 """Without padding: where `min_rows` is 1, and for models of which no class of rows is known."""
 
 
@@ -76,12 +88,12 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             path: the file.
             context_length: most slots of a sequence, as the model was trained.
             settings: see `EngineSettings`. With `min_rows` 1 calls are not padded.
-            binding: the library; None: the one that is installed.
+            binding: the library; None: the first that is installed and computes the file right.
             classes: row classes; None: measured.
 
         Raises:
             MissingExtra: no library is installed, or not for this processor.
-            ModelError: the library refuses the file.
+            ModelError: no library computes the file right, or it refuses it.
             InvalidRequest: hidden states are needed, which the library does not return.
         """
         settings = settings or EngineSettings()
@@ -92,33 +104,51 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             )
         self.context_length = context_length
         self.taps: tuple[int, ...] = ()
-        self._binding = binding or installed()
         self._threads = settings.threads or cpu_cores()
-        self._model = NativeModel(self._binding, path)
-        self.vocab_size = self._model.vocab_size
-        slot_bytes = self._model.slot_bytes(self._threads)
-        self._pool = BlockPool(-(-settings.slots(context_length, slot_bytes) // SLOTS), SLOTS)
-        self._contexts = Contexts(
-            self._model, context_length, _MOST_ROWS, self._threads, most=_MOST_CONTEXTS
+        self._measurements = settings.measurements
+        self._path = path
+        self._packed = PackedWeights(settings.packed)
+        self._binding = library_for(
+            path,
+            installed() if binding is None else (binding,),
+            lambda library: self._kept(library) is not None,
         )
+        self._model = self._open(settings.say)
+        self.vocab_size = self._model.vocab_size
+        if self._model.recurrent:
+            self._table_type = RecurrentSequence
+        sizes = self._model.sizes(self._threads)
+        slots = settings.slots(context_length, sizes.slot)
+        self._check_memory(slots, sizes)
+        self._pool = BlockPool(-(-slots // SLOTS), SLOTS)
         if classes is None and settings.min_rows > 1:
-            classes = self._row_classes(settings.measurements)
+            classes = self._row_classes()
         self.classes = classes or UNMEASURED
         """Rows of a call by role."""
-        self.min_rows = 1 if self.classes.single else self.classes.decode.least
+        self._rollback = self.classes.rollback if self._model.recurrent else 0
+        states = (1 + self._rollback) * sizes.state
+        self._contexts = Contexts(
+            self._model,
+            context_length,
+            ContextSettings(0, MOST_ROWS, self._threads, self._rollback),
+            most=min(max(_STATE_BYTES // max(states, 1), 1), _MOST_CONTEXTS),
+            most_slots=whole(slots + MOST_ROWS),
+        )
+        self.min_rows = self.classes.decode.least  # or one row, where that has the same bits
 
     def open(self) -> LlamaSequence:
         """A new, empty sequence."""
-        return LlamaSequence(self._pool, self.context_length, self._contexts)
+        return self._table_type(self._pool, self.context_length, self._contexts)
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         """Run blocks of different sequences one after another; see `Engine.step`."""
         started = perf_counter()
         sequences = self._reserve(work)
-        self._contexts.make_room(len(work))
-        logits = [
-            self._run(sequence, block) for sequence, (_, block) in zip(sequences, work, strict=True)
-        ]
+        logits = []
+        for sequence, (_, block) in zip(sequences, work, strict=True):
+            rows = self._run(sequence, block)
+            # The next block may take over this one's context, with its memory of logits.
+            logits.append(rows.copy() if len(work) > 1 else rows)
         return StepResult(logits, [{} for _ in work], perf_counter() - started)
 
     def close(self) -> None:
@@ -128,114 +158,132 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     def describe(self) -> dict[str, str]:
         """Everything that costs and exactness depend on; recorded results hold these strings."""
+        packed = "; packed weights" * (self._model.path != self._path)
         return {
-            **self._depends(),
-            "rows": f"{_ROWS}; {self.classes}",
+            **self._depends(self._binding),
+            "rows": f"{_ROWS}, {self._binding.cache}; {self.classes}{packed}",
             "min_rows": str(self.min_rows),
+            **({"states": f"{_STATES}, {self._rollback} rows"} if self._rollback else {}),
         }
 
-    def _row_classes(self, folder: Path | None) -> RowClasses | None:
+    def _open(self, say: Callable[[str], None]) -> NativeModel:
+        """Map the packed copy of the file, or else the file."""
+        copy = self._packed.find_or_make(self._path, self._binding, say)
+        if copy is None:
+            return NativeModel(self._binding, self._path)
+        try:
+            return NativeModel(self._binding, copy)
+        except ModelError:
+            model = NativeModel(self._binding, self._path)
+        self._packed.refuse(self._path, self._binding)
+        return model
+
+    def _check_memory(self, slots: int, sizes: Sizes) -> None:
+        """Raise ModelError if weights, which are mapped, and full caches do not fit into memory.
+
+        So do the recurrent states of one context.
+        """
+        slot_bytes, state_bytes = sizes
+        weights, memory = self._model.path.stat().st_size, memory_bytes()
+        states = (1 + UNMEASURED.rollback) * state_bytes
+        if weights + states + slots * slot_bytes > memory:
+            fitting = max((memory - weights - states) // max(slot_bytes, 1), 0)
+            self._model.close()
+            also = f" and {states >> 20} MiB of recurrent states" if states else ""
+            raise ModelError(
+                f"{self._model.path.name} has {weights >> 20} MiB{also}, {slots} tokens take "
+                f"{slots * slot_bytes >> 20} MiB of keys and values, and this machine has "
+                f"{memory >> 20} MiB of memory; use --cache-tokens {fitting} or fewer, or a "
+                "smaller model"
+            )
+
+    def _row_classes(self) -> RowClasses:
         """The model's row classes, measured if that was not done here before."""
-        if folder is None:
-            return self._measured()
-        depends = [_FORM, *self._depends().values(), *self._model.identity]
-        path = folder / f"{digest_of(depends)}.rows"
-        classes = kept(path)
-        if classes is None and (classes := self._measured()) is not None:
-            keep(path, classes)
+        classes = self._kept(self._binding)
+        if classes is None:
+            classes = self._measured() or UNMEASURED
+            if self._measurements is not None:
+                keep(self._measurements / self._name_of(self._binding, self._model.path), classes)
         return classes
 
+    def _kept(self, binding: Binding) -> RowClasses | None:
+        """Row classes that were measured here before, if any."""
+        if self._measurements is None:
+            return None
+        path = self._packed.find(self._path, binding) or self._path
+        return kept(self._measurements / self._name_of(binding, path))
+
+    def _name_of(self, binding: Binding, path: Path) -> str:
+        """Name of the file with row classes: a digest of everything that they depend on."""
+        stat = path.stat()
+        identity = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        return f"{digest_of([_FORM, *self._depends(binding).values(), *identity])}.rows"
+
     def _measured(self) -> RowClasses | None:
-        path = self._model.path
-        rows = most_rows(str(path), read_gguf(path).tensors)
-        with closing(_Calls(self._model, self.context_length, self._threads)) as calls:
-            return measure(calls, self._may_be_single, _MEASURE_SECONDS, most_rows=rows)
+        limits = self._binding.limits(str(self._path), read_gguf(self._path))
+        candidates = [
+            classes._replace(outputs=outputs)
+            for classes in (ROLLED_BACK if self._model.recurrent else CANDIDATES)
+            for outputs in ((1, 2) if limits.single else (2,))
+            if classes.most <= (limits.rows or MOST_ROWS)
+            and classes.decode.most <= (limits.decode or MOST_ROWS)
+        ]
+        rollback = UNMEASURED.rollback if self._model.recurrent else 0
+        probes = Calls(self._model, self.context_length, self._threads, rollback)
+        with closing(probes) as calls:
+            return measure(
+                calls,
+                candidates,
+                self._may_be_single if limits.single else lambda _: False,
+                _MEASURE_SECONDS,
+            )
 
     def _may_be_single(self, keys: int) -> bool:
-        heads = self._model.heads
-        return heads is not None and self._binding.may_be_single(keys, heads, self._threads)
+        return self._binding.may_be_single(keys, self._model.heads, self._threads)
 
-    def _depends(self) -> dict[str, str]:
+    def _depends(self, binding: Binding) -> dict[str, str]:
         return {
             "engine": self.name,
-            "library": f"{self._binding.name} {self._binding.version}",
+            "library": f"{binding.name} {binding.version}",
             "processor": processor(),
             "threads": str(self._threads),
         }
 
     def _run(self, sequence: LlamaSequence, block: Block) -> Logits:
         """Run a block; returns the logits of its trailing `block.rows` rows."""
+        padding = max(self.classes.decode.least, self.classes.prefill.least)
+        try:
+            context = sequence.context(len(block.tokens) + padding)
+            sequence.prepare(context, partial(self._calls, sequence, context))
+            logits = self._calls(sequence, context, block)
+        except BaseException:  # Ctrl-C, too: a call may have ended, and not been counted right
+            sequence.failed()
+            raise
+        sequence.ran(block)
+        return logits
+
+    def _calls(self, sequence: LlamaSequence, context: NativeContext, block: Block) -> Logits:
+        """Run a block after what is in the context; see `_run`."""
         count = len(block.tokens)
         role = self.classes.prefill if block.prefill else self.classes.decode
         single = count == 1 and not block.prefill and self.classes.single
-        least = 1 if single and self._may_be_single(sequence.length) else role.least
-        context = sequence.context(count + role.least)
+        least = 1 if single and self._may_be_single(context.length) else role.least
         first = count - block.rows
-        parts = list(role.split(count))
+        most_outputs = self.classes.decode.most
+        parts = sequence.parts(block, context.length, role, most_outputs)
         logits = []
         for part in parts:
-            rows = _call(
+            sequence.reached(context, part.start)
+            rows = call(
                 context,
                 block.tokens,
                 part,
                 first=first,
                 least=least,
-                most_outputs=self.classes.decode.most,
+                most_outputs=most_outputs,
+                least_outputs=self.classes.outputs,
             )
             # The context's next call overwrites the logits of this one.
             logits.append(rows.copy() if len(parts) > 1 else rows)
-        sequence.ran(block)
+        sequence.reached(context, count)
         return np.concatenate(logits) if len(parts) > 1 else logits[0]
-
-
-def _call(
-    context: NativeContext,
-    tokens: Sequence[int],
-    part: slice,
-    *,
-    first: int,
-    least: int,
-    most_outputs: int,
-) -> Logits:
-    """Run a part of a block in one call; logits of its rows from the block's row `first` on.
-
-    Where these are more than `most_outputs`, the call is repeated for the others.
-    """
-    rows = tokens[part]
-    padded = [*rows, *[_PADDING] * (least - len(rows))]
-    start = context.length
-    output = min(max(first - part.start, 0), len(rows))
-    logits = context.decode(padded, slice(output, min(output + most_outputs, len(rows))))
-    for further in range(output + most_outputs, len(rows), most_outputs):
-        logits = logits.copy()
-        context.truncate(start)
-        outputs = slice(further, min(further + most_outputs, len(rows)))
-        logits = np.concatenate([logits, context.decode(padded, outputs)])
-    context.truncate(start + len(rows))
-    return logits
-
-
-class _Calls:
-    """The calls of a measurement, with random tokens; see `row_classes.Prober`."""
-
-    def __init__(self, model: NativeModel, context_length: int, threads: int) -> None:
-        self.room = min(context_length, LONGEST)
-        slots = whole(self.room + _MOST_ROWS)
-        self._context = model.context(ContextSettings(slots, _MOST_ROWS, threads))
-        self._tokens = np.random.default_rng(0).integers(0, model.vocab_size, slots).tolist()
-
-    def prefill(self, length: int, rows: RowRange) -> None:
-        """See `Prober.prefill`."""
-        self._context.truncate(min(length, self._context.length))
-        missing = self._tokens[self._context.length : length]
-        for part in rows.split(len(missing)):
-            _call(self._context, missing, part, first=length, least=rows.least, most_outputs=1)
-
-    def rows(self, length: int, count: int, outputs: int) -> Logits:
-        """See `Prober.rows`."""
-        self._context.truncate(length)
-        return self._context.decode(self._tokens[length : length + count], slice(0, outputs)).copy()
-
-    def close(self) -> None:
-        """Free the context."""
-        self._context.close()

@@ -5,118 +5,186 @@ package does not declare are declared here. `IK_LLAMA_CPP_LIB_PATH` names a libr
 built from the same version. Its API is llama.cpp's of 2025: `llama_kv_cache_seq_rm`.
 """
 
-import contextlib
 import ctypes
-import os
-from collections.abc import Iterator
 from math import gcd
 from pathlib import Path
-from typing import Any
 
-from paceline.engines.llamacpp.binding import Binding, ContextSettings, State
-from paceline.engines.llamacpp.heads import Heads
-from paceline.engines.llamacpp.log import ErrorLog
+import numpy as np
+
+from paceline.engines.llamacpp.binding import (
+    Binding,
+    CallLimits,
+    ContextSettings,
+    Heads,
+    Signature,
+    State,
+)
+from paceline.engines.llamacpp.loading import short_spins, version_of
+from paceline.engines.llamacpp.weights import kinds, window_of
+from paceline.errors import ModelError
+from paceline.storage.gguf_file import GgufFile, short
 
 _PADDED_KEYS, _STEP, _RUN = 256, 128, 32
 """Keys of a call, of a step of softmax, and of a piece are multiples of these."""
 
-_VALUE_BYTES = 256
-"""Most bytes of a metadata value that is read."""
+COMPARED = (
+    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+)
+"""Types of weights that were compared with their values; others are not run."""
+
+FAMILIES = (
+    *("gemma", "gemma3", "glm4", "glm4moe", "gpt-oss", "llama", "phi3", "qwen2", "qwen3"),
+    *("qwen3moe", "smollm3"),
+)
+"""Families that were compared. It computes minicpm and mistral3 otherwise (KL 4.0 and 0.4)."""
+
+_LEAST_WINDOW = 128
+"""Least window of attention: a row whose first 64 or more keys are all masked ends the process."""
+
+_SCALINGS = (None, "none", "linear", "yarn")
+"""Kinds of scaled positions; another one ends the process."""
+
+_IGNORED = "rope_freqs.weight"
+"""Factors of positions, as in Llama 3.1: ignored (KL 1.4). Those of LongRoPE are not."""
+
+_PACKED, _GROUP, _PACKED_GROUPS = ("Q4_1", "Q5_1"), 32, 4
+"""Types that are packed anew for calls of 32 rows and more, four groups at a time: version 0.1.5
+reads beyond a row whose groups are no multiple of four. KL 0.7 at 576 inputs."""
+
+_RIGHT_ROWS = 16
+"""Most rows of a call that computes a packed type right at any width."""
+
+_UNSCALED = {"phi3.rope.scaling.type": "none"}
+"""The library ends the process at a type that it does not know, such as Phi's longrope. Nothing
+depends on it there: LongRoPE is a tensor of factors, and the file's attn_factor."""
+
+PACKED = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL")
+"""Types that have a packed form here (iqk_quantize.cpp, `get_repack_info`). A build with bf16
+instructions packs F16 into it, which has fewer digits: files with it are not packed."""
+
+_EXPERTS = "_exps.weight"
 
 _VOID, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
-_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+_FUNCTIONS: dict[str, Signature] = {
     "llama_kv_cache_seq_rm": (ctypes.c_bool, [_VOID, _INT, _INT, _INT]),
     "llama_model_has_recurrent": (ctypes.c_bool, [_VOID]),
     "llama_model_meta_val_str": (_INT, [_VOID, ctypes.c_char_p, ctypes.c_char_p, _SIZE]),
     "llama_get_logits": (_VOID, [_VOID]),
+    "llama_model_quantize": (ctypes.c_uint32, [ctypes.c_char_p, ctypes.c_char_p, _VOID]),
     "llama_state_seq_get_size": (_SIZE, [_VOID, _INT, ctypes.c_uint32]),
     "llama_state_seq_get_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT, ctypes.c_uint32]),
     "llama_state_seq_set_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT, ctypes.c_uint32]),
 }
 
 
-@contextlib.contextmanager
-def _short_spins() -> Iterator[None]:
-    """Load the library's OpenMP with a short wait before a thread sleeps.
+class _Quantization(ctypes.Structure):
+    """`llama_model_quantize_params` of version 0.1.5, which the package does not declare."""
 
-    A thread that waits for another one spins, billions of times by default. Where another program
-    uses the processor, the one that is waited for does not run meanwhile: with a load of 11 on two
-    cores a call of 10 ms took up to 2.8 s; with 1,000 spins at most 33 ms (2026-11-25).
-    """
-    name = "GOMP_SPINCOUNT"
-    ours = name not in os.environ
-    os.environ.setdefault(name, "1000")
-    try:
-        yield
-    finally:
-        if ours:
-            del os.environ[name]
+    _fields_ = (
+        ("nthread", _INT),
+        ("ftype", _INT),
+        ("types", _INT * 11),  # of kinds of tensors: all have the number of types, which means none
+        ("allow_requantize", ctypes.c_bool),
+        ("quantize_output_tensor", ctypes.c_bool),
+        ("only_copy", ctypes.c_bool),
+        ("pure", ctypes.c_bool),
+        ("keep_split", ctypes.c_bool),
+        ("ignore_imatrix_rules", ctypes.c_bool),
+        ("only_repack", ctypes.c_bool),
+        ("dry_run", ctypes.c_bool),
+        ("partial_requant", ctypes.c_bool),
+        ("pointers", _VOID * 5),
+    )
+
+    @property
+    def is_understood(self) -> bool:
+        """Whether the library's default values are where they are expected."""
+        flags = [getattr(self, name) for name, kind in self._fields_ if kind is ctypes.c_bool]
+        return flags == [False, True] + [False] * 7 and len(set(self.types)) == 1
 
 
 class IkLlama(Binding):
     """ik_llama.cpp; see the top of this file."""
 
     name = "ik_llama.cpp"
+    cache = "keys and values in f16"
+    replaced = _UNSCALED
+    # ggml has 64 arenas in a process (GGML_MAX_CONTEXTS); a model takes two and a context two, and
+    # a call needs some. With one model, the 32nd context was a segmentation fault.
+    most_open = 28
 
     def __init__(self) -> None:
         """Load the library. Raises ImportError or OSError if it is not installed or not loadable.
 
         Raises AttributeError for a library without a function that is called.
         """
-        from importlib.metadata import version
-
-        with _short_spins():
+        with short_spins():
             from ik_llama_cpp import _ctypes_api as api
-        self._api = api
-        self.library = api._lib
-        self.path = Path(self.library._name)
-        self.version = version("ik-llama-cpp-python")
-        for function, (result, arguments) in _FUNCTIONS.items():
-            declared = getattr(self.library, function)
-            declared.restype, declared.argtypes = result, arguments
-        self._log = ErrorLog(self.library)
+        version = version_of("ik-llama-cpp-python", self.name)
+        super().__init__(api, version, _FUNCTIONS)
 
-    def load(self, path: Path) -> int | None:
-        """See `Binding.load`."""
-        self._log.clear()
-        params = self._api.llama_model_default_params()
-        model: int | None = self._api.llama_model_load_from_file(str(path).encode(), params)
-        return model
+    def limits(self, name: str, content: GgufFile) -> CallLimits:
+        """See `Binding.limits`."""
+        family = content.fields.get("general.architecture")
+        scaling = content.fields.get(f"{family}.rope.scaling.type")
+        window = window_of(self.name, name, content)
+        factors = [tensor.name for tensor in content.tensors if tensor.name == _IGNORED]
+        fault = None
+        if family not in FAMILIES:
+            fault = f"the family {short(repr(family))}; expected one of {', '.join(FAMILIES)}"
+        elif window is not None and window < _LEAST_WINDOW:
+            fault = f"a window of attention of {window}; expected {_LEAST_WINDOW} or more"
+        elif factors or scaling not in (*_SCALINGS, "longrope" if family == "phi3" else None):
+            fault = f"positions scaled by {short(factors or scaling)}; expected linear or yarn"
+        if fault:
+            raise ModelError(
+                f"{name} has {fault}, as {self.name} computes others otherwise, or ends with them; "
+                "use --engine openvino"
+            )
+        rows = None
+        for kind, tensor in kinds(self.name, name, content, COMPARED):
+            if kind in _PACKED and tensor.shape[-1] // _GROUP % _PACKED_GROUPS:
+                rows = _RIGHT_ROWS
+        return CallLimits(rows)
+
+    def packs(self, content: GgufFile) -> bool:
+        """See `Binding.packs`. Experts are left out: their products were not compared packed."""
+        types = {kind for kind, tensor in kinds(self.name, "", content, COMPARED)}
+        experts = any(tensor.name.endswith(_EXPERTS) for tensor in content.tensors)
+        return not experts and "F16" not in types and not types.isdisjoint(PACKED)
+
+    def pack(self, source: Path, target: Path) -> int:
+        """Write a packed copy of a file; 0, or the library's code of a failure."""
+        defaults = self.library.llama_model_quantize_default_params
+        defaults.restype, defaults.argtypes = _Quantization, []
+        params: _Quantization = defaults()
+        if not params.is_understood:
+            return 1
+        params.only_repack = True
+        code: int = self.library.llama_model_quantize(
+            str(source).encode(), str(target).encode(), ctypes.byref(params)
+        )
+        return code
 
     def context(self, model: int, settings: ContextSettings) -> int | None:
         """See `Binding.context`."""
-        self._log.clear()
-        params = self._api.llama_context_default_params()
+        params = self.api.llama_context_default_params()
         params.n_ctx = settings.slots
         params.n_batch = params.n_ubatch = settings.rows
         params.n_seq_max = 1
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn = True
-        pointer: int | None = self._api.llama_init_from_model(model, params)
+        pointer: int | None = self.api.llama_init_from_model(model, params)
         return pointer
 
     def free_model(self, model: int) -> None:
         """See `Binding.free_model`."""
-        self._api.llama_free_model(model)
-
-    def vocab_size(self, model: int) -> int:
-        """See `Binding.vocab_size`."""
-        return int(self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(model)))
+        self.api.llama_free_model(model)
 
     def is_recurrent(self, model: int) -> bool:
         """See `Binding.is_recurrent`."""
         return bool(self.library.llama_model_has_recurrent(model))
-
-    def metadata(self, model: int, key: str) -> str | None:
-        """See `Binding.metadata`."""
-        value = ctypes.create_string_buffer(_VALUE_BYTES)
-        length = self.library.llama_model_meta_val_str(model, key.encode(), value, _VALUE_BYTES)
-        return value.value.decode(errors="replace") if length >= 0 else None
-
-    def batch_type(self) -> type[ctypes.Structure]:
-        """See `Binding.batch_type`."""
-        struct: type[ctypes.Structure] = self._api.llama_batch
-        return struct
 
     def truncate(self, context: int, length: int) -> bool:
         """See `Binding.truncate`."""
@@ -126,17 +194,19 @@ class IkLlama(Binding):
         """See `Binding.state_size`."""
         return int(self.library.llama_state_seq_get_size(context, 0, 0))
 
-    def read_state(self, context: int, state: State) -> int:
+    def read_state(self, context: int) -> State:
         """See `Binding.read_state`."""
+        state = np.empty(self.state_size(context), np.uint8)
         data = state.ctypes.data
-        return int(self.library.llama_state_seq_get_data(context, data, state.size, 0, 0))
+        written = self.library.llama_state_seq_get_data(context, data, state.size, 0, 0)
+        return state[:written]
 
     def write_state(self, context: int, state: State) -> int:
         """See `Binding.write_state`."""
         data = state.ctypes.data
         return int(self.library.llama_state_seq_set_data(context, data, state.size, 0, 0))
 
-    def may_be_single(self, keys: int, heads: Heads, threads: int) -> bool:
+    def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
         """See `Binding.may_be_single`; `iqk_flash_attn_noalibi` in iqk_flash_attn.cpp.
 
         With one row, and several heads of queries for one of keys, the keys of all heads are
@@ -148,8 +218,8 @@ class IkLlama(Binding):
         Keys are padded to 256; masked ones at the end are dropped where they are a quarter or more.
         And softmax goes on in steps of 128 keys, or of 64 or 32 if their number needs that.
         """
-        if heads.queries == 1:
-            return True
+        if heads is None or heads.queries == 1:
+            return heads is not None
         padded = -(-(keys + 1) // _PADDED_KEYS) * _PADDED_KEYS
         seen = -(-(keys + 1) // _RUN) * _RUN
         if padded > _PADDED_KEYS and seen <= 3 * padded // 4:
@@ -161,7 +231,3 @@ class IkLlama(Binding):
         shared = gcd(heads.keys, threads)
         runs, workers = heads.keys // shared * padded // _RUN, threads // shared
         return runs % workers == 0 and heads.keys // threads >= 1
-
-    def last_errors(self) -> str:
-        """See `Binding.last_errors`."""
-        return self._log.line()

@@ -1,42 +1,108 @@
-"""The libraries of llama.cpp's family that are installed here.
+"""The libraries of llama.cpp's family that are installed here, and which one runs a file.
 
-The processor must have what they were built for: an illegal instruction ends the process, so that
-is asked before a library is loaded.
+    ik_llama.cpp   the fastest exact rows on processors; the families and weights that were compared
+    llama.cpp      every family and type of weights; its package is compiled when it is installed
+
+The first in this order that computes a file right runs it, unless `PACELINE_LLAMACPP` names one.
+The processor must have what a wheel was built for: an illegal instruction ends the process, so that
+is asked before the library is loaded. A library that was compiled here has what the processor has.
 """
 
+import os
 import platform
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 from paceline.engines.llamacpp.binding import Binding
-from paceline.errors import MissingExtra
+from paceline.engines.llamacpp.loading import PATHS
+from paceline.errors import InvalidRequest, MissingExtra, ModelError
+from paceline.storage.gguf_file import read_gguf
+
+VARIABLE = "PACELINE_LLAMACPP"
+"""Environment variable: the name of the only library to use."""
+
+NAMES = ("ik_llama.cpp", "llama.cpp")
 
 _FLAGS = ("avx2", "fma", "f16c")
-"""Instructions of x86 that the wheels are built with, as in /proc/cpuinfo."""
+"""Instructions of x86 that the wheels of ik_llama.cpp are built with, as in /proc/cpuinfo."""
+
+_INSTALL = (
+    "`pip install 'paceline[llamacpp]'` installs ik_llama.cpp, which has wheels for Python 3.11 to "
+    "3.13, `pip install 'paceline[llamacpp-all]'` llama.cpp, too, which takes a C++ compiler and "
+    "some minutes"
+)
+
+
+def library_for(
+    path: Path, libraries: Iterable[Binding], is_known: Callable[[Binding], bool]
+) -> Binding:
+    """The first library that computes a GGUF file right.
+
+    Args:
+        path: the file.
+        libraries: those to choose from, as `installed` has them.
+        is_known: whether a library was chosen for the file before: then the file is not read.
+
+    Raises ModelError if no library computes the file right, and what `installed` raises.
+    """
+    refusals, content = [], None
+    for binding in libraries:
+        if is_known(binding):
+            return binding
+        content = content or read_gguf(path)
+        try:
+            binding.limits(str(path), content)
+        except ModelError as error:
+            refusals.append(str(error))
+        else:
+            return binding
+    others = "" if len(refusals) == len(NAMES) else f" (or another library: {_INSTALL})"
+    raise ModelError("; ".join(refusals) + others)
+
+
+def installed() -> Iterator[Binding]:
+    """The libraries that may be used, each loaded when it is reached.
+
+    Raises:
+        MissingExtra: no library is installed, or none for this processor, or the one at a path of
+            the user's own cannot be loaded.
+        InvalidRequest: `VARIABLE` names no library.
+    """
+    reasons, count = [], 0
+    for name in _allowed():
+        try:
+            binding = load(name)
+        except (ImportError, OSError, RuntimeError, AttributeError) as error:
+            if path := os.environ.get(PATHS[name]):
+                raise MissingExtra(
+                    f"${PATHS[name]} is {path}, where {name} cannot be loaded: {error}; "
+                    "name another library, or none for the package's own"
+                ) from error
+            reasons.append(f"{name}: {error}")
+        else:
+            count += 1
+            yield binding
+    if not count:
+        raise MissingExtra(
+            f"the engine llamacpp needs a library of llama.cpp's family: {_INSTALL} "
+            f"({'; '.join(reasons)}); or use --engine openvino"
+        )
 
 
 @cache
-def installed() -> Binding:
-    """The fastest library that is installed.
+def load(name: str) -> Binding:
+    """Load a library. Raises what its import raises, OSError for a processor that it is not for."""
+    if name == "llama.cpp":
+        from paceline.engines.llamacpp.upstream import Llama
 
-    Raises MissingExtra, which says what to install, or what the processor lacks.
-    """
+        return Llama()
     lacking = missing_instructions()
-    if lacking:
-        raise MissingExtra(
-            f"this processor has no {', '.join(lacking)}, which the libraries of the engine "
-            "llamacpp are built with; use --engine openvino"
-        )
-    reasons = []
-    for make in (_ik,):
-        try:
-            return make()
-        except (ImportError, OSError, AttributeError) as error:
-            reasons.append(str(error))
-    raise MissingExtra(
-        "the engine llamacpp needs a library of llama.cpp's family: `pip install "
-        f"'paceline[llamacpp]'` ({'; '.join(reasons)})"
-    )
+    if lacking and not os.environ.get(PATHS[name]):
+        raise OSError(f"this processor has no {', '.join(lacking)}, which its wheel is built with")
+    from paceline.engines.llamacpp.ik import IkLlama
+
+    return IkLlama()
 
 
 def missing_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
@@ -51,7 +117,9 @@ def missing_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     return [flag for flag in _FLAGS if flags and flag not in flags]
 
 
-def _ik() -> Binding:
-    from paceline.engines.llamacpp.ik import IkLlama
-
-    return IkLlama()
+def _allowed() -> tuple[str, ...]:
+    """Names of the libraries that `VARIABLE` allows."""
+    name = os.environ.get(VARIABLE)
+    if name and name not in NAMES:
+        raise InvalidRequest(f"${VARIABLE} is {name!r}; expected {' or '.join(NAMES)}")
+    return (name,) if name else NAMES

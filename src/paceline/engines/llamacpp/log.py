@@ -1,6 +1,10 @@
 """The library's log: nothing is printed, and its last lines about errors go into ours."""
 
 import ctypes
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _ERROR, _CONTINUED = 4, 5
 """`ggml_log_level` of ik_llama.cpp and llama.cpp; a continued line has the last one's level."""
@@ -36,3 +40,23 @@ class ErrorLog:
         line = (text or b"").decode(errors="replace").strip()
         if self._error and line:
             self._lines = [*self._lines, line][-_LINES:]
+
+
+@contextmanager
+def interrupts_after() -> Iterator[None]:
+    """Ctrl-C comes after the block, for calls that write lines of the log.
+
+    What a callback from C raises is printed and lost, and with it the KeyboardInterrupt.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)

@@ -2,15 +2,23 @@
 
 They are in a *context* while the sequence runs, and in a *state*, a plain array, while it waits: a
 context also holds the memory of calls, so few exist. KV blocks only count slots. A fork starts from
-a state; so sequences share nothing, and each has slots of its own.
+a state; so sequences share nothing, and each has slots of its own. `call` runs a part of a block.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Self
 
+import numpy as np
+
+from paceline.decoding.types import Block, Logits
 from paceline.engines.kv_blocks import BlockPool, PrefillTable
-from paceline.engines.llamacpp.binding import NativeContext
 from paceline.engines.llamacpp.contexts import Contexts
+from paceline.engines.llamacpp.native import NativeContext
+from paceline.engines.row_classes import RowRange
 from paceline.errors import CacheFull
+
+_PADDING = 0
+"""Token of padding rows; every vocabulary has it."""
 
 
 class LlamaSequence(PrefillTable):
@@ -22,8 +30,30 @@ class LlamaSequence(PrefillTable):
         self._contexts = contexts
 
     def context(self, rows: int) -> NativeContext:
-        """Its context, with keys and values of `length` slots and room for `rows` rows."""
-        return self._contexts.of(self, self.length, self.length + rows)
+        """Its context with room for `rows` rows; `prepare` makes it hold `length` slots."""
+        return self._contexts.of(self, self.length + rows)
+
+    def prepare(self, context: NativeContext, run: Callable[[Block], object]) -> None:
+        """Drop what the sequence does not have; compute again, by `run`, what is missing."""
+        if context.length > self.length:
+            context.truncate(self.length)
+
+    def parts(self, block: Block, at: int, rows: RowRange, outputs: int) -> list[slice]:
+        """Rows of a block, by calls.
+
+        Args:
+            block: the block.
+            at: tokens before it.
+            rows: numbers of rows of a call.
+            outputs: most rows of a call that get logits.
+        """
+        return list(rows.split(len(block.tokens)))
+
+    def reached(self, context: NativeContext, rows: int) -> None:
+        """Rows of the block, of which `rows` are in the context."""
+
+    def failed(self) -> None:
+        """A call of the sequence failed, or was interrupted."""
 
     def fork_length(self, length: int) -> int:
         """The length that `fork(length)` would have, if the cache has slots for it."""
@@ -43,10 +73,45 @@ class LlamaSequence(PrefillTable):
             return fork
         super(LlamaSequence, fork).commit(shared)
         fork._shareable_length = shared
-        self._contexts.copy(self, fork, self.length, shared)
+        self._copy(fork, shared)
         return fork
+
+    def _copy(self, fork: Self, shared: int) -> None:
+        """Give a fork the first `shared` slots."""
+        self._contexts.copy(self, fork, shared)
 
     def close(self) -> None:
         """Free all slots."""
         super().close()
         self._contexts.forget(self)
+
+
+def call(
+    context: NativeContext,
+    tokens: Sequence[int],
+    part: slice,
+    *,
+    first: int,
+    least: int,
+    most_outputs: int,
+    least_outputs: int,
+) -> Logits:
+    """Run a part of a block in one call; logits of its rows from the block's row `first` on.
+
+    Where these are more than `most_outputs`, the call is repeated for the others; where they are
+    fewer than `least_outputs`, rows beside them get logits, too.
+    """
+    rows = tokens[part]
+    padded = [*rows, *[_PADDING] * (least - len(rows))]
+    start = context.length
+    output = min(max(first - part.start, 0), len(rows))
+    logits = []
+    for at in range(output, len(rows), most_outputs) or [output]:
+        stop = min(at + most_outputs, len(rows))
+        begin = min(at, max(len(padded) - least_outputs, 0))
+        end = max(stop, begin + least_outputs) if stop > at else begin
+        context.truncate(start)
+        found = context.decode(padded, slice(begin, end))[at - begin : stop - begin]
+        logits.append(found.copy() if len(rows) - output > most_outputs else found)
+    context.truncate(start + len(rows))
+    return np.concatenate(logits) if len(logits) > 1 else logits[0]

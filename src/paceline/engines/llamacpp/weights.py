@@ -1,45 +1,58 @@
-"""Types of weights that the libraries compute right: equal rows are not yet right rows.
+"""Files that the libraries compute right: equal rows are not yet right rows.
 
-Compared with the same weights as F32, at widths of 576 to 9,728 and calls of 1 to 64 rows
-(tests/engines/test_llamacpp_weights.py): KL 0.0002 to 0.001, what rounded activations make, but for
-one fault. ik_llama.cpp 0.1.5 packs Q4_1 and Q5_1 anew for calls of 32 rows and more, four groups at
-a time, and reads beyond a row whose groups are no multiple of four: KL 0.7 at 576 inputs.
+Types of weights were compared with the same weights as F32, at widths of 576 to 9,728 and calls of
+1 to 64 rows (tests/engines/test_llamacpp_weights.py): KL 0.0002 to 0.001, what rounded activations
+make. Families were compared with the engine openvino (tests/engines/test_llamacpp_families.py).
+What a library computes otherwise, or ends the process with, its binding refuses.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 
 from paceline.errors import ModelError
-from paceline.storage.gguf_file import Tensor, short
+from paceline.storage.gguf_file import GgufFile, Tensor, short
 
-COMPARED = (
-    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-)
-"""Types that were compared; others are not run."""
+FLOATS = ("F32", "F16", "BF16")
+"""Types without groups."""
 
-_PACKED = ("Q4_1", "Q5_1")
-_GROUP, _PACKED_GROUPS = 32, 4
-
-_RIGHT_ROWS = 16
-"""Most rows of a call that computes a packed type right at any width."""
+_EXAONE4_LAYERS = 64
+"""Layers of the one EXAONE 4 with a window, by which the libraries know that it has one."""
 
 
-def most_rows(name: str, tensors: Iterable[Tensor]) -> int | None:
-    """Most rows of a call that computes all tensors right; None: any number.
+def kinds(
+    library: str, name: str, content: GgufFile, compared: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors with the names of their types. Raises ModelError for one that is not in `compared`.
 
-    Raises ModelError for a type that was not compared. `name` is the file's, for the message.
+    `library` and `name`, the file's, are for the message.
     """
     from gguf import GGMLQuantizationType
 
-    most = None
-    for tensor in tensors:
+    for tensor in content.tensors:
         kind = GGMLQuantizationType(tensor.kind).name
-        if kind not in COMPARED:
+        if kind not in compared:
             raise ModelError(
                 f"{name} has weights of type {kind} ({short(tensor.name)}), which were not "
-                f"compared in the engine llamacpp; expected {', '.join(COMPARED)}: get the model "
-                "in another quantization, such as Q4_K_M"
+                f"compared in {library}; expected {', '.join(compared)}: get the model in another "
+                "quantization, such as Q4_K_M"
             )
-        if kind in _PACKED and tensor.shape[-1] // _GROUP % _PACKED_GROUPS:
-            most = _RIGHT_ROWS
-    return most
+        yield kind, tensor
+
+
+def window_of(library: str, name: str, content: GgufFile) -> int | None:
+    """Tokens of the window of attention that a file has; None: it has none.
+
+    Raises ModelError for a window that both libraries ignore.
+    """
+    family = content.fields.get("general.architecture")
+    window = content.fields.get(f"{family}.attention.sliding_window")
+    if not isinstance(window, int) or not window:
+        return None
+    context = content.fields.get(f"{family}.context_length", 0)
+    is_short = isinstance(context, int) and window < context
+    layers = content.fields.get(f"{family}.block_count")
+    if is_short and (family == "llama" or (family == "exaone4" and layers != _EXAONE4_LAYERS)):
+        raise ModelError(
+            f"{name} has {family}.attention.sliding_window of {window}, which {library} ignores; "
+            "use --engine openvino"
+        )
+    return window

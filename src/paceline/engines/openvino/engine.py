@@ -51,6 +51,9 @@ share of the machine's memory. With larger ones, start and memory would be two t
 large, to save about 5 ms where the number of rows changes (docs/decisions/gguf-weights.md).
 """
 
+_KV_PRECISION = "f16"
+"""Of OpenVINO's types of KV caches, the one in which a row's KV depends on that row alone."""
+
 _ATTENTION = "an answer's rows one by one"
 """How rows are computed. Change this string with any change to a row's bits or a call's cost:
 stored profiles are then measured again, and so must be `benchmarks/results`
@@ -87,7 +90,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         self.context_length = context_length
         options = {
             "PERFORMANCE_HINT": "LATENCY",
-            "KV_CACHE_PRECISION": "f16",
+            "KV_CACHE_PRECISION": _KV_PRECISION,
             # The default on a CPU with bf16 is bf16: no faster here, and less precise.
             "INFERENCE_PRECISION_HINT": "f32",
             # 8-bit activations with 8-bit weights, one scale per 32: twice as fast from 6 rows on
@@ -205,7 +208,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
             "device": ov.Core().get_property("CPU", "FULL_DEVICE_NAME"),
             "threads": str(self._threads),
             "min_rows": str(self.min_rows),
-            "kv_cache": "f16",
+            "kv_cache": _KV_PRECISION,
             "lanes": "|".join(
                 ",".join(map(str, graph.sizes)) for graph in self._graphs if graph.sizes
             ),
@@ -299,13 +302,14 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
 
     def _make_cache(self, settings: EngineSettings, graph: Path) -> BlockPool:
         """Make zeroed key and value tensors; returns the pool of their KV blocks."""
-        shapes = _shapes(self._graphs[0].ports(KV_CACHES))
-        block_size = next(iter(shapes.values()))[1]
-        block_bytes = sum(map(prod, shapes.values())) * 2
+        ports = self._graphs[0].ports(KV_CACHES)
+        shapes, dtype = _shapes(ports), np.dtype(ports[0].get_element_type().to_dtype())
+        block_size = min(shape[1] for shape in shapes.values())  # 8-bit keys: scales beside slots
+        block_bytes = sum(map(prod, shapes.values())) * dtype.itemsize
         tokens = settings.slots(self.context_length, block_bytes // block_size)
         blocks = -(-tokens // block_size)
         try:
-            self._make_tensors(shapes, blocks + 1, np.float16)  # and the spare block
+            self._make_tensors(shapes, blocks + 1, dtype)  # and the spare block
         except (MemoryError, ValueError) as error:  # ValueError: beyond any address
             raise ModelError(
                 f"no memory for a cache of {tokens} tokens of {graph.parent.name} "

@@ -9,7 +9,7 @@ where g(x) are the sums of x over the 32 inputs of each group: a second product,
 whose weights are small and are stored in 8 bits. docs/decisions/gguf-weights.md has the figures.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -153,7 +153,9 @@ def _reshaped(constant: Any, shape: Sequence[int]) -> Any:
 def _groups(output: Any, tensors: Mapping[str, Tensor]) -> _Groups | None:
     """The matrix behind a product's second input, if its zero points are fractional."""
     node = output.get_node()
-    tensor = tensors.get(node.get_friendly_name().removeprefix(WEIGHT))
+    name = node.get_friendly_name().removeprefix(WEIGHT)
+    # Gates of Qwen3.5's attention are in the matrix of its queries.
+    tensor = tensors.get(name) or tensors.get(name.replace("attn_gate", "attn_q"))
     if node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     if node.get_type_name() != "Reshape":
@@ -171,25 +173,69 @@ def _groups(output: Any, tensors: Mapping[str, Tensor]) -> _Groups | None:
     if (zero == np.rint(zero)).all():
         return None
     # A group of equal weights has the scale 0, and no zero point.
-    exact = _offsets(tensor) if tensor is not None else None
-    return _Groups(codes, scale, scale * zero if exact is None else exact.reshape(scale.shape))
+    rounded = scale * zero
+    exact = _offsets(tensor, scale, rounded) if tensor is not None else None
+    return _Groups(codes, scale, rounded if exact is None else exact.reshape(scale.shape))
 
 
-def _offsets(tensor: Tensor) -> Floats | None:
-    """Offsets of a tensor's groups of 32 weights, in order; None for a type without offsets."""
+_BLOCK_BYTES = {"Q4_1": 20, "Q5_1": 24, "Q4_K": 144, "Q5_K": 176}
+"""Types with offsets; their blocks begin with two numbers in f16."""
+
+_STEP, _OFFSET = 0, 1
+"""Which of the two."""
+
+
+def _offsets(tensor: Tensor, scale: Floats, rounded: Floats) -> Floats | None:
+    """Offsets of groups of 32 weights, in order.
+
+    None for a type without offsets, and where rows are not found: the frontend divides the matrix
+    of queries and gates of Qwen3.5, head by head, so a part's rows are those with its scales.
+
+    Args:
+        tensor: the matrix in the file.
+        scale: of the product's matrix, [rows, groups, 1].
+        rounded: the product's offsets, [rows, groups, 1]: of rows with equal scales the nearest is
+            taken.
+    """
+    offsets = _numbers(tensor, _OFFSET)
+    if offsets is None or offsets.size == scale.size:
+        return offsets
+    steps = _numbers(tensor, _STEP)
+    assert steps is not None, "a type has both or neither"
+    groups = scale.shape[1]
+    offsets = offsets.reshape(-1, groups)
+    places = defaultdict[bytes, list[int]](list)
+    for at, row in enumerate(_halves(steps, groups)):
+        places[row.tobytes()].append(at)
+    rows = []
+    for row, about in zip(_halves(scale, groups), rounded.reshape(-1, groups), strict=True):
+        alike = places[row.tobytes()]
+        if not alike:
+            return None
+        distances = np.abs(offsets[alike] - about).sum(axis=1)
+        rows.append(alike[int(distances.argmin())])
+    return offsets[rows]
+
+
+def _halves(scales: Floats, groups: int) -> npt.NDArray[np.float16]:
+    """Scales in the precision that the frontend keeps, [rows, groups]."""
+    return scales.reshape(-1, groups).astype(np.float16)
+
+
+def _numbers(tensor: Tensor, which: int) -> Floats | None:
+    """`_STEP` or `_OFFSET` of a tensor's groups, in order; None for a type without offsets."""
     from gguf import GGMLQuantizationType
     from gguf.quants import Q4_K
 
     kind = GGMLQuantizationType(tensor.kind).name
-    if kind in ("Q4_1", "Q5_1"):
-        blocks = tensor.data.reshape(-1, {"Q4_1": 20, "Q5_1": 24}[kind])
-        return -blocks[:, 2:4].copy().view(np.float16).astype(np.float32)
-    if kind in ("Q4_K", "Q5_K"):
-        blocks = tensor.data.reshape(-1, {"Q4_K": 144, "Q5_K": 176}[kind])
-        step = blocks[:, 2:4].copy().view(np.float16).astype(np.float32)
-        found: Floats = step * Q4_K.get_scale_min(blocks[:, 4:16])[1]
-        return found
-    return None
+    if kind not in _BLOCK_BYTES:
+        return None
+    blocks = tensor.data.reshape(-1, _BLOCK_BYTES[kind])
+    unit: Floats = blocks[:, 2 * which : 2 * which + 2].copy().view(np.float16).astype(np.float32)
+    if kind in ("Q4_1", "Q5_1"):  # they have the least weight, an offset of the other sign
+        return -unit if which == _OFFSET else unit
+    numbers: Floats = unit * Q4_K.get_scale_min(blocks[:, 4:16])[which]
+    return numbers
 
 
 def _constant(output: Any) -> Floats | None:

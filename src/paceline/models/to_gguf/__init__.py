@@ -4,8 +4,7 @@
 `families.py` has a row for each family.
 """
 
-from paceline.models.to_gguf.families import UnknownFamily
 from paceline.models.to_gguf.folder import write_folder
 from paceline.models.to_gguf.writer import WEIGHTS, Plan, plan, write
 
-__all__ = ["WEIGHTS", "Plan", "UnknownFamily", "plan", "write", "write_folder"]
+__all__ = ["WEIGHTS", "Plan", "plan", "write", "write_folder"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from paceline.errors import ModelError
+from paceline.models.gguf import instead_of
 from paceline.models.to_gguf import gemma4, lfm2, qwen35
 from paceline.models.to_gguf.config import Config
 from paceline.models.to_gguf.family import (
@@ -25,20 +26,16 @@ GELU = ("gelu_pytorch_tanh", "gelu")
 """Gemma's old configurations say gelu and mean its approximation by tanh."""
 
 
-class UnknownFamily(ModelError):
-    """A family that is not in the table."""
-
-
 def family_of(config: Config) -> Family:
     """The row of `config`'s family, whose defaults are put into `config`.
 
-    Raises UnknownFamily, or ModelError for a form of the family that readers of GGUF do not know.
+    Raises ModelError for another family, or for a form of it that readers of GGUF do not know.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise UnknownFamily(
+        raise ModelError(
             f"{config.path}: the family {config.model_type} cannot be converted; expected one of "
-            f"{', '.join(sorted(FAMILIES))}"
+            f"{', '.join(sorted(FAMILIES))}. {instead_of(config.model_type)}"
         )
     config.values = {**family.defaults, **config.values}
     for name, values in {**family.only, "is_causal": (True, None)}.items():

@@ -26,7 +26,9 @@ def layers(config: Config, plain: list[Layer]) -> list[Layer]:
     """Sizes of each layer."""
     head_dim = _global_head_dim(config)
     k_is_v = config.flag("attention_k_eq_v", default=False)
-    kv_heads = config.integer("num_global_key_value_heads", default=plain[0].kv_heads)
+    kv_heads = _of_full_attention(
+        config, "num_key_value_heads", "num_global_key_value_heads", plain[0].kv_heads
+    )
     first_shared = len(plain) - _shared(config)
     wide = 2 if config.flag("use_double_wide_mlp", default=False) else 1
     last = {layer.has_window: index for index, layer in enumerate(plain[:first_shared])}
@@ -82,13 +84,17 @@ def extra(config: Config, make: MakeOutput) -> Iterator[Output]:
 
 
 def _global_head_dim(config: Config) -> int:
-    """Size of heads with full attention: by name, or as transformers writes it back."""
+    return _of_full_attention(config, "head_dim", "global_head_dim", 512)
+
+
+def _of_full_attention(config: Config, key: str, name: str, default: int) -> int:
+    """A size of layers with full attention: by its `name`, or as transformers writes it back."""
     per_layer = config.get("per_layer_config")
     if isinstance(per_layer, dict):
-        sizes = {str(each.get("head_dim")) for each in per_layer.values() if isinstance(each, dict)}
+        sizes = {str(each.get(key)) for each in per_layer.values() if isinstance(each, dict)}
         if len(sizes) == 1 and (size := sizes.pop()).isdecimal():
             return int(size)
-    return config.integer("global_head_dim", default=512)
+    return config.integer(name, default=default)
 
 
 def _shared(config: Config) -> int:

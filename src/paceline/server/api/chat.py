@@ -5,8 +5,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import CallStream, Part, ToolCall, parse_tool_calls
-from paceline.constraints.tool_forms import ToolForm
+from paceline.constraints.tool_forms import HERMES
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.runtime.options import TEMPLATE_NAMES
@@ -269,9 +270,8 @@ def template_chat(
     if service.template_has_tools:
         return fit_calls(chat, service.tool_form, service.files.chat_template or "")
     guarded = _guard(service)
-    return describe_tools(
-        chat, [guarded(tool.model_dump_json(exclude_none=True)) for tool in tools]
-    )
+    texts = [guarded(tool.model_dump_json(exclude_none=True)) for tool in tools]
+    return describe_tools(chat, texts, service.tool_form or HERMES)
 
 
 def _guard(service: Service) -> Callable[[Any], Any]:

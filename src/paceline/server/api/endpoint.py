@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from paceline.constraints.compile_queue import Caller
 from paceline.server.api.errors import ApiError, api_error
 from paceline.server.api.http import (
     DONE,
@@ -29,6 +30,7 @@ from paceline.server.api.http import (
 )
 from paceline.server.api.schema import GenerationBody, parse
 from paceline.server.api.usage import telemetry, usage
+from paceline.server.middleware import peer_of
 from paceline.server.readers import Lane
 from paceline.server.request import ServerRequest
 from paceline.server.service import Observer, Service
@@ -36,6 +38,9 @@ from paceline.server.settings import Settings
 from paceline.server.stream_text import Answer, Answers, Delta, Piece
 
 log = logging.getLogger("paceline.server")
+
+_GRAMMAR_SECONDS = 3.5
+"""How long a request waits until its grammars are compiled, beside those of others."""
 
 _GONE = ApiError("the client is gone", status=499, code="client_gone")
 """For the observer alone; nginx uses this status."""
@@ -83,12 +88,14 @@ class ApiRequest(ABC, Generic[_B]):
         """Whether an answer has a constraint that is not compiled yet."""
         return any(request.constraint for request in self.requests)
 
-    def compile(self) -> None:
+    def compile(self, caller: Caller) -> None:
         """Compile the constraints, which may take seconds.
 
-        Raises InvalidRequest if one cannot be compiled.
+        Raises InvalidRequest if one cannot be compiled, and Busy if the caller has to wait too long
+        for those of others, or leaves.
         """
-        self.requests = [request.compiled() for request in self.requests]
+        grammars = self._service.grammars.for_caller(caller)
+        self.requests = [request.compiled(grammars) for request in self.requests]
 
     @abstractmethod
     def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -228,7 +235,10 @@ def answering(service: Service, kind: type[ApiRequest[Any]]) -> Work:
         is_quick = lane is Lane.SHORT and not kind.templated
         request = read() if is_quick else await service.readers.run(lane, read)
         if request.constrained:
-            await service.readers.run(Lane.GRAMMAR, request.compile)
+            with Caller(
+                peer_of(reply.scope), _GRAMMAR_SECONDS
+            ) as caller:  # it leaves with its client
+                await service.readers.run(Lane.GRAMMAR, request.compile, caller)
         with Answers(service, request.requests) as answers:
             if request.streamed:
                 await _stream(request, answers, reply, service)

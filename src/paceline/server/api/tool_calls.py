@@ -7,12 +7,13 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import CallPiece, ToolCall, written_calls
-from paceline.constraints.tool_forms import ToolForm
+from paceline.constraints.tool_forms import HERMES, KIMI
 from paceline.models.thinking import Thinking
 from paceline.server.api.errors import ApiError
 from paceline.server.api.schema import Message, Tool
@@ -22,10 +23,8 @@ _INSTRUCTIONS = """You may call functions to help with the user's request. These
 {}
 </tools>
 To call one, answer with its name and its arguments as JSON:
-<tool_call>
-{"name": "the function's name", "arguments": {"the argument's name": "its value"}}
-</tool_call>"""
-
+"""
+_EXAMPLE = ToolCall("the function's name", '{"the argument\'s name": "its value"}')
 
 _TOOL_FIELDS = ("tool_calls", "tool_call_id", "name")
 """Fields of a message that a template without tools does not support."""
@@ -110,6 +109,8 @@ def fit_calls(
 ) -> list[dict[str, Any]]:
     """A chat with its calls and their results as a template that supports tools expects them."""
     found = [dict(message) for message in chat]
+    if form and form.name == KIMI.name:
+        _name_ids(found)
     if form and form.id_length:
         for message in found:
             if message.get("tool_call_id"):
@@ -137,6 +138,16 @@ def fit_calls(
     return found
 
 
+def _name_ids(chat: Sequence[dict[str, Any]]) -> None:
+    """Give calls the ids by which Kimi's template names them, and their results the same."""
+    ids: dict[str | None, str] = {}
+    for message in chat:
+        for place, call in enumerate(message.get("tool_calls", ())):
+            ids[call["id"]] = call["id"] = f"functions.{call['function']['name']}:{place}"
+        if message.get("tool_call_id") in ids:
+            message["tool_call_id"] = ids[message["tool_call_id"]]
+
+
 def _short_id(text: str, length: int) -> str:
     """An id of letters and digits; the same for the same text."""
     if len(text) == length and text.isascii() and text.isalnum():
@@ -160,28 +171,38 @@ def _with_responses(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def describe_tools(chat: Sequence[dict[str, Any]], tools: Sequence[str]) -> list[dict[str, Any]]:
-    """A chat with its tools and calls as plain text, for a template that does not support tools.
+def describe_tools(
+    chat: Sequence[dict[str, Any]], tools: Sequence[str], form: ToolForm = HERMES
+) -> list[dict[str, Any]]:
+    """A chat with its tools as plain text, for a template that does not support tools.
 
-    `tools` are their JSON texts.
+    `tools` are their JSON texts. With the form `HERMES` calls and results are text, too; templates
+    of another form have them.
     """
-    found: list[dict[str, Any]] = []
-    for message in chat:
-        content, role = message["content"], message["role"]
-        for call in message.get("tool_calls", ()):
-            text = json.dumps(call["function"], ensure_ascii=False)
-            content += f"{chr(10) if content else ''}<tool_call>\n{text}\n</tool_call>"
-        if role == "tool":
-            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-        kept = {name: each for name, each in message.items() if name not in _TOOL_FIELDS}
-        found.append({**kept, "role": role, "content": content})
+    found = [dict(message) for message in chat]
+    if form.name == HERMES.name:
+        found = [_as_text(message) for message in chat]
     if not tools:
         return found
-    instructions = _INSTRUCTIONS.replace("{}", "\n".join(tools), 1)
+    instructions = _INSTRUCTIONS.replace("{}", "\n".join(tools), 1) + written_calls(
+        form, [_EXAMPLE]
+    )
     if found[0]["role"] == "system":
         found[0]["content"] += f"\n\n{instructions}"
         return found
     return [{"role": "system", "content": instructions}, *found]
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with its calls in its content, or a tool's result in the user's turn."""
+    content, role = message["content"], message["role"]
+    for call in message.get("tool_calls", ()):
+        text = json.dumps(call["function"], ensure_ascii=False)
+        content += f"{chr(10) if content else ''}<tool_call>\n{text}\n</tool_call>"
+    if role == "tool":
+        role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+    kept = {name: each for name, each in message.items() if name not in _TOOL_FIELDS}
+    return {**kept, "role": role, "content": content}
 
 
 def _arguments(text: str) -> Any:

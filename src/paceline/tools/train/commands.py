@@ -53,7 +53,13 @@ def prompts(
     slots = at_once * (_OPENING + LONGEST_PROMPT)
     # One row per sequence doubles throughput, and prompts need no exact decoding.
     model = load(
-        target, rows=1, cache_tokens=slots, threads=threads, drafters=("none",), progress=progress
+        target,
+        rows=1,
+        cache_tokens=slots,
+        contexts=at_once,
+        threads=threads,
+        drafters=("none",),
+        progress=progress,
     )
     found = write_prompts(
         model,
@@ -83,7 +89,13 @@ def answers(
     settings = Settings(max_tokens, tuple(temperatures), seed)
     slots = at_once * (settings.longest_prompt + max_tokens)
     model = load(
-        target, rows=1, cache_tokens=slots, threads=threads, drafters=("none",), progress=progress
+        target,
+        rows=1,
+        cache_tokens=slots,
+        contexts=at_once,
+        threads=threads,
+        drafters=("none",),
+        progress=progress,
     )
     made = make_answers(model, files, out, settings, at_once=at_once, progress=progress)
     text = f"{made['answers']} answers, {made['answer_tokens']} tokens, in {out}"

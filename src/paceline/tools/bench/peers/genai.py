@@ -29,7 +29,7 @@ def open_peers(target: TargetModel) -> list[Peer]:
     if target.files.engine != "openvino":
         raise NotComparable(
             f"{target.files.name} is a model for the engine {target.files.engine}; GenAI runs "
-            "those for openvino"
+            "those for openvino; say --engine openvino"
         )
     return [GenAi("GenAI", target, {}), GenAi("GenAI f32", target, _OURS)]
 

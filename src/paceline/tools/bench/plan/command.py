@@ -1,22 +1,32 @@
 """`plan`: what verification calls cost on this machine, and the speed-up drafting can give."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from paceline.decoding.costs import CostTable
 from paceline.engines.invariance import Compared
+from paceline.runtime.load import remember_costs
 from paceline.runtime.model import Model
 from paceline.storage.report import Report, Table
 from paceline.tools.bench.plan import flops
-from paceline.tools.bench.plan.table import ZAYA, best_by_chance, plan_rows
+from paceline.tools.bench.plan.table import best_by_chance, plan_rows
 
 
-def plan(model: Model, *, again: bool) -> Report:
-    """Cost table of this machine, work of a call by part, and the ZAYA experiment's cost table.
+def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
+    """Cost table of this machine, and work of a call by part.
 
     The work is included only for engines that count it. With `again` the costs are measured anew.
+    Where two engines run the model, and `engine` is `auto`, the other one is measured beside.
+
+    Args:
+        load: loads the model for an engine.
+        engine: the engine that is wanted.
+        again: measure anew.
     """
+    model = load(engine)
     measurement = model.measure_profile(again=again)
-    here, zaya = measurement.cost, CostTable(ZAYA)
+    engines = _compare_engines(model, load, again=again)
+    here = measurement.cost
     value = {
         "model": model.files.name,
         "engine": model.engine.describe(),
@@ -24,7 +34,7 @@ def plan(model: Model, *, again: bool) -> Report:
         "row_invariant": measurement.row_invariant,
         "exactness": {name: each.as_dict() for name, each in measurement.compared.items()},
         **_cost_facts(here),
-        "zaya": _cost_facts(zaya),
+        **({} if engines is None else {"engines": engines}),
     }
     tables = [_cost_table(f"{model.files.name} on this machine", here)]
     if measurement.deep_context:
@@ -35,9 +45,45 @@ def plan(model: Model, *, again: bool) -> Report:
         work = model.engine.work()
         value["work"] = flops.as_dict(work)
         tables += flops.tables(work)
-    other = "the ZAYA experiment (soft-routed MoE, Neural Engine)"
-    tables += [_cost_table(other, zaya), _exactness_table(measurement.compared)]
+    tables.append(_exactness_table(measurement.compared))
+    if engines is not None:
+        tables.insert(0, _engines_table(engines))
     return Report(value, tables=tables)
+
+
+_COMPARED_ROWS = (1, 2, 4, 8, 16)
+
+
+def _compare_engines(
+    model: Model, load: Callable[[str], Model], *, again: bool
+) -> dict[str, Any] | None:
+    """Costs of each engine that runs the model, and the one that `auto` takes from now on.
+
+    None: there is no other engine, or one was named.
+    """
+    choice = model.engine_choice
+    if choice is None or len(choice.engines) < 2:
+        return None
+    remember_costs(model)
+    for engine in choice.engines:
+        if engine != model.engine.name:
+            other = load(engine)
+            other.measure_profile(again=again)
+            remember_costs(other)
+    taken = choice.better()
+    costs = {engine: choice.costs(engine) for engine in choice.engines}
+    return {
+        "taken": taken,
+        "reason": choice.reason,
+        "costs": {
+            engine: {
+                "load_seconds": cost.load_seconds,
+                "milliseconds": {str(rows): cost.table(rows) * 1e3 for rows in _COMPARED_ROWS},
+            }
+            for engine, cost in costs.items()
+            if cost is not None
+        },
+    }
 
 
 def _cost_facts(cost: CostTable) -> dict[str, object]:
@@ -47,6 +93,20 @@ def _cost_facts(cost: CostTable) -> dict[str, object]:
         "rows": plan_rows(cost),
         "best": {str(p): {"rows": rows, "speed_up": gain} for p, (rows, gain) in best.items()},
     }
+
+
+def _engines_table(engines: Mapping[str, Any]) -> Table:
+    head = ["engine", "start s", *(f"{rows} rows ms" for rows in _COMPARED_ROWS), "auto"]
+    rows = [
+        [
+            name,
+            f"{cost['load_seconds']:.1f}",
+            *(f"{milliseconds:.1f}" for milliseconds in cost["milliseconds"].values()),
+            "taken" if name == engines["taken"] else "",
+        ]
+        for name, cost in engines["costs"].items()
+    ]
+    return f"engines; --engine auto takes {engines['taken']}: {engines['reason']}", head, rows
 
 
 def _exactness_table(compared: Mapping[str, Compared]) -> Table:

@@ -10,10 +10,6 @@ from paceline.decoding.costs import CostTable, break_even, speed_up
 from paceline.errors import InvalidRequest
 from paceline.tools.bench.record import FORM, VERSION, Record, parse_record
 
-ZAYA = {1: 0.112, 4: 0.499}
-"""Rows -> seconds of a call of the 8B soft-routed MoE model on the Apple Neural Engine, measured by
-its authors (the ZAYA experiment): a call of four rows costs more than four calls of one."""
-
 _CHANCES = (0.3, 0.5, 0.7, 0.9)
 
 
@@ -52,7 +48,7 @@ def best_by_chance(cost: CostTable) -> Mapping[float, tuple[int, float]]:
 
 def is_plan(value: Any) -> bool:
     """True if parsed JSON looks like the output of `paceline plan`."""
-    return isinstance(value, dict) and {"plain_milliseconds", "rows", "zaya"} <= value.keys()
+    return isinstance(value, dict) and {"plain_milliseconds", "rows", "best"} <= value.keys()
 
 
 def plan_record(value: Mapping[str, Any], name: str) -> Record:
@@ -64,7 +60,6 @@ def plan_record(value: Mapping[str, Any], name: str) -> Record:
         rows = [*_record_rows(f"{value['model']}, here", value)]
         if deep := value.get("deep"):
             rows += _record_rows(f"the same at a context of {deep['context']} tokens", deep)
-        rows += _record_rows("ZAYA, Neural Engine", value["zaya"])
         engine = value["engine"]
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(f"{name} is not what `paceline plan` writes") from error

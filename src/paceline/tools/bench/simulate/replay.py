@@ -49,10 +49,7 @@ _NO_SCORES = np.empty(0, np.float32)
 _ALONE = ("none", "ngram", "suffix", "table", "kept", "prediction")
 """Drafters that need only the tokens."""
 
-_NEEDS = {
-    "recycle": "the model's logits",
-    **dict.fromkeys(("dflash", "mtp"), "the model's hidden states"),
-}
+_NEEDS = dict.fromkeys(("dflash", "mtp"), "the model's hidden states")
 """What other drafters need; if not listed: calls of another model."""
 
 

@@ -66,6 +66,11 @@ class Total:
         """Geometric mean of the texts' expected speed-ups."""
         return geometric_mean([one.speed_up for one in self.simulations])
 
+    @property
+    def slower(self) -> int:
+        """Texts that take longer than by plain decoding."""
+        return sum(one.speed_up < 1 for one in self.simulations)
+
     def of(self, kind: str) -> "Total":
         """Total of the texts of a kind."""
         return total_of(one for one in self.simulations if one.recording.kind == kind)
@@ -180,6 +185,7 @@ def summary(total: Total) -> dict[str, Any]:
         "expected": total.expected,
         "expected_geometric_mean": total.mean(),
         "expected_worst": min(one.speed_up for one in total.simulations),
+        "slower": total.slower,
         "accepted_by_place": [accepted[at] / drafted[at] for at in sorted(drafted)],
         "by_match": [
             {"source": source, "match": match, "compared": seen, "stood": kept}
@@ -209,10 +215,11 @@ def _overall(totals: Mapping[str, Total]) -> Table:
                 f"{total.expected:.2f}",
                 f"{total.mean():.2f}",
                 f"{min(one.speed_up for one in total.simulations):.2f}",
+                str(total.slower),
             ]
         )
     title = "speed-up over plain decoding: ideal (every call costs the same), expected by the costs"
-    return title, [*head, "mean of texts", "worst text"], lines
+    return title, [*head, "mean of texts", "worst text", "slower"], lines
 
 
 def _by_position(totals: Mapping[str, Total]) -> Table:

@@ -31,8 +31,7 @@ DRAFTERS = (
     "suffix:earlier",
     "ngram",
     "ngram:min=2,max=3,length=4",
-    "recycle",
-    "ngram+suffix+recycle",
+    "ngram+suffix",
 )
 BLOCKS = tuple(range(2, 17))
 GREEDY: Options = {"temperature": 0.0}

@@ -1,0 +1,47 @@
+"""One line when a native library ends the process, by an assert or a bad address.
+
+Python runs its own signal handlers between two bytecodes, and a library that has crashed never
+returns to them. So the C handler of the signal is a callback of ctypes. Invariant: it writes the
+line and ends the process, and touches nothing else, as any state may be broken.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+EXIT = 70
+"""Exit code after a crash: EX_SOFTWARE of sysexits.h."""
+
+_CAUSES = {
+    signal.SIGABRT: "an assert failed",
+    signal.SIGSEGV: "a bad address",
+    signal.SIGFPE: "a bad operation",
+    signal.SIGILL: "an instruction that this processor lacks",
+}
+if sys.platform != "win32":
+    _CAUSES[signal.SIGBUS] = "a mapped file that was cut or cannot be read"
+
+_LINES = {
+    int(number): (
+        f"\npaceline: the engine's library has crashed: {cause}. Files of models and prompts are "
+        "whole; start it again, or with another --engine\n"
+    ).encode()
+    for number, cause in _CAUSES.items()
+}
+
+
+def _crashed(number: int) -> None:
+    os.write(2, _LINES[number])
+    os._exit(EXIT)
+
+
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_crashed)
+"""Kept, because C has its address."""
+
+
+def say_crashes() -> None:
+    """From now on a crash of a native library ends the process with one line and `EXIT`."""
+    library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
+    for number in _LINES:
+        library.signal(number, _HANDLER)

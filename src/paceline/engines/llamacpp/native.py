@@ -1,0 +1,297 @@
+"""A model of a library of llama.cpp's family, and contexts of one sequence.
+
+A context has one sequence: two in a call of ik_llama.cpp end the process or change bits. Contexts
+share the model's weights, which are mapped from the file. Invariant: a failed call raises; the
+library's own asserts end the process, so only calls that were tried are made.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from weakref import finalize
+
+import numpy as np
+
+from paceline.decoding.types import Logits
+from paceline.engines.llamacpp.binding import (
+    LEAST_CONTEXT,
+    Batch,
+    Binding,
+    ContextSettings,
+    State,
+    heads_of,
+)
+from paceline.engines.llamacpp.log import interrupts_after
+from paceline.errors import ModelError
+
+_SOME_ROWS = 16
+"""Rows of the calls that measure the size of a position."""
+
+_FLOATS = ctypes.POINTER(ctypes.c_float)
+
+
+class Sizes(NamedTuple):
+    """Bytes of a sequence."""
+
+    slot: int
+    """Keys and values of one position."""
+    state: int
+    """The state of all recurrent layers."""
+
+
+class _Open:
+    """Counts what is open of a model, and frees the model with the last of it.
+
+    Python collects a model and its contexts in any order, and the library needs the model to free
+    a context.
+    """
+
+    def __init__(self, binding: Binding, model: int) -> None:
+        """Count the model."""
+        self._binding, self._model = binding, model
+        self._count = 0
+        self.add()
+
+    def add(self) -> None:
+        """Count the model, or a context of it."""
+        self._count += 1
+        self._binding.open += 1
+
+    def drop_context(self, pointer: int) -> None:
+        """Free a context."""
+        self._binding.library.llama_free(ctypes.c_void_p(pointer))
+        self.drop()
+
+    def drop(self) -> None:
+        """Count one less."""
+        self._count -= 1
+        self._binding.open -= 1
+        if not self._count:
+            self._binding.free_model(self._model)
+
+
+class NativeModel:
+    """A mapped GGUF file."""
+
+    def __init__(self, binding: Binding, path: Path) -> None:
+        """Map `path`. Raises ModelError, with the library's own words, if it is refused."""
+        _check_room(binding)
+        self.binding = binding
+        self.path = path
+        binding.forget_errors()
+        with interrupts_after():
+            pointer = binding.load(path)
+            if pointer:
+                self.open = _Open(binding, pointer)
+                self._drop = finalize(self, self.open.drop)
+        if not pointer:
+            raise ModelError(
+                f"{binding.name} cannot open {path}: {binding.last_errors() or 'no reason given'}; "
+                "get the file again, or use --engine openvino"
+            )
+        self.pointer: int = pointer
+        self.vocab_size = binding.vocab_size(pointer)
+        self.heads = heads_of(partial(binding.metadata, pointer))
+        """Heads of attention, if all layers have the same, without a window."""
+        self.recurrent = binding.is_recurrent(pointer)
+        """Whether some layers have a state instead of keys and values."""
+        fault = None
+        if self.recurrent and not binding.rolls_back:
+            fault = "recurrent layers"
+        elif self.recurrent and binding.has_window(pointer):
+            fault = "recurrent layers beside a window of attention"
+        if fault:
+            self.close()
+            raise ModelError(
+                f"{path} has {fault}, whose states {binding.name} does not roll back; "
+                "use --engine openvino"
+            )
+
+    def sizes(self, threads: int) -> Sizes:
+        """Sizes of a sequence's memory, measured.
+
+        Raises ModelError for recurrent layers that cannot be rolled back.
+        """
+        rollback = int(self.recurrent)
+        context = self.context(ContextSettings(LEAST_CONTEXT, _SOME_ROWS, threads, rollback))
+        sizes = []
+        for _ in range(2):
+            context.decode([0] * _SOME_ROWS, slice(0, 0))
+            sizes.append(self.binding.state_size(context.pointer))
+        state = context.recurrent_state().size if self.recurrent else 0
+        context.close()
+        return Sizes((sizes[1] - sizes[0]) // _SOME_ROWS, state)
+
+    def close(self) -> None:
+        """Unmap the file, once its contexts are closed. Further calls do nothing."""
+        self._drop()
+
+    def context(self, settings: ContextSettings) -> "NativeContext":
+        """A new, empty context. Raises ModelError if there is no memory for it."""
+        return NativeContext(self, settings)
+
+
+class NativeContext:
+    """Keys and values of one sequence, its recurrent state, and the memory of its calls.
+
+    Positions are dropped when the context is used next, once: recurrent layers keep the states
+    after the last rows of a call alone, and go back to one of them once. The library does not know
+    that there is none from before a call, and would go on with an older one (`can_truncate` does).
+    """
+
+    def __init__(self, model: NativeModel, settings: ContextSettings) -> None:
+        """Allocate the context.
+
+        Raises ModelError if the library does not, or cannot roll the family's states back.
+        """
+        self.settings = settings
+        self._model, self._binding = model, model.binding
+        _check_room(self._binding)
+        self._binding.forget_errors()
+        with interrupts_after():
+            pointer = self._binding.context(model.pointer, settings)
+            if pointer:
+                model.open.add()
+                self._drop = finalize(self, model.open.drop_context, pointer)
+        if not pointer:
+            reason = self._binding.last_errors() or "no reason given"
+            raise ModelError(
+                f"{self._binding.name} has no context of {settings.slots} tokens for "
+                f"{model.path.name}: {reason}; fewer cache_tokens may help"
+            )
+        self._pointer = pointer
+        if settings.rollback and self._binding.rollback(pointer) < settings.rollback:
+            self.close()
+            raise ModelError(
+                f"{model.path} has recurrent layers of a family whose states "
+                f"{self._binding.name} does not roll back; use --engine openvino"
+            )
+        self.length = 0
+        """Positions of the sequence; more of them may be here until the next use."""
+        self._held = 0
+        """Positions that are here."""
+        self._least = 0
+        """The fewest that can be kept, but none at all."""
+        self._batch = Batch(self._binding.api.llama_batch, settings.rows)
+
+    def decode(self, tokens: Sequence[int], outputs: slice) -> Logits:
+        """Run `tokens` in one call after `length` positions.
+
+        Args:
+            tokens: at most `settings.rows` token ids.
+            outputs: rows that need logits, at most `MOST_OUTPUTS`, with its start and stop.
+
+        Returns:
+            [outputs, vocab] float32: a view of the context's memory, valid until its next call.
+
+        Raises:
+            ModelError: the library refused the call; the positions are unchanged, or with recurrent
+                layers gone.
+        """
+        library = self._binding.library
+        self._settle()
+        start = self.length
+        batch = self._batch.filled(tokens, start, outputs)
+        self._count(start + len(tokens))  # they are here if Ctrl-C ends the call, too
+        code = library.llama_decode(ctypes.c_void_p(self._pointer), batch)
+        if code:
+            self._drop_from(0 if self.settings.rollback else start)
+            raise ModelError(
+                f"{self._binding.name} failed in a call of {len(tokens)} rows with code {code}: "
+                f"{self._binding.last_errors() or 'no reason given'}; a shorter prompt may help"
+            )
+        if self.settings.rollback:
+            self._least = max(start + 1, self._held - self.settings.rollback)
+        shape = (outputs.stop - outputs.start, self._model.vocab_size)
+        if not shape[0]:
+            return np.empty(shape, np.float32)
+        address = library.llama_get_logits(ctypes.c_void_p(self._pointer))
+        return np.ctypeslib.as_array(ctypes.cast(address, _FLOATS), shape)
+
+    def can_truncate(self, length: int) -> bool:
+        """Whether the sequence can be cut to its first `length` positions."""
+        return length == 0 or self._least <= length <= self.length
+
+    def truncate(self, length: int) -> None:
+        """Drop the positions from `length` on, where `can_truncate` is true."""
+        assert self.can_truncate(length), f"{self.length} positions cannot become {length}"
+        self.length = length
+
+    def state(self) -> State:
+        """A copy of the sequence's keys and values, and recurrent state."""
+        self._settle()
+        return self._read(self._binding.read_state)
+
+    def recurrent_state(self) -> State:
+        """A copy of the state of the recurrent layers alone."""
+        self._settle()
+        return self._read(self._binding.read_recurrent)
+
+    def restore(self, state: State, length: int, recurrent: State | None = None) -> None:
+        """Replace the sequence by the first `length` positions of a state.
+
+        Args:
+            state: the state; with recurrent layers of `length` positions, or more.
+            length: see above.
+            recurrent: state of the recurrent layers after `length` positions, if more are in
+                `state`.
+        """
+        self._settle()
+        self._write(self._binding.write_state, state)
+        if recurrent is not None:
+            self._write(self._binding.write_recurrent, recurrent)
+        self._drop_from(length)
+
+    def restore_recurrent(self, state: State, length: int) -> None:
+        """Go back to `length` positions, after which the recurrent layers had this state."""
+        self._write(self._binding.write_recurrent, state)
+        self._drop_from(length)
+
+    def _read(self, read: Callable[[int], State]) -> State:
+        state = read(self.pointer)
+        if not state.size:
+            raise ModelError(f"{self._binding.name} cannot copy a sequence's keys and values")
+        return state
+
+    def _write(self, write: Callable[[int, State], int], state: State) -> None:
+        if not write(self.pointer, state):
+            raise ModelError(
+                f"{self._binding.name} cannot put {state.size} bytes of keys and values into a "
+                f"context of {self.settings.slots} tokens"
+            )
+
+    def _settle(self) -> None:
+        """Drop the positions in the library that the sequence does not have."""
+        if self._held != self.length:
+            self._drop_from(self.length)
+
+    def _drop_from(self, length: int) -> None:
+        if not self._binding.truncate(self.pointer, length):
+            raise ModelError(f"{self._binding.name} cannot drop tokens of {self._model.path.name}")
+        self._count(length)
+
+    def _count(self, length: int) -> None:
+        self.length = self._held = length
+        self._least = length if self.settings.rollback else 0
+
+    def close(self) -> None:
+        """Free the memory. Further calls do nothing."""
+        self._drop()
+
+    @property
+    def pointer(self) -> int:
+        """The library's context."""
+        if not self._drop.alive:
+            raise ValueError("the context is closed")
+        return self._pointer
+
+
+def _check_room(binding: Binding) -> None:
+    """Raise ModelError if no more models and contexts may be opened."""
+    if binding.is_full:
+        raise ModelError(
+            f"{binding.open} models and contexts of {binding.name} are open in this process, and "
+            "more would end it; close models that are not used, or use --engine openvino"
+        )

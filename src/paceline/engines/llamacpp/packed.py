@@ -1,0 +1,145 @@
+"""Copies of weights in the form that ik_llama.cpp computes fastest: packed.
+
+Rows of a matrix are stored interleaved, four or eight together, so that one load of a register has
+a part of each:
+
+    as in the file   row 0: a0 a1 a2 ...   row 1: b0 b1 b2 ...   row 2: c0 ...   row 3: d0 ...
+    packed           a0 b0 c0 d0  a1 b1 c1 d1  ...
+
+The library can do that whenever it opens a file, in memory of its own: 3.9 s and 1.1 GB for a 1.7B.
+A copy that is packed once is mapped like the file, so it is open at once, and memory holds it once.
+It takes as much of the disk as the file, so it is only made where there is much room. A copy is of
+one version of a file and of the library, and those of files that are gone are removed when the next
+one is made. Whatever goes wrong, the file itself is used.
+
+A head that is the table of embeddings is not packed, as the table is read row by row: the copy has
+it once more, as a matrix of its own. The table's pages are then hardly read, and take no memory.
+
+Packing runs in a process of its own (`pack.py`): the library's asserts end it.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.engines.llamacpp.binding import Binding
+from paceline.errors import ModelError
+from paceline.storage.files import digest_of
+from paceline.storage.gguf_file import read_gguf
+
+_FORM = 1
+"""Version of the copies: of another one, none is taken."""
+
+_ROOM = 10
+"""A copy is made if the disk has room for so many."""
+
+_LEAST = 32 << 20
+"""Bytes of a file from which a copy pays."""
+
+_SECONDS, _BYTES_PER_SECOND = 60, 20 << 20
+"""Longest time of packing: so long, and a second for so many bytes (350 MB measured)."""
+
+_LONG = 256 << 20
+"""Bytes of a file from which packing takes over a second, and is said."""
+
+_COPY, _SOURCE, _NONE = ".gguf", ".source", ".none"
+"""Endings: the copy, the path of its file, and a mark that there is no copy."""
+
+
+class PackedWeights:
+    """The copies in a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """None: there are no copies."""
+        self._folder = folder
+
+    def find(self, path: Path, binding: Binding) -> Path | None:
+        """The copy of a file, if it is there."""
+        copy = self._path_of(path, binding, _COPY)
+        return copy if copy is not None and copy.exists() else None
+
+    def find_or_make(self, path: Path, binding: Binding, say: Callable[[str], None]) -> Path | None:
+        """The copy of a file; made if it is missing. None: the file itself is to be used.
+
+        Args:
+            path: the file.
+            binding: the library.
+            say: gets a line before long work.
+        """
+        copy, none = (self._path_of(path, binding, ending) for ending in (_COPY, _NONE))
+        if copy is None or none is None or copy.exists():
+            return copy
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            size = path.stat().st_size
+            has_room = shutil.disk_usage(copy.parent).free >= _ROOM * size
+            if size < _LEAST or none.exists() or not has_room:
+                return None
+            if binding.packs(read_gguf(path)):
+                if size >= _LONG:
+                    say(f"packing {path.name} for this processor, once")
+                self._remove_old(path)
+                if _pack(path, copy):
+                    copy.with_suffix(_SOURCE).write_text(str(path), encoding="utf-8")
+                    return copy
+            none.touch()
+        except (OSError, ModelError):
+            pass
+        return None
+
+    def refuse(self, path: Path, binding: Binding) -> None:
+        """Remove the copy of a file, which cannot be opened, and make no other."""
+        copy, none = (self._path_of(path, binding, ending) for ending in (_COPY, _NONE))
+        with contextlib.suppress(OSError):
+            if copy is not None and none is not None:
+                none.touch()
+                copy.unlink(missing_ok=True)
+
+    def _path_of(self, path: Path, binding: Binding, ending: str) -> Path | None:
+        try:
+            stat = path.stat()
+        except OSError:  # which opening the file says better
+            return None
+        if self._folder is None:
+            return None
+        identity = (str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        digest = digest_of([_FORM, binding.name, binding.version, *identity])
+        return self._folder / f"{digest}{ending}"
+
+    def _remove_old(self, path: Path) -> None:
+        """Remove copies of other versions of the file, and of files that are gone."""
+        assert self._folder is not None
+        for source in self._folder.glob(f"*{_SOURCE}"):
+            with contextlib.suppress(OSError):
+                packed = source.read_text(encoding="utf-8")
+                if packed == str(path) or not Path(packed).exists():
+                    source.with_suffix(_COPY).unlink(missing_ok=True)
+                    source.unlink()
+
+
+def _pack(path: Path, copy: Path) -> bool:
+    """Write the copy in a process of its own; whether it is there."""
+    partial = copy.with_name(f".partial-{os.getpid()}-{copy.name}")
+    size = path.stat().st_size
+    command = [sys.executable, "-P", "-m", "paceline.engines.llamacpp.pack", str(path)]
+    try:
+        done = subprocess.run(
+            [*command, str(partial)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS + size // _BYTES_PER_SECOND,
+            check=False,
+        )
+        if done.returncode == 0:
+            partial.replace(copy)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for rest in partial.parent.glob(f"{partial.name}*"):
+            rest.unlink(missing_ok=True)
+    return copy.exists()

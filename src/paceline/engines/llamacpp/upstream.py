@@ -1,0 +1,206 @@
+"""The binding of llama.cpp itself, by the package llama-cpp-python.
+
+The package declares the whole C API. `LLAMA_CPP_LIB_PATH` names the folder of libraries of one's
+own, built from the same version. What decides a row's bits there (ggml/src/ggml-cpu of 0.3.36):
+
+- Weights that are repacked when a file is loaded (`use_extra_bufts`) have kernels for 1 to 3, 4 and
+  8 rows: switched off. Then K and IQ types take another product from 8 rows on (tiled/tiled.cpp),
+  by the rows of an expert in a mixture, and no other type does. Weights without groups take another
+  one for a single row (llamafile/sgemm.cpp).
+- Attention divides the keys of a single row among the threads, and tiles 64 rows and more, only
+  where keys and values are of one type (`ggml_compute_forward_flash_attn_ext_f16`): so keys are
+  F16, and values BF16. Masked keys are left out one by one.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from paceline.engines.llamacpp.binding import (
+    MOST_OUTPUTS,
+    Binding,
+    CallLimits,
+    ContextSettings,
+    Heads,
+    State,
+)
+from paceline.engines.llamacpp.loading import short_spins, version_of
+from paceline.engines.llamacpp.weights import FLOATS, kinds, window_of
+from paceline.errors import ModelError
+from paceline.storage.gguf_file import GgufFile, NumberArray
+
+_TILED = (
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
+)
+"""Types with another product for calls of 8 rows and more."""
+
+COMPARED = (*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", *_TILED)
+"""Types of weights that were compared with their values; others are not run."""
+
+_F16, _BF16 = 1, 30
+"""Numbers of these types in ggml.h."""
+
+_HEADER = 8
+"""Bytes of a sequence's state before its slots."""
+
+_FEW_ROWS = 7
+"""Most rows of a call that is not tiled."""
+
+_CONVOLUTIONS = (".shortconv.conv.weight", ".ssm_conv1d.weight")
+"""Ends of names of tensors whose products are not of matrices: a few weights for each number."""
+
+_EXPERTS = 3
+"""Dimensions of a tensor of experts."""
+
+
+class Llama(Binding):
+    """llama.cpp; see the top of this file."""
+
+    name = "llama.cpp"
+    cache = "keys in f16, values in bf16"
+    rolls_back = True
+
+    def __init__(self) -> None:
+        """Load the library.
+
+        Raises ImportError, OSError or RuntimeError if it is not installed or not loadable,
+        AttributeError for a library without a function that the package declares.
+        """
+        with short_spins():
+            from llama_cpp import llama_cpp as api
+        super().__init__(api, version_of("llama-cpp-python", self.name), {})
+        api.llama_backend_init()
+        self._header: State | None = None
+        """Of a sequence's state."""
+
+    def limits(self, name: str, content: GgufFile) -> CallLimits:
+        """See `Binding.limits`."""
+        window_of(self.name, name, content)
+        family = content.fields.get("general.architecture")
+        sections = content.fields.get(f"{family}.rope.dimension_sections")
+        head = content.fields.get(f"{family}.attention.key_length")
+        if isinstance(sections, NumberArray) and isinstance(head, int):
+            rotated = int(np.sum(sections.values))
+            if rotated > head:
+                raise ModelError(
+                    f"{name} has sections of positions of {rotated} numbers in a head of {head}, "
+                    f"with which {self.name} ends the process; use --engine openvino"
+                )
+        limits = CallLimits()
+        for kind, tensor in kinds(self.name, name, content, COMPARED):
+            dimensions = len(tensor.shape)
+            if kind in _TILED:
+                limits = limits._replace(decode=_FEW_ROWS)
+                if dimensions == _EXPERTS:
+                    limits = limits._replace(rows=_FEW_ROWS)
+            elif kind in FLOATS and dimensions > 1 and not tensor.name.endswith(_CONVOLUTIONS):
+                limits = limits._replace(single=False)
+        return limits
+
+    def model_params(self) -> Any:
+        """See `Binding.model_params`."""
+        params = super().model_params()
+        params.use_extra_bufts = False
+        params.n_gpu_layers = 0  # rows of other devices were never compared
+        return params
+
+    def context(self, model: int, settings: ContextSettings) -> int | None:
+        """See `Binding.context`."""
+        params = self.api.llama_context_default_params()
+        params.n_ctx = settings.slots
+        params.n_batch = params.n_ubatch = settings.rows
+        params.n_outputs_max = min(settings.rows, MOST_OUTPUTS)
+        params.n_seq_max = 1
+        params.n_rs_seq = settings.rollback
+        params.n_threads = params.n_threads_batch = settings.threads
+        params.flash_attn_type = self.api.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.type_k, params.type_v = _F16, _BF16
+        params.swa_full = True  # a window's dropped positions could not be rolled back to
+        params.offload_kqv = params.op_offload = False
+        pointer: int | None = self.api.llama_init_from_model(model, params)
+        if pointer and self._header is None:
+            self._header = self._sequence_state(pointer)[:_HEADER]
+        return pointer
+
+    def free_model(self, model: int) -> None:
+        """See `Binding.free_model`."""
+        self.api.llama_model_free(model)
+
+    def is_recurrent(self, model: int) -> bool:
+        """See `Binding.is_recurrent`."""
+        kinds = (self.api.llama_model_is_recurrent, self.api.llama_model_is_hybrid)
+        return any(kind(model) for kind in kinds)
+
+    def has_window(self, model: int) -> bool:
+        """See `Binding.has_window`: a state lacks what the window hides from its last position."""
+        return bool(self.api.llama_model_n_swa(model))
+
+    def rollback(self, context: int) -> int:
+        """See `Binding.rollback`: without a word it is 0 for families that lack support."""
+        return int(self.api.llama_n_rs_seq(context))
+
+    def truncate(self, context: int, length: int) -> bool:
+        """See `Binding.truncate`."""
+        memory = self.api.llama_get_memory(context)
+        return bool(self.api.llama_memory_seq_rm(memory, 0, length, -1))
+
+    def state_size(self, context: int) -> int:
+        """See `Binding.state_size`."""
+        return int(self.api.llama_state_seq_get_size(context, 0))
+
+    def read_state(self, context: int) -> State:
+        """See `Binding.read_state`.
+
+        A sequence's state lacks the keys and values that a window hides from its last position, and
+        the sequence may be shortened. The state of a whole context has all, but the next tokens go
+        to the first slots after it is read. So it gets a sequence's header, and is read as one:
+
+            of a context    length of a name, the name, slots
+            of a sequence   a number, the sequence's id, slots
+        """
+        if not self.api.llama_model_n_swa(self.api.llama_get_model(context)):
+            return self._sequence_state(context)
+        size = self.api.llama_state_get_size(context)
+        state = np.empty(_HEADER + size, np.uint8)
+        whole = state[_HEADER:]
+        if self.api.llama_state_get_data(context, _bytes(whole), size) != size:
+            return state[:0]
+        slots = 4 + int(whole[:4].view(np.uint32)[0])
+        whole_slots = state[slots:]  # with a header in front of them
+        whole_slots[:_HEADER] = self._header
+        return whole_slots
+
+    def _sequence_state(self, context: int) -> State:
+        state = np.empty(self.state_size(context), np.uint8)
+        written = self.api.llama_state_seq_get_data(context, _bytes(state), state.size, 0)
+        return state[:written]
+
+    def write_state(self, context: int, state: State) -> int:
+        """See `Binding.write_state`."""
+        return int(self.api.llama_state_seq_set_data(context, _bytes(state), state.size, 0))
+
+    def read_recurrent(self, context: int) -> State:
+        """See `Binding.read_recurrent`."""
+        flags = self.api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        size = int(self.api.llama_state_seq_get_size_ext(context, 0, flags))
+        state = np.empty(size, np.uint8)
+        written = self.api.llama_state_seq_get_data_ext(context, _bytes(state), size, 0, flags)
+        return state[:written]
+
+    def write_recurrent(self, context: int, state: State) -> int:
+        """See `Binding.write_recurrent`."""
+        flags = self.api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        return int(
+            self.api.llama_state_seq_set_data_ext(context, _bytes(state), state.size, 0, flags)
+        )
+
+    def may_be_single(self, keys: int, heads: Heads | None, threads: int) -> bool:
+        """See `Binding.may_be_single`: keys and values are of two types."""
+        return True
+
+
+def _bytes(state: State) -> object:
+    """A state as a pointer to bytes."""
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

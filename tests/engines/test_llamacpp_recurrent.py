@@ -1,0 +1,400 @@
+"""Models with recurrent layers in the engine llamacpp: what is rolled back, and what runs again.
+
+tests/conformance compares their rows with those of plain decoding, whatever happens before.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.decoding.types import Logits
+from paceline.engines import open_engine
+from paceline.engines.base import EngineSettings
+from paceline.engines.llamacpp import engine as engine_module
+from paceline.engines.llamacpp.binding import ContextSettings
+from paceline.engines.llamacpp.engine import LlamaCppEngine
+from paceline.engines.llamacpp.native import NativeContext, NativeModel
+from paceline.engines.row_classes import RowRange
+from paceline.errors import ModelError
+from support.divergence import divergence
+from support.engine_rows import feed, random_text, run, same
+from support.hybrids import CONFIG, HEAD, HYBRIDS, with_head
+from support.llamacpp import library
+from support.mtp import random_weights
+from support.tiny_checkpoints import write_gguf_of
+
+IK, UPSTREAM = "ik_llama.cpp", "llama.cpp"
+CONTEXT = 1024
+ONE_THREAD = EngineSettings(cache_tokens=16 * CONTEXT, threads=1)
+
+
+def file_of(form: str, folder: Path, weights: str = "f32") -> Path:
+    return write_gguf_of(form, folder / f"{form}-{weights}.gguf", weights=weights)
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LlamaCppEngine]:
+    binding = library(UPSTREAM)
+    path = file_of(request.param, tmp_path_factory.mktemp("hybrid"))
+    with closing(LlamaCppEngine(path, CONTEXT, ONE_THREAD, binding=binding)) as opened:
+        yield opened
+
+
+@contextmanager
+def rows_run() -> Iterator[list[int]]:
+    """Collects the rows of every call of the library."""
+    counts: list[int] = []
+    decode = NativeContext.decode
+
+    def counted(self: NativeContext, tokens: list[int], outputs: slice) -> Logits:
+        counts.append(len(tokens))
+        return decode(self, tokens, outputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NativeContext, "decode", counted)
+        yield counts
+
+
+def plain(engine: LlamaCppEngine, text: list[int], prompt: int) -> Logits:
+    """Rows of an answer, one token at a time."""
+    with closing(engine.open()) as sequence:
+        feed(engine, sequence, text[:prompt])
+        rows = []
+        for token in text[prompt:]:
+            rows += run(engine, (sequence, [token], 1))
+            sequence.commit(1)
+    return np.concatenate(rows)
+
+
+def test_recurrent_layers_run_in_llama_cpp_alone(tmp_path: Path):
+    path = file_of("qwen3_5_text", tmp_path)
+    LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM)).close()
+    binding = library(IK)
+    with pytest.raises(ModelError, match=r"qwen35.*use --engine openvino"):
+        LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "fault"),
+    [
+        ("rollback", 0, "of a family whose states llama.cpp does not roll back"),
+        ("has_window", True, "recurrent layers beside a window of attention"),
+    ],
+)
+def test_states_that_are_not_rolled_back_are_refused_before_any_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, value: int, fault: str
+):
+    binding = library(UPSTREAM)
+    open_before = binding.open
+    monkeypatch.setattr(binding, function, lambda _pointer: value)
+    with pytest.raises(ModelError, match=f"{fault}.*use --engine openvino") as caught:
+        LlamaCppEngine(file_of("lfm2", tmp_path), 512, ONE_THREAD, binding=binding)
+    assert "lfm2-f32.gguf" in str(caught.value)
+    del caught
+    assert binding.open <= open_before + 1  # the model, until it is collected
+
+
+def test_a_qwen3_5_with_a_head_in_its_file_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(CONFIG, "head_dim", 64)
+    path = with_head(tmp_path / "m.gguf", random_weights(replace(HEAD, head_dim=64)))
+    text, rows = np.random.default_rng(3).integers(3, 250, 120).tolist(), []
+    engine = LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM))
+    for each in (engine, open_engine("openvino", path, 512, ONE_THREAD)):
+        with closing(each.open()) as sequence:
+            rows += run(each, prompts=[(sequence, text, 120)])
+    engine.close()
+    assert divergence(*rows) < 1e-4
+
+
+def test_positions_with_which_the_library_would_end_the_process_are_refused(tmp_path: Path):
+    path = with_head(tmp_path / "m.gguf", random_weights(HEAD))  # heads of 16
+    binding = library(UPSTREAM)
+    with pytest.raises(ModelError, match="32 numbers in a head of 16"):
+        LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)
+
+
+@pytest.mark.parametrize("form", ["lfm2", "qwen3_5_text"])
+def test_a_context_goes_back_to_rows_of_its_last_call_once(tmp_path: Path, form: str):
+    """And knows where it cannot. The library has no state from before a call, but says nothing."""
+    model = NativeModel(library(UPSTREAM), file_of(form, tmp_path))
+    tokens = np.random.default_rng(1).integers(3, 250, 200).tolist()
+    settings = ContextSettings(256, 64, 1, rollback=15)
+
+    def after(length: int) -> bytes:
+        with closing(model.context(settings)) as fresh:
+            fresh.decode(tokens[:40], slice(0, 0))
+            fresh.decode([*tokens[40:length], 7, 7], slice(0, 0))
+            fresh.truncate(length)
+            return fresh.decode(tokens[length : length + 2], slice(0, 2)).tobytes()
+
+    with closing(model.context(settings)) as context:
+        for rows in (8, 16, 24):
+            for dropped in range(1, min(rows, 16)):
+                context.truncate(0)
+                context.decode(tokens[:40], slice(0, 0))
+                context.decode(tokens[40 : 40 + rows], slice(0, 0))
+                length = 40 + rows - dropped
+                context.truncate(length)
+                assert context.decode(tokens[length : length + 2], slice(0, 2)).tobytes() == after(
+                    length
+                )
+            context.truncate(0)
+            context.decode(tokens[:40], slice(0, 0))
+            context.decode(tokens[40 : 40 + rows], slice(0, 0))
+            possible = [length for length in range(1, 41 + rows) if context.can_truncate(length)]
+            assert possible == list(range(max(41, 40 + rows - 15), 41 + rows))
+            context.truncate(possible[0])
+            context.recurrent_state()  # which drops rows: another time is once too often
+            assert [n for n in range(1, 99) if context.can_truncate(n)] == possible[:1]
+
+
+def test_drafts_of_a_call_fall_without_rows_that_run_again(engine: LlamaCppEngine):
+    text = random_text(engine, 300)
+    expected = plain(engine, text, 40)
+    with closing(engine.open()) as sequence:
+        feed(engine, sequence, text[:40])
+        with rows_run() as counts:
+            for rows, kept in [(16, 1), (16, 16), (9, 4), (1, 1), (2, 1), (16, 15), (5, 5)]:
+                start = sequence.length
+                block = text[start : start + kept] + [7] * (rows - kept)
+                (logits,) = run(engine, (sequence, block, rows))
+                assert same(logits[:kept], expected[start - 40 : start - 40 + kept])
+                sequence.commit(kept)
+    assert counts == [16, 16, 9, 2, 2, 16, 5]
+
+
+@pytest.mark.parametrize("kept", [1, 16, 17, 20, 39])
+def test_a_draft_in_several_calls_that_falls_runs_its_own_rows_again(
+    engine: LlamaCppEngine, kept: int
+):
+    text = random_text(engine, 300)
+    expected = plain(engine, text, 40)
+    with closing(engine.open()) as sequence:
+        feed(engine, sequence, text[:40])
+        for _ in range(3):
+            start = sequence.length
+            with rows_run() as counts:
+                block = text[start : start + kept] + [7] * (40 - kept)
+                (logits,) = run(engine, (sequence, block, 40))
+                sequence.commit(kept)
+                assert same(logits[:kept], expected[start - 40 : start - 40 + kept])
+                at = sequence.length
+                (logits,) = run(engine, (sequence, text[at : at + 2], 2))
+            assert same(logits, expected[at - 40 : at - 38])
+            sequence.commit(2)
+            again = 0 if kept > 32 else kept + (kept % 16 == 1)  # padding of a row
+            assert sum(counts) == 40 + again + 2
+
+
+def test_the_next_turn_of_a_chat_reads_little_again(engine: LlamaCppEngine):
+    """A turn goes back to the last prompt's end, or some tokens before it, and runs what is new."""
+    text = random_text(engine, 700)
+    with closing(engine.open()) as sequence:
+        run(engine, prompts=[(sequence, text[:300], 1)])
+        sequence.commit(300)
+        for end, back in ((400, 300), (500, 395), (600, 490)):
+            for at in range(sequence.length, sequence.length + 30, 5):
+                run(engine, (sequence, text[at : at + 5], 5))
+                sequence.commit(3)
+            sequence.rewind(back)
+            with rows_run() as counts:
+                (logits,) = run(engine, prompts=[(sequence, text[back:end], 1)])
+                sequence.commit(end - back)
+            assert sum(counts) < end - back + 50
+            with closing(engine.open()) as fresh:
+                (expected,) = run(engine, prompts=[(fresh, text[:end], 1)])
+            assert same(logits, expected)
+
+
+def test_a_fork_of_a_long_prompt_shares_all_but_its_end(engine: LlamaCppEngine):
+    text = random_text(engine, 300)
+    with closing(engine.open()) as sequence:
+        run(engine, prompts=[(sequence, text, 1)])
+        sequence.commit(300)
+        assert [sequence.fork_length(length) for length in (500, 300, 299, 280)] == [
+            *(300, 300),
+            *(256, 256),
+        ]
+        run(engine, (sequence, text[:9], 9))
+        sequence.commit(5)
+        expected = None
+        for length in (300, 299, 0):
+            with closing(sequence.fork(length)) as fork, rows_run() as counts:
+                rest = text[fork.length :]
+                if rest:
+                    run(engine, prompts=[(fork, rest, 1)])
+                    fork.commit(len(rest))
+                (logits,) = run(engine, (fork, text[:3], 3))
+                fork.commit(2)
+            assert sum(counts) == len(rest) + 3
+            expected = logits if expected is None else expected
+            assert same(logits, expected)
+
+
+def test_rows_that_run_again_leave_the_checkpoint_of_the_prompt(engine: LlamaCppEngine):
+    text = random_text(engine, 200)
+    expected = plain(engine, text, 40)
+    with closing(engine.open()) as sequence:
+        feed(engine, sequence, text[:40])
+        for at in range(40, 120, 8):
+            run(engine, (sequence, text[at : at + 8], 8))
+            sequence.commit(8)
+        for back in (90, 100, 70):
+            sequence.rewind(back)
+            (logits,) = run(engine, (sequence, text[back : back + 16], 16))
+            sequence.commit(16)
+            assert same(logits, expected[back - 40 : back - 24])
+            assert sequence.fork_length(200) == 40
+
+
+def test_a_prefix_that_was_asked_for_is_shared_the_next_time(engine: LlamaCppEngine):
+    """As a server's prompts with the same system message."""
+    system = random_text(engine, 150)
+    texts = [system + random_text(engine, 90, seed) for seed in (1, 2, 3)]
+    sequences = [engine.open()]
+    for text in texts:
+        fork = sequences[-1].fork(150)
+        assert fork.length == (150 if len(sequences) == 3 else 0)
+        for start in range(fork.length, 240, 100):
+            chunk = text[start : min(start + 100, 240)]
+            (found,) = run(engine, prompts=[(fork, chunk, 1)])
+            fork.commit(len(chunk))
+        with closing(engine.open()) as fresh:
+            (expected,) = run(engine, prompts=[(fresh, text, 1)])
+        assert same(found, expected)
+        sequences.append(fork)
+    for sequence in sequences:
+        sequence.close()
+
+
+def test_a_model_that_drafts_goes_back_some_calls_and_runs_few_rows(engine: LlamaCppEngine):
+    """As `drafters.model` does: tokens one by one, of which some fall."""
+    text = random_text(engine, 300)
+    expected = plain(engine, text, 40)
+    with closing(engine.open()) as sequence:
+        feed(engine, sequence, text[:40])
+        with rows_run() as counts:
+            while sequence.length < 200:
+                start = sequence.length
+                for token in [*text[start : start + 3], 7, 7]:
+                    (logits,) = run(engine, (sequence, [token], 1))
+                    sequence.commit(1)
+                    if sequence.length == start + 3:
+                        assert same(logits, expected[start - 38 : start - 37])
+                sequence.rewind(start + 3)
+    rounds = (200 - 40 + 2) // 3
+    assert sum(counts) < rounds * (5 * 2 + 8)
+
+
+def test_more_sequences_than_contexts_change_no_bit(
+    engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engine._contexts, "_most", 2)
+    texts = [random_text(engine, 140, seed) for seed in range(5)]
+    expected = [plain(engine, text, 40) for text in texts]
+    sequences = [engine.open() for _ in texts]
+    for sequence, text in zip(sequences, texts, strict=True):
+        feed(engine, sequence, text[:40])
+    for kept in (5, 1, 8, 3, 8, 8):
+        work = []
+        for sequence, text in zip(sequences, texts, strict=True):
+            at = sequence.length
+            work.append((sequence, text[at : at + kept] + [7] * (8 - kept), 8))
+        for logits, (sequence, _, _), known in zip(run(engine, *work), work, expected, strict=True):
+            start = sequence.length - 40
+            assert same(logits[:kept], known[start : start + kept])
+            sequence.commit(kept)
+        assert len(engine._contexts._lent) <= 2
+    for sequence in sequences:
+        sequence.close()
+
+
+def test_a_sequence_that_outgrows_its_context_changes_no_bit(engine: LlamaCppEngine):
+    text = random_text(engine, 700)
+    with closing(engine.open()) as short, closing(engine.open()) as long:
+        feed(engine, long, text[:600])
+        while short.length < 600:  # from 512 slots to 1,024
+            feed(engine, short, text[short.length :][: min(70, 600 - short.length)])
+        first, second = run(engine, (short, text[600:616], 16), (long, text[600:616], 16))
+        assert same(first, second)
+
+
+def test_a_call_that_fails_is_followed_by_the_same_rows(engine: LlamaCppEngine):
+    text = random_text(engine, 100)
+    expected = plain(engine, text, 40)
+    with closing(engine.open()) as sequence:
+        feed(engine, sequence, text[:40])
+        run(engine, (sequence, text[40:50], 10))
+        sequence.commit(10)
+        with pytest.raises(ModelError, match="failed in a call of 5 rows"):
+            run(engine, (sequence, [3, engine.vocab_size, 4, 5, 6], 5))
+        assert sequence.length == 50
+        (logits,) = run(engine, (sequence, text[50:60], 10))
+        assert same(logits, expected[10:20])
+
+
+@pytest.mark.parametrize("call", range(1, 6))
+def test_a_call_that_is_interrupted_is_followed_by_the_same_rows(engine: LlamaCppEngine, call: int):
+    """Also where rows run again: two calls, and then three."""
+    text = random_text(engine, 140)
+    expected = plain(engine, text, 40)
+    decode, calls = engine._binding.library.llama_decode, []
+
+    def interrupted(*arguments: object) -> int:
+        code: int = decode(*arguments)
+        calls.append(code)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return code
+
+    with closing(engine.open()) as sequence, pytest.MonkeyPatch.context() as patch:
+        feed(engine, sequence, text[:40])
+        for at in (40, 56, 72):
+            run(engine, (sequence, text[at : at + 16], 16))
+            sequence.commit(16)
+        sequence.rewind(57)
+        patch.setattr(engine._binding.library, "llama_decode", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(engine, (sequence, text[57:97], 40))
+        (logits,) = run(engine, (sequence, text[57:97], 40))
+        assert same(logits, expected[17:57])
+
+
+@pytest.mark.parametrize("form", ["lfm2", "qwen3_5_text"])
+def test_contexts_are_as_many_as_their_states_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+):
+    binding, path = library(UPSTREAM), file_of(form, tmp_path)
+    with closing(NativeModel(binding, path)) as model:
+        state = model.sizes(1).state
+    monkeypatch.setattr(engine_module, "_STATE_BYTES", 3 * 16 * state)
+    with closing(LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)) as engine:
+        assert engine._contexts._most == 3
+    monkeypatch.setattr(engine_module, "_STATE_BYTES", 0)
+    with closing(LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)) as engine:
+        assert engine._contexts._most == 1
+    memory = path.stat().st_size + 8 * state  # half of what a context has
+    monkeypatch.setattr(engine_module, "memory_bytes", lambda: memory)
+    with pytest.raises(ModelError, match=r"MiB of recurrent states.*of memory"):
+        LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)
+
+
+@pytest.mark.parametrize(("weights", "single"), [("f32", False), ("int8", True)])
+@pytest.mark.parametrize("form", ["lfm2", "qwen3_5_text"])
+def test_padding_and_copies_of_states_are_few(
+    tmp_path: Path, form: str, weights: str, single: bool
+):
+    path = file_of(form, tmp_path, weights)
+    with closing(LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM))) as engine:
+        assert engine.classes.decode == RowRange(2, 16)
+        assert engine.classes.prefill == RowRange(2, 256)
+        assert engine.classes.single == single  # weights of convolutions are floats in all files
+        assert "15 rows" in engine.describe()["states"]

@@ -1,0 +1,72 @@
+"""A native library that ends the server's process: one line, a code, and files that are whole."""
+
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.command import started
+from support.waiting import PATIENCE
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+
+BODY = {"prompt": "the rain in the", "max_tokens": 8, "temperature": 0}
+
+SERVER = """
+import ctypes, sys
+from paceline.__main__ import main
+{patch}
+sys.argv = ["paceline", "serve", "--port", "0", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+ASSERT = """
+from paceline.engines.llamacpp import native
+decode = native.NativeContext.decode
+def fails(context, tokens, outputs):
+    if tokens[:4] == [3, 250, 4, 250]:
+        ggml = ctypes.CDLL(context._binding.library._name)
+        ggml.ggml_abort(b"ggml.c", 1234, b"GGML_ASSERT(%s) failed", b"planted")
+    return decode(context, tokens, outputs)
+native.NativeContext.decode = fails
+"""
+
+ADDRESS = """
+from paceline.engines.openvino import engine
+step = engine.OpenVinoEngine.step
+def fails(self, calls):
+    if any(block.tokens[:4] == [3, 250, 4, 250] for _, block in calls):
+        ctypes.string_at(8)
+    return step(self, calls)
+engine.OpenVinoEngine.step = fails
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "patch", "cause"),
+    [("llamacpp", ASSERT, "an assert failed"), ("openvino", ADDRESS, "a bad address")],
+    ids=["an assert", "a bad address"],
+)
+def test_a_crash_of_a_library_ends_the_server_with_one_line_and_a_code(
+    tmp_path: Path, tiny_gguf: Path, engine: str, patch: str, cause: str
+):
+    options = ["--model", str(tiny_gguf), "--engine", engine]
+
+    def command_line(patch: str) -> list[str]:
+        return [sys.executable, "-c", SERVER.format(patch=patch), *options]
+
+    with started(command_line(patch), tmp_path) as server:
+        url = f"{server.url}/v1/completions"
+        answer = httpx.post(url, json=BODY, timeout=PATIENCE).json()["choices"]
+        with pytest.raises(httpx.HTTPError):
+            httpx.post(url, json={**BODY, "prompt": [3, 250, 4, 250]}, timeout=PATIENCE)
+        assert server.end() == 70
+    assert (
+        f"\npaceline: the engine's library has crashed: {cause}. Files of models and prompts are "
+        "whole; start it again, or with another --engine\n"
+    ) in server.said
+    assert "Traceback" not in server.said
+    with started(command_line(""), tmp_path) as server:
+        url = f"{server.url}/v1/completions"
+        assert httpx.post(url, json=BODY, timeout=PATIENCE).json()["choices"] == answer

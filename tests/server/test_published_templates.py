@@ -1,0 +1,138 @@
+"""Published chat templates, rendered as the server does: nothing is lost, and the order is kept."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest
+from paceline.models import ModelFiles
+from paceline.runtime.model import Model
+from paceline.server.api.chat import ChatBody, rendered
+from paceline.server.service import Service
+from support.published import llama_cpp_models
+from support.server import running
+
+pytestmark = [pytest.mark.real_model, pytest.mark.slow]
+
+TEMPLATES = 70
+UNRENDERED = {"fireworks-ai-llama-3-firefunction-v2"}
+"""Its template has its tools, as text, in a variable of its own."""
+SYSTEM_LATER = {"mistralai-Mistral-Nemo-Instruct-2407"}
+"""The system's text is in the last user's turn."""
+THOUGHTS = ("reasoning_content", "message.thinking", "message.reasoning")
+"""A template with one of these renders the thoughts between a call and its result."""
+WITHOUT_THOUGHTS = {"Apriel-1.6-15b-Thinker-fixed"}
+"""Its template has thoughts in answers without calls alone."""
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "the weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "a city"},
+                "days": {"type": "integer", "description": "a number"},
+            },
+            "required": ["city"],
+        },
+    },
+}
+USER = {"role": "user", "content": "FIRST_1"}
+SYSTEM = {"role": "system", "content": "SYSTEM_1"}
+ANSWER = {"role": "assistant", "content": "ANSWER_1"}
+SECOND = {"role": "user", "content": "SECOND_1"}
+CALL = {"name": "get_weather", "arguments": '{"city": "LINZ_1", "days": 3}'}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "reasoning_content": "THOUGHT_1",
+    "tool_calls": [{"id": "call_1", "type": "function", "function": CALL}],
+}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "RESULT_1"}
+
+CHATS: dict[str, tuple[list[Mapping[str, Any]], str]] = {
+    "plain": ([USER], "FIRST_1"),
+    "system": ([SYSTEM, USER], "SYSTEM_1 FIRST_1"),
+    "turns": ([SYSTEM, USER, ANSWER, SECOND], "SYSTEM_1 FIRST_1 ANSWER_1 SECOND_1"),
+    "a last answer": ([USER, ANSWER], "FIRST_1 ANSWER_1"),
+    "tools": ([SYSTEM, USER], "SYSTEM_1 FIRST_1"),
+    "results": ([USER, CALLED, RESULT], "FIRST_1 LINZ_1 RESULT_1"),
+    "results and turns": (
+        [SYSTEM, USER, CALLED, RESULT, ANSWER, SECOND],
+        "SYSTEM_1 FIRST_1 LINZ_1 RESULT_1 ANSWER_1 SECOND_1",
+    ),
+}
+WITH_TOOLS = ("tools", "results", "results and turns")
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model: Model, tiny_cache: Path) -> Iterator[Service]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(tiny_cache))
+        with running(Model(tiny_model.files, tiny_model.engine)) as server:
+            yield server.server.service
+
+
+@pytest.fixture(scope="module")
+def published(service: Service) -> dict[str, ModelFiles]:
+    """The tiny model with each of the templates."""
+    paths = sorted((llama_cpp_models() / "templates").glob("*.jinja"))
+    return {
+        path.stem: replace(service.files, chat_template=path.read_text("utf-8")) for path in paths
+    }
+
+
+@pytest.fixture(scope="module")
+def prompts(service: Service, published: dict[str, ModelFiles]) -> dict[str, dict[str, str]]:
+    """The name of a chat -> of a model -> the prompt; template by template, as each is compiled."""
+    made: dict[str, dict[str, str]] = {name: {} for name in CHATS}
+    for model, files in published.items():
+        for name in CHATS if model not in UNRENDERED else ():
+            made[name][model] = prompt(service, files, name)
+    return made
+
+
+def prompt(service: Service, files: ModelFiles, name: str) -> str:
+    """The prompt of one of the chats."""
+    messages, _ = CHATS[name]
+    tools = [TOOL] if name in WITH_TOOLS else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "files", files)
+        service.__dict__.pop("tool_form", None)
+        variables: Mapping[str, Any] = {}
+        with suppress(InvalidRequest):
+            variables = files.thinking().switch(True)
+        body = {"messages": messages, "tools": tools, "chat_template_kwargs": variables}
+        try:
+            return rendered(service, ChatBody.model_validate(body)).text
+        finally:
+            service.__dict__.pop("tool_form", None)
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_every_published_template_renders_all_of_a_chat_in_its_order(
+    name: str, prompts: dict[str, dict[str, str]], published: dict[str, ModelFiles]
+):
+    assert len(published) == TEMPLATES
+    faults = []
+    for model, text in prompts[name].items():
+        words = CHATS[name][1].split()
+        if model in SYSTEM_LATER and "SYSTEM_1" in words:
+            words.remove("SYSTEM_1")
+            assert "SYSTEM_1" in text
+        places = [text.find(word) for word in words]
+        if places != sorted(places) or -1 in places:
+            faults.append((model, dict(zip(words, places, strict=True))))
+        if name in WITH_TOOLS and text.count("get_weather") < (1 if name == "tools" else 2):
+            faults.append((model, "get_weather"))
+        reads = any(field in (published[model].chat_template or "") for field in THOUGHTS)
+        reads = reads and model not in WITHOUT_THOUGHTS
+        if name == "results" and reads and "THOUGHT_1" not in text:
+            faults.append((model, "THOUGHT_1"))
+    assert faults == []
