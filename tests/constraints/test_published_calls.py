@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.constraints.call_form import ToolForm
@@ -139,6 +139,8 @@ def test_calls_are_read_back_as_the_published_template_writes_them(
     arguments: list[dict[str, Any]], published: Published
 ):
     model, _, form, _ = published
+    # Nobody can read back where a string ends that has the mark of its end.
+    assume(not form.quote or form.quote not in repr(arguments))
     if model in SINGLE_QUOTES:
         arguments = [
             {
