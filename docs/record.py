@@ -6,6 +6,7 @@ you commit the page.
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,16 +25,11 @@ PAGE = Path(__file__).parent / "recordings.md"
 WIDTH = 100  # columns
 SUITE = Path(__file__).parents[1] / "benchmarks/suite.jsonl"
 PROMPT = "extraction-1"  # of the suite
-QUESTIONS = "What is the capital of France?\nAnd of Italy?\nWhat is the largest planet?\n"
+ACCEPTED = '<span style="color: #008000; text-decoration-color: #008000; text-decoration: underline">'
 RECORDINGS = (
     (
-        "An answer",
-        "The answer goes to standard output, the line of statistics to standard error.",
-        'paceline generate "What is photosynthesis, in two sentences?" --temperature 0',
-    ),
-    (
         "Tinted: prose",
-        "Accepted draft tokens are green and underlined; the others are the model's own.",
+        "Accepted draft tokens are underlined; a terminal shows them in green, too.",
         'paceline generate "Why do cats purr, in two sentences?" --temperature 0 --tint',
     ),
     (
@@ -47,11 +43,6 @@ RECORDINGS = (
         "A line for each step: the draft, its source, and how much of it was accepted. "
         "`--output trace.html` makes a page of it.",
         "paceline bench trace trace.jsonl",
-    ),
-    (
-        "A chat, from a script",
-        "A message a line; each is answered with the earlier ones in the context. `questions.txt`:",
-        "paceline chat --temperature 0 --max-tokens 40 < questions.txt",
     ),
     (
         "A mistake",
@@ -91,15 +82,31 @@ def run(command: str, folder: Path) -> str:
 
 
 def as_html(printed: str) -> str:
-    """What a terminal shows, as preformatted HTML."""
+    """What a terminal shows, as preformatted HTML; accepted draft tokens are `<ins>`.
+
+    Elements in place of styles, which GitHub removes.
+    """
     console = Console(record=True, width=WIDTH, file=StringIO())
     console.print(Text.from_ansi(printed.rstrip()), soft_wrap=True)
-    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+    return plain_html(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
+
+
+def plain_html(html: str) -> str:
+    """The same with `<ins>` for accepted tokens, `<b>` for the bars and heads of a trace."""
+    parts = re.split(r"(<span[^>]*>|</span>)", html)
+    tag = "b"
+    for place, part in enumerate(parts):
+        if part.startswith("<span"):
+            tag = "ins" if part == ACCEPTED else "b"
+            parts[place] = f"<{tag}>"
+        elif part == "</span>":
+            parts[place] = f"</{tag}>"
+    return "".join(parts)
 
 
 def page() -> str:
     """The text of the page. Raises RuntimeError where a command fails."""
-    files = {"orders.txt": prompt(), "questions.txt": QUESTIONS}
+    files = {"orders.txt": prompt()}
     parts = [
         "# Recordings of the terminal",
         "What the commands print, word for word, recorded by `docs/record.py` with paceline "
