@@ -25,7 +25,6 @@ PAGE = Path(__file__).parent / "recordings.md"
 WIDTH = 100  # columns
 SUITE = Path(__file__).parents[1] / "benchmarks/suite.jsonl"
 PROMPT = "extraction-1"  # of the suite
-ACCEPTED = '<span style="color: #008000; text-decoration-color: #008000; text-decoration: underline">'
 RECORDINGS = (
     (
         "Tinted: prose",
@@ -36,13 +35,7 @@ RECORDINGS = (
         "Tinted: an extraction",
         "The answer repeats its prompt, so much of it is drafted. The model is very small: it "
         "gives the first order again, not the other three. `orders.txt`:",
-        "paceline generate --file orders.txt --temperature 0 --tint --trace trace.jsonl",
-    ),
-    (
-        "The trace of the extraction",
-        "A line for each step: the draft, its source, and how much of it was accepted. "
-        "`--output trace.html` makes a page of it.",
-        "paceline bench trace trace.jsonl",
+        "paceline generate --file orders.txt --temperature 0 --tint",
     ),
     (
         "A mistake",
@@ -88,20 +81,8 @@ def as_html(printed: str) -> str:
     """
     console = Console(record=True, width=WIDTH, file=StringIO())
     console.print(Text.from_ansi(printed.rstrip()), soft_wrap=True)
-    return plain_html(console.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
-
-
-def plain_html(html: str) -> str:
-    """The same with `<ins>` for accepted tokens, `<b>` for the bars and heads of a trace."""
-    parts = re.split(r"(<span[^>]*>|</span>)", html)
-    tag = "b"
-    for place, part in enumerate(parts):
-        if part.startswith("<span"):
-            tag = "ins" if part == ACCEPTED else "b"
-            parts[place] = f"<{tag}>"
-        elif part == "</span>":
-            parts[place] = f"</{tag}>"
-    return "".join(parts)
+    html = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+    return re.sub(r"<span[^>]*>", "<ins>", html).replace("</span>", "</ins>")
 
 
 def page() -> str:
