@@ -1,8 +1,8 @@
-"""The README's tables in Markdown, from a record of `bench run --output`.
+"""Tables of Spec-Bench in Markdown, from a record of `bench run --output`.
 
     python benchmarks/spec_bench_table.py benchmarks/results/spec-bench.json [--drafter auto]
 
-Prints the short table of README.md, then a table for each variant for benchmarks/README.md.
+Prints a short table with a column for each kind, then the tables of benchmarks/README.md.
 """
 
 import argparse

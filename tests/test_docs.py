@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.decoding.types import Drafter
+from paceline.decoding.sampling import Sampler, Sampling
+from paceline.decoding.types import Block, Drafter
 from paceline.runtime.options import Options
+from support.toy import ToyEngine
 from test_arrows import ALLOWED
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +36,33 @@ def test_the_drafter_of_the_guide_is_a_drafter():
     exec(code, names)
     drafter: Drafter = names["Echo"]()
     assert list(drafter.propose([5, 7], 3).tokens) == [7, 7, 7]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)])
+def test_the_loop_of_the_architecture_page_gives_the_tokens_of_plain_decoding(sampling: Sampling):
+    (code,) = [
+        block for block in blocks(ROOT / "docs/architecture.md", "python") if "def answer" in block
+    ]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    prompt = [1, 2, 3, 1, 2]
+    plain, single_calls = names["answer"](ToyEngine(), prompt, 60, sampling, most_drafted=0)
+    drafted, calls = names["answer"](ToyEngine(), prompt, 60, sampling)
+    assert drafted == plain == row_by_row(ToyEngine(), prompt, 60, sampling)
+    assert calls < single_calls == 60
+
+
+def row_by_row(engine: ToyEngine, prompt: list[int], count: int, sampling: Sampling) -> list[int]:
+    """An answer in calls of one row each, from a sequence that is never rolled back."""
+    sequence, sampler = engine.open(), Sampler(sampling, prompt, engine.vocab_size)
+    block, answer = Block(prompt, 1, prefill=True), list[int]()
+    while len(answer) < count:
+        (row,) = engine.step([(sequence, block)]).logits[0]
+        sequence.commit(len(block.tokens))
+        answer.append(sampler.pick(row, len(prompt) + len(answer)))
+        sampler.push(answer[-1])
+        block = Block(answer[-1:], 1)
+    return answer
 
 
 def test_the_api_page_has_every_public_name_and_option():

@@ -30,7 +30,6 @@ NOT_RUN = {
     "generate --model": "a model that is fetched",
     "generate Count": "a converted model; tests/tools/coreml",
     "generate Name": "a model for MLX",
-    "generate hi": "a model that is nowhere; tests/cli/test_models.py",
     "plan": "measures the machine; tests/tools/bench/test_plan.py",
     "serve": "does not end; tests/server",
     "train": "hours; tests/tools/train",
@@ -71,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_model: Model) -
     results = ROOT / "benchmarks" / "results"
     for name in ("before.json", "after.json"):
         shutil.copy(results / "suite.json", tmp_path / name)
-    for name in ("prompt.txt", "orders.txt", "questions.txt"):
+    for name in ("prompt.txt", "orders.txt"):
         (tmp_path / name).write_text("Name a river.\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("paceline.runtime.load.load", lambda *_, **__: real_model)

@@ -1,7 +1,7 @@
 """Splits a model into packages: ranges of layers, and ranges of the head's tokens.
 
 A package under about 14 MB may run on the CPU, and one that is too large does not run on the Neural
-Engine; docs/coreml.md has the sources of both limits.
+Engine; the rules in `lint/weights.py` have the sources of both limits.
 """
 
 from collections.abc import Sequence
