@@ -63,7 +63,6 @@ class Told(HiddenStates):
     """Recorded hidden states, with a last layer that says which letter follows."""
 
     def __init__(self, states: HiddenStates, answers: Sequence[Answer]) -> None:
-        self.width = states.width
         self._states, self._answers = states, answers
 
     def of(self, text: int) -> Any:
