@@ -8,9 +8,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from paceline.errors import ModelError
 from paceline.models.cache import megabytes
 from paceline.models.generation_config import write_gguf_settings
@@ -24,7 +21,7 @@ from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
 from paceline.models.other_layouts import RENAMED, check_layout
 from paceline.models.pooling import pooling_facts
 from paceline.models.progress import Progress
-from paceline.storage.gguf_file import GgufFile, Tensor, read_gguf, short
+from paceline.storage.gguf_file import GgufFile, read_gguf, short
 from paceline.storage.system import memory_bytes
 
 FAMILIES = (
@@ -138,21 +135,6 @@ def read(path: Path, progress: Progress) -> GgufFile:
     """Read a GGUF file's metadata. Raises ModelError for a damaged file."""
     with progress.task(f"reading {path.name}"):
         return read_gguf(path)
-
-
-def dequantized(path: Path, tensor: Tensor) -> npt.NDArray[np.float32]:
-    """Weights of a tensor of the file `path`. Raises ModelError for a type that gguf-py lacks."""
-    from gguf import GGMLQuantizationType, dequantize
-
-    kind = GGMLQuantizationType(tensor.kind)
-    try:
-        weights: npt.NDArray[np.float32] = dequantize(tensor.data, kind)
-    except NotImplementedError as error:
-        raise ModelError(
-            f"{path} has weights of type {kind.name}, which cannot be read; "
-            "get the model in another quantization, such as Q8_0 or Q4_K_M"
-        ) from error
-    return weights
 
 
 def write_derived(path: Path, fields: Mapping[str, Any], work: Path) -> Facts:

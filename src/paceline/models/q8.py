@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from paceline.models.gguf import dequantized, read, write_derived
+from paceline.errors import ModelError
+from paceline.models.gguf import read, write_derived
 from paceline.models.manifest import GGUF_WEIGHTS, Facts
 from paceline.models.progress import Progress
 from paceline.storage.gguf_file import Tensor, write_gguf
@@ -27,7 +28,7 @@ def write_q8(path: Path, work: Path, progress: Progress) -> Facts:
         ModelError: the file is damaged, or has weights that gguf-py cannot read.
         OSError: a file cannot be written.
     """
-    from gguf import GGMLQuantizationType, quantize
+    from gguf import GGMLQuantizationType, dequantize, quantize
 
     source = read(path, progress)
     facts = write_derived(path, source.fields, work)
@@ -41,7 +42,14 @@ def write_q8(path: Path, work: Path, progress: Progress) -> Facts:
     def values(tensor: Tensor) -> npt.NDArray[Any]:
         if not _is_matrix(tensor):
             return tensor.data
-        weights = dequantized(path, tensor)
+        kind = GGMLQuantizationType(tensor.kind)
+        try:
+            weights = dequantize(tensor.data, kind)
+        except NotImplementedError as error:
+            raise ModelError(
+                f"{path} has weights of type {kind.name}, which cannot be read; "
+                "get the model in another quantization, such as Q8_0 or Q4_K_M"
+            ) from error
         groups: npt.NDArray[Any] = quantize(weights, GGMLQuantizationType.Q8_0)
         return groups
 
