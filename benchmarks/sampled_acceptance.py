@@ -1,6 +1,7 @@
 """How often drafts are accepted at a temperature, by the rule that picks them.
 
     python benchmarks/sampled_acceptance.py --suite question.jsonl --model FILE.gguf --output FILE
+    python benchmarks/sampled_acceptance.py --suite question.jsonl --dflash FOLDER --output FILE
 
 The target answers the first turn of a suite's questions, sampled. Each answer is then gone through
 as decoding does, in blocks: at each step a drafter is asked, and as many drafts are accepted as
@@ -98,6 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", type=Path)
     parser.add_argument("--model", help="draft model with the target's vocabulary")
+    parser.add_argument("--dflash", metavar="FOLDER", help="drafter that reads hidden states")
     parser.add_argument("--limit", type=int, default=60)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, action="append")
@@ -105,7 +107,10 @@ def main() -> None:
     options = parser.parse_args()
     suite = load_suite(options.suite)
     prompts = suite.only((), limit=options.limit).prompts
-    target = paceline.load(TARGET, drafters=("dflash", "table"))
+    specs = {"table": "table"}
+    if options.dflash:
+        specs["dflash"] = f"dflash:{options.dflash}"
+    target = paceline.load(TARGET, engine="openvino", drafters=tuple(specs.values()))
     drafter = paceline.load(options.model, drafters=("none",)) if options.model else None
     shared = DrafterResources(
         TARGET, target.engine.vocab_size, shipped=shipped(TARGET), graph=target.files.path
@@ -113,7 +118,7 @@ def main() -> None:
     found = {}
     for temperature in options.temperature or (0.5, 0.8, 1.0):
         how = Sampling(temperature=temperature, seed=SEED)
-        counts = {name: Count() for name in names(drafter is not None)}
+        counts = {name: Count() for name in names(*specs, *(["model"] if drafter else []))}
         for prompt in prompts:
             asked = list(prompt.messages)
             tokens = target.encode_prompt(asked, target.request({}))[0]
@@ -130,10 +135,10 @@ def main() -> None:
             for row, taps in computed(target.engine, text):
                 text.rows.append(row)
                 text.taps.append(taps)
-            for kind in ("table", "dflash"):
+            for kind, spec in specs.items():
                 for rule, picks in (("best", Sampling()), ("noise", how)):
                     if f"{kind}, {rule}" in counts:
-                        one = drafter_of(kind, shared, picks, text)
+                        one = drafter_of(spec, shared, picks, text)
                         go_through(text, one, how, counts[f"{kind}, {rule}"])
             if drafter is not None:
                 rows = [row for row, _ in computed(drafter.engine, text)]
@@ -156,11 +161,10 @@ def main() -> None:
         options.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def names(model: bool) -> list[str]:
+def names(*kinds: str) -> list[str]:
     """The drafters and their rules; a table has one."""
     return [
-        "table, best",
-        *(f"{kind}, {rule}" for kind in ("dflash", "model")[: 1 + model] for rule in RULES),
+        f"{kind}, {rule}" for kind in kinds for rule in (RULES[:1] if kind == "table" else RULES)
     ]
 
 
@@ -170,12 +174,12 @@ Ask = Callable[[int], tuple[Proposal, Row | None]]
 """Length of the context -> the draft after it, and the row that its first token is from."""
 
 
-def drafter_of(kind: str, shared: DrafterResources, picks: Sampling, text: Text) -> Ask:
+def drafter_of(spec: str, shared: DrafterResources, picks: Sampling, text: Text) -> Ask:
     """A drafter that observes the text block by block."""
     request = RequestContext(sampling=picks, prompt_length=text.prompt)
-    (drafter,) = create(kind, shared, request)
+    (drafter,) = create(spec, shared, request)
     watched = None
-    if kind == "dflash" and not picks.greedy:
+    if drafter.name == "dflash" and not picks.greedy:
         watched = Watched(picks, text.prompt, shared.vocab_size)
         watched.size = shared.vocab_size
         drafter._sampler = watched  # type: ignore[attr-defined]

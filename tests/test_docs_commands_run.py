@@ -35,7 +35,7 @@ NOT_RUN = {
     "train": "hours; tests/tools/train",
     "verify": "minutes, or a server; tests/tools/bench/test_verify.py and test_verify_server.py",
 }
-TRAINED = ("table:table", "dflash:drafter", "mtp:head")
+TRAINED = ("table:table", "mtp:head")
 """Drafters that a command before them trains."""
 
 

@@ -141,18 +141,13 @@ def test_a_report_with_charts_leaves_the_machine_alone(home: Home, tmp_path: Pat
 
 @pytest.mark.reference
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dflash", "mtp"])
-def test_train_of_a_network_leaves_the_machine_alone(
-    kind: str, home: Home, tiny_gguf: Path, prompts: Path
-):
+def test_train_of_a_head_leaves_the_machine_alone(home: Home, tiny_gguf: Path, prompts: Path):
     pytest.importorskip("torch")
     options = ("--vocab", 16, "--texts", 1, "--steps", 1, "--evaluate-every", 1)
-    taps = ("--taps", 1) if kind == "dflash" else ()
     home.run(
-        *("train", kind, "--target", tiny_gguf, "--prompts", prompts, "--out", kind),
-        *(*options, *taps),
+        *("train", "mtp", "--target", tiny_gguf, "--prompts", prompts, "--out", "head"), *options
     )
-    assert_alone(home, kind)
+    assert_alone(home, "head")
 
 
 @pytest.mark.coreml

@@ -104,7 +104,7 @@ def test_options_of_all_commands_are_found():
         "--rate",
         "--rows",
         "--logit-bias",
-        "--gamma",
+        "--dropout",
         "--length",
     }
     assert {option.command for option in OPTIONS} >= {("serve",), ("bench", "serve"), ("plan",)}
@@ -162,7 +162,7 @@ def test_the_least_a_numeric_option_may_be_is_taken(option: Option):
         ["generate", "x", "--seed", str(2**64)],
         ["plan", "--rows", "3"],
         ["plan", "--cache-tokens", "0"],
-        ["train", "dflash", "--out", "x", "--gamma", "inf"],
+        ["train", "mtp", "--out", "x", "--rate", "inf"],
     ],
 )
 def test_a_number_out_of_range_ends_the_command_with_status_2(

@@ -213,34 +213,27 @@ def test_a_table_may_be_made_of_prompts_at_once(train: Any, prompts: Path, tmp_p
 
 @pytest.mark.reference
 @pytest.mark.parametrize(
-    ("kind", "option", "reason"),
+    ("option", "reason"),
     [
-        ("dflash", ("--block", 1), "block is 1; expected 2 rows or more"),
-        ("dflash", ("--rate", 0), "argument --rate: "),
-        ("dflash", ("--gamma", 0), "argument --gamma: "),
-        ("dflash", ("--device", "tpu"), "there is no device tpu here"),
-        ("mtp", ("--rate", 0), "argument --rate: "),
-        ("mtp", ("--depth", 0), "argument --depth: "),
-        ("mtp", ("--dropout", 1), "argument --dropout: "),
-        ("mtp", ("--shallow", 1.5), "argument --shallow: "),
-        ("mtp", ("--vocab", 0), "argument --vocab: "),
-        ("mtp", ("--device", "tpu"), "there is no device tpu here"),
+        (("--rate", 0), "argument --rate: "),
+        (("--depth", 0), "argument --depth: "),
+        (("--dropout", 1), "argument --dropout: "),
+        (("--shallow", 1.5), "argument --shallow: "),
+        (("--vocab", 0), "argument --vocab: "),
+        (("--device", "tpu"), "there is no device tpu here"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_data_is_made(
-    kind: str, option: Any, reason: str, train_refused: Any, prompts: Path, tmp_path: Path
+    option: Any, reason: str, train_refused: Any, prompts: Path, tmp_path: Path
 ):
     pytest.importorskip("torch")
-    out = tmp_path / "drafter"
-    assert reason in train_refused(kind, "--prompts", prompts, "--out", out, *option)
+    out = tmp_path / "head"
+    assert reason in train_refused("mtp", "--prompts", prompts, "--out", out, *option)
     assert not out.exists()
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize(("kind", "more"), [("dflash", ("--taps", 1)), ("mtp", ())])
-def test_a_network_is_trained_on_answers_and_training_continues(
-    kind: str,
-    more: Any,
+def test_a_head_is_trained_on_answers_and_training_continues(
     train: Any,
     train_refused: Any,
     prompts: Path,
@@ -250,24 +243,23 @@ def test_a_network_is_trained_on_answers_and_training_continues(
 ):
     for package in ("torch", "matplotlib"):
         pytest.importorskip(package)
-    said, out = tmp_path / "answers", tmp_path / "drafter"
+    said, out = tmp_path / "answers", tmp_path / "head"
     train("answers", "--prompts", prompts, "--out", said, "--max-tokens", 12, "--at-once", 2)
     options = ("--data", said, "--out", out, "--vocab", 16, "--texts", 1, "--evaluate-every", 1)
-    options += more
-    found = train(kind, *options, "--steps", 2)
+    found = train("mtp", *options, "--steps", 2)
     assert found["folder"] == str(out)
     assert found["tau"] == found["curve"][-1]["tau"] >= 1
     with held(out):  # as another run does
         assert f"{out} is being written by another run" in train_refused(
-            kind, *options, "--steps", 3
+            "mtp", *options, "--steps", 3
         )
-    longer = train(kind, *options, "--steps", 3)
+    longer = train("mtp", *options, "--steps", 3)
     assert longer["steps"] == 3
     assert longer["curve"][:2] == found["curve"]
     names = {"config.json", "model.safetensors", "curve.json", "curve.png", "state.pt", "features"}
     assert names <= {path.name for path in out.iterdir()}
     drafted, plain = (
-        answer_of(model, capsys, "--drafter", spec) for spec in (f"{kind}:{out}", "none")
+        answer_of(model, capsys, "--drafter", spec) for spec in (f"mtp:{out}", "none")
     )
     assert drafted["token_ids"] == plain["token_ids"]
 
@@ -278,12 +270,11 @@ def answer_of(model: Any, capsys: pytest.CaptureFixture[str], *options: str) -> 
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "mtp"])
 def test_training_without_torch_says_what_to_install(
-    kind: str, train_refused: Any, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_refused: Any, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, "torch", None)
-    said = train_refused(kind, "--prompts", prompts, "--out", tmp_path / "drafter")
+    said = train_refused("mtp", "--prompts", prompts, "--out", tmp_path / "head")
     assert "pip install 'paceline[train]'" in said
 
 

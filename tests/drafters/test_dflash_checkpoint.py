@@ -12,7 +12,7 @@ from paceline.drafters.dflash import (
     Config,
     read_config,
 )
-from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_weights
+from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_tensors
 from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from support.dflash import (
@@ -217,6 +217,10 @@ def test_a_folder_without_a_config_is_rejected(tmp_path: Path):
 def test_fields_of_a_wrong_type_are_rejected(config: Config, tmp_path: Path, change: Any):
     said = rejection(tmp_path, config, **change)
     assert any(name in said for name in ("hidden_size", *change))
+
+
+def read_weights(folder: Path, config: Config) -> dict[str, np.ndarray]:
+    return {name: tensor.floats() for name, tensor in read_tensors(folder, config)[0].items()}
 
 
 def assert_reads(folder: Path, config: Config, expected: dict[str, np.ndarray]) -> None:

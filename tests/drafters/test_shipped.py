@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.drafters import DrafterResources, DrafterSpec, Table, shipped, taps
-from paceline.drafters.dflash import read_config
+from paceline.drafters import DrafterSpec, Table, shipped
 from paceline.models.registry import REGISTRY
 from paceline.storage.files import read_json, sha256_of
 
@@ -29,15 +28,6 @@ def test_a_shipped_drafter_is_as_it_was_made(folder: Path):
         name: record["sha256"] for name, record in files.items()
     }
     assert sum((folder / name).stat().st_size for name in files) < 30e6
-
-
-def test_the_dflash_drafter_of_the_default_model_can_be_read():
-    folder = shipped("smollm2-135m")["dflash"]
-    config = read_config(folder)
-    assert (config.block_size, config.target_layer_ids) == (8, (1, 14, 27))
-    assert taps("suffix+dflash", DrafterResources(shipped=shipped("smollm2-135m"))) == (1, 14, 27)
-    # It is there to be asked for: it brings less than the table beside suffix.
-    assert not DrafterSpec.parse("auto").resolve(shipped("smollm2-135m")).has("dflash")
 
 
 def test_the_table_of_the_default_model_opens_and_is_its_own():

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters import Table, TableDrafter
-from paceline.drafters.table import KEYS, MAX_ORDER, PROBABILITIES, TOKENS, keys_at, keys_of
+from paceline.drafters.table import (
+    KEYS,
+    MAX_ORDER,
+    PROBABILITIES,
+    TOKENS,
+    halves,
+    keys_at,
+    keys_of,
+)
 from paceline.errors import ModelError
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
@@ -98,13 +106,27 @@ def record(folder: Path, name: str) -> None:
 
 
 def test_a_column_of_another_length_or_type_is_rejected(folder: Path):
-    np.save(folder / KEYS, np.zeros(3, np.uint32))
+    np.save(folder / KEYS, np.zeros(3, np.uint16))
     record(folder, KEYS)
-    with pytest.raises(ModelError, match=r"keys\.npy holds uint32 \[3\]; expected uint32"):
+    with pytest.raises(ModelError, match=r"keys\.npy holds uint16 \[3\]; expected uint16 \[2, "):
         Table.open(folder, 6)
     np.save(folder / KEYS, np.zeros(3, np.float32))
     record(folder, KEYS)
     with pytest.raises(ModelError, match="holds float32"):
+        Table.open(folder, 6)
+
+
+@given(keys=st.lists(st.integers(0, 2**32 - 1), max_size=9))
+def test_keys_are_stored_in_halves_without_loss(keys: list[int]):
+    upper, lower = halves(np.array(keys, np.uint32)).tolist()
+    assert [(high << 16) + low for high, low in zip(upper, lower, strict=True)] == keys
+
+
+def test_a_table_of_earlier_versions_is_to_be_made_again(folder: Path):
+    entries = json.loads((folder / MANIFEST).read_text())["entries"]
+    np.save(folder / KEYS, np.zeros(entries, np.uint32))
+    record(folder, KEYS)
+    with pytest.raises(ModelError, match="`paceline train table`"):
         Table.open(folder, 6)
 
 

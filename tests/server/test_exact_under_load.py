@@ -8,11 +8,13 @@ they do so five times as often, for longer answers, and with the neural drafter,
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import paceline
 from paceline.runtime.model import Model
+from support.dflash import tiny_config, write_checkpoint
 from support.load import Load, check_load, plain_answers
 
 pytestmark = pytest.mark.real_model
@@ -27,8 +29,11 @@ def test_every_answer_is_the_one_that_its_request_gets_alone(real_model: Model):
 
 
 @pytest.mark.skipif(not WHOLE, reason="takes long: PACELINE_WHOLE=1")
-def test_every_answer_of_a_hidden_state_drafter_is_the_one_that_its_request_gets_alone():
-    drafter = "suffix+table+dflash"
-    load = replace(LOAD, drafters=LOAD.drafters | {*drafter.split("+")})
+def test_every_answer_of_a_hidden_state_drafter_is_the_one_that_its_request_gets_alone(
+    real_model: Model, tmp_path: Path
+):
+    write_checkpoint(tmp_path, tiny_config(real_model.files))
+    drafter = f"suffix+table+dflash:{tmp_path}"
+    load = replace(LOAD, drafters=LOAD.drafters | {"suffix", "table", "dflash"})
     model = paceline.load(drafters=(drafter,), cache_tokens=4096)
     check_load(model, load, plain_answers(model, load), drafter)

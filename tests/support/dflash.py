@@ -1,7 +1,7 @@
 """Random DFlash checkpoints for the tiny target, and the architecture once more, in plain numpy.
 
 `reference_draft` is written from the paper (arXiv 2602.06036), for one block and in float64; it
-shares nothing with the graph or the torch network.
+shares nothing with the graph or the network in MLX.
 """
 
 import json
@@ -18,7 +18,6 @@ from paceline.drafters.dflash import Config, HostKV
 from paceline.drafters.networks.context import ContextCache, DraftCost
 from paceline.drafters.networks.target import read_matrix, read_target
 from paceline.models import ModelFiles
-from paceline.tools.train.config import default_config
 from support import mlx
 
 Weights = dict[str, np.ndarray]
@@ -43,7 +42,22 @@ def tiny_config(files: ModelFiles, **changes: Any) -> Config:
     """A drafter that fits the tiny target: two layers, two taps, blocks of eight rows."""
     layers = changes.get("num_hidden_layers", 2)
     target = read_target(files.path)
-    config = default_config(target, layers=layers, block=8, taps=(0, 1), mask_token_id=MASK)
+    config = Config(
+        hidden_size=target.hidden_size,
+        intermediate_size=192,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=target.vocab_size,
+        rms_norm_eps=1e-5,
+        rope_theta=1e5,
+        block_size=8,
+        num_target_layers=target.layers,
+        target_layer_ids=(0, 1),
+        mask_token_id=MASK,
+        windows=(None,) * layers,
+    )
     return replace(config, **changes)
 
 

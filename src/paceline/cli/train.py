@@ -124,77 +124,22 @@ def table(
     return print_report(report, output)
 
 
-Rate = Annotated[float, Option(parser=numbers.Real(0, 1, open=True), help="maximum learning rate")]
-EvaluateEvery = Annotated[int, declare.count(help="steps")]
-Device = Annotated[str, Option(help="cpu or cuda")]
-Texts = Annotated[int, declare.count(help="texts of a step")]
-
-
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Options of the training loop."""
 
-    steps: Annotated[int, declare.count()] = 30_000
-    texts: Texts = 4
-    anchors: Annotated[int, declare.count(help="blocks of a text in a step")] = 8
-    gamma: Annotated[
-        float,
-        Option(parser=numbers.Real(0, 1e6, open=True), help="decay of the loss, in positions"),
-    ] = 2.0
-    rate: Rate = 1e-3
-    seed: Seed = 0
-    evaluate_every: EvaluateEvery = 1000
-
-
-@command(app)
-def dflash(
-    *,
-    data: Data = None,
-    prompts: Prompts = None,
-    layers: Annotated[int, declare.count()] = 1,
-    block: Annotated[int, declare.count(help="rows: the last token and its draft")] = 8,
-    taps: Annotated[int, declare.count(help="tapped layers of the target")] = 3,
-    vocab: Annotated[int | None, declare.count(help="draft only the most frequent tokens")] = None,
-    device: Device = "cpu",
-    schedule: Schedule,
-    out: Folder,
-    target: Target,
-    output: Output,
-) -> int:
-    """Train a block-diffusion drafter (needs the extra train)."""
-    from paceline.tools.train import commands
-
-    commands.check_training(rate=schedule.rate, device=device)
-    commands.check_blocks(block=block, gamma=schedule.gamma)
-    report = commands.dflash(
-        target,
-        _data(target, data, prompts, out, output),
-        out,
-        layers=layers,
-        block=block,
-        taps=taps,
-        vocab=vocab,
-        device=device,
-        schedule=asdict(schedule),
-        progress=progress_of(output),
-    )
-    return print_report(report, output)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSchedule:
-    """Options of the training loop of a head."""
-
     steps: Annotated[int, declare.count()] = 10_000
-    texts: Texts = 4
+    texts: Annotated[int, declare.count(help="texts of a step")] = 4
     depth: Annotated[int, declare.count(help="draft tokens in a row that are trained")] = 4
     shallow: Annotated[
         float, Option(parser=numbers.Real(0, 1), help="share of the steps with a depth of 1, first")
     ] = 0.5
     dropout: Annotated[float, Option(parser=numbers.Real(0, 0.9))] = 0.1
-    rate: Rate = 1e-3
+    rate: Annotated[
+        float, Option(parser=numbers.Real(0, 1, open=True), help="maximum learning rate")
+    ] = 1e-3
     seed: Seed = 0
-    evaluate_every: EvaluateEvery = 500
+    evaluate_every: Annotated[int, declare.count(help="steps")] = 500
 
 
 @command(app)
@@ -203,8 +148,8 @@ def mtp(
     data: Data = None,
     prompts: Prompts = None,
     vocab: Annotated[int, declare.count(help="draft only the most frequent tokens")] = 8192,
-    device: Device = "cpu",
-    schedule: HeadSchedule,
+    device: Annotated[str, Option(help="cpu or cuda")] = "cpu",
+    schedule: Schedule,
     out: Folder,
     target: Target,
     output: Output,

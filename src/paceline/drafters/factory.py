@@ -311,8 +311,10 @@ def _folder(part: DrafterPart, shared: DrafterResources) -> Path:
     if kind not in shared.shipped:
         if kind == "mtp" and shared.graph is not None and names_head(shared.graph):
             return shared.graph  # reading it says what is missing
+        way = f"train one with `paceline train {kind}`"
+        if kind == "dflash":
+            way = "take a published checkpoint for it"
         raise InvalidRequest(
-            f"no {kind} comes with {shared.target}; train one with `paceline train {kind}` and "
-            f"name its folder: {kind}:FOLDER"
+            f"no {kind} comes with {shared.target}; {way} and name its folder: {kind}:FOLDER"
         )
     return shared.shipped[kind]

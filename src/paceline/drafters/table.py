@@ -1,8 +1,8 @@
 """A back-off n-gram table: the most frequent successor of the last tokens, with its probability.
 
-Counted once from the target's own answers (`paceline train table`) and memory-mapped, so a lookup
-is nearly free. It looks up the last five tokens, then fewer, down to one. It holds the target's
-habits and nothing of the request; the matchers hold the opposite.
+Counted once from the target's own answers (`paceline train table`); tokens and probabilities are
+memory-mapped, so a lookup is nearly free. It looks up the last five tokens, then fewer, down to
+one. It holds the target's habits and nothing of the request; the matchers hold the opposite.
 """
 
 from bisect import bisect_left
@@ -98,9 +98,9 @@ class Table:
                 f"this target has {vocab_size}"
             )
         columns = TableColumns(
-            _column(folder / KEYS, np.uint32, facts.entries),
-            _column(folder / TOKENS, token_type(vocab_size), facts.entries),
-            _column(folder / PROBABILITIES, np.uint8, facts.entries),
+            _joined(_column(folder / KEYS, np.uint16, (2, facts.entries))),
+            _column(folder / TOKENS, token_type(vocab_size), (facts.entries,)),
+            _column(folder / PROBABILITIES, np.uint8, (facts.entries,)),
         )
         last = int(columns.tokens.max(initial=0))
         if last >= vocab_size:
@@ -169,6 +169,25 @@ def keys_at(tokens: npt.NDArray[np.int64], order: int) -> npt.NDArray[np.uint32]
     return (mixed >> np.uint64(32)).astype(np.uint32)
 
 
+def halves(keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
+    """Sorted keys as they are stored, [n] -> [2, n]: the upper 16 bits of each, then the lower.
+
+    A wheel's compression then takes the upper ones to a fifteenth, so the keys to half:
+
+        keys    0003_91ac  0003_f00d  0004_0a51
+        halves  0003 0003 0004   91ac f00d 0a51
+    """
+    return np.stack([keys >> 16, keys & 0xFFFF]).astype(np.uint16)
+
+
+def _joined(parts: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
+    """Keys of their `halves`."""
+    keys: npt.NDArray[np.uint32] = parts[0].astype(np.uint32)
+    keys <<= 16
+    keys |= parts[1]
+    return keys
+
+
 def token_type(vocab_size: int) -> type[np.unsignedinteger]:
     """The smallest dtype that holds a token of this vocabulary."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
@@ -183,14 +202,15 @@ def _finish(mixed: int, order: int) -> int:
     return (((mixed ^ order) * _MIX) & _WIDTH) >> 32
 
 
-def _column(path: Path, kind: type[np.generic], entries: int) -> npt.NDArray[Any]:
+def _column(path: Path, kind: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """A column as a memory map."""
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as a column of numbers: {error}") from error
-    if array.dtype != kind or array.shape != (entries,):
+    if array.dtype != kind or array.shape != shape:
         raise ModelError(
-            f"{path} holds {array.dtype} {list(array.shape)}; expected {np.dtype(kind)} [{entries}]"
+            f"{path} holds {array.dtype} {list(array.shape)}; expected {np.dtype(kind)} "
+            f"{list(shape)}: make the table again with `paceline train table`"
         )
     return array

@@ -86,14 +86,6 @@ def read_manifest(folder: Path, kind: str, facts: type[_T]) -> _T:
     return found
 
 
-def check_artifact(folder: Path) -> None:
-    """Raise ModelError if `folder` has a manifest of ours, and not the files that it lists."""
-    path = folder / MANIFEST
-    value = read_json(path) if path.is_file() else {}
-    if str(value.get("made_by")).startswith("paceline"):
-        _check_listed(folder, value)
-
-
 def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Raise ModelError unless every file of a manifest has its recorded size and checksum."""
     files = validated(_Files, manifest, str(folder / MANIFEST), error=ModelError).files

@@ -30,7 +30,8 @@ from safetensors.torch import load_file  # noqa: E402
 
 from paceline.tools.train import mtp  # noqa: E402
 from paceline.tools.train.mtp import Schedule, Trainer  # noqa: E402
-from paceline.tools.train.target_tensors import share_weights  # noqa: E402
+from paceline.tools.train.plot import plot_curve  # noqa: E402
+from paceline.tools.train.target_tensors import most_frequent, share_weights  # noqa: E402
 from paceline.tools.train.trainer import mean_tokens_kept  # noqa: E402
 
 pytestmark = pytest.mark.reference
@@ -62,7 +63,6 @@ class Told(HiddenStates):
     """Recorded hidden states, with a last layer that says which letter follows."""
 
     def __init__(self, states: HiddenStates, answers: Sequence[Answer]) -> None:
-        self.width = states.width
         self._states, self._answers = states, answers
 
     def of(self, text: int) -> Any:
@@ -135,6 +135,36 @@ def test_a_run_learns_an_easy_text_several_steps_deep(make_trainer: MakeTrainer,
     assert [row + int(more) for row, more in enumerate(tensors["d2t"])] == list(LETTERS)
 
 
+def test_a_run_that_has_ended_is_not_run_again(make_trainer: MakeTrainer, run: Path):
+    trainer = make_trainer(run)
+    assert trainer.step == SCHEDULE.steps
+    assert trainer.train(QUIET) == trainer.curve[-1]["tau"]
+    assert trainer.step == SCHEDULE.steps
+
+
+def test_a_curve_is_drawn(make_trainer: MakeTrainer, run: Path, tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    path = plot_curve(make_trainer(run).curve, tmp_path)
+    assert path == tmp_path / "curve.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_tapped_hidden_states_are_scaled_by_their_std(
+    make_trainer: MakeTrainer, features: HiddenStates, config: HeadConfig, tmp_path: Path
+):
+    width = config.tapped_size
+    rows = np.concatenate([features.of(place)[1:, :width] for place in range(24)])
+    spread = make_trainer(tmp_path).network.std.numpy()
+    assert spread.shape == (width,)
+    np.testing.assert_allclose(spread, rows.astype(np.float32).std(0), rtol=0.2)
+
+
+def test_the_most_frequent_tokens_are_drafted():
+    answers = [Answer(0, [9, 9, 9, 9], [5, 5, 2, 2, 2, 7])]
+    assert most_frequent(answers, 2) == [2, 5]
+    assert most_frequent(answers, 9) == [2, 5, 7]
+
+
 def test_a_run_trains_one_draft_step_first_and_then_all(
     make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -204,6 +234,18 @@ def test_a_head_learns_from_texts_of_any_length(
     assert np.isfinite([point["loss"] for point in trainer.curve]).all()
 
 
+def test_held_out_answers_may_be_too_short_to_learn_from(
+    make_trainer: MakeTrainer, engine: Engine, tmp_path: Path
+):
+    answers = easy_answers()
+    for place in (0, 20):  # those that would be held out
+        answers[place] = replace(answers[place], answer=answers[place].answer[:3])
+    states = record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
+    schedule = replace(SCHEDULE, steps=1)
+    trainer = make_trainer(tmp_path, answers=answers, hidden_states=states, schedule=schedule)
+    assert trainer.train(QUIET) >= 1
+
+
 # -- labels ----------------------------------------------------------------------------------------
 
 
@@ -246,9 +288,20 @@ def test_a_stopped_run_of_a_head_ends_as_one_that_was_not_stopped(
     for step in stops:
         with pytest.raises(Stopped):
             make_trainer(tmp_path).train(telling(stop_at(step)))
-    make_trainer(tmp_path).train(QUIET)
+    trainer = make_trainer(tmp_path)
+    # What was learnt since the last evaluation is learnt again.
+    assert trainer.step == (stops[-1] - 1) // 10 * 10
+    trainer.train(QUIET)
     for name in ("model.safetensors", "config.json", "curve.json"):
         assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_a_run_may_be_made_longer(make_trainer: MakeTrainer, tmp_path: Path):
+    make_trainer(tmp_path, schedule=replace(SCHEDULE, steps=10)).train(QUIET)
+    longer = make_trainer(tmp_path, schedule=replace(SCHEDULE, steps=20, evaluate_every=5))
+    assert longer.step == 10
+    longer.train(QUIET)
+    assert [point["step"] for point in longer.curve] == [10, 15, 20]
 
 
 def test_a_run_stopped_while_it_wrote_leaves_the_same_head(
@@ -268,16 +321,23 @@ def test_a_run_stopped_while_it_wrote_leaves_the_same_head(
 @pytest.mark.parametrize(
     ("changes", "differing"),
     [
+        ({"schedule": replace(SCHEDULE, rate=1e-4)}, "schedule"),
+        ({"schedule": replace(SCHEDULE, seed=1)}, "schedule"),
         ({"schedule": replace(SCHEDULE, dropout=0.2)}, "schedule"),
         ({"schedule": replace(SCHEDULE, depth=2)}, "schedule"),
         ({"drafted": [1, 2]}, "head, drafted_tokens"),
         ({"drafted": [*LETTERS[1:], 150]}, "drafted_tokens"),
         ({"answers": easy_answers()[:23]}, "texts"),
+        ({"answers": easy_answers()[::-1]}, "texts"),
     ],
-    ids=["dropout", "depth", "fewer tokens", "other tokens", "answers"],
+    ids=[
+        *("rate", "seed", "dropout", "depth", "fewer tokens", "other tokens"),
+        *("fewer answers", "as many others"),
+    ],
 )
 def test_the_state_of_another_head_is_refused(
     make_trainer: MakeTrainer, run: Path, changes: Any, differing: str
 ):
-    with pytest.raises(InvalidRequest, match=f"of a run with another {differing}; choose"):
+    with pytest.raises(InvalidRequest, match=f"of a run with another {differing}; choose") as error:
         make_trainer(run, **changes)
+    assert str(run / "state.pt") in str(error.value)

@@ -11,12 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.networks.tensors import (
-    Array,
-    StoredTensor,
-    check_tensors,
-    stored_tensors,
-)
+from paceline.drafters.networks.tensors import StoredTensor, check_tensors, stored_tensors
 from paceline.errors import ModelError
 
 ARCHITECTURE: Literal["DFlashDraftModel"] = "DFlashDraftModel"
@@ -168,14 +163,6 @@ class Config:
         if self.chain is not None:
             shapes |= self.chain.shapes(d, self.vocab_size)
         return shapes
-
-
-def read_weights(folder: Path, config: Config) -> dict[str, Array]:
-    """Read the network's tensors as float32, by name, without those of its chain.
-
-    Raises as `read_tensors` does.
-    """
-    return {name: tensor.floats() for name, tensor in read_tensors(folder, config)[0].items()}
 
 
 Tensors = dict[str, StoredTensor]

@@ -24,12 +24,7 @@ from paceline.tools.train.answers import (
     provenance,
     read_answers,
 )
-from paceline.tools.train.config import (
-    default_config,
-    default_head_config,
-    even_taps,
-    mask_token,
-)
+from paceline.tools.train.config import default_head_config
 from paceline.tools.train.hidden_states import HiddenStates, record_hidden_states
 from paceline.tools.train.prompts import LONGEST_PROMPT, write_prompts
 from paceline.tools.train.table import write_table
@@ -154,63 +149,6 @@ def check_training(*, rate: float, device: str) -> None:
         raise InvalidRequest(f"there is no device {device} here; expected cpu, or cuda with a GPU")
 
 
-def check_blocks(*, block: int, gamma: float) -> None:
-    """Check what `dflash` alone has. Raises InvalidRequest if a setting is out of range."""
-    if block < 2:
-        raise InvalidRequest(
-            f"block is {block}; expected 2 rows or more: the last token and draft tokens"
-        )
-    if not gamma > 0:
-        raise InvalidRequest(f"gamma is {gamma}; expected a number of positions above 0")
-
-
-def dflash(
-    target: str,
-    folders: Sequence[Path],
-    out: Path,
-    *,
-    layers: int,
-    block: int,
-    taps: int,
-    vocab: int | None,
-    schedule: Mapping[str, Any],
-    device: str,
-    progress: Progress,
-) -> Report:
-    """Train a DFlash drafter on answers; `out` also has the state of the run."""
-    from paceline.tools.train.dflash import Schedule, Trainer
-    from paceline.tools.train.plot import plot_curve
-    from paceline.tools.train.target_tensors import most_frequent, share_weights
-
-    files, graph = _files_to_train_on(target, progress)
-    answers = _read_all(folders, files)
-    layer_ids = even_taps(graph.layers, taps)
-    # The last layer is a training target.
-    engine = _open(files, answers, {*layer_ids, graph.layers - 1})
-    with _held(out):
-        hidden_states = _record(engine, files, answers, out, progress)
-        special = sorted(files.tokenizer().special_tokens().values())
-        mask = mask_token(answers, special, graph.vocab_size)
-        config = default_config(
-            graph, layers=layers, block=block, taps=layer_ids, mask_token_id=mask
-        )
-        drafted = None if vocab is None else most_frequent(answers, vocab)
-        trainer = Trainer(
-            config,
-            share_weights(read_matrix(graph.embeddings), read_matrix(graph.head), drafted, device),
-            hidden_states=hidden_states,
-            answers=answers,
-            schedule=Schedule(**schedule),
-            folder=out,
-            device=device,
-        )
-        tau = trainer.run(progress, drafted)
-        picture = plot_curve(trainer.curve, out, x="blocks")
-    value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
-    text = f"a drafter with tau {tau:.3f} on held-out answers is in {out}; see {picture.name}"
-    return Report(value, text=text)
-
-
 def mtp(
     target: str,
     folders: Sequence[Path],
@@ -250,7 +188,7 @@ def mtp(
             device=device,
         )
         tau = trainer.train(progress)
-        picture = plot_curve(trainer.curve, out, x="texts")
+        picture = plot_curve(trainer.curve, out)
     measured = trainer.curve[-1]
     value = {"folder": str(out), "tau": tau, "steps": trainer.step, "curve": trainer.curve}
     text = (

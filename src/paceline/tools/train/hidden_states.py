@@ -30,8 +30,7 @@ class HiddenStates:
     """Hidden states of texts, mapped from disk."""
 
     def __init__(self, path: Path, lengths: Sequence[int], width: int) -> None:
-        self.width = width
-        """Values per row: taps * d."""
+        """`width` has the values of a row: taps * d."""
         self._rows = np.memmap(path, np.float16, "r", shape=(sum(lengths), width))
         self._ends = list(accumulate(lengths, initial=0))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.drafters.mtp import HeadConfig
-from paceline.tools.train.network import FeedForward, RMSNorm, Rope, initialise
+from paceline.tools.train.layers import FeedForward, RMSNorm, Rope, initialise
 
 
 class Rows(NamedTuple):
@@ -46,14 +46,14 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(len(x), self.kv_heads, -1).transpose(0, 1)
         v = self.v_proj(x).view(len(x), self.kv_heads, -1).transpose(0, 1)
         return (
-            rope.rotate(k[None])[0].repeat_interleave(shares, dim=0),
+            rope.rotate(k).repeat_interleave(shares, dim=0),
             v.repeat_interleave(shares, dim=0),
         )
 
     def queries(self, x: Tensor, rope: Rope) -> Tensor:
         """[m, 2 d] -> rotated queries, [heads, m, head_dim]."""
         q = self.q_proj(x).view(len(x), self.heads, -1).transpose(0, 1)
-        return rope.rotate(q[None])[0]
+        return rope.rotate(q)
 
 
 class Layer(nn.Module):
@@ -94,7 +94,7 @@ class HeadNetwork(nn.Module):
         drafted = config.draft_vocab_size or config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, drafted, bias=False)
         self._dropout = nn.Dropout(dropout)
-        initialise(self, layers=1)
+        initialise(self)
 
     def forward(self, texts: Sequence[Rows], steps: int) -> list[Tensor]:
         """Logits of draft steps 1 to `steps`.
@@ -177,4 +177,4 @@ class _Past:
         return out.transpose(0, 1).reshape(len(x), -1)
 
     def _rope(self, positions: Tensor) -> Rope:
-        return Rope(positions[None], self._head_dim, self._theta)
+        return Rope(positions, self._head_dim, self._theta)

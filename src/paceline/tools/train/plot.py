@@ -1,4 +1,4 @@
-"""Plots a training run: acceptance length tau and loss against trained blocks or texts."""
+"""Plots a training run: acceptance length tau and loss against trained texts."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,16 +9,13 @@ from paceline.tools.figures import import_matplotlib
 PICTURE = "curve.png"
 
 
-def plot_curve(curve: Sequence[Mapping[str, Any]], folder: Path, *, x: str) -> Path:
-    """Plot a run's evaluations into `folder`; return the path.
-
-    `x` names what the run counted: `blocks` or `texts`.
-    """
-    done = [point[x] / 1e3 for point in curve]
+def plot_curve(curve: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+    """Plot a run's evaluations into `folder`; return the path."""
+    done = [point["texts"] / 1e3 for point in curve]
     figure = import_matplotlib().figure.Figure(figsize=(7, 4), layout="constrained")
     left = figure.add_subplot()
     left.plot(done, [point["tau"] for point in curve], "o-", color="black", label="tau")
-    left.set_xlabel(f"trained {x}, thousands")
+    left.set_xlabel("trained texts, thousands")
     left.set_ylabel("tau: tokens per target call, held-out answers")
     right = left.twinx()
     right.plot(done, [point["loss"] for point in curve], "--", color="gray", label="loss")

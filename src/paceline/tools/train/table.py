@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import paceline
-from paceline.drafters.table import COLUMNS, KIND
+from paceline.drafters.table import COLUMNS, KIND, halves
 from paceline.drafters.table_counts import Entries
 from paceline.storage.files import writing
 from paceline.storage.manifest import begin_artifact, write_manifest
@@ -24,9 +24,10 @@ def write_table(
         "entries": len(entries.keys),
         **facts,
     }
+    columns = entries.columns(vocab_size)
     with writing(folder):
         # A running process may have the old files mapped: replace them, never write into them.
-        for name, column in zip(COLUMNS, entries.columns(vocab_size), strict=True):
+        for name, column in zip(COLUMNS, columns._replace(keys=halves(columns.keys)), strict=True):
             np.save(folder / f".{name}", column)
             (folder / f".{name}").replace(folder / name)
         write_manifest(folder, KIND, about, COLUMNS)

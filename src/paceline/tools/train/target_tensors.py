@@ -27,12 +27,12 @@ class TargetTensors(NamedTuple):
 def share_weights(
     embeddings: npt.NDArray[np.float32],
     head: npt.NDArray[np.float32],
-    draft_vocab: Sequence[int] | None,
+    draft_vocab: Sequence[int],
     device: str,
 ) -> TargetTensors:
-    """Copy the target's matrices to the device; `draft_vocab` None drafts all tokens."""
+    """Copy the target's matrices to the device; of the head, the rows of `draft_vocab`."""
     vocab = len(embeddings)
-    drafted = torch.arange(vocab) if draft_vocab is None else torch.tensor(list(draft_vocab))
+    drafted = torch.tensor(list(draft_vocab))
     column = torch.full((vocab,), -1)
     column[drafted] = torch.arange(len(drafted))
     rows = torch.from_numpy(head)[drafted]

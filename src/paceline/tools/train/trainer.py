@@ -137,10 +137,6 @@ class Trainer(ABC):
     def _amount(self) -> dict[str, float]:
         """How much was learnt from so far, for the curve."""
 
-    def evaluate(self) -> float:
-        """Tau: mean tokens per target call when drafting through each held-out answer."""
-        return self.measures()["tau"]
-
     def train(self, progress: Progress) -> float:
         """Train to the end of the schedule; return the last tau.
 
