@@ -9,7 +9,7 @@ import pytest
 
 import paceline
 from paceline.models import template, worker_process
-from paceline.models.worker_process import TimeLimit, WorkerProcess
+from paceline.storage.processes import TimeLimit, WorkerProcess
 
 SOURCE = Path(paceline.__file__).parent
 APART = {"storage/system.py", "models/template_worker.py", "constraints/matcher_worker.py"}

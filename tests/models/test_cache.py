@@ -14,8 +14,9 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import cache_dir, gguf, int8, resolve
-from paceline.models.cache import PARTIAL, disk_full, megabytes, models_dir, publish, workspace
-from paceline.models.processes import Finished
+from paceline.models.cache import PARTIAL, disk_full, models_dir, publish, workspace
+from paceline.storage.files import megabytes
+from paceline.storage.processes import Finished
 
 Usage = namedtuple("Usage", "total used free")
 

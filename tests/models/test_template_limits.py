@@ -15,8 +15,8 @@ import pytest
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ChatTemplate, template
 from paceline.models.template import PROCESS
-from paceline.models.worker_process import WorkerProcess
 from paceline.runtime.model import Model
+from paceline.storage.processes import WorkerProcess
 from support.server import running
 from support.waiting import PATIENCE, until
 
@@ -158,17 +158,17 @@ def test_a_process_that_was_killed_is_started_again():
 
 def test_an_answer_that_was_interrupted_is_not_the_next_ones(monkeypatch: pytest.MonkeyPatch):
     made, other = ChatTemplate(GOOD), ChatTemplate("other")
-    exchange = sys.modules["paceline.models.worker_process"]._exchange
+    exchange = sys.modules["paceline.storage.processes"]._exchange
 
     def interrupted(child: Any, request: bytes) -> bytes:
         child.stdin.write(request + b"\n")
         child.stdin.flush()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.models.worker_process._exchange", interrupted)
+    monkeypatch.setattr("paceline.storage.processes._exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made.render(USER)
-    monkeypatch.setattr("paceline.models.worker_process._exchange", exchange)
+    monkeypatch.setattr("paceline.storage.processes._exchange", exchange)
     assert other.render(USER) == "other"
 
 

@@ -34,7 +34,7 @@ def models(
 ) -> int:
     """List the models that are here or have a short name, and heads in the hub's cache."""
     from paceline.models import check_models, list_models
-    from paceline.models.cache import megabytes
+    from paceline.storage.files import megabytes
 
     if check:
         count = check_models(progress=progress_of(output))

@@ -1,8 +1,8 @@
 """Whether a model fits the memory of this machine, or of its container."""
 
 from paceline.errors import ModelError
-from paceline.models.cache import megabytes
 from paceline.models.progress import Progress
+from paceline.storage.files import megabytes
 from paceline.storage.system import memory_bytes
 
 MEMORY_PER_BYTE = 3.2

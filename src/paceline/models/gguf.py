@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.models.cache import megabytes
 from paceline.models.generation_config import write_gguf_settings
 from paceline.models.gguf_tokenizer import (
     REQUIRED_FIELDS,
@@ -21,6 +20,7 @@ from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
 from paceline.models.other_layouts import RENAMED, check_layout
 from paceline.models.pooling import pooling_facts
 from paceline.models.progress import Progress
+from paceline.storage.files import megabytes
 from paceline.storage.gguf_file import GgufFile, read_gguf, short
 from paceline.storage.system import memory_bytes
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
-from paceline.models.cache import megabytes
 from paceline.models.fit import check_fits
 from paceline.models.gguf_choice import (
     SUFFIX,
@@ -28,6 +27,7 @@ from paceline.models.hub import Repository
 from paceline.models.hub_download import download
 from paceline.models.hub_names import HubName, parse_hub_name
 from paceline.models.progress import Progress
+from paceline.storage.files import megabytes
 
 _FOLDER = "models--"
 """Begins the name of a model's folder in the hub's cache."""

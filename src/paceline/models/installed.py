@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from paceline.errors import CheckFailed, ModelError
 from paceline.models import hub
-from paceline.models.cache import megabytes, models_dir
+from paceline.models.cache import models_dir
 from paceline.models.elsewhere import models_elsewhere
 from paceline.models.fit import fits
 from paceline.models.hub_gguf import cached, cached_models
@@ -16,6 +16,7 @@ from paceline.models.manifest import Manifest, changed_files, read_manifest
 from paceline.models.names import CORE_ML_SUFFIX
 from paceline.models.progress import QUIET, Progress
 from paceline.models.registry import REGISTRY
+from paceline.storage.files import megabytes
 from paceline.storage.manifest import MANIFEST
 
 _RAN = {"file": "the file", "shape": "its shape"}

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from paceline.models.cache import megabytes
 from paceline.models.generation_config import Settings
+from paceline.storage.files import megabytes
 
 DEFAULT_MODEL = "smollm2-135m"
 

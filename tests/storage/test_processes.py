@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models import processes
-from paceline.models.processes import KEPT_LINES, Finished, python, run_child
+from paceline.storage import processes
+from paceline.storage.processes import KEPT_LINES, Finished, python, run_child
 
 
 def script(text: str) -> list[str]:
