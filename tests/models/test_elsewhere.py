@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models import elsewhere, list_models, resolve
+from paceline.models import list_models, resolve
 from paceline.models.cache import models_dir
-from paceline.models.elsewhere import find, is_elsewhere, lm_studio_models, ollama_models
+from paceline.models.names import other_apps
+from paceline.models.names.other_apps import (
+    find_app_model,
+    is_app_name,
+    lm_studio_models,
+    ollama_models,
+)
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
 TENSOR_LAYER = "application/vnd.ollama.image.tensor"
@@ -27,7 +33,7 @@ def ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def lm_studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "lmstudio"
-    monkeypatch.setattr(elsewhere, "_LM_STUDIO_FOLDERS", (str(folder),))
+    monkeypatch.setattr(other_apps, "_LM_STUDIO_FOLDERS", (str(folder),))
     return folder
 
 
@@ -58,24 +64,24 @@ def test_ollamas_models_have_its_names(ollama: Path):
     assert {name: model.path for name, model in found.items()} == blobs
     for name, model in found.items():
         assert model.bytes == 4
-        assert is_elsewhere(name)
-        assert find(name) == model.path
+        assert is_app_name(name)
+        assert find_app_model(name) == model.path
 
 
 def test_a_name_of_ollama_is_found_in_any_case_and_without_latest(ollama: Path):
     blob = pulled(ollama, "registry.ollama.ai/library/Llama/latest")
     for name in ("ollama/llama", "ollama/Llama:latest", "ollama/LLAMA:Latest"):
-        assert find(name) == blob
+        assert find_app_model(name) == blob
 
 
 def test_a_model_that_another_program_lacks_is_told_which_it_has(ollama: Path, lm_studio: Path):
     with pytest.raises(ModelNotFound, match=r"here is no model of ollama.*hf.co/ollama/qwen3"):
-        find("ollama/qwen3")
+        find_app_model("ollama/qwen3")
     pulled(ollama, "registry.ollama.ai/library/qwen3/0.6b")
     with pytest.raises(ModelNotFound, match=r"no model ollama/qwen3; here are ollama/qwen3:0.6b"):
-        find("ollama/qwen3")
+        find_app_model("ollama/qwen3")
     with pytest.raises(ModelNotFound, match="no model of lmstudio"):
-        find("lmstudio/a/b/c.gguf")
+        find_app_model("lmstudio/a/b/c.gguf")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +131,7 @@ def test_lm_studios_files_have_their_path_as_name(lm_studio: Path):
     }
     assert found["lmstudio/owner/name-GGUF/big-Q8_0-00001-of-00002.gguf"].bytes == 8
     for name, model in found.items():
-        assert find(name) == model.path
+        assert find_app_model(name) == model.path
 
 
 def test_without_other_programs_there_are_no_models_of_theirs(ollama: Path, lm_studio: Path):

@@ -15,16 +15,15 @@ from paceline.models import (
     ModelFiles,
     checkpoint,
     convert,
-    elsewhere,
-    known,
     names,
     prepare,
     pull,
     resolve,
 )
 from paceline.models.cache import models_dir
-from paceline.models.known import KnownModel
 from paceline.models.manifest import GGUF_WEIGHTS
+from paceline.models.names import other_apps, registry
+from paceline.models.names.registry import KnownModel
 from paceline.runtime.load import load
 from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
 from support.tiny import write_tiny
@@ -56,7 +55,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> It
         use_hub(found, tmp_path / "hub", monkeypatch)
         found.repositories[NAME] = FakeRepository({F16: tiny_gguf.read_bytes()})
         made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0")
-        for module in (known, names):
+        for module in (registry, names):
             monkeypatch.setattr(module, "known_models", lambda: {"tiny": made})
         yield found
 
@@ -80,7 +79,7 @@ def in_lm_studio(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "lmstudio" / "owner" / "tiny" / F16
     path.parent.mkdir(parents=True)
     shutil.copy(tiny_gguf, path)
-    monkeypatch.setattr(elsewhere, "_LM_STUDIO_FOLDERS", (str(tmp_path / "lmstudio"),))
+    monkeypatch.setattr(other_apps, "_LM_STUDIO_FOLDERS", (str(tmp_path / "lmstudio"),))
     return f"lmstudio/owner/tiny/{F16}"
 
 

@@ -15,7 +15,7 @@ from paceline.models.generation_config import (
     from_gguf,
     read_generation_config,
 )
-from paceline.models.registry import DEFAULT_MODEL, REGISTRY
+from paceline.models.names.registry import DEFAULT_MODEL, REGISTRY
 from paceline.runtime.options import defaults_of
 from support.tiny import write_tiny
 

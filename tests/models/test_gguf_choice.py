@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models.gguf_choice import (
+from paceline.models.names.hub_names import (
     choose,
     is_model,
     models_of,

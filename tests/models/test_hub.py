@@ -11,7 +11,7 @@ from huggingface_hub import errors
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import QUIET, Progress, hub, pull, resolve
-from paceline.models.hub_names import is_hub_name
+from paceline.models.names.hub_names import is_hub_name
 
 
 class Response:

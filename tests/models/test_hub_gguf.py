@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models import QUIET, Progress, fit, hub, hub_download, hub_gguf
-from paceline.models.hub_names import HubName
+from paceline.models import QUIET, Progress, fit, hub
+from paceline.models.hub import download, gguf_files
+from paceline.models.names.hub_names import HubName
 from support.fake_hub import COMMIT, OLDER, TOKEN, FakeHub, content, serving, use_hub
 
 NAME = "owner/name"
@@ -60,7 +61,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fetch(name: HubName, progress: Progress = QUIET, *, to_use: bool = True) -> Path:
     found = hub.repository(name.repository, name.revision)
-    return hub_gguf.fetch(name, found, progress, to_use=to_use)
+    return gguf_files.fetch(name, found, progress, to_use=to_use)
 
 
 def offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +91,7 @@ def test_a_file_is_fetched_alone_and_is_in_the_hubs_cache(
     assert found == cache / f"models--owner--name/snapshots/{COMMIT}/{path}"
     assert found.read_bytes() == content(path)
     assert [each.path.rpartition("/")[2] for each in fake.downloads()] == [path]
-    assert hub_gguf.cached(meant) == found
+    assert gguf_files.cached(meant) == found
     from huggingface_hub import try_to_load_from_cache
 
     assert try_to_load_from_cache(name, path) == str(found), "other tools find it"
@@ -122,9 +123,9 @@ def test_a_revision_has_its_own_files(fake: FakeHub, cache: Path):
     assert found.read_bytes() == older[Q8]
     assert found.parent.name == OLDER
     for revision in ("v1", OLDER, OLDER[:8]):
-        assert hub_gguf.cached(at_tag._replace(revision=revision)) == found
-    assert hub_gguf.cached(at_tag._replace(revision="v2")) is None
-    assert hub_gguf.cached(at_tag._replace(revision=OLDER[:3])) is None, "too short for a commit"
+        assert gguf_files.cached(at_tag._replace(revision=revision)) == found
+    assert gguf_files.cached(at_tag._replace(revision="v2")) is None
+    assert gguf_files.cached(at_tag._replace(revision=OLDER[:3])) is None, "too short for a commit"
 
 
 def test_a_revision_that_is_not_there_is_one_line(name: str):
@@ -190,11 +191,11 @@ def test_what_is_here_works_without_a_network(
     found = fetch(HubName(NAME, tag="Q8_0"))
     offline(fake, monkeypatch)
     for meant in (HubName(NAME, tag="Q8_0"), HubName(NAME, file=Q8), HubName(NAME)):
-        assert hub_gguf.cached(meant) == found
-    assert hub_gguf.cached(HubName(NAME, tag="Q4_K_M")) is None
+        assert gguf_files.cached(meant) == found
+    assert gguf_files.cached(HubName(NAME, tag="Q4_K_M")) is None
     with pytest.raises(ModelError, match=r"cannot fetch owner/name.*--offline"):
         hub.repository(NAME)
-    assert hub_gguf.what_is_here(HubName(NAME)) == "; on this machine is Q8_0"
+    assert gguf_files.what_is_here(HubName(NAME)) == "; on this machine is Q8_0"
     assert fake.asked == []
 
 
@@ -216,7 +217,7 @@ def test_a_file_of_an_older_commit_is_used_as_long_as_the_newest_has_none(
     newer.mkdir()
     (newer / "config.json").write_text("{}")
     (cache / "models--owner--name/refs/main").write_text("d" * 40)
-    assert hub_gguf.cached(HubName(NAME)) == found
+    assert gguf_files.cached(HubName(NAME)) == found
 
 
 # -- interrupted downloads -------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def test_a_download_that_was_given_up_goes_on_with_the_next_command(fake: FakeHu
         fetch(HubName(NAME))
     assert "\n" not in str(caught.value)
     assert part_of(cache, Q4).read_bytes() == content(Q4, SIZE)[:30_000]
-    assert hub_gguf.cached(HubName(NAME)) is None, "half a file is no model"
+    assert gguf_files.cached(HubName(NAME)) is None, "half a file is no model"
     fake.cut_after, fake.asked = [], []
     assert fetch(HubName(NAME)).read_bytes() == content(Q4, SIZE)
     assert [each.range for each in fake.downloads()] == ["bytes=30000-"]
@@ -283,7 +284,7 @@ def test_other_bytes_than_the_published_ones_are_not_kept(fake: FakeHub, cache: 
     with pytest.raises(ModelError, match=r"not the file that was published.*SHA-256"):
         fetch(HubName(NAME))
     assert not part_of(cache, Q4).exists()
-    assert hub_gguf.cached(HubName(NAME)) is None
+    assert gguf_files.cached(HubName(NAME)) is None
     fake.other_bytes = False
     assert fetch(HubName(NAME)).read_bytes() == content(Q4, SIZE)
 
@@ -347,7 +348,7 @@ def test_models_in_the_cache_have_the_shortest_name_that_means_them(name: str, f
     fake.add("other/two", "1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "plain.gguf")
     for path in fake.repositories["other/two"].files:
         fetch(HubName("other/two", file=path))
-    found = {str(model.name): model for model in hub_gguf.cached_models()}
+    found = {str(model.name): model for model in gguf_files.cached_models()}
     assert found.keys() == {
         "owner/name:Q8_0",
         "owner/name:BF16",
@@ -357,26 +358,26 @@ def test_models_in_the_cache_have_the_shortest_name_that_means_them(name: str, f
     }
     assert found["owner/name:BF16"].bytes == 3 * 1000
     for model in found.values():
-        assert hub_gguf.cached(model.name) == model.path
+        assert gguf_files.cached(model.name) == model.path
 
 
 def test_a_model_without_all_its_shards_is_not_here(name: str, cache: Path):
     found = fetch(HubName(NAME, tag="BF16"))
     (found.parents[1] / SHARDS[1]).unlink()
-    assert hub_gguf.cached(HubName(NAME, tag="BF16")) is None
-    assert hub_gguf.cached_models() == []
+    assert gguf_files.cached(HubName(NAME, tag="BF16")) is None
+    assert gguf_files.cached_models() == []
 
 
 def test_without_a_cache_there_is_nothing_in_it(fake: FakeHub):
-    assert hub_gguf.cached_models() == []
-    assert hub_gguf.cached(HubName(NAME)) is None
+    assert gguf_files.cached_models() == []
+    assert gguf_files.cached(HubName(NAME)) is None
 
 
 def test_a_broken_link_of_the_cache_is_no_model(name: str, cache: Path):
     found = fetch(HubName(NAME))
     shutil.rmtree(cache / "models--owner--name/blobs")
     assert found.is_symlink()
-    assert hub_gguf.cached(HubName(NAME)) is None
+    assert gguf_files.cached(HubName(NAME)) is None
 
 
 def test_progress_has_the_size_and_the_bytes_of_all_files_together(name: str):
@@ -386,6 +387,6 @@ def test_progress_has_the_size_and_the_bytes_of_all_files_together(name: str):
     counted: list[int] = []
     found = hub.repository(NAME)
     file = found.files[Q4]
-    hub_download._fetch_blob(found, Q4, counted.append)
+    download._fetch_blob(found, Q4, counted.append)
     assert counted[0] == 0
     assert counted[-1] == file.bytes

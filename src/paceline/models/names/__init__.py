@@ -1,6 +1,6 @@
 """What the user's name for a model means, independent of the current folder and of any download.
 
-A name is a short name, the path of a file or folder, a model of another program (`elsewhere.py`),
+A name is a short name, the path of a file or folder, a model of another program (`other_apps.py`),
 or a hub name (`hub_names.py`); the first that fits. `@coreml`, `@mlx`, `@int8`, `@int4` or `@f16`
 at its end selects a form.
 """
@@ -9,9 +9,8 @@ import difflib
 from pathlib import Path
 
 from paceline.errors import InvalidRequest, ModelNotFound
-from paceline.models.hub_names import HubName, parse_hub_name
-from paceline.models.known import known, known_models
-from paceline.models.registry import DEFAULT_MODEL, REGISTRY
+from paceline.models.names.hub_names import HubName, parse_hub_name
+from paceline.models.names.registry import DEFAULT_MODEL, REGISTRY, known, known_models
 
 CORE_ML_SUFFIX = "@coreml"
 """After a model's name: its form for the engine `coreml`."""

@@ -12,20 +12,21 @@ from typing import NamedTuple
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.fit import check_fits
-from paceline.models.gguf_choice import (
+from paceline.models.hub import Repository
+from paceline.models.hub.download import download
+from paceline.models.names.hub_names import (
     SUFFIX,
+    HubName,
     choose,
     is_model,
     listed,
     models_of,
+    parse_hub_name,
     quantization,
     shard_of,
     shards_of,
     tag_of,
 )
-from paceline.models.hub import Repository
-from paceline.models.hub_download import download
-from paceline.models.hub_names import HubName, parse_hub_name
 from paceline.models.progress import Progress
 from paceline.storage.files import megabytes
 
