@@ -13,8 +13,9 @@ from types import ModuleType
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import cache_dir, gguf, int8, resolve
+from paceline.models import cache_dir, gguf, resolve
 from paceline.models.cache import PARTIAL, disk_full, models_dir, publish, workspace
+from paceline.models.gguf import int8
 from paceline.storage.files import megabytes
 from paceline.storage.processes import Finished
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline.errors import InvalidRequest
 from paceline.models.control_text import GUARD
 from paceline.models.files import ModelFiles
-from paceline.models.gguf_tokenizer import build_tokenizer
+from paceline.models.gguf.tokenizer import build_tokenizer
 from paceline.models.tokenizer import TokenBytes
 from paceline.runtime.model import Model
 from paceline.runtime.options import check

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import Progress, fit, resolve
+from paceline.models import Progress, resolve
+from paceline.models.gguf import support
 from support.tiny import write_tiny
 
 
@@ -16,7 +17,7 @@ def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
 ):
     path = write_tiny(tmp_path / "m.gguf", split=split)
     total = sum(each.stat().st_size for each in tmp_path.glob("*.gguf"))
-    monkeypatch.setattr(fit, "memory_bytes", lambda: total - 1)
+    monkeypatch.setattr(support, "memory_bytes", lambda: total - 1)
     with pytest.raises(ModelError, match="of memory; choose a smaller model or quantization"):
         resolve(str(path), tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
@@ -26,10 +27,10 @@ def test_a_file_that_may_not_fit_is_opened_after_a_line(
     tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     size, said = tiny_gguf.stat().st_size, StringIO()
-    monkeypatch.setattr(fit, "memory_bytes", lambda: 2 * size)
+    monkeypatch.setattr(support, "memory_bytes", lambda: 2 * size)
     resolve(str(tiny_gguf), tmp_path / "cache", Progress(said))
     assert "of memory while it is loaded, and this machine has" in said.getvalue().splitlines()[0]
-    monkeypatch.setattr(fit, "memory_bytes", lambda: 4 * size)
+    monkeypatch.setattr(support, "memory_bytes", lambda: 4 * size)
     said = StringIO()
     resolve(str(tiny_gguf), tmp_path / "cache", Progress(said))
     assert said.getvalue() == ""
@@ -39,6 +40,6 @@ def test_a_file_that_is_mapped_needs_memory_once(
     tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     said = StringIO()
-    monkeypatch.setattr(fit, "memory_bytes", lambda: 2 * tiny_gguf.stat().st_size)
+    monkeypatch.setattr(support, "memory_bytes", lambda: 2 * tiny_gguf.stat().st_size)
     resolve(str(tiny_gguf), tmp_path / "cache", Progress(said), engine="llamacpp")
     assert "of memory" not in said.getvalue()

@@ -10,11 +10,9 @@ import pytest
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, check_models, resolve, settings_of
 from paceline.models.files import open_folder
-from paceline.models.generation_config import (
-    GENERATION,
-    from_gguf,
-    read_generation_config,
-)
+from paceline.models.generation_config import read_generation_config
+from paceline.models.gguf import sampling_settings
+from paceline.models.manifest import GENERATION
 from paceline.models.names.registry import DEFAULT_MODEL, REGISTRY
 from paceline.runtime.options import defaults_of
 from support.tiny import write_tiny
@@ -153,11 +151,13 @@ def test_a_gguf_file_that_says_nothing_of_sampling_has_no_settings(tiny_files: M
 
 
 def test_a_repetition_penalty_over_no_tokens_and_odd_values_are_left_out():
-    assert from_gguf({**SAMPLING, "general.sampling.penalty_last_n": 0}).keys() == {
+    assert sampling_settings({**SAMPLING, "general.sampling.penalty_last_n": 0}).keys() == {
         *SAID.keys() - {"repetition_penalty"}
     }
-    assert from_gguf({"general.sampling.temp": "warm", "general.sampling.top_k": True}) == {}
-    assert from_gguf({"general.sampling.mirostat": 2, "general.name": "x"}) == {}
+    assert (
+        sampling_settings({"general.sampling.temp": "warm", "general.sampling.top_k": True}) == {}
+    )
+    assert sampling_settings({"general.sampling.mirostat": 2, "general.name": "x"}) == {}
 
 
 # -- the registry ----------------------------------------------------------------------------------

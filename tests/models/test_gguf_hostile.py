@@ -15,6 +15,7 @@ from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.models import gguf, resolve
+from paceline.models.gguf.support import check_supported
 from paceline.models.progress import QUIET
 from paceline.storage.gguf_file import NumberArray, read_gguf
 from support.tiny import write_tiny
@@ -270,7 +271,7 @@ def test_an_architecture_that_is_no_name_is_refused_in_one_short_line(
     wrong: bytes, path: Path, tmp_path: Path
 ):
     with pytest.raises(ModelError, match="architecture") as caught:
-        gguf.check_supported(path, read_gguf(write(path, [wrong])))
+        check_supported(path, read_gguf(write(path, [wrong])))
     assert len(str(caught.value)) < 600
     assert "\n" not in str(caught.value)
 

@@ -16,12 +16,9 @@ from hypothesis import strategies as st
 
 from paceline.decoding.text import TextStream
 from paceline.models.gguf import write_tokenizer
-from paceline.models.gguf_tokenizer import (
-    build_tokenizer,
-    special_tokens,
-    token_facts,
-)
-from paceline.models.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from paceline.models.gguf.tokenizer import build_tokenizer
+from paceline.models.gguf.vocabulary import special_tokens, token_facts
 from paceline.models.progress import QUIET
 from paceline.models.tokenizer import TokenBytes, Tokenizer
 from support.record_tokenizers import DATA, PAIRS, digest, trained, vocabulary

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models.gguf_tokenizer import build_tokenizer, vocabulary_faults
+from paceline.models.gguf.tokenizer import build_tokenizer
+from paceline.models.gguf.vocabulary import vocabulary_faults
 from support.tokenizer_lines import byte_pairs, sentence_piece
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import gguf, resolve
+from paceline.models import resolve
+from paceline.models.gguf import support
 from support.tiny import write_tiny
 from support.tiny_checkpoints import write_gguf_of
 
@@ -24,9 +25,9 @@ def test_experts_that_openvino_would_unpack_beyond_memory_are_sent_to_the_other_
     path = write_gguf_of("gpt_oss-mxfp4", tmp_path / "m.gguf")
     cache = tmp_path / "cache"
     weights = 2 * 3 * 4 * 64 * 128  # layers, matrices, experts, in, out
-    monkeypatch.setattr(gguf, "memory_bytes", lambda: 9 * weights)
+    monkeypatch.setattr(support, "memory_bytes", lambda: 9 * weights)
     assert resolve(str(path), cache, engine="openvino").path == path
-    monkeypatch.setattr(gguf, "memory_bytes", lambda: 9 * weights - 1)
+    monkeypatch.setattr(support, "memory_bytes", lambda: 9 * weights - 1)
     with pytest.raises(ModelError, match=r"MXFP4.* needs about .*use --engine llamacpp"):
         resolve(str(path), tmp_path / "other", engine="openvino")
     assert resolve(str(path), tmp_path / "other", engine="llamacpp").engine == "llamacpp"

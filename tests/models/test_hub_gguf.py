@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models import QUIET, Progress, fit, hub
+from paceline.models import QUIET, Progress, hub
+from paceline.models.gguf import support
 from paceline.models.hub import download, gguf_files
 from paceline.models.names.hub_names import HubName
 from support.fake_hub import COMMIT, OLDER, TOKEN, FakeHub, content, serving, use_hub
@@ -332,7 +333,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_the_first_byte_unless_
     fake: FakeHub, monkeypatch: pytest.MonkeyPatch
 ):
     fake.add(NAME, Q4, size=SIZE)
-    monkeypatch.setattr(fit, "memory_bytes", lambda: SIZE - 1)
+    monkeypatch.setattr(support, "memory_bytes", lambda: SIZE - 1)
     with pytest.raises(ModelError, match=r"memory.*paceline pull owner/name"):
         fetch(HubName(NAME))
     assert not fake.downloads()

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import tokenizers
 
-from paceline.models.gguf_tokenizer import build_tokenizer
-from paceline.models.gguf_tokenizer.build import make_tokenizer
-from paceline.models.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from paceline.models.gguf.tokenizer import build_tokenizer, make_tokenizer
 from paceline.storage.gguf_file import read_gguf
 from support.published import llama_cpp_models, npm_tokenizer
 from support.tokenizer_lines import BYTE, CONTROL, NORMAL, SPACE, UNUSED, USER_DEFINED, lines

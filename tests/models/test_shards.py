@@ -13,8 +13,8 @@ from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.models import resolve
+from paceline.models.gguf.shards import check_shards, first_shard
 from paceline.models.installed import check_models, list_models
-from paceline.models.shards import check_shards, first_shard
 from support.tiny import write_tiny
 
 COUNT = 3

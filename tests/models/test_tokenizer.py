@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Tokenizer
-from paceline.models.gguf_tokenizer import build_tokenizer, special_tokens
+from paceline.models.gguf.tokenizer import build_tokenizer
+from paceline.models.gguf.vocabulary import special_tokens
 from paceline.runtime.model import Model
 from support.tiny import END, START, vocabulary
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import tokenizers
 
-from paceline.models.gguf_tokenizer import build_tokenizer
-from paceline.models.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from paceline.models.gguf.tokenizer import build_tokenizer
 from support.tokenizer_lines import SPACE, byte_pairs, lines, write_vocabulary
 
 DATA = Path(__file__).parent.parent / "data" / "gguf_tokenizers.json"

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from paceline.errors import ModelError
 from paceline.models.control_text import ControlText
-from paceline.models.generation_config import Settings, read_generation_config
+from paceline.models.generation_config import read_generation_config
 from paceline.models.hf_config import read_facts, read_template
 from paceline.models.manifest import (
     REQUIRED,
     TOKENIZER,
     VISUAL,
     Facts,
+    Settings,
     changed_files,
     read_manifest,
 )

@@ -4,19 +4,14 @@ Reads `generation_config.json` and the same settings in GGUF metadata (`general.
 Ranges are checked where the settings are used. Invariant: missing settings have no default here.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from paceline.errors import ModelError
-from paceline.storage.files import read_json, write_json
+from paceline.models.manifest import GENERATION, Settings
+from paceline.storage.files import read_json
 from paceline.storage.validation import Limit, validated
-
-GENERATION = "generation_config.json"
-
-Settings = Mapping[str, float | int]
-"""Option -> value."""
 
 _NAMES = {
     "temperature": "temperature",
@@ -43,16 +38,6 @@ class _Config:
     min_p: _Number | None = None
     repetition_penalty: _Number | None = None
     max_new_tokens: _Integer | None = None
-
-
-_GGUF = {
-    "temp": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-}
-"""GGUF key after `general.sampling.` -> key of generation_config.json."""
 
 
 def read_generation_config(folder: Path) -> Settings:
@@ -85,28 +70,3 @@ def read_generation_config(folder: Path) -> Settings:
     elif sample is True:
         found.setdefault("temperature", 1.0)
     return found
-
-
-def write_gguf_settings(fields: Mapping[str, Any], folder: Path) -> None:
-    """Write the settings in GGUF metadata as the generation_config.json of `folder`.
-
-    An empty file is written where there are none, so that the metadata is not read again.
-    """
-    write_json(folder / GENERATION, from_gguf(fields))
-
-
-def from_gguf(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in GGUF metadata, under the keys of generation_config.json."""
-    found = {
-        name: value
-        for key, name in _GGUF.items()
-        if _is_number(value := fields.get(f"general.sampling.{key}"))
-    }
-    if fields.get("general.sampling.penalty_last_n") == 0:
-        found.pop("repetition_penalty", None)  # applies to no tokens
-    # The file has f32: 0.9 is 0.8999999761581421.
-    return {name: round(v, 6) if isinstance(v, float) else v for name, v in found.items()}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9

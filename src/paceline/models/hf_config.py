@@ -9,44 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
+from paceline.models.gguf.vocabulary import end_ids
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
 from paceline.models.tokenizer import Tokenizer
 from paceline.storage.files import read_json
-
-END_TOKENS = frozenset(
-    [
-        "</s>",
-        "<eos>",
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|calls|>",
-        "<|flush|>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<end_of_turn>",
-        "<turn|>",
-        "<|tool_response>",
-        "<end_of_utterance>",
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "[e~[",
-    ]
-)
-"""Control tokens that end an answer, in any model family: those of llama.cpp's llama-vocab.cpp."""
-
-_NOT_AN_END = (
-    ("<|end|>", ("<|return|>", "<|call|>")),
-    ("<|end|>", ("<|calls|>", "<|flush|>")),
-    ("</s>", ("<|tool_response>",)),
-)
-"""Tokens that end a part of an answer, or are text, in a vocabulary that has the others, too."""
 
 
 def read_facts(folder: Path) -> Facts:
@@ -100,12 +66,6 @@ def read_template(folder: Path) -> str | None:
                 case {"name": "default", "template": str(default)}:
                     return default
     return None
-
-
-def end_ids(special: Mapping[str, int]) -> set[int]:
-    """Ids of the control tokens that end an answer, by name."""
-    parts = {name for name, others in _NOT_AN_END if special.keys() >= {*others}}
-    return {number for name, number in special.items() if name in END_TOKENS - parts}
 
 
 def _context_length(folder: Path, config: Mapping[str, Any]) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from paceline.errors import CheckFailed, ModelError
 from paceline.models import hub
 from paceline.models.cache import models_dir
-from paceline.models.fit import fits
+from paceline.models.gguf.support import fits
 from paceline.models.hub.gguf_files import cached, cached_models
 from paceline.models.manifest import Manifest, changed_files, read_manifest
 from paceline.models.names import CORE_ML_SUFFIX

@@ -12,15 +12,12 @@ from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.cache import models_dir, publish, workspace
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
-from paceline.models.gguf import (
-    FAMILIES,
-    check_supported,
-    instead_of,
-    read,
-    write_derived,
-)
+from paceline.models.gguf import read, write_derived
+from paceline.models.gguf.int8 import convert_gguf, peak_disk_bytes
+from paceline.models.gguf.q8 import write_q8
+from paceline.models.gguf.shards import check_shards, first_shard, join, shards_beside
+from paceline.models.gguf.support import FAMILIES, check_supported, instead_of
 from paceline.models.hub.wheel import fetch_member, kept_part, part_bytes
-from paceline.models.int8 import convert_gguf, peak_disk_bytes
 from paceline.models.manifest import (
     GGUF,
     GGUF_SHARDS,
@@ -33,8 +30,6 @@ from paceline.models.names import WEIGHTS, as_path, canonical
 from paceline.models.names.hub_names import SHARD, SUFFIX, is_hub_name
 from paceline.models.names.registry import WheelModel
 from paceline.models.progress import QUIET, Progress
-from paceline.models.q8 import write_q8
-from paceline.models.shards import check_shards, first_shard, join, shards_beside
 from paceline.models.to_gguf import Plan, plan, write_folder
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST

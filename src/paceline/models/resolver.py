@@ -14,7 +14,8 @@ from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import checkpoint, hub, prepare
 from paceline.models.cache import models_dir
 from paceline.models.files import ModelFiles, open_folder
-from paceline.models.fit import check_fits
+from paceline.models.gguf.shards import shards_beside
+from paceline.models.gguf.support import check_fits
 from paceline.models.hub import FileSet, Repository, gguf_files
 from paceline.models.hub.download import check_disk, missing_bytes
 from paceline.models.names import (
@@ -33,7 +34,6 @@ from paceline.models.names.hub_names import SUFFIX, HubName, is_hub_name
 from paceline.models.names.other_apps import find_app_model, is_app_name
 from paceline.models.names.registry import REGISTRY
 from paceline.models.progress import QUIET, Progress
-from paceline.models.shards import shards_beside
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.openvino import GRAPH, LANGUAGE
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
-from paceline.models.fit import check_fits
+from paceline.models.gguf.support import check_fits
 from paceline.models.hub import Repository
 from paceline.models.hub.download import download
 from paceline.models.names.hub_names import (

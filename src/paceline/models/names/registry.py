@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.errors import ModelError
-from paceline.models.generation_config import Settings
+from paceline.models.manifest import Settings
 from paceline.models.names.hub_names import HubName
 from paceline.storage.files import megabytes, read_json
 from paceline.storage.validation import Positive, validated

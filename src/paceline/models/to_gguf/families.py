@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from paceline.errors import ModelError
-from paceline.models.gguf import instead_of
+from paceline.models.gguf.support import instead_of
 from paceline.models.to_gguf import gemma4, lfm2, qwen35
 from paceline.models.to_gguf.config import Config
 from paceline.models.to_gguf.family import (

@@ -3,9 +3,8 @@
 import shutil
 from pathlib import Path
 
-from paceline.models.generation_config import GENERATION
 from paceline.models.hf_config import read_facts
-from paceline.models.manifest import GGUF_WEIGHTS, TEMPLATE, TOKENIZER, Facts
+from paceline.models.manifest import GENERATION, GGUF_WEIGHTS, TEMPLATE, TOKENIZER, Facts
 from paceline.models.progress import Progress
 from paceline.models.to_gguf.writer import Plan, write
 

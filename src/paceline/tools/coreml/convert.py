@@ -19,8 +19,7 @@ import paceline
 from paceline.engines.coreml.artifact import KIND, ROTARY, VERSION, Artifact, read_artifact
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import Progress
-from paceline.models.generation_config import GENERATION
-from paceline.models.manifest import TEMPLATE, TOKENIZER
+from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER
 from paceline.storage.coreml import EMBEDDINGS, HEAD, fingerprint_of
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.manifest import MANIFEST

@@ -1,6 +1,10 @@
-"""Derives from a GGUF file's metadata what is not in its graph: tokenizer, template, settings.
+"""Whether a model runs here: its family, layout and types of weights, and this machine's memory.
 
-Refuses files that OpenVINO's GGUF frontend does not read, before anything is made of them.
+Refuses GGUF files that OpenVINO's frontend does not read, before anything is made of them. Among
+them are those in the layout of ollama's own converters. ollama's models from its registry are often
+such files; those that it fetched from the hub are not. The marks are those that ollama itself looks
+for when it rewrites such a file in memory for llama.cpp (llama/compat/llama-ollama-compat.cpp in
+github.com/ollama/ollama, at fb30760).
 """
 
 from collections.abc import Mapping
@@ -9,19 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.models.generation_config import write_gguf_settings
-from paceline.models.gguf_tokenizer import (
-    REQUIRED_FIELDS,
-    build_tokenizer,
-    token_facts,
-    vocabulary_faults,
-)
-from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
-from paceline.models.other_layouts import RENAMED, check_layout
-from paceline.models.pooling import pooling_facts
 from paceline.models.progress import Progress
 from paceline.storage.files import megabytes
-from paceline.storage.gguf_file import GgufFile, read_gguf, short
+from paceline.storage.gguf_file import GgufFile, short
 from paceline.storage.system import memory_bytes
 
 FAMILIES = (
@@ -48,15 +42,11 @@ WEIGHTS = (
 )
 """Types of weights that are kept as they are."""
 
-
 _POSITIVE = (
     *("block_count", "embedding_length", "attention.head_count"),
     *("attention.head_count_kv", "attention.key_length"),
     *("attention.value_length", "rope.dimension_count", "rope.freq_base"),
 )
-
-_SCALINGS = ("linear", "longrope", "none", "yarn")
-"""Scalings of positions that files have. llama.cpp's libraries end the process at another name."""
 
 _UNPACKED_BYTES = 9
 """Memory that OpenVINO takes for a weight in MXFP4 while a model is compiled: it has them twice, in
@@ -64,6 +54,24 @@ _UNPACKED_BYTES = 9
 
 _MOST_ROTATED = 1 << 16
 """Values of a head that are rotated; OpenVINO makes a table of them before it compares sizes."""
+
+_ENCODERS = ("v.", "a.", "mm.", "model.vision_tower.")
+"""First parts of the names of an image or audio encoder's tensors, which llama.cpp keeps apart."""
+RENAMED = {"gptoss": "gpt-oss"}
+"""ollama's name of an architecture -> llama.cpp's."""
+_FIELDS = {
+    "gemma3": ("mm.tokens_per_image", "rope.global.freq_base", "rope.local.freq_base"),
+    "mistral3": ("rope.scaling.beta_fast", "rope.scaling.mscale_all_dim", "rope.scaling_beta"),
+}
+"""Metadata that only ollama's converter writes, by architecture."""
+_REQUIRED = {"gemma3": "attention.layer_norm_rms_epsilon"}
+"""Metadata that only ollama's converter leaves out."""
+
+MEMORY_PER_BYTE = 3.2
+"""Bytes of memory that a model takes at its peak, while it is loaded, per byte of its weights,
+without the KV cache: 3.32 GB for a 1.7B model in Q4_0 of 1.05 GB
+(benchmarks/results/calls-1.7b.json). The weights are copied when the graph is compiled, and packed
+once more in the first call."""
 
 
 def check_supported(path: Path, source: GgufFile) -> None:
@@ -123,52 +131,63 @@ def instead_of(family: object) -> str:
     return "Take a model of one of these: `paceline models` lists some"
 
 
-def write_tokenizer(path: Path, work: Path, progress: Progress) -> Facts:
-    """Write tokenizer, chat template and settings of a GGUF file of any architecture into `work`.
+def check_layout(path: Path, file: GgufFile) -> None:
+    """Raise ModelError, with what works instead, for a file in ollama's own layout.
 
-    Raises ModelError for a damaged file, and OSError.
+    For files of families that run here, and those in `RENAMED`.
     """
-    return write_derived(path, read(path, progress).fields, work)
-
-
-def read(path: Path, progress: Progress) -> GgufFile:
-    """Read a GGUF file's metadata. Raises ModelError for a damaged file."""
-    with progress.task(f"reading {path.name}"):
-        return read_gguf(path)
-
-
-def write_derived(path: Path, fields: Mapping[str, Any], work: Path) -> Facts:
-    """Like `write_tokenizer`, of metadata that was read already."""
-    facts = _facts(path, fields)
-    tokenizer = build_tokenizer(path, fields)
-    (work / TOKENIZER).write_text(tokenizer, encoding="utf-8")
-    if isinstance(template := fields.get("tokenizer.chat_template"), str):
-        (work / TEMPLATE).write_text(template, encoding="utf-8")
-    write_gguf_settings(fields, work)
-    return facts
-
-
-def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
-    architecture = fields.get("general.architecture")
-    missing = [key for key in REQUIRED_FIELDS if key not in fields]
-    if missing:
-        raise ModelError(f"{path} has no tokenizer: {', '.join(missing)} missing")
-    if faults := vocabulary_faults(fields):
-        raise ModelError(f"{path} has an invalid tokenizer: {'; '.join(faults)}")
-    if fields.get("split.count", 0) not in (0, 1):
-        raise ModelError(f"{path} is one part of a split model; join the parts first")
-    context = fields.get(f"{architecture}.context_length")
-    if not isinstance(context, int) or context < 1:
-        raise ModelError(f"{path} has no context length ({short(architecture)}.context_length)")
-    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling not in _SCALINGS:
+    fields, family = file.fields, short(file.fields.get("general.architecture"))
+    marks = _marks(family, fields)
+    inside = [each.name for each in file.tensors if each.name.startswith(_ENCODERS)]
+    if inside:
+        marks = [f"the tensor {short(inside[0])}", *marks]
+    if marks:
+        known = RENAMED.get(family, family)
         raise ModelError(
-            f"{path} has {short(architecture)}.rope.scaling.type of {short(repr(scaling))}; "
-            f"expected one of {', '.join(_SCALINGS)}: get the model as another file"
+            f"{path} is in the layout of ollama's own converter, not in llama.cpp's (it has "
+            f"{marks[0]}), so it does not run here; use a {known} file of the hub instead, such as "
+            "those in `paceline models`"
         )
-    return Facts(
-        **token_facts(fields)._asdict(),
-        context_length=context,
-        license=text if isinstance(text := fields.get("general.license"), str) else None,
-        **pooling_facts(fields),
-    )
+
+
+def _marks(family: str, fields: Mapping[str, Any]) -> list[str]:
+    found = [f"{family}.{name}" for name in _FIELDS.get(family, ()) if f"{family}.{name}" in fields]
+    required = _REQUIRED.get(family)
+    if required and f"{family}.{required}" not in fields:
+        found.append(f"no {family}.{required}")
+    if family in RENAMED:
+        found.append(f"the architecture {family}")
+    if family == "gemma4" and fields.get("tokenizer.ggml.model") == "llama":
+        found.append("the tokenizer llama")
+    return found
+
+
+def memory_needed(weights: int) -> int:
+    """Memory that weights of this many bytes need, about."""
+    return int(weights * MEMORY_PER_BYTE)
+
+
+def fits(weights: int) -> bool:
+    """Whether weights of this many bytes fit."""
+    return memory_needed(weights) <= memory_bytes()
+
+
+def check_fits(
+    name: str, weights: int, progress: Progress, advice: str = "", *, mapped: bool = False
+) -> None:
+    """Say so if weights of this many bytes are likely not to fit, before anything is read.
+
+    `advice` is a further way out; `mapped`: whether the engine maps the file and copies nothing.
+    Raises ModelError if the weights alone are larger than memory.
+    """
+    has = megabytes(memory_bytes())
+    if weights > memory_bytes():
+        raise ModelError(
+            f"{name} has {megabytes(weights)}, and this machine has {has} of memory; choose a "
+            f"smaller model or quantization{advice}"
+        )
+    if not mapped and not fits(weights):
+        progress.say(
+            f"{name} needs about {megabytes(memory_needed(weights))} of memory while it is loaded, "
+            f"and this machine has {has}"
+        )

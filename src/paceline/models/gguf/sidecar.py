@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.models.gguf_tokenizer.vocabulary import TokenType, token_types
+from paceline.models.gguf.vocabulary import TokenType, token_types
 from paceline.models.manifest import TOKENIZER
 from paceline.storage.gguf_file import short
 

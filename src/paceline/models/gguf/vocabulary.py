@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from paceline.models.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS
-from paceline.models.hf_config import END_TOKENS, end_ids
+from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from paceline.storage.gguf_file import NumberArray, short
 
 REQUIRED_FIELDS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
@@ -22,6 +21,42 @@ _MAX_LETTERS = 2**24
 
 _TEXT_TOO = frozenset(["</s>", "<eos>"])
 """Names that end an answer only as control tokens: Gemma has `</s>` as a tag of HTML."""
+
+
+END_TOKENS = frozenset(
+    [
+        "</s>",
+        "<eos>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|calls|>",
+        "<|flush|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|tool_response>",
+        "<end_of_utterance>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "[e~[",
+    ]
+)
+"""Control tokens that end an answer, in any model family: those of llama.cpp's llama-vocab.cpp."""
+
+_NOT_AN_END = (
+    ("<|end|>", ("<|return|>", "<|call|>")),
+    ("<|end|>", ("<|calls|>", "<|flush|>")),
+    ("</s>", ("<|tool_response>",)),
+)
+"""Tokens that end a part of an answer, or are text, in a vocabulary that has the others, too."""
 
 
 class TokenType(IntEnum):
@@ -149,6 +184,12 @@ def token_id(fields: Mapping[str, Any], name: str) -> int | None:
     value = fields.get(f"tokenizer.ggml.{name}_token_id", default)
     size = len(fields["tokenizer.ggml.tokens"])
     return value if isinstance(value, int) and 0 <= value < size else None
+
+
+def end_ids(special: Mapping[str, int]) -> set[int]:
+    """Ids of the control tokens that end an answer, by name."""
+    parts = {name for name, others in _NOT_AN_END if special.keys() >= {*others}}
+    return {number for name, number in special.items() if name in END_TOKENS - parts}
 
 
 def _adds_bos(fields: Mapping[str, Any]) -> bool:

@@ -1,16 +1,21 @@
 """Makes a `tokenizer.json` of GGUF metadata: byte-level BPE, and SentencePiece's BPE.
 
+`pre_tokenizers.py` has what the names in `tokenizer.ggml.pre` mean, `vocabulary.py` checks the
+tokens, and `sidecar.py` looks for the model's own tokenizer.json where the metadata is not enough.
+
 SentencePiece merges the pair of symbols whose joined token has the best score, the leftmost first.
 Here those become ordered merges: every pair that joins to a token, by the token's score.
 """
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError
-from paceline.models.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from paceline.models.gguf_tokenizer.vocabulary import TokenType, scores, token_id, token_types
+from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from paceline.models.gguf.sidecar import base_model, find_tokenizer
+from paceline.models.gguf.vocabulary import TokenType, scores, token_id, token_types
 from paceline.storage.gguf_file import NumberArray, short
 
 if TYPE_CHECKING:
@@ -25,6 +30,31 @@ _KEEP_SPACE = frozenset(["<unk>", "<s>", "<|endoftext|>"])
 
 class Unread(ModelError):
     """The metadata has a tokenizer that cannot be read from it; the message says which."""
+
+
+def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
+    """Text of a tokenizer.json for the checked metadata of the file at `path`.
+
+    Where the metadata is not enough, or has no pre-tokenizer's name, one that lies beside the file,
+    or that the hub's cache has for the base model, is used if its tokens are the file's.
+
+    Raises ModelError, which says what would work, if there is none.
+    """
+    unnamed = fields.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in fields
+    if unnamed and (found := find_tokenizer(path, fields)[0]) is not None:
+        return found
+    try:
+        return make_tokenizer(fields).to_str()
+    except Unread as error:
+        text, misfit = find_tokenizer(path, fields)
+        if text is not None:
+            return text
+        where = base_model(fields) or "the model it was made of"
+        raise ModelError(
+            f"{path} has {error}{f' ({misfit})' if misfit else ''}. What works: the tokenizer.json "
+            f"of {where} beside the file, or its Hugging Face checkpoint: "
+            "`paceline convert FOLDER --to openvino`"
+        ) from error
 
 
 def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
@@ -50,7 +80,7 @@ def _refuse_options(fields: Mapping[str, Any], kind: object) -> None:
     """Raise Unread for an option that would change the ids and is not implemented."""
     options = ["remove_extra_whitespaces"]
     if f"{fields.get('general.architecture')}.pooling_type" not in fields:
-        options.append("add_eos_token")  # of embedding models, `pooling.py` reads it
+        options.append("add_eos_token")  # of embedding models, `pooling_facts` reads it
     if kind != "llama":
         options.append("add_space_prefix")  # llama.cpp ignores it; the models' own files do not
     for option in options:
