@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.models import template, worker_process
+from paceline.models import template
+from paceline.storage import processes
 from paceline.storage.processes import TimeLimit, WorkerProcess
 
 SOURCE = Path(paceline.__file__).parent
@@ -82,7 +83,7 @@ def test_every_module_can_be_imported_where_posix_is_not():
 
 
 def test_a_process_without_an_alarm_is_ended_by_its_parent(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker_process, "HAS_ALARM", False)
+    monkeypatch.setattr(processes, "HAS_ALARM", False)
     endless = b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     request = b'{"source": "%s", "seconds": 3600, "characters": 9, "names": {}}'
     process = WorkerProcess(Path(template.__file__).with_name("template_worker.py"), "renders")

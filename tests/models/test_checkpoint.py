@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelError, ModelNotFound
-from paceline.models import DEFAULT_MODEL, QUIET, Progress, checkpoint, hub, pull, resolve
+from paceline.models import DEFAULT_MODEL, QUIET, Progress, checkpoints, hub, pull, resolve
+from paceline.models.files import open_checkpoint
 from paceline.models.manifest import GGUF_WEIGHTS
 from support.tiny_checkpoints import write_checkpoint
 
@@ -25,7 +26,7 @@ def folder(tmp_path: Path, exported: Path) -> Path:
 @pytest.fixture
 def as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Mac with mlx-lm."""
-    monkeypatch.setattr(checkpoint, "mlx_available", lambda: True)
+    monkeypatch.setattr(checkpoints, "mlx_available", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_checkpoints_run_as_they_are_on_apple_silicon_with_mlx_lm(
     monkeypatch.setattr("sys.platform", system)
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if installed else None)
-    assert checkpoint.mlx_available() is expected
+    assert checkpoints.mlx_available() is expected
 
 
 def test_a_checkpoint_is_opened_where_it_is(folder: Path, tmp_path: Path):
@@ -75,10 +76,10 @@ def test_a_folder_with_both_forms_is_for_openvino(exported: Path, tmp_path: Path
 
 
 def test_other_weights_have_another_fingerprint(folder: Path):
-    first = checkpoint.open_checkpoint(folder, "x").fingerprint
-    assert checkpoint.open_checkpoint(folder, "x").fingerprint == first
+    first = open_checkpoint(folder, "x").fingerprint
+    assert open_checkpoint(folder, "x").fingerprint == first
     (folder / "model.safetensors").write_bytes(b"other weights")
-    assert checkpoint.open_checkpoint(folder, "x").fingerprint != first
+    assert open_checkpoint(folder, "x").fingerprint != first
 
 
 def index(folder: Path, value: object) -> None:
@@ -104,7 +105,7 @@ def index(folder: Path, value: object) -> None:
 def test_what_a_checkpoint_lacks_is_named(folder: Path, spoil: Callable[[Path], object], said: str):
     spoil(folder)
     with pytest.raises(ModelError, match=said):
-        checkpoint.open_checkpoint(folder, "x")
+        open_checkpoint(folder, "x")
 
 
 @pytest.mark.parametrize("name", [DEFAULT_MODEL, "nowhere", "/no/such/folder", "a.gguf"])

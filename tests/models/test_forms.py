@@ -13,7 +13,7 @@ from paceline.errors import InvalidRequest, ModelNotFound, PacelineError
 from paceline.models import (
     DEFAULT_MODEL,
     ModelFiles,
-    checkpoint,
+    checkpoints,
     convert,
     names,
     prepare,
@@ -218,7 +218,7 @@ def test_a_checkpoint_of_the_hub_that_changed_is_converted_again(fake: FakeHub, 
     fake.repositories["owner/other"] = FakeRepository(content)
     first = made_at(resolve("owner/other@int4", cache))
     assert made_at(resolve("owner/other", cache)) == first
-    snapshot = checkpoint.cached("owner/other")
+    snapshot = checkpoints.cached("owner/other")
     assert snapshot is not None
     os.utime(snapshot / "config.json", ns=(1, 1))
     fake.asked.clear()

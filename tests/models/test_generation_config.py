@@ -9,8 +9,8 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, check_models, resolve, settings_of
+from paceline.models.checkpoints import read_generation_config
 from paceline.models.files import open_folder
-from paceline.models.generation_config import read_generation_config
 from paceline.models.gguf import sampling_settings
 from paceline.models.manifest import GENERATION
 from paceline.models.names.registry import DEFAULT_MODEL, REGISTRY

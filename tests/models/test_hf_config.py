@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, processors
 
 from paceline.errors import ModelError
-from paceline.models.hf_config import read_facts, read_template
+from paceline.models.checkpoints import read_facts, read_template
 
 Write = Callable[..., Path]
 

@@ -14,8 +14,9 @@ from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models.to_gguf import outputs, plan, write
-from paceline.models.to_gguf.families import FAMILIES
+from paceline.models.checkpoints import tensors
+from paceline.models.checkpoints.convert import plan, write
+from paceline.models.checkpoints.families import FAMILIES
 from support.tiny_checkpoints import (
     FORMS,
     write_checkpoint,
@@ -355,14 +356,14 @@ def test_pieces_do_not_change_the_file(
 ):
     folder = checkpoint(form)
     whole = convert(folder, "int4").read_bytes()
-    monkeypatch.setattr(outputs, "_PIECE_VALUES", 300)
+    monkeypatch.setattr(tensors, "_PIECE_VALUES", 300)
     assert convert(folder, "int4").read_bytes() == whole
 
 
 def test_memory_does_not_grow_with_the_model(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(outputs, "_PIECE_VALUES", 1 << 14)
+    monkeypatch.setattr(tensors, "_PIECE_VALUES", 1 << 14)
     folder = checkpoint("llama", vocab_size=32768, dtype="BF16")  # two matrices of 8 MB as float32
     made, path = plan(folder, "int8"), folder / "model.gguf"
     tracemalloc.start()

@@ -7,8 +7,8 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import QUIET
+from paceline.models.checkpoints.convert import plan, write_folder
 from paceline.models.manifest import GGUF_WEIGHTS
-from paceline.models.to_gguf import plan, write_folder
 from support.tiny_checkpoints import write_checkpoint
 
 

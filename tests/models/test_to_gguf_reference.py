@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from paceline.models.to_gguf import plan, write
+from paceline.models.checkpoints.convert import plan, write
 from support.tiny_checkpoints import FORMS, write_checkpoint, write_tokenizer
 
 pytestmark = pytest.mark.reference

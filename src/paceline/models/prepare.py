@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
 from paceline.models.cache import models_dir, publish, workspace
+from paceline.models.checkpoints.convert import Plan, plan, write_folder
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf import read, write_derived
 from paceline.models.gguf.int8 import convert_gguf, peak_disk_bytes
@@ -30,7 +31,6 @@ from paceline.models.names import WEIGHTS, as_path, canonical
 from paceline.models.names.hub_names import SHARD, SUFFIX, is_hub_name
 from paceline.models.names.registry import WheelModel
 from paceline.models.progress import QUIET, Progress
-from paceline.models.to_gguf import Plan, plan, write_folder
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.system import CACHE_VARIABLE

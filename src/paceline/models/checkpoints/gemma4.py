@@ -7,9 +7,8 @@ per layer beside the embedding.
 
 from collections.abc import Iterator
 
-from paceline.models.to_gguf.config import Config
-from paceline.models.to_gguf.family import Layer, MakeOutput, Value
-from paceline.models.to_gguf.outputs import Form, Output
+from paceline.models.checkpoints.model import Config, Layer, MakeOutput, Value
+from paceline.models.checkpoints.tensors import Form, Output
 
 DEFAULTS = {
     **{"head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "sliding_window": 512},

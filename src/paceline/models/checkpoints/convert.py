@@ -1,9 +1,13 @@
-"""Plans and writes the GGUF file of a checkpoint, tensor by tensor, in bounded memory.
+"""Converts a Hugging Face checkpoint to a GGUF file, tensor by tensor, without torch.
+
+`plan` checks a checkpoint whole; `write` makes the file, `write_folder` a model folder with it.
+`families.py` has a row for each family. Memory is bounded: a few pieces of tensors at once.
 
 Invariant: what can be wrong with a checkpoint is found by `plan`, before the first byte is written.
 """
 
 import math
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,16 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import InvalidRequest
-from paceline.models.checkpoint import check_complete
-from paceline.models.to_gguf.config import Config
-from paceline.models.to_gguf.families import family_of
-from paceline.models.to_gguf.family import Value
-from paceline.models.to_gguf.layout import outputs, plain_name
-from paceline.models.to_gguf.metadata import metadata
-from paceline.models.to_gguf.outputs import Form, Output
-from paceline.models.to_gguf.rope import Factors, rope_factors
-from paceline.models.to_gguf.shards import Shards
-from paceline.models.to_gguf.sizes import read_sizes
+from paceline.models.checkpoints import check_complete, read_facts
+from paceline.models.checkpoints.families import family_of
+from paceline.models.checkpoints.layout import outputs, plain_name
+from paceline.models.checkpoints.metadata import Factors, metadata, rope_factors
+from paceline.models.checkpoints.model import Config, Value, read_sizes
+from paceline.models.checkpoints.tensors import Form, Output, Shards
+from paceline.models.manifest import GENERATION, GGUF_WEIGHTS, TEMPLATE, TOKENIZER, Facts
+from paceline.models.progress import Progress
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -36,6 +38,12 @@ WEIGHTS = {
     "f32": ("F32", "F32"),
 }
 """Weights form -> GGUF types of matrices, and of embeddings and the head."""
+
+_KEPT = (
+    *("config.json", GENERATION, TOKENIZER, "tokenizer_config.json"),
+    *(TEMPLATE, "chat_template.json"),
+)
+"""Files about text, which are copied beside the GGUF file."""
 
 _ALIGNMENT = 32
 _WORKERS = 4
@@ -120,6 +128,22 @@ def write(plan: Plan, path: Path, update: Callable[[int], object]) -> None:
                 file.write(np.ascontiguousarray(piece).data)
                 update(file.tell())
             file.write(bytes(-file.tell() % _ALIGNMENT))
+
+
+def write_folder(plan: Plan, work: Path, progress: Progress) -> Facts:
+    """Write the GGUF file into `work`, and copy what is read of a model beside its weights.
+
+    Raises ModelError for an unreadable tokenizer or configuration, before anything is written, and
+    OSError.
+    """
+    folder = plan.shards.folder
+    facts = read_facts(folder)
+    with progress.task(f"converting {folder.name} to GGUF", plan.size) as update:
+        write(plan, work / GGUF_WEIGHTS, update)
+    for name in _KEPT:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, work / name)
+    return facts
 
 
 def _tensors(plan: Plan) -> Iterator[Iterable[npt.NDArray[Any]]]:

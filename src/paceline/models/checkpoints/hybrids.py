@@ -1,7 +1,8 @@
-"""Qwen3.5 (text): most layers have linear attention, a gated delta rule after a short convolution.
+"""Families of which most layers have something else in place of attention, as they are in GGUF.
 
-Its heads of values are stored by the head of keys that they share; GGUF has those of equal rank
-side by side, so that readers repeat the keys as a whole.
+LFM2 and LFM2-MoE have gated short convolutions. Qwen3.5 (text) has linear attention, a gated delta
+rule after a short convolution: its heads of values are stored by the head of keys that they share;
+GGUF has those of equal rank side by side, so that readers repeat the keys as a whole.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,13 +10,90 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.models.to_gguf.config import Config
-from paceline.models.to_gguf.family import MOST_EXPERTS, Experts, Layer, Value
-from paceline.models.to_gguf.outputs import Form, Order, Output, rearranged, whole
+from paceline.models.checkpoints.model import MOST_EXPERTS, Config, Experts, Layer, Value
+from paceline.models.checkpoints.tensors import Form, Order, Output, rearranged, whole
 
-_LINEAR, _FULL = "linear_attention", "full_attention"
+_CONV, _LINEAR, _FULL = "conv", "linear_attention", "full_attention"
+"""Types of layers."""
 _INTERVAL = 4
 _SECTIONS = [11, 11, 10]
+
+
+def lfm2_layers(config: Config, plain: list[Layer]) -> list[Layer]:
+    """Sizes of each layer. GGUF marks those without attention by 0 heads of keys."""
+    found = config.get("layer_types")
+    if found is None:
+        indices = config.get("full_attn_idxs", list(range(len(plain))))
+        is_list = isinstance(indices, list) and all(index in range(len(plain)) for index in indices)
+        if not is_list:
+            raise config.wrong("full_attn_idxs", indices, "a list of layers")
+        found = [_FULL if layer in indices else _CONV for layer in range(len(plain))]
+    is_list = isinstance(found, list) and len(found) == len(plain)
+    if not is_list or any(kind not in (_CONV, _FULL) for kind in found):
+        raise config.wrong("layer_types", found, f"{len(plain)} times {_CONV} or {_FULL}")
+    ff = _ff(config)
+    return [
+        layer._replace(ff=ff)
+        if kind == _FULL
+        else layer._replace(ff=ff, kv_heads=0, has_attention=False)
+        for layer, kind in zip(plain, found, strict=True)
+    ]
+
+
+def lfm2_metadata(config: Config) -> dict[str, Value]:
+    """Keys of lfm2 alone."""
+    return {"shortconv.l_cache": _kernel(config)}
+
+
+def lfm2_moe_metadata(config: Config) -> dict[str, Value]:
+    """Keys of lfm2moe alone."""
+    return {
+        **lfm2_metadata(config),
+        "leading_dense_block_count": _dense_layers(config),
+        "expert_gating_func": 2,  # sigmoid
+    }
+
+
+def lfm2_experts(config: Config) -> Experts:
+    """Sizes of the experts of LFM2-MoE."""
+    has_bias = config.flag("use_expert_bias", default=True)
+    return Experts(
+        count=config.integer("num_experts", most=MOST_EXPERTS),
+        used=config.integer("num_experts_per_tok"),
+        ff=config.integer("moe_intermediate_size"),
+        dense_layers=_dense_layers(config),
+        router="feed_forward.gate",
+        score_bias="feed_forward.expert_bias" if has_bias else None,
+    )
+
+
+def lfm2_recurrent(config: Config, prefix: str, name: Callable[[str], str]) -> Iterator[Output]:
+    """Tensors of the layer `prefix`, which has a short convolution."""
+    hidden, kernel = config.integer("hidden_size"), _kernel(config)
+    for part, rows in (("in_proj", 3 * hidden), ("out_proj", hidden)):
+        source = f"{prefix}conv.{part}.weight"
+        yield whole(name(source), source, (rows, hidden), Form.MATRIX)
+    source = f"{prefix}conv.conv.weight"
+    shapes = (hidden, 1, kernel), (hidden, kernel)
+    yield rearranged(name(source), source, shapes, lambda values: values[:, 0].copy())
+
+
+def _dense_layers(config: Config) -> int:
+    return config.integer("num_dense_layers", default=2, least=0)
+
+
+def _kernel(config: Config) -> int:
+    return config.integer("conv_L_cache", default=3, most=64)
+
+
+def _ff(config: Config) -> int:
+    """Width of the feed-forward network, as transformers' Lfm2MLP makes it of the configuration."""
+    ff = config.integer("block_ff_dim", "intermediate_size")
+    if config.model_type == "lfm2" and config.flag("block_auto_adjust_ff_dim", default=True):
+        multiple = config.integer("block_multiple_of", default=256)
+        ff = int(config.number("block_ffn_dim_multiplier", default=1.0) * int(2 * ff / 3))
+        ff = multiple * -(-ff // multiple)
+    return ff
 
 
 class _Sizes(NamedTuple):
@@ -29,7 +107,7 @@ class _Sizes(NamedTuple):
     kernel: int
 
 
-def layers(config: Config, plain: list[Layer]) -> list[Layer]:
+def qwen35_layers(config: Config, plain: list[Layer]) -> list[Layer]:
     """Sizes of each layer; every fourth has full attention, or as often as is said."""
     interval = _interval(config)
     implied = [_LINEAR if (layer + 1) % interval else _FULL for layer in range(len(plain))]
@@ -42,7 +120,7 @@ def layers(config: Config, plain: list[Layer]) -> list[Layer]:
     ]
 
 
-def metadata(config: Config) -> dict[str, Value]:
+def qwen35_metadata(config: Config) -> dict[str, Value]:
     """Keys of qwen35 alone."""
     sizes = _sizes(config)
     rope = config.get("rope_parameters", config.get("rope_scaling", {}))
@@ -60,15 +138,15 @@ def metadata(config: Config) -> dict[str, Value]:
     }
 
 
-def moe_metadata(config: Config) -> dict[str, Value]:
+def qwen35_moe_metadata(config: Config) -> dict[str, Value]:
     """Keys of qwen35moe alone."""
     return {
-        **metadata(config),
+        **qwen35_metadata(config),
         "expert_shared_feed_forward_length": config.integer("shared_expert_intermediate_size"),
     }
 
 
-def experts(config: Config) -> Experts:
+def qwen35_experts(config: Config) -> Experts:
     """Sizes of the experts."""
     return Experts(
         count=config.integer("num_experts", most=MOST_EXPERTS),
@@ -80,7 +158,7 @@ def experts(config: Config) -> Experts:
     )
 
 
-def recurrent(config: Config, prefix: str, name: Callable[[str], str]) -> Iterator[Output]:
+def qwen35_recurrent(config: Config, prefix: str, name: Callable[[str], str]) -> Iterator[Output]:
     """Tensors of the layer `prefix`, which has linear attention."""
     hidden, sizes = config.integer("hidden_size"), _sizes(config)
     prefix += "linear_attn."

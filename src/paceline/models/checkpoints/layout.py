@@ -8,12 +8,12 @@ import re
 from collections.abc import Container, Iterator
 
 from paceline.errors import ModelError
-from paceline.models.to_gguf.config import Config
-from paceline.models.to_gguf.family import Experts, Family, Layer
-from paceline.models.to_gguf.outputs import (
+from paceline.models.checkpoints.model import Config, Experts, Family, Layer, Sizes
+from paceline.models.checkpoints.tensors import (
     Form,
     Output,
     Shape,
+    Shards,
     cut,
     mxfp4,
     pair_order,
@@ -21,8 +21,6 @@ from paceline.models.to_gguf.outputs import (
     stacked,
     whole,
 )
-from paceline.models.to_gguf.shards import Shards
-from paceline.models.to_gguf.sizes import Sizes
 
 _SHOWN = 3
 """Names of tensors in a message."""

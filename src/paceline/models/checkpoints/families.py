@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from paceline.errors import ModelError
-from paceline.models.gguf.support import instead_of
-from paceline.models.to_gguf import gemma4, lfm2, qwen35
-from paceline.models.to_gguf.config import Config
-from paceline.models.to_gguf.family import (
+from paceline.models.checkpoints import gemma4, hybrids
+from paceline.models.checkpoints.model import (
     FOUR_NORMS,
     MOST_EXPERTS,
     POST_NORMS,
     QK_NORMS,
+    Config,
     Experts,
     Family,
     Value,
 )
+from paceline.models.gguf.support import instead_of
 
 GELU = ("gelu_pytorch_tanh", "gelu")
 """Gemma's old configurations say gelu and mean its approximation by tanh."""
@@ -219,17 +219,17 @@ _LFM2 = Family(
     qk_norms=("q_layernorm", "k_layernorm"),
     output="out_proj",
     feed_forward=("feed_forward.", "w1", "w3", "w2"),
-    layers=lfm2.layers,
-    recurrent=lfm2.recurrent,
-    metadata=lfm2.metadata,
+    layers=hybrids.lfm2_layers,
+    recurrent=hybrids.lfm2_recurrent,
+    metadata=hybrids.lfm2_metadata,
     defaults={"norm_eps": 1e-5, "tie_word_embeddings": True},
     only={"conv_bias": (False, None)},
 )
 _LFM2_MOE = replace(
     _LFM2,
     arch="lfm2moe",
-    experts=lfm2.experts,
-    metadata=lfm2.moe_metadata,
+    experts=hybrids.lfm2_experts,
+    metadata=hybrids.lfm2_moe_metadata,
     only={**_LFM2.only, "norm_topk_prob": (True, None), "routed_scaling_factor": (1.0, None)},
 )
 _QWEN35 = Family(
@@ -239,9 +239,9 @@ _QWEN35 = Family(
     qk_norms=QK_NORMS,
     gated=True,
     has_mtp=True,
-    layers=qwen35.layers,
-    recurrent=qwen35.recurrent,
-    metadata=qwen35.metadata,
+    layers=hybrids.qwen35_layers,
+    recurrent=hybrids.qwen35_recurrent,
+    metadata=hybrids.qwen35_metadata,
     defaults={"head_dim": 256, "rms_norm_eps": 1e-6},
     only={"attn_output_gate": (True, None), "attention_bias": (False, None)},
 )
@@ -249,8 +249,8 @@ _QWEN35_MOE = replace(
     _QWEN35,
     arch="qwen35moe",
     has_mtp=False,
-    experts=qwen35.experts,
-    metadata=qwen35.moe_metadata,
+    experts=hybrids.qwen35_experts,
+    metadata=hybrids.qwen35_moe_metadata,
 )
 
 FAMILIES: Mapping[str, Family] = {
