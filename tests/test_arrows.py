@@ -45,7 +45,7 @@ LIGHT = {"numpy"}
 OWN = {"cli": {"typer"}}
 
 # Run by path in a process of its own: what it imports is for that process, and none of it is ours.
-SCRIPTS = {"paceline.constraints.matcher_worker", "paceline.models.template_worker"}
+SCRIPTS = {"paceline.constraints.matcher_worker", "paceline.models.templates.worker"}
 
 
 class Import(NamedTuple):
@@ -179,8 +179,8 @@ def test_no_module_imports_itself_by_way_of_others():
         ("paceline.models.x", "if True:\n    from tokenizers import Tokenizer"),
         ("paceline.cli.app", "class C:\n    from rich.console import Console"),
         ("paceline.models.x", "from typer import Option"),
-        ("paceline.models.x", "def f():\n    from paceline.models import template_worker"),
-        ("paceline.models.template_worker", "from paceline import errors"),
+        ("paceline.models.x", "def f():\n    from paceline.models.templates import worker"),
+        ("paceline.models.templates.worker", "from paceline import errors"),
     ],
 )
 def test_a_wrong_arrow_is_found(module: str, source: str):
@@ -204,7 +204,7 @@ def test_a_wrong_arrow_is_found(module: str, source: str):
         ("paceline.cli.x", "from typer.core import TyperGroup"),
         ("paceline.tools.coreml.x", "from paceline.tools.coreml import manifest"),
         ("paceline.tools.train.x", "import torch"),
-        ("paceline.models.template_worker", "from jinja2 import Template"),
+        ("paceline.models.templates.worker", "from jinja2 import Template"),
     ],
 )
 def test_a_right_arrow_is_let_through(module: str, source: str):

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest
-from paceline.models.control_text import GUARD
 from paceline.models.files import ModelFiles
 from paceline.models.gguf.tokenizer import build_tokenizer
-from paceline.models.tokenizer import TokenBytes
+from paceline.models.templates.control_text import GUARD
+from paceline.models.templates.tokenizer import TokenBytes
 from paceline.runtime.model import Model
 from paceline.runtime.options import check
 from paceline.runtime.prompt import encode_prompt

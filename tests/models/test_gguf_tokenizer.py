@@ -20,7 +20,7 @@ from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from paceline.models.gguf.tokenizer import build_tokenizer
 from paceline.models.gguf.vocabulary import special_tokens, token_facts
 from paceline.models.progress import QUIET
-from paceline.models.tokenizer import TokenBytes, Tokenizer
+from paceline.models.templates.tokenizer import TokenBytes, Tokenizer
 from support.record_tokenizers import DATA, PAIRS, digest, trained, vocabulary
 from support.tiny import byte_letters
 from support.tokenizer_lines import (

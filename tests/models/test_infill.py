@@ -7,8 +7,8 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import InvalidRequest
-from paceline.models.infill import infill_of
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.templates.marks import infill_of
+from paceline.models.templates.tokenizer import Tokenizer
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 DEEPSEEK = (

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import ChatTemplate, template
-from paceline.models.template import PROCESS
+from paceline.models import ChatTemplate, templates
+from paceline.models.templates import PROCESS
 from paceline.runtime.model import Model
 from paceline.storage.processes import WorkerProcess
 from support.server import running
@@ -75,7 +75,7 @@ LARGE = {
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline is soon."""
-    monkeypatch.setattr(template, "SECONDS", 0.5)
+    monkeypatch.setattr(templates, "SECONDS", 0.5)
 
 
 def rendered(source: str, **names: Any) -> str:
@@ -97,7 +97,7 @@ def test_the_error_names_the_limit_of_time():
 
 
 def test_the_error_names_the_limit_of_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(template, "CHARACTERS", 1000)
+    monkeypatch.setattr(templates, "CHARACTERS", 1000)
     assert len(rendered("{% for i in range(10) %}{{ 'x' * 100 }}{% endfor %}")) == 1000
     with pytest.raises(ModelError, match="more than 1000 characters"):
         rendered("{% for i in range(11) %}{{ 'x' * 100 }}{% endfor %}")
@@ -174,7 +174,7 @@ def test_an_answer_that_was_interrupted_is_not_the_next_ones(monkeypatch: pytest
 
 def test_the_process_ends_with_its_parent():
     script = (
-        "from paceline.models.template import PROCESS; import os, signal; PROCESS.start();"
+        "from paceline.models.templates import PROCESS; import os, signal; PROCESS.start();"
         "print(PROCESS._child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     found = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=False)
@@ -205,7 +205,7 @@ def test_a_server_answers_others_while_a_template_runs(
 ):
     slow = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}" + GOOD
     monkeypatch.setitem(model.files.__dict__, "_template", ChatTemplate(slow, model="tiny"))
-    monkeypatch.setattr(template, "SECONDS", 2.0)
+    monkeypatch.setattr(templates, "SECONDS", 2.0)
     body = {"messages": [{"role": "user", "content": "slow"}], "max_tokens": 1}
     with running(model) as server:
         asked: dict[str, httpx.Response] = {}

@@ -7,9 +7,9 @@ import pytest
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
-from paceline.models.template import ChatTemplate
-from paceline.models.thinking import Thinking
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.templates import ChatTemplate
+from paceline.models.templates.marks import Thinking
+from paceline.models.templates.tokenizer import Tokenizer
 from support.thinking import TEMPLATES
 
 USER = [{"role": "user", "content": "is <think> a mark?"}]

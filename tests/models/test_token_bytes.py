@@ -7,8 +7,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from paceline.models.files import ModelFiles
-from paceline.models.tokenizer import TokenBytes
-from paceline.models.tokenizer import Tokenizer as Ours
+from paceline.models.templates.tokenizer import TokenBytes
+from paceline.models.templates.tokenizer import Tokenizer as Ours
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from paceline.models.prepare import convert, core_ml_folder
 from paceline.models.progress import QUIET, Progress
 from paceline.models.resolver import pull, resolve, resolve_drafter
 from paceline.models.source import Origin, open_origin
-from paceline.models.template import ChatTemplate
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.templates import ChatTemplate
+from paceline.models.templates.tokenizer import Tokenizer
 from paceline.storage.system import cache_dir
 
 __all__ = [

@@ -19,7 +19,6 @@ from paceline.models.checkpoints import (
     read_generation_config,
     read_template,
 )
-from paceline.models.control_text import ControlText
 from paceline.models.manifest import (
     REQUIRED,
     TOKENIZER,
@@ -30,9 +29,10 @@ from paceline.models.manifest import (
     read_manifest,
 )
 from paceline.models.progress import QUIET, Progress
-from paceline.models.template import ChatTemplate
-from paceline.models.thinking import Thinking
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.templates import ChatTemplate
+from paceline.models.templates.control_text import ControlText
+from paceline.models.templates.marks import Thinking
+from paceline.models.templates.tokenizer import Tokenizer
 from paceline.storage.manifest import MANIFEST, is_checked
 from paceline.storage.openvino import GRAPH, LANGUAGE, weights_of
 

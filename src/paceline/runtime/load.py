@@ -11,7 +11,7 @@ from paceline.engines import ENGINES, EngineSettings, check_settings, open_engin
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve
-from paceline.models.template import PROCESS
+from paceline.models.templates import PROCESS
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
 from paceline.runtime.model import MEASUREMENTS, Model, drafter_resources, warmed_up

@@ -20,7 +20,7 @@ from paceline.engines.coreml.artifact import Artifact
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models.checkpoints import read_facts
 from paceline.models.manifest import TOKENIZER
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.templates.tokenizer import Tokenizer
 from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 

@@ -1,7 +1,7 @@
 """Renders chat messages to the prompt text that the model was trained on.
 
 Invariant: a template comes with a downloaded model, so it runs in a sandbox, in a process with
-limits of time and memory (`template_worker.py`); any failure becomes a PacelineError.
+limits of time and memory (`worker.py`); any failure becomes a PacelineError.
 """
 
 import atexit
@@ -19,7 +19,7 @@ SECONDS = 5.0
 CHARACTERS = 16 * 2**20
 """Limit of the rendered text."""
 
-PROCESS = WorkerProcess(Path(__file__).with_name("template_worker.py"), "renders chat templates")
+PROCESS = WorkerProcess(Path(__file__).with_name("worker.py"), "renders chat templates")
 """Shared by all templates."""
 
 atexit.register(PROCESS.close)
@@ -89,7 +89,7 @@ class ChatTemplate:
     def _ask(self, names: Mapping[str, Any] | None) -> dict[str, Any]:
         """Render with the variables `names`; None: only compile and list the variables.
 
-        The answer may be an error; see template_worker.py.
+        The answer may be an error; see worker.py.
         """
         limits = {"seconds": SECONDS, "characters": CHARACTERS}
         try:

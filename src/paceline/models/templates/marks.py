@@ -1,17 +1,21 @@
-"""How a model marks its thoughts, and how its chat template turns thinking on and off.
+"""Marks that models were trained with: around their thoughts, and around a gap to be filled in.
 
-Recognises the forms of published models by their templates. `decoding/reasoning.py` splits answers.
+The forms of published models are recognised, of thoughts by the chat template, which also turns
+thinking on and off, and of gaps by the vocabulary, as llama.cpp does (llama-vocab.cpp). Filling in
+the middle (FIM) has tokens for the places (Bavarian et al., 2022, arXiv 2207.14255).
+`decoding/reasoning.py` splits answers.
+
 Invariant: thoughts in an unknown form remain part of the answer.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from paceline.errors import InvalidRequest
-from paceline.models.template import ChatTemplate
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.templates import ChatTemplate
+from paceline.models.templates.tokenizer import Tokenizer
 
 
 class Form(NamedTuple):
@@ -167,3 +171,83 @@ class Thinking:
         if not self._template:
             return frozenset()
         return ChatTemplate(self._template, model=self._model).variables
+
+
+class _InfillForm(NamedTuple):
+    """The tokens with which a family of models marks a gap."""
+
+    prefix: str
+    suffix: str
+    middle: str
+    """Empty: the prefix comes last, and the answer follows it."""
+
+
+_INFILL_FORMS = (
+    # Qwen2.5-Coder and Qwen3-Coder, CodeGemma
+    _InfillForm("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    # StarCoder, Granite, StableCode
+    _InfillForm("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    _InfillForm("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    # Code Llama
+    _InfillForm("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+    _InfillForm("<PRE>", "<SUF>", "<MID>"),
+    # DeepSeek Coder
+    _InfillForm(
+        "<\uff5cfim\u2581begin\uff5c>",
+        "<\uff5cfim\u2581hole\uff5c>",
+        "<\uff5cfim\u2581end\uff5c>",
+    ),
+    # GLM 4
+    _InfillForm("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    # Codestral
+    _InfillForm("[PREFIX]", "[SUFFIX]", ""),
+)
+
+_INFILL_ENDS = ("<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|file_separator|>", "\u2581<EOT>")
+"""Tokens with which some of these models end what they fill in."""
+
+
+class Infill:
+    """How a model is asked to fill in the middle."""
+
+    def __init__(self, form: _InfillForm, tokenizer: Tokenizer) -> None:
+        """See `infill_of`."""
+        self._tokenizer = tokenizer
+        self._form = form
+        self.stops = tuple(
+            name for name in (*form, *_INFILL_ENDS) if name and tokenizer.token_id(name) is not None
+        )
+        """Texts that end an answer, besides the model's own end."""
+
+    def prompt(self, prefix: Sequence[int], suffix: str) -> list[int]:
+        """The tokens that ask for what is between two texts.
+
+        Args:
+            prefix: token ids of the text before, perhaps with a beginning-of-sequence token, which
+                stays first.
+            suffix: the text after.
+
+        Raises InvalidRequest for a suffix that is not valid Unicode.
+        """
+        bos = self._tokenizer.encode("", special=True)
+        before = list(prefix)
+        if bos and before[: len(bos)] == bos:
+            before = before[len(bos) :]
+        after = self._tokenizer.encode(suffix)
+        if not self._form.middle:
+            return [*bos, self._id(self._form.suffix), *after, self._id(self._form.prefix), *before]
+        marks = [self._id(name) for name in self._form]
+        return [*bos, marks[0], *before, marks[1], *after, marks[2]]
+
+    def _id(self, name: str) -> int:
+        found = self._tokenizer.token_id(name)
+        assert found is not None
+        return found
+
+
+def infill_of(tokenizer: Tokenizer) -> Infill | None:
+    """How a model is asked to fill in the middle; None if it has no tokens for it."""
+    for form in _INFILL_FORMS:
+        if all(tokenizer.token_id(name) is not None for name in form if name):
+            return Infill(form, tokenizer)
+    return None

@@ -1,4 +1,4 @@
-"""Renders chat templates in a process of its own; `template.py` starts it.
+"""Renders chat templates in a process of its own; `ChatTemplate` starts it.
 
 A template comes with a downloaded model. Jinja's sandbox limits what it can access, but not its
 time and memory: the kernel ends this process at a deadline, and limits its address space.

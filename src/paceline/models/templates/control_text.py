@@ -20,8 +20,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import InvalidRequest
-from paceline.models.thinking import Thinking
-from paceline.models.tokenizer import Tokenizer, check_unicode, read_backend
+from paceline.models.templates.marks import Thinking
+from paceline.models.templates.tokenizer import Tokenizer, check_unicode, read_backend
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
