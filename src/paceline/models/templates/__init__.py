@@ -25,6 +25,11 @@ PROCESS = WorkerProcess(Path(__file__).with_name("worker.py"), "renders chat tem
 atexit.register(PROCESS.close)
 
 
+def start_templates() -> None:
+    """Start the process that renders chat templates, without waiting until it is ready."""
+    PROCESS.start()
+
+
 class ChatTemplate:
     """The chat template of one model.
 
