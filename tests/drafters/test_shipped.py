@@ -7,7 +7,7 @@ import pytest
 import paceline
 from paceline.drafters import DrafterResources, DrafterSpec, Table, shipped, taps
 from paceline.drafters.dflash import read_config
-from paceline.models.names.registry import REGISTRY
+from paceline.models.names import REGISTRY
 from paceline.storage.files import read_json, sha256_of
 
 FOLDERS = [folder for name in REGISTRY for folder in shipped(name).values()]

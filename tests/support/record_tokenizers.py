@@ -5,8 +5,8 @@
     PYTHONPATH=src:tests python -m support.record_tokenizers --write         # and records
 
 tests/data/gguf_tokenizers.json gets a digest of each line's ids, with which
-tests/models/test_gguf_tokenizer.py compares ours. Two kinds of differences are meant, and their
-lines are recorded as differing: see `pre_tokenizers.py`.
+tests/models/gguf/test_gguf_tokenizer.py compares ours. Two kinds of differences are meant, and
+their lines are recorded as differing: see `pre_tokenizers.py`.
 """
 
 import argparse

@@ -17,15 +17,14 @@ from paceline.models.manifest import (
     Pooling,
     read_manifest,
 )
-from paceline.models.names import CORE_ML_SUFFIX, MLX_SUFFIX
-from paceline.models.names.registry import DEFAULT_MODEL, settings_of
+from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, MLX_SUFFIX, settings_of
 from paceline.models.prepare import convert, core_ml_folder
-from paceline.models.progress import QUIET, Progress
 from paceline.models.resolver import pull, resolve, resolve_drafter
 from paceline.models.source import Origin, open_origin
 from paceline.models.templates import ChatTemplate, start_templates
 from paceline.models.templates.marks import Thinking, infill_of
 from paceline.models.templates.tokenizer import TokenBytes, Tokenizer, check_unicode
+from paceline.storage.progress import QUIET, Progress
 from paceline.storage.system import cache_dir
 
 __all__ = [

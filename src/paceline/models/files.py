@@ -28,13 +28,13 @@ from paceline.models.manifest import (
     changed_files,
     read_manifest,
 )
-from paceline.models.progress import QUIET, Progress
 from paceline.models.templates import ChatTemplate
 from paceline.models.templates.control_text import ControlText
 from paceline.models.templates.marks import Thinking
 from paceline.models.templates.tokenizer import Tokenizer
 from paceline.storage.manifest import MANIFEST, is_checked
 from paceline.storage.openvino import GRAPH, LANGUAGE, weights_of
+from paceline.storage.progress import QUIET, Progress
 
 _CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
 

@@ -7,16 +7,15 @@ from typing import NamedTuple
 
 from paceline.errors import CheckFailed, ModelError
 from paceline.models import hub
-from paceline.models.cache import models_dir
 from paceline.models.gguf.support import fits
 from paceline.models.hub.gguf_files import cached, cached_models
 from paceline.models.manifest import Manifest, changed_files, read_manifest
-from paceline.models.names import CORE_ML_SUFFIX
+from paceline.models.names import CORE_ML_SUFFIX, REGISTRY, KnownModel, known_models
 from paceline.models.names.other_apps import app_models
-from paceline.models.names.registry import REGISTRY, KnownModel, known_models
-from paceline.models.progress import QUIET, Progress
+from paceline.models.prepare import models_dir
 from paceline.storage.files import megabytes
 from paceline.storage.manifest import MANIFEST
+from paceline.storage.progress import QUIET, Progress
 
 _RAN = {"file": "the file", "shape": "its shape"}
 """What was run of a known model, in words."""

@@ -12,11 +12,11 @@ from typing import Literal
 
 import paceline
 from paceline.errors import ModelError
-from paceline.models.progress import QUIET, Progress
 from paceline.storage import openvino
 from paceline.storage.coreml import CORE_ML, fingerprint_of
 from paceline.storage.files import read_json, sha256_of
 from paceline.storage.manifest import MANIFEST, FileRecord, changed_contents, check_files, remember
+from paceline.storage.progress import QUIET, Progress
 from paceline.storage.validation import Count, Positive, validated
 
 FORMAT, VERSION = "paceline-model", 1

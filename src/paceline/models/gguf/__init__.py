@@ -17,9 +17,9 @@ from paceline.models.gguf.vocabulary import (
     vocabulary_faults,
 )
 from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Pooling
-from paceline.models.progress import Progress
 from paceline.storage.files import write_json
 from paceline.storage.gguf_file import GgufFile, read_gguf, short
+from paceline.storage.progress import Progress
 
 _SCALINGS = ("linear", "longrope", "none", "yarn")
 """Scalings of positions that files have. llama.cpp's libraries end the process at another name."""

@@ -17,10 +17,10 @@ from paceline.errors import ModelError
 from paceline.models.cache import disk_full
 from paceline.models.gguf import read, write_derived
 from paceline.models.manifest import GRAPH, WEIGHTS, Facts
-from paceline.models.progress import Progress
 from paceline.storage.gguf_file import GgufFile, Tensor, short, write_gguf
 from paceline.storage.int8 import as_int8
 from paceline.storage.processes import python, run_child
+from paceline.storage.progress import Progress
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Architectures that OpenVINO GenAI's reader supports."""

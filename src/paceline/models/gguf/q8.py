@@ -14,8 +14,8 @@ import numpy.typing as npt
 from paceline.errors import ModelError
 from paceline.models.gguf import read, write_derived
 from paceline.models.manifest import GGUF_WEIGHTS, Facts
-from paceline.models.progress import Progress
 from paceline.storage.gguf_file import Tensor, write_gguf
+from paceline.storage.progress import Progress
 
 _GROUP, _GROUP_BYTES = 32, 34
 """Weights of a group of Q8_0, and its bytes."""

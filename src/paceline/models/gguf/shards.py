@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.models.names.hub_names import shard_of
-from paceline.models.progress import Progress
+from paceline.models.names.hub_names import shards_beside
 from paceline.storage.gguf_file import GgufFile, read_gguf, write_gguf
+from paceline.storage.progress import Progress
 
 _NUMBER, _COUNT, _TENSORS = _FIELDS = ("split.no", "split.count", "split.tensors.count")
 
@@ -28,14 +28,6 @@ def first_shard(path: Path) -> Path:
             f"{'is' if len(missing) == 1 else 'are'} missing in {path.parent}"
         )
     return paths[0]
-
-
-def shards_beside(path: Path) -> list[Path]:
-    """All shards of the model that the shard `path` is of; none if it is whole."""
-    shard = shard_of(path.name)
-    if shard is None or shard.total == 1:
-        return []
-    return [path.parent / name for name in shard.paths()]
 
 
 def join(paths: Sequence[Path], target: Path, progress: Progress) -> GgufFile:

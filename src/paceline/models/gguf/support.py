@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.models.progress import Progress
 from paceline.storage.files import megabytes
 from paceline.storage.gguf_file import GgufFile, short
+from paceline.storage.progress import Progress
 from paceline.storage.system import memory_bytes
 
 FAMILIES = (

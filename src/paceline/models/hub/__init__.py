@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from paceline.errors import ModelError, ModelNotFound, PacelineError
 from paceline.models.manifest import REQUIRED, VISUAL
-from paceline.models.progress import Progress
 from paceline.storage.openvino import GRAPH, LANGUAGE
+from paceline.storage.progress import Progress
 
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 _TIMEOUT = 10

@@ -16,8 +16,8 @@ from typing import BinaryIO, cast
 from paceline.errors import ModelError
 from paceline.models import hub
 from paceline.models.hub import HubFile, Repository
-from paceline.models.progress import Progress, Update
 from paceline.storage.files import megabytes, sha256_of
+from paceline.storage.progress import Progress, Update
 
 _LARGEST = 50_000_000_000
 """Bytes. The hub sends larger files only through huggingface_hub's own protocol (Xet)."""

@@ -27,8 +27,8 @@ from paceline.models.names.hub_names import (
     shards_of,
     tag_of,
 )
-from paceline.models.progress import Progress
 from paceline.storage.files import megabytes
+from paceline.storage.progress import Progress
 
 _FOLDER = "models--"
 """Begins the name of a model's folder in the hub's cache."""

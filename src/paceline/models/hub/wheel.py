@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import ModelError
 from paceline.models.hub.index_settings import IndexSettings, Source, read_settings
-from paceline.models.names.registry import WheelModel
-from paceline.models.progress import Progress, Update
+from paceline.models.names import WheelModel
 from paceline.storage.files import CHUNK_BYTES, megabytes, sha256_of
+from paceline.storage.progress import Progress, Update
 
 if TYPE_CHECKING:
     from httpx2 import Response

@@ -16,6 +16,7 @@ Independent of the disk and of the network: it says what a name means, not wheth
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -198,6 +199,14 @@ def shard_of(path: str) -> Shard | None:
         return None
     stem, number, total = found[1], int(found[2]), int(found[3])
     return Shard(stem, number, total) if 1 <= number <= total else None
+
+
+def shards_beside(path: Path) -> list[Path]:
+    """All shards of the model that the shard `path` is of; none if it is whole."""
+    shard = shard_of(path.name)
+    if shard is None or shard.total == 1:
+        return []
+    return [path.parent / name for name in shard.paths()]
 
 
 def is_model(path: str) -> bool:

@@ -19,8 +19,8 @@ from paceline.models.gguf import write_tokenizer
 from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 from paceline.models.gguf.tokenizer import build_tokenizer
 from paceline.models.gguf.vocabulary import special_tokens, token_facts
-from paceline.models.progress import QUIET
 from paceline.models.templates.tokenizer import TokenBytes, Tokenizer
+from paceline.storage.progress import QUIET
 from support.record_tokenizers import DATA, PAIRS, digest, trained, vocabulary
 from support.tiny import byte_letters
 from support.tokenizer_lines import (
@@ -227,7 +227,7 @@ def test_constrained_answers_read_sentence_pieces_bytes(tmp_path: Path):
 
 
 def test_the_guide_names_every_pre_tokenizer():
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
     assert not [name for name in PRE_TOKENIZERS if f"`{name}`" not in guide]
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import list_models, resolve
-from paceline.models.cache import models_dir
 from paceline.models.names import other_apps
 from paceline.models.names.other_apps import (
     find_app_model,
@@ -18,6 +17,7 @@ from paceline.models.names.other_apps import (
     lm_studio_models,
     ollama_models,
 )
+from paceline.models.prepare import models_dir
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
 TENSOR_LAYER = "application/vnd.ollama.image.tensor"

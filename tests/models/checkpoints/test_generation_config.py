@@ -13,7 +13,7 @@ from paceline.models.checkpoints import read_generation_config
 from paceline.models.files import open_folder
 from paceline.models.gguf import sampling_settings
 from paceline.models.manifest import GENERATION
-from paceline.models.names.registry import DEFAULT_MODEL, REGISTRY
+from paceline.models.names import DEFAULT_MODEL, REGISTRY
 from paceline.runtime.options import defaults_of
 from support.tiny import write_tiny
 

@@ -13,7 +13,7 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.models import ModelFiles, resolve
 from paceline.models.gguf import write_tokenizer
-from paceline.models.progress import QUIET
+from paceline.storage.progress import QUIET
 from support.tiny import SIZES, WIDE, Type, reference_logits, write_tiny
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")

@@ -3,9 +3,8 @@
 import pytest
 
 from paceline.engines import ENGINES
-from paceline.models.names import hub_name_of, is_short, unknown
+from paceline.models.names import REGISTRY, hub_name_of, is_short, known, known_models, unknown
 from paceline.models.names.hub_names import HubName, is_hub_name, is_model, parse_hub_name
-from paceline.models.names.registry import REGISTRY, known, known_models
 
 
 def test_about_a_dozen_models_have_a_short_name_and_what_is_known_of_each():

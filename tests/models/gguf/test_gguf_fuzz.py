@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from paceline.storage.gguf_file import read_gguf
 from support.waiting import PATIENCE
 
-WORKER = Path(__file__).parents[1] / "support" / "open_gguf.py"
+WORKER = Path(__file__).parents[2] / "support" / "open_gguf.py"
 EXAMPLES = int(os.environ.get("PACELINE_FUZZ", "25"))
-"""More of them: PACELINE_FUZZ=1000 pytest tests/models/test_gguf_fuzz.py."""
+"""More of them: PACELINE_FUZZ=1000 pytest tests/models/gguf/test_gguf_fuzz.py."""
 SECONDS = 60.0
 """Of processor time on all cores; the whole file takes about one."""
 KILOBYTES = 1_000_000
