@@ -52,22 +52,22 @@ def list_models(cache: Path | None = None) -> list[Listed]:
 
     Every name can be used. A file that has several is listed once.
     """
-    here: dict[str, Listed] = {}
+    models: dict[str, Listed] = {}
     files = {file.path.resolve(): file for file in _files()}
     for folder in _prepared(cache):
         listed = _listed(folder, files)
-        here[listed.name] = listed
+        models[listed.name] = listed
     for name in hub.cached_names():
         snapshot = hub.cached_openvino(name)
         size = sum(file.stat().st_size for file in snapshot.iterdir()) if snapshot else 0
         listed = Listed(name, True, "from the hub", snapshot, size, fits=fits(size))
-        here.setdefault(name, listed)
+        models.setdefault(name, listed)
     for file in files.values():
         listed = Listed(
             file.name, True, file.about, None, file.bytes, file.path, fits=fits(file.bytes)
         )
-        here.setdefault(file.name, listed)
-    return [*(model for model in _absent() if model.name not in here), *here.values()]
+        models.setdefault(file.name, listed)
+    return [*(model for model in _absent() if model.name not in models), *models.values()]
 
 
 def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
@@ -116,9 +116,9 @@ def _files() -> Iterator[_File]:
     for model in app_models():
         yield _File(model.name, model.path, model.bytes, f"from {model.program}")
     sizes = {}
-    for found in cached_models():
-        sizes[found.path] = found.bytes
-        yield _File(str(found.name), found.path, found.bytes, "from the hub")
+    for gguf in cached_models():
+        sizes[gguf.path] = gguf.bytes
+        yield _File(str(gguf.name), gguf.path, gguf.bytes, "from the hub")
     for name, known in known_models().items():
         path = cached(known.hub_name)
         if path is not None:

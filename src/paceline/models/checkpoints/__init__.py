@@ -113,21 +113,21 @@ def read_generation_config(folder: Path) -> Settings:
     except ModelError as error:
         hint = "correct it, or ignore the file with --generation-config none"
         raise ModelError(f"{error}; {hint}") from error
-    found: dict[str, float | int] = {
+    settings: dict[str, float | int] = {
         option: number
         for key, option in _NAMES.items()
         if (number := getattr(config, key)) is not None
     }
-    for option in found.keys() & {"top_k", "max_tokens"}:
-        found[option] = int(found[option])
-    if found.get("top_k", 0) < 0:
-        found["top_k"] = 0  # -1 also means off
+    for option in settings.keys() & {"top_k", "max_tokens"}:
+        settings[option] = int(settings[option])
+    if settings.get("top_k", 0) < 0:
+        settings["top_k"] = 0  # -1 also means off
     sample = value.get("do_sample")
     if sample is False:
-        found["temperature"] = 0.0
+        settings["temperature"] = 0.0
     elif sample is True:
-        found.setdefault("temperature", 1.0)
-    return found
+        settings.setdefault("temperature", 1.0)
+    return settings
 
 
 def read_facts(folder: Path) -> Facts:
@@ -173,11 +173,11 @@ def read_template(folder: Path) -> str | None:
         except (OSError, ValueError) as error:
             raise ModelError(f"cannot read {path}: {error}") from error
     for name in ("chat_template.json", "tokenizer_config.json"):
-        found = _optional(folder / name).get("chat_template")
-        if isinstance(found, str):
-            return found
-        for each in found if isinstance(found, list) else ():  # named templates
-            match each:
+        template = _optional(folder / name).get("chat_template")
+        if isinstance(template, str):
+            return template
+        for entry in template if isinstance(template, list) else ():  # named templates
+            match entry:
                 case {"name": "default", "template": str(default)}:
                     return default
     return None
@@ -196,8 +196,8 @@ def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
 
 def _ids(value: object) -> list[int]:
     """Token ids of a value that is one id, a list of ids, or anything else."""
-    many = value if isinstance(value, list) else [value]
-    return [each for each in many if isinstance(each, int) and not isinstance(each, bool)]
+    ids = value if isinstance(value, list) else [value]
+    return [token for token in ids if isinstance(token, int) and not isinstance(token, bool)]
 
 
 def _token_name(value: object) -> str | None:

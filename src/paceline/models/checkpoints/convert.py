@@ -85,14 +85,14 @@ def plan(folder: Path, weights: str) -> Plan:
     sizes = read_sizes(config, family)
     fields = metadata(config, family, sizes)
     shards = Shards(folder, plain_name)
-    found = outputs(config, family, sizes, shards)
-    if any(".nextn." in output.name for output in found):  # readers count its layer, too
+    tensors = outputs(config, family, sizes, shards)
+    if any(".nextn." in output.name for output in tensors):  # readers count its layer, too
         fields[f"{family.arch}.block_count"] = len(sizes.layers) + 1
         fields[f"{family.arch}.nextn_predict_layers"] = 1
     # Experts in MXFP4 are most of a model: what is left beside them is not worth four bits.
-    has_mxfp4 = any(output.form is Form.MXFP4 for output in found)
+    has_mxfp4 = any(output.form is Form.MXFP4 for output in tensors)
     form = "int8" if weights == "int4" and has_mxfp4 else weights
-    kinds = [(output, _kind(output, form)) for output in found]
+    kinds = [(output, _kind(output, form)) for output in tensors]
     general: dict[str, Value] = {
         "general.type": "model",
         "general.file_type": _file_type(form),
@@ -173,8 +173,8 @@ def _quantized(values: npt.NDArray[Any], kind: "GGMLQuantizationType") -> npt.ND
 
     if values.dtype == np.uint8:  # it is of this kind already
         return values
-    found: npt.NDArray[Any] = quantize(values, kind)
-    return found
+    blocks: npt.NDArray[Any] = quantize(values, kind)
+    return blocks
 
 
 def _kind(output: Output, weights: str) -> "GGMLQuantizationType":

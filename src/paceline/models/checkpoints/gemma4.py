@@ -31,19 +31,19 @@ def layers(config: Config, plain: list[Layer]) -> list[Layer]:
     first_shared = len(plain) - _shared(config)
     wide = 2 if config.flag("use_double_wide_mlp", default=False) else 1
     last = {layer.has_window: index for index, layer in enumerate(plain[:first_shared])}
-    found = []
+    sizes = []
     for index, layer in enumerate(plain):
-        own = layer
+        size = layer
         if index >= first_shared:
             if layer.has_window not in last:
                 raise config.wrong("num_kv_shared_layers", _shared(config), "fewer layers")
-            own = own._replace(kv_of=last[layer.has_window], ff=layer.ff * wide)
+            size = size._replace(kv_of=last[layer.has_window], ff=layer.ff * wide)
         if not layer.has_window:
-            own = own._replace(head_dim=head_dim, v_is_k=k_is_v)
+            size = size._replace(head_dim=head_dim, v_is_k=k_is_v)
             if k_is_v:
-                own = own._replace(kv_heads=kv_heads)
-        found.append(own)
-    return found
+                size = size._replace(kv_heads=kv_heads)
+        sizes.append(size)
+    return sizes
 
 
 def metadata(config: Config) -> dict[str, Value]:
@@ -90,7 +90,7 @@ def _of_full_attention(config: Config, key: str, name: str, default: int) -> int
     """A size of layers with full attention: by its `name`, or as transformers writes it back."""
     per_layer = config.get("per_layer_config")
     if isinstance(per_layer, dict):
-        sizes = {str(each.get(key)) for each in per_layer.values() if isinstance(each, dict)}
+        sizes = {str(layer.get(key)) for layer in per_layer.values() if isinstance(layer, dict)}
         if len(sizes) == 1 and (size := sizes.pop()).isdecimal():
             return int(size)
     return config.integer(name, default=default)

@@ -21,22 +21,22 @@ _SECTIONS = [11, 11, 10]
 
 def lfm2_layers(config: Config, plain: list[Layer]) -> list[Layer]:
     """Sizes of each layer. GGUF marks those without attention by 0 heads of keys."""
-    found = config.get("layer_types")
-    if found is None:
+    kinds = config.get("layer_types")
+    if kinds is None:
         indices = config.get("full_attn_idxs", list(range(len(plain))))
         is_list = isinstance(indices, list) and all(index in range(len(plain)) for index in indices)
         if not is_list:
             raise config.wrong("full_attn_idxs", indices, "a list of layers")
-        found = [_FULL if layer in indices else _CONV for layer in range(len(plain))]
-    is_list = isinstance(found, list) and len(found) == len(plain)
-    if not is_list or any(kind not in (_CONV, _FULL) for kind in found):
-        raise config.wrong("layer_types", found, f"{len(plain)} times {_CONV} or {_FULL}")
+        kinds = [_FULL if layer in indices else _CONV for layer in range(len(plain))]
+    is_list = isinstance(kinds, list) and len(kinds) == len(plain)
+    if not is_list or any(kind not in (_CONV, _FULL) for kind in kinds):
+        raise config.wrong("layer_types", kinds, f"{len(plain)} times {_CONV} or {_FULL}")
     ff = _ff(config)
     return [
         layer._replace(ff=ff)
         if kind == _FULL
         else layer._replace(ff=ff, kv_heads=0, has_attention=False)
-        for layer, kind in zip(plain, found, strict=True)
+        for layer, kind in zip(plain, kinds, strict=True)
     ]
 
 
@@ -125,7 +125,7 @@ def qwen35_metadata(config: Config) -> dict[str, Value]:
     sizes = _sizes(config)
     rope = config.get("rope_parameters", config.get("rope_scaling", {}))
     sections = rope.get("mrope_section", _SECTIONS) if isinstance(rope, dict) else _SECTIONS
-    if not isinstance(sections, list) or not all(isinstance(each, int) for each in sections):
+    if not isinstance(sections, list) or not all(isinstance(section, int) for section in sections):
         raise config.wrong("mrope_section", sections, "a list of integers")
     return {
         "full_attention_interval": _interval(config),
@@ -198,8 +198,8 @@ def _side_by_side(sizes: _Sizes, width: int) -> Order:
 
 def _interval(config: Config) -> int:
     """Every how many layers one has full attention: as said, or as the first of them."""
-    said = config.get("layer_types")
-    first = said.index(_FULL) + 1 if isinstance(said, list) and _FULL in said else _INTERVAL
+    kinds = config.get("layer_types")
+    first = kinds.index(_FULL) + 1 if isinstance(kinds, list) and _FULL in kinds else _INTERVAL
     return config.integer("full_attention_interval", default=first)
 
 

@@ -51,27 +51,27 @@ def outputs(config: Config, family: Family, sizes: Sizes, shards: Shards) -> lis
 
     Raises ModelError for tensors that are missing, left over, or of another shape.
     """
-    found = layout(config, family, sizes, shards.tensors)
-    needed = {name: shape for output in found for name, shape in output.sources.items()}
-    there = shards.tensors
-    _refuse(shards, "lacks", [name for name in needed if name not in there])
+    tensors = layout(config, family, sizes, shards.tensors)
+    needed = {name: shape for output in tensors for name, shape in output.sources.items()}
+    stored = shards.tensors
+    _refuse(shards, "lacks", [name for name in needed if name not in stored])
     for name, shape in needed.items():
-        if there[name].shape != shape:
+        if stored[name].shape != shape:
             raise ModelError(
-                f"{there[name].path}: tensor {name} has the shape {list(there[name].shape)}; "
+                f"{stored[name].path}: tensor {name} has the shape {list(stored[name].shape)}; "
                 f"expected {list(shape)}, from {config.path.name}"
             )
-    left = [name for name in there if name not in needed and not _is_unused(name, config, sizes)]
+    left = [name for name in stored if name not in needed and not _is_unused(name, config, sizes)]
     _refuse(shards, f"has tensors that are unknown for {config.model_type}:", left)
-    return found
+    return tensors
 
 
-def layout(config: Config, family: Family, sizes: Sizes, there: Container[str]) -> list[Output]:
-    """The tensors of the file, for a checkpoint with the tensors `there`.
+def layout(config: Config, family: Family, sizes: Sizes, stored: Container[str]) -> list[Output]:
+    """The tensors of the file, for a checkpoint with the tensors `stored`.
 
     Checkpoints differ in whether they have a head, and in the form of their experts.
     """
-    return list(_Layout(config, family, sizes, there).outputs())
+    return list(_Layout(config, family, sizes, stored).outputs())
 
 
 def _is_unused(name: str, config: Config, sizes: Sizes) -> bool:
@@ -95,7 +95,9 @@ def _refuse(shards: Shards, fault: str, names: list[str]) -> None:
 class _Layout:
     """Goes through a model's tensors, in the order of the file."""
 
-    def __init__(self, config: Config, family: Family, sizes: Sizes, there: Container[str]) -> None:
+    def __init__(
+        self, config: Config, family: Family, sizes: Sizes, stored: Container[str]
+    ) -> None:
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
         arch = next(key for key, name in MODEL_ARCH_NAMES.items() if name == family.arch)
@@ -103,7 +105,7 @@ class _Layout:
         self._config = config
         self._family = family
         self._sizes = sizes
-        self._there = there
+        self._stored = stored
 
     def outputs(self) -> Iterator[Output]:
         """Every tensor but the factors of positions."""
@@ -127,7 +129,7 @@ class _Layout:
                 yield from self._feed_forward(prefix + self._family.feed_forward[0], layer.ff)
         if self._family.extra is not None:
             yield from self._family.extra(self._config, self._whole)
-        if self._family.has_mtp and _HEAD in self._there:
+        if self._family.has_mtp and _HEAD in self._stored:
             yield from self._mtp_head()
 
     def _mtp_head(self) -> Iterator[Output]:
@@ -149,7 +151,7 @@ class _Layout:
 
     def _is_tied(self) -> bool:
         """Whether the head is the embeddings. Where config.json is silent, a head speaks."""
-        default = "lm_head.weight" not in self._there
+        default = "lm_head.weight" not in self._stored
         return self._config.flag("tie_word_embeddings", default=default)
 
     def _attention(self, prefix: str, layer: Layer) -> Iterator[Output]:
@@ -163,7 +165,7 @@ class _Layout:
             yield self._whole(f"{prefix}qkv_proj.weight", (sum(rows.values()), sizes.hidden))
         else:
             for part, size in rows.items():
-                if f"{prefix}{part}_proj.weight" in self._there or self._is_own(part, layer):
+                if f"{prefix}{part}_proj.weight" in self._stored or self._is_own(part, layer):
                     gated = part == "q" and family.gated
                     yield from self._projection(prefix, part, size * (1 + gated), layer.head_dim)
         output = f"{prefix}{family.output}"
@@ -173,9 +175,9 @@ class _Layout:
         if sizes.qk_norm and family.qk_norms is not None:
             widths = (rows["q"], rows["k"]) if family.qk_norm_whole else (layer.head_dim,) * 2
             for part, norm, width in zip("qk", family.qk_norms, widths, strict=True):
-                if f"{prefix}{norm}.weight" in self._there or self._is_own(part, layer):
+                if f"{prefix}{norm}.weight" in self._stored or self._is_own(part, layer):
                     yield self._norm(f"{prefix}{norm}.weight", width)
-        if layer.kv_of is not None and f"{prefix}k_proj.weight" not in self._there:
+        if layer.kv_of is not None and f"{prefix}k_proj.weight" not in self._stored:
             yield from self._stand_ins(prefix, layer.kv_of, layer)
         if family.has_sinks:
             yield self._whole(f"{prefix}sinks", (sizes.heads,), Form.PLAIN)
@@ -231,7 +233,7 @@ class _Layout:
         if experts.interleaved:
             yield self._whole(f"{router}.bias", (experts.count,), Form.PLAIN)
             yield from self._alternating(prefix, experts)
-        elif f"{prefix}gate_up_proj" in self._there:
+        elif f"{prefix}gate_up_proj" in self._stored:
             yield from self._halves(prefix, experts)
         else:
             yield from self._single(prefix, experts)
@@ -245,8 +247,8 @@ class _Layout:
     def _single(self, prefix: str, experts: Experts) -> Iterator[Output]:
         """Experts as matrices of their own, as on the hub."""
         names = self._family.feed_forward[1:]
-        for (part, shape), own in zip(self._expert_shapes(experts).items(), names, strict=True):
-            sources = [f"{prefix}{i}.{own}.weight" for i in range(experts.count)]
+        for (part, shape), matrix in zip(self._expert_shapes(experts).items(), names, strict=True):
+            sources = [f"{prefix}{i}.{matrix}.weight" for i in range(experts.count)]
             yield stacked(self._target(f"{prefix}{part}_proj.weight"), sources, shape, Form.MATRIX)
 
     def _halves(self, prefix: str, experts: Experts) -> Iterator[Output]:
@@ -261,7 +263,7 @@ class _Layout:
     def _alternating(self, prefix: str, experts: Experts) -> Iterator[Output]:
         """gpt-oss: gate and up are every other row of one tensor; in MXFP4, or [in, out]."""
         count, ff, hidden = experts.count, experts.ff, self._sizes.hidden
-        is_mxfp4 = f"{prefix}down_proj_blocks" in self._there
+        is_mxfp4 = f"{prefix}down_proj_blocks" in self._stored
         parts = {
             "gate": ("gate_up_proj", 2 * ff, slice(0, None, 2)),
             "up": ("gate_up_proj", 2 * ff, slice(1, None, 2)),

@@ -138,8 +138,8 @@ def _llama3(rope: Rope, rotary: int) -> Floats:
     high = rope.number("high_freq_factor")
     waves = rope.number("original_max_position_embeddings") * frequencies / (2 * math.pi)
     smooth = np.clip((waves - low) / (high - low), 0, 1)
-    found: Floats = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
-    return found
+    divisors: Floats = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    return divisors
 
 
 def _yarn(rope: Rope) -> dict[str, Value]:

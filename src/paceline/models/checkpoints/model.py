@@ -82,14 +82,14 @@ class Config:
 
     def layer_types(self, layers: int) -> list[bool] | None:
         """Of each layer: whether its attention has a sliding window. None where nothing is said."""
-        found = self.get("layer_types")
-        if found is None:
+        types = self.get("layer_types")
+        if types is None:
             return None
         kinds = (_SLIDING, _FULL)
-        is_list = isinstance(found, list) and len(found) == layers
-        if not is_list or any(kind not in kinds for kind in found):
-            raise self.wrong("layer_types", found, f"{layers} times {_FULL} or {_SLIDING}")
-        return [kind == _SLIDING for kind in found]
+        is_list = isinstance(types, list) and len(types) == layers
+        if not is_list or any(kind not in kinds for kind in types):
+            raise self.wrong("layer_types", types, f"{layers} times {_FULL} or {_SLIDING}")
+        return [kind == _SLIDING for kind in types]
 
     def wrong(self, name: str, value: object, expected: str) -> ModelError:
         """The error for a value that cannot be used."""
@@ -97,8 +97,8 @@ class Config:
         return ModelError(f"{self.path}: {name} {shown}; expected {expected}")
 
     def _first(self, names: Sequence[str], default: float | None) -> tuple[str, Any]:
-        found = next((name for name in names if self.get(name) is not None), names[0])
-        return found, self.get(found, default)
+        key = next((name for name in names if self.get(name) is not None), names[0])
+        return key, self.get(key, default)
 
 
 class Rope:
@@ -119,10 +119,10 @@ class Rope:
 
     def numbers(self, name: str, count: int) -> list[float]:
         """The value of `name`, a list of `count` positive numbers."""
-        found = self._values.get(name)
-        if not isinstance(found, list) or len(found) != count:
-            raise self._config.wrong(f"rope_parameters.{name}", found, f"{count} numbers")
-        return [positive(self._config, f"rope_parameters.{name}", value) for value in found]
+        values = self._values.get(name)
+        if not isinstance(values, list) or len(values) != count:
+            raise self._config.wrong(f"rope_parameters.{name}", values, f"{count} numbers")
+        return [positive(self._config, f"rope_parameters.{name}", value) for value in values]
 
     def has(self, name: str) -> bool:
         """Whether the configuration says `name`."""
@@ -143,13 +143,15 @@ def read_ropes(
     # Next to rope_scaling, transformers 4 kept these at the top of config.json.
     tops = ("original_max_position_embeddings", "partial_rotary_factor")
     top = {name: config.get(name) for name in tops if config.get(name) is not None}
-    said = _mapping(config, "rope_parameters") or _mapping(config, "rope_scaling")
-    if "full_attention" in said or "sliding_attention" in said:
-        full, sliding = (said.get(f"{kind}_attention") or {} for kind in ("full", "sliding"))
+    parameters = _mapping(config, "rope_parameters") or _mapping(config, "rope_scaling")
+    if "full_attention" in parameters or "sliding_attention" in parameters:
+        full, sliding = (parameters.get(f"{kind}_attention") or {} for kind in ("full", "sliding"))
         if not isinstance(full, dict) or not isinstance(sliding, dict):
-            raise config.wrong("rope_parameters", said, "an object for each kind of attention")
+            raise config.wrong(
+                "rope_parameters", parameters, "an object for each kind of attention"
+            )
         return Rope(config, {**top, **full}, theta), Rope(config, sliding, theta_sliding or theta)
-    full = Rope(config, {**top, **said}, config.number("rope_theta", default=theta))
+    full = Rope(config, {**top, **parameters}, config.number("rope_theta", default=theta))
     local = config.get("rope_local_base_freq")
     if local is None and not theta_sliding:
         return full, full
@@ -157,10 +159,10 @@ def read_ropes(
 
 
 def _mapping(config: Config, name: str) -> Mapping[str, Any]:
-    found = config.get(name, {})
-    if not isinstance(found, dict):
-        raise config.wrong(name, found, "an object")
-    return found
+    mapping = config.get(name, {})
+    if not isinstance(mapping, dict):
+        raise config.wrong(name, mapping, "an object")
+    return mapping
 
 
 def positive(config: Config, name: str, value: object) -> float:
@@ -338,5 +340,5 @@ def _windows(config: Config, family: Family, layers: int, context: int) -> list[
         return [False] * layers
     if family.window is None:
         return config.layer_types(layers) or [False] * layers
-    said = config.layer_types(layers)
-    return said if said is not None else [family.window(config, i) for i in range(layers)]
+    types = config.layer_types(layers)
+    return types if types is not None else [family.window(config, i) for i in range(layers)]

@@ -75,8 +75,8 @@ class Shards:
 
     def blocks(self, name: str, index: Index = slice(None)) -> Bytes:
         """`tensor[index]` of a tensor of bytes."""
-        found: Bytes = self._mapped(name)[index]
-        return found
+        values: Bytes = self._mapped(name)[index]
+        return values
 
     def _mapped(self, name: str) -> npt.NDArray[Any]:
         tensor = self.tensors[name]
@@ -241,8 +241,8 @@ def _reorder(blocks: Bytes) -> Bytes:
     The first of a pair is in the lower half of the byte, in both.
     """
     values = np.stack([blocks & 0x0F, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], 32)
-    found: Bytes = values[..., :16] | (values[..., 16:] << 4)
-    return found
+    pairs: Bytes = values[..., :16] | (values[..., 16:] << 4)
+    return pairs
 
 
 def pair_order(heads: int, head_dim: int) -> Order:

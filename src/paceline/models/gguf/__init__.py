@@ -104,15 +104,18 @@ def pooling_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def sampling_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in GGUF metadata, under the keys of generation_config.json."""
-    found = {
+    settings = {
         name: value
         for key, name in _SETTINGS.items()
         if _is_number(value := fields.get(f"general.sampling.{key}"))
     }
     if fields.get("general.sampling.penalty_last_n") == 0:
-        found.pop("repetition_penalty", None)  # applies to no tokens
+        settings.pop("repetition_penalty", None)  # applies to no tokens
     # The file has f32: 0.9 is 0.8999999761581421.
-    return {name: round(v, 6) if isinstance(v, float) else v for name, v in found.items()}
+    return {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in settings.items()
+    }
 
 
 def _is_number(value: object) -> bool:

@@ -74,7 +74,9 @@ def _write_exact(path: Path, source: GgufFile, target: Path, progress: Progress)
     # Norms and biases stay f32: they are small, and f32 in every file.
     halves = (int(GGMLQuantizationType.F16), np.dtype(np.float16))
     singles = (int(GGMLQuantizationType.F32), np.dtype(np.float32))
-    dtypes = {each.name: singles if len(each.shape) == 1 else halves for each in source.tensors}
+    dtypes = {
+        tensor.name: singles if len(tensor.shape) == 1 else halves for tensor in source.tensors
+    }
 
     def values(tensor: Tensor) -> npt.NDArray[Any]:
         kind = GGMLQuantizationType(tensor.kind)
@@ -89,9 +91,9 @@ def _write_exact(path: Path, source: GgufFile, target: Path, progress: Progress)
         return stored
 
     forms = {
-        each.name: (kind, dtype.itemsize * prod(each.shape))
-        for each in source.tensors
-        for kind, dtype in (dtypes[each.name],)
+        tensor.name: (kind, dtype.itemsize * prod(tensor.shape))
+        for tensor in source.tensors
+        for kind, dtype in (dtypes[tensor.name],)
     }
     total = sum(size for _, size in forms.values())
     with progress.task("reading weights", total) as update:

@@ -19,15 +19,15 @@ def first_shard(path: Path) -> Path:
 
     Raises ModelError if a shard is missing.
     """
-    paths = shards_beside(path)
-    if not paths:
+    shards = shards_beside(path)
+    if not shards:
         return path
-    if missing := [each.name for each in paths if not each.is_file()]:
+    if missing := [shard.name for shard in shards if not shard.is_file()]:
         raise ModelError(
-            f"{path.name} is one of {len(paths)} files of a model; {', '.join(missing)} "
+            f"{path.name} is one of {len(shards)} files of a model; {', '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing in {path.parent}"
         )
-    return paths[0]
+    return shards[0]
 
 
 def join(paths: Sequence[Path], target: Path, progress: Progress) -> GgufFile:
@@ -42,7 +42,7 @@ def join(paths: Sequence[Path], target: Path, progress: Progress) -> GgufFile:
     forms = {tensor.name: (tensor.kind, tensor.data.nbytes) for tensor in tensors}
     total = sum(size for _, size in forms.values())
     with progress.task(f"joining {len(paths)} files of {paths[0].name}", total) as update:
-        write_gguf(target, GgufFile(about, raw, tensors), forms, lambda each: each.data, update)
+        write_gguf(target, GgufFile(about, raw, tensors), forms, lambda tensor: tensor.data, update)
     return read_gguf(target)
 
 

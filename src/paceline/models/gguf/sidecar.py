@@ -36,8 +36,8 @@ def base_model(fields: Mapping[str, Any]) -> str | None:
     """Hub name of the model that this one was made of, if the metadata has one."""
     for key in ("general.base_model.0.repo_url", "general.source.repo_url", "general.repo_url"):
         url = fields.get(key)
-        if isinstance(url, str) and (found := _HUB.fullmatch(url)):
-            return found[1]
+        if isinstance(url, str) and (match := _HUB.fullmatch(url)):
+            return match[1]
     return None
 
 
@@ -65,10 +65,10 @@ def _cached(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, TOKENIZER)
+        path = try_to_load_from_cache(name, TOKENIZER)
     except HFValidationError:
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 def _misfit(text: str, fields: Mapping[str, Any]) -> str | None:

@@ -138,9 +138,9 @@ def check_layout(path: Path, file: GgufFile) -> None:
     """
     fields, family = file.fields, short(file.fields.get("general.architecture"))
     marks = _marks(family, fields)
-    inside = [each.name for each in file.tensors if each.name.startswith(_ENCODERS)]
-    if inside:
-        marks = [f"the tensor {short(inside[0])}", *marks]
+    encoders = [tensor.name for tensor in file.tensors if tensor.name.startswith(_ENCODERS)]
+    if encoders:
+        marks = [f"the tensor {short(encoders[0])}", *marks]
     if marks:
         known = RENAMED.get(family, family)
         raise ModelError(
@@ -151,15 +151,15 @@ def check_layout(path: Path, file: GgufFile) -> None:
 
 
 def _marks(family: str, fields: Mapping[str, Any]) -> list[str]:
-    found = [f"{family}.{name}" for name in _FIELDS.get(family, ()) if f"{family}.{name}" in fields]
+    marks = [f"{family}.{name}" for name in _FIELDS.get(family, ()) if f"{family}.{name}" in fields]
     required = _REQUIRED.get(family)
     if required and f"{family}.{required}" not in fields:
-        found.append(f"no {family}.{required}")
+        marks.append(f"no {family}.{required}")
     if family in RENAMED:
-        found.append(f"the architecture {family}")
+        marks.append(f"the architecture {family}")
     if family == "gemma4" and fields.get("tokenizer.ggml.model") == "llama":
-        found.append("the tokenizer llama")
-    return found
+        marks.append("the tokenizer llama")
+    return marks
 
 
 def memory_needed(weights: int) -> int:

@@ -41,8 +41,8 @@ def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
     Raises ModelError, which says what would work, if there is none.
     """
     unnamed = fields.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in fields
-    if unnamed and (found := find_tokenizer(path, fields)[0]) is not None:
-        return found
+    if unnamed and (text := find_tokenizer(path, fields)[0]) is not None:
+        return text
     try:
         return make_tokenizer(fields).to_str()
     except Unread as error:
@@ -62,18 +62,18 @@ def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
     _refuse_options(fields, kind)
     if kind == "llama":
-        made = _sentence_piece(fields)
+        tokenizer = _sentence_piece(fields)
     elif kind == "gemma4":
-        made = _bpe(fields, PRE_TOKENIZERS["gemma4"])
+        tokenizer = _bpe(fields, PRE_TOKENIZERS["gemma4"])
     elif kind == "gpt2" and isinstance(pre, str) and pre in PRE_TOKENIZERS:
-        made = _bpe(fields, PRE_TOKENIZERS[pre])
+        tokenizer = _bpe(fields, PRE_TOKENIZERS[pre])
     else:
         raise Unread(
             f"a tokenizer of kind {short(kind)}/{short(pre)}, which is not read; expected llama, "
             "gemma4, or gpt2 with a pre-tokenizer that the guide lists"
         )
-    _add_tokens(made, fields, strip=kind == "llama" and _is_phi3(fields))
-    return made
+    _add_tokens(tokenizer, fields, strip=kind == "llama" and _is_phi3(fields))
+    return tokenizer
 
 
 def _refuse_options(fields: Mapping[str, Any], kind: object) -> None:
@@ -102,20 +102,20 @@ def _bpe(fields: Mapping[str, Any], pre: PreTokenizer) -> "Tokenizer":
     ids = _ids(fields)
     if pre.marks_spaces and not _has_bytes(ids):
         raise Unread("a BPE tokenizer of plain text without tokens for bytes")
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(ids, merges, ignore_merges=pre.ignore_merges, byte_fallback=pre.marks_spaces)
     )
-    steps: list[Any] = [Split(Regex(each), "isolated") for each in pre.patterns]
+    steps: list[Any] = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     if pre.marks_spaces:
-        made.normalizer = normalizers.Replace(" ", _SPACE)
-        made.decoder = _decoder(strip=False)
+        tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+        tokenizer.decoder = _decoder(strip=False)
     else:
         steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
-        made.decoder = decoders.ByteLevel()
+        tokenizer.decoder = decoders.ByteLevel()
     if pre.nfc:
-        made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = Sequence(steps)
-    return made
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = Sequence(steps)
+    return tokenizer
 
 
 def _sentence_piece(fields: Mapping[str, Any]) -> "Tokenizer":
@@ -124,7 +124,7 @@ def _sentence_piece(fields: Mapping[str, Any]) -> "Tokenizer":
 
     prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
     ids, unknown = _ids(fields), token_id(fields, "unknown")
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
             ids,
             _merges_by_score(fields),
@@ -135,9 +135,9 @@ def _sentence_piece(fields: Mapping[str, Any]) -> "Tokenizer":
     )
     # A prefix before the text and after each control token, as in llama.cpp.
     marks: list[Any] = [normalizers.Prepend(_SPACE)] if prefix else []
-    made.normalizer = normalizers.Sequence([*marks, normalizers.Replace(" ", _SPACE)])
-    made.decoder = _decoder(strip=prefix)
-    return made
+    tokenizer.normalizer = normalizers.Sequence([*marks, normalizers.Replace(" ", _SPACE)])
+    tokenizer.decoder = _decoder(strip=prefix)
+    return tokenizer
 
 
 def _merges_by_score(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -154,27 +154,27 @@ def _merges_by_score(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
         )
         if kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
     }
-    found = [
+    merges = [
         (-score, -len(text), -cut, text)
         for text, score in known.items()
         for cut in range(1, len(text))
         if text[:cut] in known and text[cut:] in known
     ]
-    return [(text[:-cut], text[-cut:]) for _, _, cut, text in sorted(found)]
+    return [(text[:-cut], text[-cut:]) for _, _, cut, text in sorted(merges)]
 
 
 def _checked_scores(fields: Mapping[str, Any]) -> list[float]:
     """The scores, if they rank merges."""
-    found = scores(fields)
+    ranks = scores(fields)
     types = token_types(fields)
-    normal = [score for score, kind in zip(found, types, strict=False) if kind == TokenType.NORMAL]
-    if not found or not all(map(math.isfinite, normal)):
+    normal = [score for score, kind in zip(ranks, types, strict=False) if kind == TokenType.NORMAL]
+    if not ranks or not all(map(math.isfinite, normal)):
         raise Unread("a SentencePiece tokenizer without scores")
     if len(normal) > 1 and len(set(normal)) == 1:  # converted from a tokenizer.json
         raise Unread("a SentencePiece tokenizer whose scores are all equal, so its merges are lost")
     if sum(score != int(score) for score in normal) > len(normal) / 2:
         raise Unread("a SentencePiece tokenizer of the kind Unigram (its scores are probabilities)")
-    return found
+    return ranks
 
 
 def _decoder(*, strip: bool) -> Any:
@@ -185,7 +185,7 @@ def _decoder(*, strip: bool) -> Any:
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
 
 
-def _add_tokens(made: "Tokenizer", fields: Mapping[str, Any], *, strip: bool) -> None:
+def _add_tokens(tokenizer: "Tokenizer", fields: Mapping[str, Any], *, strip: bool) -> None:
     """Control tokens, and those that are found in any text before it is cut."""
     from tokenizers import AddedToken
 
@@ -200,8 +200,8 @@ def _add_tokens(made: "Tokenizer", fields: Mapping[str, Any], *, strip: bool) ->
             if kind in kinds and text
         ]
 
-    made.add_special_tokens(added((TokenType.CONTROL, TokenType.UNKNOWN), special=True))
-    made.add_tokens(added((TokenType.USER_DEFINED,), special=False))
+    tokenizer.add_special_tokens(added((TokenType.CONTROL, TokenType.UNKNOWN), special=True))
+    tokenizer.add_tokens(added((TokenType.USER_DEFINED,), special=False))
 
 
 def _is_phi3(fields: Mapping[str, Any]) -> bool:

@@ -92,7 +92,7 @@ def vocabulary_faults(fields: Mapping[str, Any]) -> list[str]:
             ("merges", merges, str, "str"),
             ("scores", _list(fields, "scores"), (int, float), "numbers"),
         )
-        if not isinstance(value, list) or not all(isinstance(each, kind) for each in value)
+        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value)
     ]
     return faults or [*_sizes(fields, tokens, kinds, merges), *_merge_faults(tokens, merges)][:1]
 
@@ -144,8 +144,8 @@ def token_types(fields: Mapping[str, Any]) -> list[int]:
 
 def scores(fields: Mapping[str, Any]) -> list[float]:
     """The score of each token; empty if there are none."""
-    found: list[float] = _list(fields, "scores")
-    return found
+    values: list[float] = _list(fields, "scores")
+    return values
 
 
 def special_tokens(fields: Mapping[str, Any]) -> dict[str, int]:
@@ -159,14 +159,14 @@ def token_facts(fields: Mapping[str, Any]) -> TokenFacts:
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     bos, eos = (token_id(fields, name) for name in ("bos", "eos"))
     stops = end_ids(special_tokens(fields))
-    many = _list(fields, "eos_token_ids")
+    ends = _list(fields, "eos_token_ids")
     stops |= {
-        each
-        for each in (many if isinstance(many, list) else [many])
-        if isinstance(each, int) and 0 <= each < len(tokens)
+        token
+        for token in (ends if isinstance(ends, list) else [ends])
+        if isinstance(token, int) and 0 <= token < len(tokens)
     }
     stops |= {
-        found for name in ("eos", "eot", "eom") if (found := token_id(fields, name)) is not None
+        token for name in ("eos", "eot", "eom") if (token := token_id(fields, name)) is not None
     }
     return TokenFacts(
         stop_token_ids=tuple(sorted(stops)),

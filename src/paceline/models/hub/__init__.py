@@ -89,11 +89,11 @@ def cached_snapshot(
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = [try_to_load_from_cache(name, file, revision=revision) for file in files.required]
+        paths = [try_to_load_from_cache(name, file, revision=revision) for file in files.required]
     except HFValidationError:
         return None
-    complete = all(isinstance(each, str) for each in found)  # not an interrupted download
-    return Path(str(found[0])).parent if complete else None
+    complete = all(isinstance(path, str) for path in paths)  # not an interrupted download
+    return Path(str(paths[0])).parent if complete else None
 
 
 def cached_names() -> list[str]:
@@ -102,10 +102,10 @@ def cached_names() -> list[str]:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        found = scan_cache_dir()
+        cache = scan_cache_dir()
     except CacheNotFound:
         return []
-    names = [repo.repo_id for repo in found.repos if repo.repo_type == "model"]
+    names = [repo.repo_id for repo in cache.repos if repo.repo_type == "model"]
     return sorted(name for name in names if cached_openvino(name) is not None)
 
 
@@ -121,8 +121,8 @@ def cached_drafters() -> Iterator[tuple[str, Path]]:
 def cached_openvino(name: str, revision: str | None = None) -> Path | None:
     """Folder of a model in OpenVINO's format, if it is complete on this machine."""
     forms = (OPENVINO, VISUAL_OPENVINO)
-    found = (cached_snapshot(name, files, revision=revision) for files in forms)
-    return next((folder for folder in found if folder is not None), None)
+    folders = (cached_snapshot(name, files, revision=revision) for files in forms)
+    return next((folder for folder in folders if folder is not None), None)
 
 
 def fetch_snapshot(
@@ -153,18 +153,22 @@ def repository(name: str, revision: str | None = None) -> Repository:
     with errors_of(name):
         info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT)
         files = {
-            each.rfilename: HubFile(
-                (each.lfs.size if each.lfs else each.size) or 0,
-                each.lfs.sha256 if each.lfs else None,
+            file.rfilename: HubFile(
+                (file.lfs.size if file.lfs else file.size) or 0,
+                file.lfs.sha256 if file.lfs else None,
             )
-            for each in info.siblings or ()
+            for file in info.siblings or ()
         }
         return Repository(name, str(info.sha), files)
 
 
-def paths_of(found: Repository, files: FileSet) -> list[str]:
+def paths_of(repository: Repository, files: FileSet) -> list[str]:
     """Paths of a repository's files that are in a set."""
-    return [path for path in found.files if any(fnmatch(path, each) for each in files.patterns)]
+    return [
+        path
+        for path in repository.files
+        if any(fnmatch(path, pattern) for pattern in files.patterns)
+    ]
 
 
 def cache_folder() -> Path:

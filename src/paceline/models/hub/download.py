@@ -24,13 +24,13 @@ _LARGEST = 50_000_000_000
 
 
 def download(
-    found: Repository, paths: Sequence[str], revision: str | None, progress: Progress
+    repository: Repository, paths: Sequence[str], revision: str | None, progress: Progress
 ) -> Path:
     """Bring files of a repository into the hub's cache; returns the path of the first.
 
     Args:
-        found: the repository.
-        paths: the files, each of which it has.
+        repository: where the files are.
+        paths: the files, all of which it has.
         revision: what the user calls the repository's commit; None: the main branch.
         progress: shows the bytes of all files together.
 
@@ -40,25 +40,27 @@ def download(
     """
     from huggingface_hub import hf_hub_download
 
-    with hub.errors_of(found.name):
-        check_disk(found.name, missing_bytes(found, paths))
-        absent = {path: found.files[path] for path in paths if not _is_here(found, path)}
+    with hub.errors_of(repository.name):
+        check_disk(repository.name, missing_bytes(repository, paths))
+        absent = {path: repository.files[path] for path in paths if not _is_here(repository, path)}
         total = sum(file.bytes for file in absent.values())
         if absent:
-            label = f"fetching {found.name} ({megabytes(total)})"
+            label = f"fetching {repository.name} ({megabytes(total)})"
             with _without_bars(progress), progress.task(label, total) as update:
                 done = 0
                 for path, file in absent.items():
-                    _fetch_blob(found, path, _from(done, update))
+                    _fetch_blob(repository, path, _from(done, update))
                     done += file.bytes
-        here = [hf_hub_download(found.name, path, revision=revision) for path in paths]
-        return Path(here[0])
+        local_paths = [hf_hub_download(repository.name, path, revision=revision) for path in paths]
+        return Path(local_paths[0])
 
 
-def missing_bytes(found: Repository, paths: Sequence[str]) -> int:
+def missing_bytes(repository: Repository, paths: Sequence[str]) -> int:
     """Bytes of the files that are not in the hub's cache yet."""
-    absent = [found.files[path] for path in paths if not _is_here(found, path)]
-    return sum(file.bytes - min(file.bytes, _part_bytes(_blob(found, file))) for file in absent)
+    absent = [repository.files[path] for path in paths if not _is_here(repository, path)]
+    return sum(
+        file.bytes - min(file.bytes, _part_bytes(_blob(repository, file))) for file in absent
+    )
 
 
 def check_disk(name: str, needed: int) -> None:
@@ -78,7 +80,7 @@ def _from(begin: int, update: Update) -> Update:
     return lambda done: update(begin + done)
 
 
-def _fetch_blob(found: Repository, path: str, update: Update) -> None:
+def _fetch_blob(repository: Repository, path: str, update: Update) -> None:
     """Download one file to its blob, from where the last attempt ended.
 
     Raises ModelError, which says how much is here.
@@ -91,10 +93,10 @@ def _fetch_blob(found: Repository, path: str, update: Update) -> None:
         build_hf_headers,
     )
 
-    file = found.files[path]
+    file = repository.files[path]
     if file.sha256 is None or file.bytes > _LARGEST:
         return  # left to huggingface_hub
-    blob = _blob(found, file)
+    blob = _blob(repository, file)
     part = _part(blob)
     blob.parent.mkdir(parents=True, exist_ok=True)
     locks = hub.cache_folder() / ".locks" / blob.parent.parent.name
@@ -111,7 +113,7 @@ def _fetch_blob(found: Repository, path: str, update: Update) -> None:
             sink.seek(begin)
             try:
                 http_get(
-                    hf_hub_url(found.name, path, revision=found.commit),
+                    hf_hub_url(repository.name, path, revision=repository.commit),
                     cast("BinaryIO", _Counted(sink, update)),
                     resume_size=begin,
                     # A compressed answer has no ranges.
@@ -124,12 +126,12 @@ def _fetch_blob(found: Repository, path: str, update: Update) -> None:
             except Exception as error:
                 if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                     raise
-                raise _interrupted(found.name, sink.tell(), file.bytes) from error
+                raise _interrupted(repository.name, sink.tell(), file.bytes) from error
         if (digest := sha256_of(part)) != file.sha256:
             part.unlink()
             raise ModelError(
-                f"{found.name}/{path} is not the file that was published: SHA-256 is {digest}, "
-                f"expected {file.sha256}; nothing was kept, try again"
+                f"{repository.name}/{path} is not the file that was published: SHA-256 is "
+                f"{digest}, expected {file.sha256}; nothing was kept, try again"
             )
         part.rename(blob)
 
@@ -183,18 +185,18 @@ def _interrupted(name: str, done: int, total: int) -> ModelError:
     )
 
 
-def _is_here(found: Repository, path: str) -> bool:
+def _is_here(repository: Repository, path: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(found.name, path, revision=found.commit), str):
+    if isinstance(try_to_load_from_cache(repository.name, path, revision=repository.commit), str):
         return True
-    return _blob(found, found.files[path]).exists()
+    return _blob(repository, repository.files[path]).exists()
 
 
-def _blob(found: Repository, file: HubFile) -> Path:
+def _blob(repository: Repository, file: HubFile) -> Path:
     """Where the hub's cache has the content of a file; the folder of blobs for one in git."""
-    repository = "--".join(("models", *found.name.split("/")))
-    folder = hub.cache_folder() / repository / "blobs"
+    name = "--".join(("models", *repository.name.split("/")))
+    folder = hub.cache_folder() / name / "blobs"
     return folder / file.sha256 if file.sha256 else folder / "in-git"
 
 

@@ -63,7 +63,7 @@ def cached(name: HubName) -> Path | None:
 
 def cached_models() -> list[CachedGguf]:
     """All models in GGUF files of the hub's cache, each under the shortest name that means it."""
-    found = []
+    models = []
     for folder in sorted(hub.cache_folder().glob(f"{_FOLDER}*")):
         repository = folder.name.removeprefix(_FOLDER).replace("--", "/")
         seen = set[str]()
@@ -72,51 +72,53 @@ def cached_models() -> list[CachedGguf]:
             for path in models_of(paths):
                 if path not in seen and (model := _cached_model(repository, snapshot, path, paths)):
                     seen.add(path)
-                    found.append(model)
-    return found
+                    models.append(model)
+    return models
 
 
 def fetch(
-    name: HubName, found: Repository, progress: Progress, *, to_use: bool, mapped: bool = False
+    name: HubName, repository: Repository, progress: Progress, *, to_use: bool, mapped: bool = False
 ) -> Path:
     """Download the GGUF file that `name` means, with all its shards; returns the first.
 
     Args:
         name: the model.
-        found: its repository.
+        repository: its files on the hub.
         progress: shows the bytes.
         to_use: whether the model is to run here, and so has to fit the memory.
         mapped: see `check_fits`.
 
     Raises ModelNotFound and ModelError; see `choose` and `download`.
     """
-    if not has_models(found):
-        raise nothing_usable(found)
-    paths = shards_of(_chosen(name, found.files.keys()), found.files.keys(), name.repository)
-    size = sum(found.files[path].bytes for path in paths)
+    if not has_models(repository):
+        raise nothing_usable(repository)
+    paths = shards_of(
+        _chosen(name, repository.files.keys()), repository.files.keys(), name.repository
+    )
+    size = sum(repository.files[path].bytes for path in paths)
     if to_use:
         advice = f", or only fetch it with `paceline pull {name}`"
         check_fits(str(name), size, progress, advice, mapped=mapped)
-    return download(found, paths, name.revision, progress)
+    return download(repository, paths, name.revision, progress)
 
 
-def has_models(found: Repository) -> bool:
+def has_models(repository: Repository) -> bool:
     """Whether a repository has language models in GGUF files."""
-    return any(is_model(path) for path in found.files)
+    return any(is_model(path) for path in repository.files)
 
 
-def nothing_usable(found: Repository) -> ModelError:
+def nothing_usable(repository: Repository) -> ModelError:
     """Error for a repository without a form that runs here: what it has instead."""
-    name, sizes = found.name, dict[str, int]()
-    for path, file in found.files.items():
+    name, sizes = repository.name, dict[str, int]()
+    for path, file in repository.files.items():
         kind = Path(path).suffix or Path(path).name
         sizes[kind] = sizes.get(kind, 0) + file.bytes
     largest = sorted(sizes, key=lambda kind: -sizes[kind])[:4]
     content = ", ".join(f"{kind} ({megabytes(sizes[kind])})" for kind in largest) or "no files"
-    others = [path for path in found.files if path.endswith(SUFFIX)]
+    others = [path for path in repository.files if path.endswith(SUFFIX)]
     if others:
         advice = f"{others[0]} is no language model by itself"
-    elif "config.json" in found.files and any("safetensors" in kind for kind in sizes):
+    elif "config.json" in repository.files and any("safetensors" in kind for kind in sizes):
         advice = (
             "it is a Hugging Face checkpoint: convert it once with "
             f"`paceline convert {name} --to openvino --weights int8`"
@@ -144,8 +146,8 @@ def find_or_fetch(name: HubName, progress: Progress) -> Path:
     path = cached(name)
     if path is not None:
         return path
-    found = hub.repository(name.repository, name.revision)
-    return fetch(name, found, progress, to_use=False)
+    repository = hub.repository(name.repository, name.revision)
+    return fetch(name, repository, progress, to_use=False)
 
 
 def _chosen(name: HubName, paths: Collection[str]) -> str:

@@ -95,8 +95,8 @@ def _file_values(environment: Mapping[str, str]) -> dict[str, str]:
     except (Error, UnicodeDecodeError) as error:
         fault = str(error).replace("\n", " ")
         raise ModelError(f"pip's configuration cannot be read: {fault}") from error
-    found = [parser.items(section) for section in _SECTIONS if parser.has_section(section)]
-    return _by_option(item for items in found for item in items)
+    sections = [parser.items(section) for section in _SECTIONS if parser.has_section(section)]
+    return _by_option(item for items in sections for item in items)
 
 
 def _files(environment: Mapping[str, str]) -> list[Path]:
@@ -115,9 +115,9 @@ def _files(environment: Mapping[str, str]) -> list[Path]:
 def _machine_folders() -> list[Path]:
     from platformdirs import PlatformDirs
 
-    folders = PlatformDirs("pip", appauthor=False, multipath=True).site_config_dir
-    found = [Path(folder) for folder in folders.split(os.pathsep)]
-    return found if sys.platform in ("win32", "darwin") else [*found, Path("/etc")]
+    joined = PlatformDirs("pip", appauthor=False, multipath=True).site_config_dir
+    folders = [Path(folder) for folder in joined.split(os.pathsep)]
+    return folders if sys.platform in ("win32", "darwin") else [*folders, Path("/etc")]
 
 
 def _user_folders() -> list[Path]:
@@ -141,12 +141,12 @@ def _pip_values(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _uv_values(environment: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+    values = {}
     for option, names in _UV.items():
         value = next((environment[name] for name in names if environment.get(name)), "")
         # uv separates links by commas.
-        found[option] = value.replace(",", " ") if option == "find-links" else value
-    return _by_option(found.items())
+        values[option] = value.replace(",", " ") if option == "find-links" else value
+    return _by_option(values.items())
 
 
 def _by_option(items: Iterable[tuple[str, str]]) -> dict[str, str]:

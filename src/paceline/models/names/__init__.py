@@ -132,10 +132,10 @@ def known_models() -> Mapping[str, KnownModel]:
 def known(name: str) -> HubName | None:
     """What a short name stands for: `name`, or `name:TAG` for another file of its repository."""
     short, _, tag = name.partition(":")
-    found = known_models().get(short)
-    if found is None or ":" in tag:
+    model = known_models().get(short)
+    if model is None or ":" in tag:
         return None
-    return HubName(found.repository, tag=tag) if tag else found.hub_name
+    return HubName(model.repository, tag=tag) if tag else model.hub_name
 
 
 def as_path(name: str) -> Path:

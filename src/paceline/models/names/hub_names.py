@@ -124,15 +124,15 @@ def _of_address(name: str, address: str) -> HubName:
             "https://huggingface.co, or the path of a downloaded file"
         )
     parts = [unquote(part) for part in split.path.split("/") if part]
-    found = None
+    model = None
     if len(parts) >= 2 and parts[0] not in _OTHERS:
-        found = _of_parts("/".join(parts[:2]), parts[2:])
-    if found is None:
+        model = _of_parts("/".join(parts[:2]), parts[2:])
+    if model is None:
         raise ModelNotFound(
             f"{name} is not the address of a model on the hub; expected that of a repository or of "
             f"one of its {SUFFIX} files"
         )
-    return found
+    return model
 
 
 def _of_parts(repository: str, rest: Sequence[str]) -> HubName | None:
@@ -143,10 +143,10 @@ def _of_parts(repository: str, rest: Sequence[str]) -> HubName | None:
         revision, file = "/".join(rest[1:end]), "/".join(rest[end:])
         if (rest[0] == "tree") == bool(file):
             return None
-        found = _hub_name(repository, file)
-        if found is None or _REVISION.fullmatch(revision) is None:
+        model = _hub_name(repository, file)
+        if model is None or _REVISION.fullmatch(revision) is None:
             return None
-        return found._replace(revision=revision)
+        return model._replace(revision=revision)
     return _hub_name(repository, "/".join(rest))
 
 
@@ -194,10 +194,10 @@ class Shard(NamedTuple):
 
 def shard_of(path: str) -> Shard | None:
     """What the name of a shard says; None for a file that is whole."""
-    found = SHARD.fullmatch(path)
-    if found is None:
+    match = SHARD.fullmatch(path)
+    if match is None:
         return None
-    stem, number, total = found[1], int(found[2]), int(found[3])
+    stem, number, total = match[1], int(match[2]), int(match[3])
     return Shard(stem, number, total) if 1 <= number <= total else None
 
 
@@ -222,18 +222,18 @@ def quantization(path: str) -> str:
     """The quantization in a path, in upper case: of its last part that has one; else empty."""
     shard = shard_of(path)
     stem = path.removesuffix(SUFFIX) if shard is None else shard.stem
-    found: list[str] = _QUANTIZATION.findall(stem)
-    return found[-1].upper() if found else ""
+    labels: list[str] = _QUANTIZATION.findall(stem)
+    return labels[-1].upper() if labels else ""
 
 
 def models_of(paths: Iterable[str]) -> list[str]:
     """Paths of the models among the files: whole files, and first shards; sorted."""
-    found = []
+    models = []
     for path in paths:
         shard = shard_of(path)
         if is_model(path) and (shard is None or shard.number == 1):
-            found.append(path)
-    return sorted(found)
+            models.append(path)
+    return sorted(models)
 
 
 def choose(paths: Collection[str], tag: str, repository: str) -> str:
@@ -251,13 +251,13 @@ def choose(paths: Collection[str], tag: str, repository: str) -> str:
     models = models_of(paths)
     if not models:
         raise ModelNotFound(f"{repository} has no GGUF file of a language model")
-    found = _tagged(models, tag) if tag else _default(models)
-    if len(found) == 1:
-        return found[0]
-    if found:
+    matches = _tagged(models, tag) if tag else _default(models)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise ModelNotFound(
-            f"{repository} has several files for {tag or 'that name'}: {', '.join(found)}; give "
-            f"one of them, as in {repository}/{found[0]}"
+            f"{repository} has several files for {tag or 'that name'}: {', '.join(matches)}; give "
+            f"one of them, as in {repository}/{matches[0]}"
         )
     if tag:
         raise ModelNotFound(f"{repository} has no {tag}; it has {listed(models)}")
@@ -276,11 +276,11 @@ def shards_of(path: str, paths: Collection[str], repository: str) -> list[str]:
     if shard is None:
         return [path]
     # Names that differ in case, as in `.GGUF`, are the repository's own.
-    own: Mapping[str, str] = {each.lower(): each for each in paths}
-    wanted = [own.get(each.lower(), each) for each in shard.paths()]
-    if missing := [each for each in wanted if each not in paths]:
+    stored: Mapping[str, str] = {name.lower(): name for name in paths}
+    shards = [stored.get(name.lower(), name) for name in shard.paths()]
+    if missing := [name for name in shards if name not in paths]:
         raise ModelError(f"{repository} has {path}, but not {', '.join(missing)}")
-    return wanted
+    return shards
 
 
 def tag_of(path: str, paths: Iterable[str]) -> str:
@@ -296,12 +296,12 @@ def listed(models: Collection[str]) -> str:
 
 def _tagged(models: Collection[str], tag: str) -> list[str]:
     """The models that `tag` means, by the strictest reading that fits any."""
-    wanted = tag.upper()
-    whole = re.compile(rf"(?:^|[-._/]){re.escape(wanted)}(?=$|[-._/])")
+    label = tag.upper()
+    whole = re.compile(rf"(?:^|[-._/]){re.escape(label)}(?=$|[-._/])")
     readings = (
-        [path for path in models if wanted in _names(path.upper())],
-        [path for path in models if quantization(path) == wanted],
-        [path for path in models if quantization(path) == _DYNAMIC + wanted],
+        [path for path in models if label in _names(path.upper())],
+        [path for path in models if quantization(path) == label],
+        [path for path in models if quantization(path) == _DYNAMIC + label],
         [path for path in models if whole.search(path.upper())],
     )
     return next(filter(None, readings), [])
@@ -315,9 +315,9 @@ def _names(path: str) -> tuple[str, ...]:
 def _default(models: Collection[str]) -> list[str]:
     labels = {path: quantization(path) for path in models}
     four_bits = sorted(
-        {each for each in labels.values() if each.removeprefix(_DYNAMIC).startswith("Q4")}
+        {label for label in labels.values() if label.removeprefix(_DYNAMIC).startswith("Q4")}
     )
-    for wanted in (*_FIRST, *four_bits, "Q8_0"):
-        if found := [path for path, label in labels.items() if label == wanted]:
-            return found
+    for first in (*_FIRST, *four_bits, "Q8_0"):
+        if matches := [path for path, label in labels.items() if label == first]:
+            return matches
     return [*models] if len(models) == 1 else []

@@ -68,15 +68,15 @@ def find_app_model(name: str) -> Path:
     """
     program = name.partition("/")[0]
     models = ollama_models() if program == OLLAMA else lm_studio_models()
-    wanted = _tagged(name) if program == OLLAMA else name
+    full_name = _tagged(name) if program == OLLAMA else name
     for model in models:
-        if model.name.casefold() == wanted.casefold():
+        if model.name.casefold() == full_name.casefold():
             return model.path
     names = [model.name for model in models]
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    there = f"here are {shown}" if names else f"here is no model of {program}"
+    listing = f"here are {shown}" if names else f"here is no model of {program}"
     raise ModelNotFound(
-        f"there is no model {name}; {there}. For a repository of that name on the hub, write "
+        f"there is no model {name}; {listing}. For a repository of that name on the hub, write "
         f"hf.co/{name}"
     )
 
@@ -88,31 +88,31 @@ def app_models() -> list[AppModel]:
 
 def ollama_models() -> list[AppModel]:
     """Ollama's models in GGUF files; the first folder of those that have a name is used."""
-    found: dict[str, AppModel] = {}
+    models: dict[str, AppModel] = {}
     for folder in _ollama_folders():
         manifests = folder / "manifests"
         # host/namespace/name/tag
         for path in _sorted(manifests, "*/*/*/*"):
             name = _ollama_name(path.relative_to(manifests).parts)
-            if name not in found and (model := _ollama_model(name, path, folder / "blobs")):
-                found[name] = model
-    return [*found.values()]
+            if name not in models and (model := _ollama_model(name, path, folder / "blobs")):
+                models[name] = model
+    return [*models.values()]
 
 
 def lm_studio_models() -> list[AppModel]:
     """LM Studio's models in GGUF files; shards count as one."""
-    found: dict[str, AppModel] = {}
+    models: dict[str, AppModel] = {}
     for folder in map(_expanded, _LM_STUDIO_FOLDERS):
         for path in _sorted(folder, "*/*/**/*.gguf"):
             relative = path.relative_to(folder).as_posix()
             name, shard = f"{LM_STUDIO}/{relative}", shard_of(str(path))
-            if name in found or not is_model(relative) or (shard and shard.number != 1):
+            if name in models or not is_model(relative) or (shard and shard.number != 1):
                 continue
-            files = [path] if shard is None else [Path(each) for each in shard.paths()]
+            files = [path] if shard is None else [Path(file) for file in shard.paths()]
             if all(map(_is_file, files)):
-                size = sum(each.stat().st_size for each in files)
-                found[name] = AppModel(name, path, size, "LM Studio")
-    return [*found.values()]
+                size = sum(file.stat().st_size for file in files)
+                models[name] = AppModel(name, path, size, "LM Studio")
+    return [*models.values()]
 
 
 def _ollama_folders() -> list[Path]:

@@ -62,11 +62,13 @@ class ControlText:
             and (token.special or token.content in marks or token.content in (template or ""))
         }
         self._names = sorted(names)
-        own = {name for name, special in names.items() if not special}
+        answer_marks = {name for name, special in names.items() if not special}
         if form is not None and not form.channels:
-            own.update(thoughts)
+            answer_marks.update(thoughts)
         # Text of an answer has these marks, and templates read thoughts out of it.
-        self._own = re.compile("|".join(map(re.escape, sorted(own - {*_RESPONSES}))) or "(?!)")
+        self._answer_marks = re.compile(
+            "|".join(map(re.escape, sorted(answer_marks - {*_RESPONSES}))) or "(?!)"
+        )
         self._prefixes = {name[:end] for name in names for end in range(1, len(name))}
         self._longest = max(map(len, names), default=0)
         heads = {name[:2] for name in names}
@@ -116,7 +118,7 @@ class ControlText:
         }
 
     def _answer(self, text: str) -> str:
-        parts, marks = self._own.split(text), [*self._own.findall(text), ""]
+        parts, marks = self._answer_marks.split(text), [*self._answer_marks.findall(text), ""]
         pairs = zip(parts, marks, strict=True)
         return "".join(self._text(part) + mark for part, mark in pairs)
 

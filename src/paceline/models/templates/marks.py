@@ -87,18 +87,18 @@ class Thinking:
         """The model's form; None: it has no known form."""
         if not self._template:
             return None
-        found = next((form for form in FORMS if form.sign in self._template), None)
-        if found is None and len(self.tokens_of(_TAGS)) == len(_TAGS.opens + _TAGS.closes):
-            found = _TAGS  # the template does not mention the marks
-        if found and found.channels and len(self.tokens_of(found)) < len(found.opens):
+        form = next((form for form in FORMS if form.sign in self._template), None)
+        if form is None and len(self.tokens_of(_TAGS)) == len(_TAGS.opens + _TAGS.closes):
+            form = _TAGS  # the template does not mention the marks
+        if form and form.channels and len(self.tokens_of(form)) < len(form.opens):
             return None
-        return found
+        return form
 
     def tokens_of(self, form: Form) -> dict[int, str]:
         """Marks that are one token: id -> mark."""
         marks = (*form.opens, *form.closes)
-        found = {self._tokenizer().token_id(mark): mark for mark in marks}
-        return {token: mark for token, mark in found.items() if token is not None}
+        tokens = {self._tokenizer().token_id(mark): mark for mark in marks}
+        return {token: mark for token, mark in tokens.items() if token is not None}
 
     @property
     def wrap(self) -> tuple[str, str] | None:
@@ -125,8 +125,8 @@ class Thinking:
             InvalidRequest: the model does not think, or its template cannot turn thinking off.
             ModelError: the template is not valid.
         """
-        if wanted := self._known(_ON if on else _OFF):
-            return wanted
+        if variables := self._known(_ON if on else _OFF):
+            return variables
         harmony = self.form is not None and self.form.channels  # low, medium or high
         named = _EFFORT in self._variables and _NAMES_NONE.search(self._template)
         if not on and named and not harmony:
@@ -240,9 +240,9 @@ class Infill:
         return [*bos, marks[0], *before, marks[1], *after, marks[2]]
 
     def _id(self, name: str) -> int:
-        found = self._tokenizer.token_id(name)
-        assert found is not None
-        return found
+        token = self._tokenizer.token_id(name)
+        assert token is not None
+        return token
 
 
 def infill_of(tokenizer: Tokenizer) -> Infill | None:

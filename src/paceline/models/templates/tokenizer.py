@@ -35,8 +35,8 @@ class Tokenizer:
     @property
     def vocabulary(self) -> dict[str, int]:
         """Token -> id."""
-        found: dict[str, int] = self._parsing.get_vocab(with_added_tokens=True)
-        return found
+        ids: dict[str, int] = self._parsing.get_vocab(with_added_tokens=True)
+        return ids
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`.
@@ -133,10 +133,10 @@ class Tokenizer:
     def _bytes_of_tokens(self) -> dict[int, int]:
         """Tokens that are a byte, such as "<0x0A>"; empty if they are text in this vocabulary."""
         named = {self.token_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
-        found = {token: byte for token, byte in named.items() if token is not None}
+        bytes_of = {token: byte for token, byte in named.items() if token is not None}
         letter = self.token_id(f"<0x{ord('A'):02X}>")
         is_byte = letter is not None and self._parsing.decode([letter]) == "A"
-        return found if is_byte else {}
+        return bytes_of if is_byte else {}
 
     @cached_property
     def _before(self) -> list[int]:
@@ -234,8 +234,8 @@ class TokenBytes:
             return name.encode()
         if self._byte_level and all(letter in _BYTES for letter in name):
             return bytes(_BYTES[letter] for letter in name)
-        if found := _BYTE.fullmatch(name):
-            return bytes.fromhex(found[1])
+        if match := _BYTE.fullmatch(name):
+            return bytes.fromhex(match[1])
         return (name if self._byte_level else name.replace(_SPACE, " ")).encode()
 
     def name(self, token: int) -> str:
@@ -251,14 +251,14 @@ class TokenBytes:
 
         Raises InvalidRequest if a token id is negative or too large to be one.
         """
-        found, run = "", list[int]()
+        text, run = "", list[int]()
         for token in tokens:
             if token in self.special:
-                found += self._tokenizer.decode(run) + self.special[token]
+                text += self._tokenizer.decode(run) + self.special[token]
                 run = []
             else:
                 run.append(token)
-        return found + self._tokenizer.decode(run)
+        return text + self._tokenizer.decode(run)
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of a text's tokens, without tokenizing it.

@@ -88,10 +88,10 @@ def _answer(line: bytes) -> bytes:
         request = json.loads(line)
         _end_after(request["seconds"])
         try:
-            found = _rendered(request)
+            answer = _rendered(request)
         finally:
             _end_after(0)
-        return json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        return json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except MemoryError:
         return json.dumps({"error": "large", "message": "it took too much memory"}).encode()
 
@@ -135,13 +135,13 @@ def _compiled(source: str) -> Template:
 
 @lru_cache(maxsize=1)
 def _environment() -> _Environment:
-    found = _Environment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    found.filters["tojson"] = _to_json
-    found.globals["raise_exception"] = _refuse
-    found.globals["strftime_now"] = _now
-    return found
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
 
 
 def _to_json(
