@@ -91,7 +91,7 @@ def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
 
 
 def _absent() -> Iterator[Listed]:
-    """What could be fetched by a short name."""
+    """Models that can be fetched by a short name."""
     for model in REGISTRY.values():
         about = f"{model.about}; {model.size} to fetch"
         yield Listed(model.name, False, about, None, 0, fits=fits(model.member_bytes))
@@ -112,7 +112,7 @@ def _about(known: KnownModel) -> str:
 
 
 def _files() -> Iterator[_File]:
-    """GGUF files that are used where they are; the best name of a file is the last."""
+    """GGUF files that are used in place. Of a file with several names, the last is the best."""
     for model in app_models():
         yield _File(model.name, model.path, model.bytes, f"from {model.program}")
     sizes = {}

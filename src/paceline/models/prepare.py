@@ -270,7 +270,6 @@ def convert(
 
 
 def _convert(folder: Path, origin: str, weights: str, final: Path, progress: Progress) -> None:
-    """Convert the checkpoint in `folder` to the folder `final`."""
     conversion = _plan(folder, weights)
     about = {
         "kind": "checkpoint",

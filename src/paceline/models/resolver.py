@@ -126,7 +126,7 @@ def resolve_drafter(name: str, progress: Progress = QUIET) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """How a model is asked for."""
+    """Options of `resolve` and `pull`, for every step of the search."""
 
     cache: Path | None
     progress: Progress
@@ -200,9 +200,9 @@ def _no_form(name: str, form: str, *forms: str) -> ModelNotFound:
 
 
 def _target(base: str, revision: str | None) -> HubName | None:
-    """The model on the hub that a name without a form means; None if it means another.
+    """The model on the hub that a name without a form means; None if it means a local model.
 
-    Raises InvalidRequest for a revision of another.
+    Raises InvalidRequest for a revision of a local model.
     """
     target = None
     if is_short(base) or not (as_path(base).exists() or is_app_name(base)):
@@ -227,7 +227,7 @@ def _local(base: str, name: str, request: _Request) -> ModelFiles:
 
 
 def _that_fits(path: Path, base: str, request: _Request) -> Path:
-    """`path` of a GGUF model that is here; see `check_fits`."""
+    """`path` of a local GGUF model, after `check_fits`."""
     if not request.refresh:
         shards = [shard for shard in shards_beside(path) if shard.is_file()] or [path]
         size = sum(shard.stat().st_size for shard in shards)
@@ -236,7 +236,6 @@ def _that_fits(path: Path, base: str, request: _Request) -> Path:
 
 
 def _maps(request: _Request) -> bool:
-    """Whether the engine maps a GGUF file."""
     return request.engine == "llamacpp"
 
 
@@ -262,7 +261,7 @@ def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
 
 
 def _listing(target: HubName, name: str) -> Repository:
-    """What the hub has of a model. Raises ModelError, which says what of it is here."""
+    """The repository on the hub. Raises ModelError, which lists its models on this machine."""
     try:
         return hub.repository(target.repository, target.revision)
     except ModelNotFound as error:
@@ -286,8 +285,8 @@ def _file_set(repository: Repository, form: str) -> FileSet | None:
         return None
     weights = any(fnmatch(path, hub.SAFETENSORS) for path in repository.files)
     has_gguf = any(path.endswith(SUFFIX) for path in repository.files)
-    converts = form or checkpoints.mlx_available() or not has_gguf
-    return hub.CHECKPOINT if weights and converts else None
+    prefers_checkpoint = form or checkpoints.mlx_available() or not has_gguf
+    return hub.CHECKPOINT if weights and prefers_checkpoint else None
 
 
 def _cached_folder(target: HubName) -> Path | None:

@@ -86,10 +86,10 @@ def plan(folder: Path, weights: str) -> Plan:
     fields = metadata(config, family, sizes)
     shards = Shards(folder, plain_name)
     tensors = outputs(config, family, sizes, shards)
-    if any(".nextn." in output.name for output in tensors):  # readers count its layer, too
+    if any(".nextn." in output.name for output in tensors):  # block_count has its layer, too
         fields[f"{family.arch}.block_count"] = len(sizes.layers) + 1
         fields[f"{family.arch}.nextn_predict_layers"] = 1
-    # Experts in MXFP4 are most of a model: what is left beside them is not worth four bits.
+    # Most weights are experts in MXFP4 then: 4 bits for the few others would save little.
     has_mxfp4 = any(output.form is Form.MXFP4 for output in tensors)
     form = "int8" if weights == "int4" and has_mxfp4 else weights
     kinds = [(output, _kind(output, form)) for output in tensors]
@@ -97,7 +97,7 @@ def plan(folder: Path, weights: str) -> Plan:
         "general.type": "model",
         "general.file_type": _file_type(form),
         "general.quantization_version": 2,
-        # Text is the business of tokenizer.json, which stays beside the file.
+        # The tokenizer is in tokenizer.json, beside the file.
         "tokenizer.ggml.model": "none",
     }
     return Plan(family.arch, {**general, **fields}, kinds, rope_factors(config, sizes), shards)
@@ -171,7 +171,7 @@ def _in_order(
 def _quantized(values: npt.NDArray[Any], kind: "GGMLQuantizationType") -> npt.NDArray[Any]:
     from gguf.quants import quantize
 
-    if values.dtype == np.uint8:  # it is of this kind already
+    if values.dtype == np.uint8:  # blocks of MXFP4 stay as they are
         return values
     blocks: npt.NDArray[Any] = quantize(values, kind)
     return blocks

@@ -94,7 +94,7 @@ def _gemma3_metadata(config: Config) -> dict[str, Value]:
 
 
 def _query_scale(config: Config) -> dict[str, Value]:
-    """The scale of q times k, where it is not that of the head's size."""
+    """Scale of attention's scores, if it is not head_dim ** -0.5."""
     head = config.integer("head_dim")
     scalar = config.number("query_pre_attn_scalar", default=head)
     return {} if scalar == head else {"attention.scale": scalar**-0.5}
@@ -110,7 +110,7 @@ def _minicpm_metadata(config: Config) -> dict[str, Value]:
 
 
 def _smollm3_metadata(config: Config) -> dict[str, Value]:
-    """Nothing, but every fourth layer must be the one without positions: readers assume it."""
+    """No keys. Raises ModelError unless every fourth layer has no positions, as readers assume."""
     layers = config.integer("num_hidden_layers")
     rotated = [int((layer + 1) % 4 != 0) for layer in range(layers)]
     if config.get("no_rope_layers", rotated) != rotated:

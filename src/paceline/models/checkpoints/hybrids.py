@@ -108,7 +108,7 @@ class _Sizes(NamedTuple):
 
 
 def qwen35_layers(config: Config, plain: list[Layer]) -> list[Layer]:
-    """Sizes of each layer; every fourth has full attention, or as often as is said."""
+    """Sizes of each layer; every fourth has full attention, unless the configuration differs."""
     interval = _interval(config)
     implied = [_LINEAR if (layer + 1) % interval else _FULL for layer in range(len(plain))]
     if config.get("layer_types", implied) != implied:
@@ -169,7 +169,7 @@ def qwen35_recurrent(config: Config, prefix: str, name: Callable[[str], str]) ->
     for part, order, form in (
         ("in_proj_qkv", mixed, Form.MATRIX),
         ("in_proj_z", values, Form.MATRIX),
-        # Small, and what a state keeps depends on them.
+        # Small, and the recurrent state is sensitive to their rounding.
         ("in_proj_a", heads, Form.TABLE),
         ("in_proj_b", heads, Form.TABLE),
     ):
@@ -197,7 +197,7 @@ def _side_by_side(sizes: _Sizes, width: int) -> Order:
 
 
 def _interval(config: Config) -> int:
-    """Every how many layers one has full attention: as said, or as the first of them."""
+    """Distance between layers with full attention, from the configuration or the first of them."""
     kinds = config.get("layer_types")
     first = kinds.index(_FULL) + 1 if isinstance(kinds, list) and _FULL in kinds else _INTERVAL
     return config.integer("full_attention_interval", default=first)

@@ -150,7 +150,7 @@ class _Layout:
         return next(i for i, layer in enumerate(self._sizes.layers) if layer.has_attention)
 
     def _is_tied(self) -> bool:
-        """Whether the head is the embeddings. Where config.json is silent, a head speaks."""
+        """Whether the head is the embeddings: the default for a checkpoint without a head."""
         default = "lm_head.weight" not in self._stored
         return self._config.flag("tie_word_embeddings", default=default)
 

@@ -50,7 +50,7 @@ def metadata(config: Config, family: Family, sizes: Sizes) -> dict[str, Value]:
 
 
 def _windows(family: Family, sizes: Sizes) -> dict[str, Value]:
-    """The window's size; and its layers, where readers would assume others."""
+    """Size of the sliding window, and its layers if readers would assume other ones."""
     if family.window is None:
         return {}
     flags = [layer.has_window for layer in sizes.layers]
@@ -59,7 +59,7 @@ def _windows(family: Family, sizes: Sizes) -> dict[str, Value]:
             "attention.sliding_window": sizes.window,
             **({"attention.sliding_window_pattern": flags} if sizes.window else {}),
         }
-    # Readers put a window there in any case: one of the whole context is none.
+    # Readers always assume a window in these families: the whole context stands for none.
     as_implied = flags == [family.window_implied(i) for i in range(len(flags))]
     return {
         "attention.sliding_window": sizes.window or sizes.context,
@@ -82,7 +82,9 @@ def rope_metadata(config: Config, sizes: Sizes) -> dict[str, Value]:
         raise config.wrong("rope_type of sliding_attention", sliding.kind, "default")
     scaling: dict[str, Value]
     match rope.kind:
-        case "default" | "llama3" | "proportional":  # the latter two are factors: see below
+        case (
+            "default" | "llama3" | "proportional"
+        ):  # the latter two are tensors: see `rope_factors`
             return about
         case "linear":
             scaling = {"type": "linear", "factor": rope.number("factor")}

@@ -81,7 +81,7 @@ class Config:
         return value
 
     def layer_types(self, layers: int) -> list[bool] | None:
-        """Of each layer: whether its attention has a sliding window. None where nothing is said."""
+        """Whether each layer's attention has a sliding window; None without `layer_types`."""
         types = self.get("layer_types")
         if types is None:
             return None
@@ -137,7 +137,7 @@ def read_ropes(
     Args:
         config: its rope_parameters (transformers 5), or rope_theta, rope_scaling and
             rope_local_base_freq (before).
-        theta: the family's base where nothing is said.
+        theta: the family's base, if the configuration has none.
         theta_sliding: that of the layers with a window; 0: the same as the others.
     """
     # Next to rope_scaling, transformers 4 kept these at the top of config.json.
@@ -334,7 +334,7 @@ def read_sizes(config: Config, family: Family) -> Sizes:
 
 
 def _windows(config: Config, family: Family, layers: int, context: int) -> list[bool]:
-    """Of each layer: whether it has a window. One as large as the context is none."""
+    """Whether each layer has a window. One as large as the context counts as none."""
     size = config.get("sliding_window")
     if size is None or config.integer("sliding_window") >= context:
         return [False] * layers

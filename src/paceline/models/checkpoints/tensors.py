@@ -169,9 +169,9 @@ def whole(
 def rearranged(
     name: str, source: str, shapes: tuple[Shape, Shape], change: Callable[[Floats], Floats]
 ) -> Output:
-    """A tensor as `change` makes it of its values, of as many rows as it is given.
+    """A tensor whose values `change` rearranges; it keeps the number of rows.
 
-    `shapes` are those in the checkpoint and in the file. A matrix [out, in] there is one here.
+    `shapes` are those in the checkpoint and in the file. A matrix [out, in] stays a matrix.
     """
     stored, shape = shapes
     form = Form.MATRIX if len(stored) > 1 and stored == shape else Form.PLAIN

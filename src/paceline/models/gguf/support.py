@@ -86,7 +86,7 @@ def check_supported(path: Path, source: GgufFile) -> None:
             f"{path} has the architecture {short(repr(family))}; expected one of "
             f"{', '.join(FAMILIES)}. {instead_of(family)}"
         )
-    for name in _POSITIVE:  # of which OpenVINO divides
+    for name in _POSITIVE:  # OpenVINO divides by these
         value = source.fields.get(f"{family}.{name}", 1)
         if isinstance(value, int | float) and not value > 0:
             raise ModelError(

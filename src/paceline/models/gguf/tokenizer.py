@@ -80,7 +80,7 @@ def _refuse_options(fields: Mapping[str, Any], kind: object) -> None:
     """Raise Unread for an option that would change the ids and is not implemented."""
     options = ["remove_extra_whitespaces"]
     if f"{fields.get('general.architecture')}.pooling_type" not in fields:
-        options.append("add_eos_token")  # of embedding models, `pooling_facts` reads it
+        options.append("add_eos_token")  # `pooling_facts` reads it for embedding models
     if kind != "llama":
         options.append("add_space_prefix")  # llama.cpp ignores it; the models' own files do not
     for option in options:

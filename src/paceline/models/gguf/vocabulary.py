@@ -195,13 +195,13 @@ def end_ids(special: Mapping[str, int]) -> set[int]:
 def _adds_bos(fields: Mapping[str, Any]) -> bool:
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if kind == "gemma4" or pre == "gemma4":
-        return True  # llama.cpp, too: early files say false
+        return True  # as in llama.cpp, because early files have false
     known = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
     default = kind == "llama" or (known is not None and known.add_bos)
     return bool(fields.get("tokenizer.ggml.add_bos_token", default))
 
 
 def _list(fields: Mapping[str, Any], name: str) -> Any:
-    """An array of the metadata as a list; an empty one if it is missing, anything if it is none."""
+    """An array of the metadata as a list, empty if it is missing; another value as it is."""
     value = fields.get(f"tokenizer.ggml.{name}", [])
     return value.values.tolist() if isinstance(value, NumberArray) else value

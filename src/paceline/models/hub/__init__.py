@@ -231,7 +231,7 @@ def errors_of(name: str, missing: str = "{} has not all of its files on the hub"
         raise ModelNotFound(f"{name} is not a hub name: {one_line(error)}") from error
     except RemoteEntryNotFoundError as error:
         raise ModelError(missing.format(name)) from error
-    except Exception as error:  # also errors of the HTTP library, which may be any
+    except Exception as error:  # including any error of the HTTP library
         if isinstance(error, OSError) and _is_of_the_disk(error):
             raise ModelError(f"cannot store {name}: {one_line(error)}") from error
         raise unreachable(name) from error

@@ -102,7 +102,7 @@ def _fetch_blob(repository: Repository, path: str, update: Update) -> None:
     locks = hub.cache_folder() / ".locks" / blob.parent.parent.name
     locks.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(locks / f"{file.sha256}.lock"):
-        if blob.exists():  # another process was first
+        if blob.exists():  # another process fetched it meanwhile
             return
         begin = _part_bytes(blob)
         if begin > file.bytes:

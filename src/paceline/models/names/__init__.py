@@ -143,7 +143,7 @@ def as_path(name: str) -> Path:
     try:
         path = Path(name).expanduser()
         path.exists()
-    except (OSError, RuntimeError) as error:  # too long, in a closed folder, ~unknown
+    except (OSError, RuntimeError) as error:  # too long, in a closed folder, or of an unknown ~user
         reason = getattr(error, "strerror", None) or error
         raise ModelNotFound(f"there is no model {name[:80]!r}: {reason}") from error
     return path

@@ -31,7 +31,7 @@ _OTHERS = ("datasets", "spaces", "kernels", "buckets", "collections", "papers")
 """First parts of an address that is not a model's."""
 _FILE_ROUTES = ("resolve", "blob", "raw")
 _LATEST = "latest"
-"""The tag that means none, as in other programs."""
+"""The tag that selects no file, as in other programs."""
 SUFFIX = ".gguf"
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 """Name of a shard: stem, number and count."""

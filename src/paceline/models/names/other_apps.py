@@ -135,7 +135,7 @@ def _ollama_model(name: str, manifest: Path, blobs: Path) -> AppModel | None:
 
 
 def _ollama_name(parts: tuple[str, ...]) -> str:
-    """The name that ollama shows, after `ollama/`: host and namespace only if they are not its."""
+    """The name that ollama shows, after `ollama/`; the usual host and namespace are left out."""
     host, namespace, name, tag = parts
     if host != _REGISTRY:
         name = f"{host}/{namespace}/{name}"

@@ -125,7 +125,7 @@ class ControlText:
     def _text(self, text: str) -> str:
         if self._heads.search(text):
             for name in self._names:
-                while name in text:  # again where it overlaps itself
+                while name in text:  # repeated, as a name may overlap itself
                     text = text.replace(name, name[:1] + GUARD + name[1:])
         # A template may write another text after this one, which completes a name.
         end = len(text.rstrip())

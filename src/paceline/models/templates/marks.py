@@ -211,7 +211,6 @@ class Infill:
     """How a model is asked to fill in the middle."""
 
     def __init__(self, form: _InfillForm, tokenizer: Tokenizer) -> None:
-        """See `infill_of`."""
         self._tokenizer = tokenizer
         self._form = form
         self.stops = tuple(

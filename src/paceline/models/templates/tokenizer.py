@@ -277,7 +277,7 @@ class TokenBytes:
 
     @cached_property
     def _byte_level(self) -> bool:
-        # A large vocabulary of SentencePiece has this letter, too, as itself.
+        # A large vocabulary of SentencePiece may have this letter as text.
         letter = next(letter for letter, byte in _BYTES.items() if byte == ord(" "))
         token = self._tokenizer.token_id(letter)
         return token is not None and self._tokenizer.decode([token]) == " "

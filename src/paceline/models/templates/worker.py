@@ -97,8 +97,8 @@ def _answer(line: bytes) -> bytes:
 
 
 def _end_after(seconds: float) -> None:
-    """Have a signal end this process, even inside C code; 0: not any more."""
-    if sys.platform != "win32":  # where the parent ends it
+    """Set a timer whose signal ends this process, even inside C code; 0 stops the timer."""
+    if sys.platform != "win32":  # on Windows the parent ends it
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
