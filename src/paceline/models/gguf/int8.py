@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from paceline.errors import ModelError
 from paceline.models.cache import disk_full
-from paceline.models.gguf import read, write_derived
+from paceline.models.gguf import dequantized, read, write_derived
 from paceline.models.manifest import GRAPH, WEIGHTS, Facts
 from paceline.storage.gguf_file import GgufFile, Tensor, short, write_gguf
 from paceline.storage.int8 import as_int8
@@ -69,7 +69,7 @@ def peak_disk_bytes(gguf_bytes: int) -> int:
 
 def _write_exact(path: Path, source: GgufFile, target: Path, progress: Progress) -> None:
     """Write the same model with f16 matrices, which the graph's reader does not round."""
-    from gguf import GGMLQuantizationType, dequantize
+    from gguf import GGMLQuantizationType
 
     # Norms and biases stay f32: they are small, and f32 in every file.
     halves = (int(GGMLQuantizationType.F16), np.dtype(np.float16))
@@ -79,15 +79,7 @@ def _write_exact(path: Path, source: GgufFile, target: Path, progress: Progress)
     }
 
     def values(tensor: Tensor) -> npt.NDArray[Any]:
-        kind = GGMLQuantizationType(tensor.kind)
-        try:
-            exact = dequantize(tensor.data, kind)
-        except NotImplementedError as error:
-            raise ModelError(
-                f"{path} has weights of type {kind.name}, which cannot be read; "
-                "get the model in another quantization, such as Q8_0 or Q4_K_M"
-            ) from error
-        stored: npt.NDArray[Any] = exact.astype(dtypes[tensor.name][1])
+        stored: npt.NDArray[Any] = dequantized(path, tensor).astype(dtypes[tensor.name][1])
         return stored
 
     forms = {

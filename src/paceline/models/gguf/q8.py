@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from paceline.errors import ModelError
-from paceline.models.gguf import read, write_derived
+from paceline.models.gguf import dequantized, read, write_derived
 from paceline.models.manifest import GGUF_WEIGHTS, Facts
 from paceline.storage.gguf_file import Tensor, write_gguf
 from paceline.storage.progress import Progress
@@ -28,7 +27,7 @@ def write_q8(path: Path, work: Path, progress: Progress) -> Facts:
         ModelError: the file is damaged, or has weights that gguf-py cannot read.
         OSError: a file cannot be written.
     """
-    from gguf import GGMLQuantizationType, dequantize, quantize
+    from gguf import GGMLQuantizationType, quantize
 
     source = read(path, progress)
     facts = write_derived(path, source.fields, work)
@@ -42,14 +41,7 @@ def write_q8(path: Path, work: Path, progress: Progress) -> Facts:
     def values(tensor: Tensor) -> npt.NDArray[Any]:
         if not _is_matrix(tensor):
             return tensor.data
-        kind = GGMLQuantizationType(tensor.kind)
-        try:
-            weights = dequantize(tensor.data, kind)
-        except NotImplementedError as error:
-            raise ModelError(
-                f"{path} has weights of type {kind.name}, which cannot be read; "
-                "get the model in another quantization, such as Q8_0 or Q4_K_M"
-            ) from error
+        weights = dequantized(path, tensor)
         groups: npt.NDArray[Any] = quantize(weights, GGMLQuantizationType.Q8_0)
         return groups
 
