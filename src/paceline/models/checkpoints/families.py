@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from paceline.errors import ModelError
-from paceline.models.checkpoints import gemma4, hybrids
+from paceline.models.checkpoints import mixed_layers
 from paceline.models.checkpoints.model import (
     FOUR_NORMS,
     MOST_EXPERTS,
@@ -204,10 +204,10 @@ _GEMMA4 = Family(
     rope_theta=1_000_000.0,
     rope_theta_sliding=10_000.0,
     window=_gemma_window,
-    layers=gemma4.layers,
-    extra=gemma4.extra,
-    metadata=gemma4.metadata,
-    defaults=gemma4.DEFAULTS,
+    layers=mixed_layers.gemma4_layers,
+    extra=mixed_layers.gemma4_extra,
+    metadata=mixed_layers.gemma4_metadata,
+    defaults=mixed_layers.GEMMA4_DEFAULTS,
     only={"enable_moe_block": (False, None), "use_bidirectional_attention": (None, "vision")},
 )
 
@@ -219,17 +219,17 @@ _LFM2 = Family(
     qk_norms=("q_layernorm", "k_layernorm"),
     output="out_proj",
     feed_forward=("feed_forward.", "w1", "w3", "w2"),
-    layers=hybrids.lfm2_layers,
-    recurrent=hybrids.lfm2_recurrent,
-    metadata=hybrids.lfm2_metadata,
+    layers=mixed_layers.lfm2_layers,
+    recurrent=mixed_layers.lfm2_recurrent,
+    metadata=mixed_layers.lfm2_metadata,
     defaults={"norm_eps": 1e-5, "tie_word_embeddings": True},
     only={"conv_bias": (False, None)},
 )
 _LFM2_MOE = replace(
     _LFM2,
     arch="lfm2moe",
-    experts=hybrids.lfm2_experts,
-    metadata=hybrids.lfm2_moe_metadata,
+    experts=mixed_layers.lfm2_experts,
+    metadata=mixed_layers.lfm2_moe_metadata,
     only={**_LFM2.only, "norm_topk_prob": (True, None), "routed_scaling_factor": (1.0, None)},
 )
 _QWEN35 = Family(
@@ -239,9 +239,9 @@ _QWEN35 = Family(
     qk_norms=QK_NORMS,
     gated=True,
     has_mtp=True,
-    layers=hybrids.qwen35_layers,
-    recurrent=hybrids.qwen35_recurrent,
-    metadata=hybrids.qwen35_metadata,
+    layers=mixed_layers.qwen35_layers,
+    recurrent=mixed_layers.qwen35_recurrent,
+    metadata=mixed_layers.qwen35_metadata,
     defaults={"head_dim": 256, "rms_norm_eps": 1e-6},
     only={"attn_output_gate": (True, None), "attention_bias": (False, None)},
 )
@@ -249,8 +249,8 @@ _QWEN35_MOE = replace(
     _QWEN35,
     arch="qwen35moe",
     has_mtp=False,
-    experts=hybrids.qwen35_experts,
-    metadata=hybrids.qwen35_moe_metadata,
+    experts=mixed_layers.qwen35_experts,
+    metadata=mixed_layers.qwen35_moe_metadata,
 )
 
 FAMILIES: Mapping[str, Family] = {

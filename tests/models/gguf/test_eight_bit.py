@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from openvino import opset13
 
-from paceline.models.gguf.int8 import store_as_int8
+from paceline.models.gguf.eight_bit import store_as_int8
 
 ROWS, COLUMNS = 6, 32
 
