@@ -27,8 +27,7 @@ from paceline.engines.coreml.flops import (
     total,
 )
 from paceline.engines.coreml.parts import EXPERTS
-from paceline.models import QUIET
-from paceline.models.manifest import Facts
+from paceline.models import QUIET, Facts
 from paceline.storage.files import read_json, write_json
 from paceline.tools.bench.plan.flops import as_dict, tables
 from paceline.tools.bench.plan.table import ZAYA

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 import paceline
+import paceline.models
 
 SOURCE = Path(paceline.__file__).parent
 
@@ -32,6 +33,24 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 
+# The parts of `models`, lowest first, that a part may import from besides itself. Other rooms
+# import what `paceline.models` exports, and nothing from its parts.
+PARTS = {
+    "manifest": set[str](),
+    "cache": set[str](),
+    "names": {"manifest"},
+    "templates": set[str](),
+    "gguf": {"cache", "manifest", "names"},
+    "hub": {"gguf", "manifest", "names"},
+    "checkpoints": {"gguf", "hub", "manifest", "templates"},
+    "files": {"checkpoints", "manifest", "templates"},
+    "source": {"checkpoints", "gguf", "hub", "manifest", "names"},
+    "prepare": {"cache", "checkpoints", "files", "gguf", "hub", "manifest", "names"},
+    "installed": {"gguf", "hub", "manifest", "names", "prepare"},
+    "resolver": {"checkpoints", "files", "gguf", "hub", "manifest", "names", "prepare"},
+}
+PARTS["__init__"] = {*PARTS}
+
 # Slow to import, so only inside a function, and only by cli or by themselves.
 HEAVY = {"server", "tools.bench", "tools.coreml", "tools.train"}
 
@@ -45,7 +64,7 @@ LIGHT = {"numpy"}
 OWN = {"cli": {"typer"}}
 
 # Run by path in a process of its own: what it imports is for that process, and none of it is ours.
-SCRIPTS = {"paceline.constraints.matcher_worker", "paceline.models.template_worker"}
+SCRIPTS = {"paceline.constraints.matcher_worker", "paceline.models.templates.worker"}
 
 
 class Import(NamedTuple):
@@ -88,9 +107,21 @@ def room(name: str) -> str:
     return "runtime" if first in paceline.__all__ else first
 
 
+def part(name: str) -> str:
+    """`paceline.models.hub.wheel` is in the part `hub` of `models`."""
+    return ".".join(name.split(".")[2:3])
+
+
 def heavy(name: str) -> str:
     """The heavy room that a name is in, or nothing."""
     return next((each for each in HEAVY if f"{name}.".startswith(f"paceline.{each}.")), "")
+
+
+def parts(module: str) -> Container[str]:
+    """What a module may import of `models`."""
+    if room(module) != "models":
+        return {"", *paceline.models.__all__}
+    return PARTS[part(module)] | {part(module)} if part(module) in PARTS else PARTS
 
 
 def faults(module: str, source: str) -> list[str]:
@@ -105,6 +136,8 @@ def faults(module: str, source: str) -> list[str]:
             there = room(one.name)
             if there != here and there not in ALLOWED[here]:
                 found.append(f"{module}:{one.line}: {here} imports {one.name}")
+            elif there == "models" and part(one.name) not in parts(module):
+                found.append(f"{module}:{one.line}: {one.name} past the door of models")
             elif heavy(one.name) not in ("", heavy(module)) and one.executed:
                 found.append(f"{module}:{one.line}: {one.name} outside a function")
         elif top not in sys.stdlib_module_names and top not in LIGHT | OWN.get(here, set()):
@@ -179,8 +212,14 @@ def test_no_module_imports_itself_by_way_of_others():
         ("paceline.models.x", "if True:\n    from tokenizers import Tokenizer"),
         ("paceline.cli.app", "class C:\n    from rich.console import Console"),
         ("paceline.models.x", "from typer import Option"),
-        ("paceline.models.x", "def f():\n    from paceline.models import template_worker"),
-        ("paceline.models.template_worker", "from paceline import errors"),
+        ("paceline.models.x", "def f():\n    from paceline.models.templates import worker"),
+        ("paceline.models.templates.worker", "from paceline import errors"),
+        ("paceline.runtime.x", "from paceline.models.files import ModelFiles"),
+        ("paceline.cli.x", "def f():\n    from paceline.models import hub"),
+        ("paceline.server.x", "import paceline.models.resolver"),
+        ("paceline.models.hub.x", "from paceline.models.files import ModelFiles"),
+        ("paceline.models.gguf.x", "from paceline.models import Progress"),
+        ("paceline.models.names.x", "from paceline.models.hub import Repository"),
     ],
 )
 def test_a_wrong_arrow_is_found(module: str, source: str):
@@ -204,7 +243,9 @@ def test_a_wrong_arrow_is_found(module: str, source: str):
         ("paceline.cli.x", "from typer.core import TyperGroup"),
         ("paceline.tools.coreml.x", "from paceline.tools.coreml import manifest"),
         ("paceline.tools.train.x", "import torch"),
-        ("paceline.models.template_worker", "from jinja2 import Template"),
+        ("paceline.models.templates.worker", "from jinja2 import Template"),
+        ("paceline.models.hub.wheel", "from paceline.models.names import WheelModel"),
+        ("paceline.server.x", "from paceline.models import ModelFiles\nimport paceline.models"),
     ],
 )
 def test_a_right_arrow_is_let_through(module: str, source: str):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.engines.llamacpp.libraries import VARIABLE
-from paceline.models.registry import DEFAULT_MODEL, REGISTRY
+from paceline.models.names import DEFAULT_MODEL, REGISTRY
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options

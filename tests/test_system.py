@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.models import template, worker_process
-from paceline.models.worker_process import TimeLimit, WorkerProcess
+from paceline.models import templates
+from paceline.storage import processes
+from paceline.storage.processes import TimeLimit, WorkerProcess
 
 SOURCE = Path(paceline.__file__).parent
-APART = {"storage/system.py", "models/template_worker.py", "constraints/matcher_worker.py"}
+APART = {"storage/system.py", "models/templates/worker.py", "constraints/matcher_worker.py"}
 POSIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 
 WITHOUT_POSIX = f"""
@@ -82,10 +83,10 @@ def test_every_module_can_be_imported_where_posix_is_not():
 
 
 def test_a_process_without_an_alarm_is_ended_by_its_parent(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(worker_process, "HAS_ALARM", False)
+    monkeypatch.setattr(processes, "HAS_ALARM", False)
     endless = b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     request = b'{"source": "%s", "seconds": 3600, "characters": 9, "names": {}}'
-    process = WorkerProcess(Path(template.__file__).with_name("template_worker.py"), "renders")
+    process = WorkerProcess(Path(templates.__file__).with_name("worker.py"), "renders")
     try:
         with pytest.raises(TimeLimit):
             process.ask(request % endless, 0.5)

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from paceline.cli.app import main
 from paceline.models import DEFAULT_MODEL
-from paceline.models.cache import models_dir
+from paceline.models.prepare import models_dir
 from support.process import COMMAND, started, stopped_line, wait_for
 from support.waiting import PATIENCE
 

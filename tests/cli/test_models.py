@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from paceline.models import DEFAULT_MODEL
-from paceline.models.cache import models_dir
-from paceline.models.known import known_models
 from paceline.models.manifest import GRAPH, WEIGHTS
+from paceline.models.names import known_models
+from paceline.models.prepare import models_dir
 from support.dflash import tiny_config, write_checkpoint
 from support.process import Run
 

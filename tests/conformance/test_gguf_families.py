@@ -16,8 +16,8 @@ from paceline.engines.base import Engine
 from paceline.engines.invariance import CONDITIONS, measure_invariance
 from paceline.errors import ModelError
 from paceline.models import resolve
-from paceline.models.gguf import FAMILIES
-from paceline.models.to_gguf import plan, write
+from paceline.models.checkpoints.convert import plan, write
+from paceline.models.gguf.support import FAMILIES
 from paceline.storage.gguf import read_gguf_graph
 from support.engine_rows import random_text, run
 from support.tiny_checkpoints import FORMS, write_checkpoint, write_gguf_of, write_safetensors

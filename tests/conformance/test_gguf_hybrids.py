@@ -19,9 +19,8 @@ from paceline.engines.openvino.batch import CompiledGraph
 from paceline.engines.openvino.engine import OpenVinoEngine
 from paceline.errors import ModelError
 from paceline.models import resolve
-from paceline.models.to_gguf import plan, write
-from paceline.models.to_gguf.outputs import Output
-from paceline.models.to_gguf.shards import Shards
+from paceline.models.checkpoints.convert import plan, write
+from paceline.models.checkpoints.tensors import Output, Shards
 from paceline.storage.gguf_file import read_gguf, write_gguf
 from support.engine_rows import random_text, run
 from support.hybrids import HYBRIDS

@@ -21,7 +21,7 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.engines.llamacpp.libraries import VARIABLE
 from paceline.errors import ModelError
-from paceline.models.known import known_models
+from paceline.models.names import known_models
 from support.divergence import divergence
 from support.drafters import Oracle
 from support.driver import answer, generation, run, total

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.constraints.compile_queue import Caller, CompileQueue
 from paceline.errors import Busy, ModelError
-from paceline.models.worker_process import Interrupt, Interrupted
+from paceline.storage.processes import Interrupt, Interrupted
 from support.waiting import PATIENCE, until
 
 TRIALS = 0.03, 0.2, 1.0

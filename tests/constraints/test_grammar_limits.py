@@ -18,7 +18,7 @@ from paceline.constraints.grammar import Grammars
 from paceline.constraints.limits import MAX_INTERSECTIONS
 from paceline.errors import Busy, InvalidRequest
 from paceline.models import ModelFiles
-from paceline.models.worker_process import WorkerProcess
+from paceline.storage.processes import WorkerProcess
 from support.grammars import COLUMNS, PERSON, STOPS, allowed
 from support.waiting import PATIENCE, until
 

@@ -12,7 +12,7 @@ from paceline.decoding.text import showing
 from paceline.decoding.types import FinishReason
 from paceline.engines.base import Engine
 from paceline.models import Tokenizer
-from paceline.models.gguf_tokenizer import build_tokenizer
+from paceline.models.gguf.tokenizer import build_tokenizer
 from support.driver import answer
 from support.grammars import (
     COLUMNS,

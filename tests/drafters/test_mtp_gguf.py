@@ -15,7 +15,7 @@ from paceline.drafters.mtp.openvino_head import PagedKV
 from paceline.drafters.networks.tensors import stored_tensors
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
-from paceline.models.to_gguf import plan, write
+from paceline.models.checkpoints.convert import plan, write
 from paceline.runtime.stream import run_together
 from paceline.server.scheduler import Scheduler
 from support.dflash import write_tensors

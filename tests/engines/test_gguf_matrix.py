@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.engines.openvino.gguf_matrix import matrix
-from paceline.models.gguf import WEIGHTS
+from paceline.models.gguf.support import WEIGHTS
 from paceline.storage.gguf_file import Tensor
 
 KEPT = ("F32", "F16", "BF16", "Q8_0", "Q4_0")

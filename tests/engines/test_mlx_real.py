@@ -14,7 +14,7 @@ from paceline.engines import EngineSettings
 from paceline.engines.mlx.engine import MlxEngine
 from paceline.engines.mlx.rows import RowRange
 from paceline.models import DEFAULT_MODEL, QUIET
-from paceline.models.checkpoint import open_checkpoint
+from paceline.models.files import open_checkpoint
 from support import mlx
 from support.dflash import write_checkpoint
 from support.driver import generation, run

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models import ModelFiles, elsewhere
+from paceline.models import ModelFiles
 from paceline.models.manifest import MANIFEST
+from paceline.models.names import other_apps
 
 CONFIG = {"max_position_embeddings": 512, "eos_token_id": 2, "bos_token_id": 1}
 
@@ -14,7 +15,7 @@ CONFIG = {"max_position_embeddings": 512, "eos_token_id": 2, "bos_token_id": 1}
 def nothing_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No models of other programs: what they have on this machine is none of a test's business."""
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "no-ollama"))
-    monkeypatch.setattr(elsewhere, "_LM_STUDIO_FOLDERS", ())
+    monkeypatch.setattr(other_apps, "_LM_STUDIO_FOLDERS", ())
 
 
 @pytest.fixture

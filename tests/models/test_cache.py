@@ -13,9 +13,12 @@ from types import ModuleType
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import cache_dir, gguf, int8, resolve
-from paceline.models.cache import PARTIAL, disk_full, megabytes, models_dir, publish, workspace
-from paceline.models.processes import Finished
+from paceline.models import cache_dir, gguf, resolve
+from paceline.models.cache import PARTIAL, disk_full, publish, workspace
+from paceline.models.gguf import eight_bit
+from paceline.models.prepare import models_dir
+from paceline.storage.files import megabytes
+from paceline.storage.processes import Finished
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -109,7 +112,7 @@ def test_what_cannot_be_made_for_want_of_room_is_not_put_down_to_the_model(
         monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 0))
         return Finished(1, ("RuntimeError: basic_ios::clear: iostream error",))
 
-    monkeypatch.setattr(int8, "run_child", child)
+    monkeypatch.setattr(eight_bit, "run_child", child)
     with pytest.raises(ModelError, match="the disk is full"):
         resolve(f"{tiny_gguf}@int8", tmp_path)
     assert not [*models_dir(tmp_path).iterdir()]
@@ -212,7 +215,7 @@ def test_two_processes_that_pull_the_same_model_at_once_both_get_it(
 
 @pytest.mark.parametrize(
     ("module", "step"),
-    [(gguf, "build_tokenizer"), (int8, "_write_exact"), (int8, "_build_graph")],
+    [(gguf, "build_tokenizer"), (eight_bit, "_write_exact"), (eight_bit, "_build_graph")],
 )
 def test_an_interrupted_conversion_leaves_nothing(
     module: ModuleType, step: str, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -234,10 +237,12 @@ def test_an_interrupt_ends_the_child_that_builds_the_graph(
 ):
     # The child says which process it is, and waits to be ended.
     monkeypatch.setattr(
-        int8, "_BUILD_GRAPH", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+        eight_bit,
+        "_BUILD_GRAPH",
+        "import os, time; print(os.getpid(), flush=True); time.sleep(600)",
     )
     born: list[int] = []
-    real = int8.run_child
+    real = eight_bit.run_child
 
     def watched(argv: list[str]) -> Finished:
         def on_line(line: str) -> None:
@@ -246,7 +251,7 @@ def test_an_interrupt_ends_the_child_that_builds_the_graph(
 
         return real(argv, on_line=on_line)
 
-    monkeypatch.setattr(int8, "run_child", watched)
+    monkeypatch.setattr(eight_bit, "run_child", watched)
     with pytest.raises(KeyboardInterrupt):
         resolve(f"{tiny_gguf}@int8", tmp_path)
     with pytest.raises(ProcessLookupError):

@@ -14,10 +14,10 @@ from paceline.errors import ModelError
 from paceline.models import ModelFiles, Progress, resolve
 from paceline.models.files import open_folder
 from paceline.models.manifest import WEIGHTS, read_manifest, write_manifest
-from paceline.models.progress import QUIET
 from paceline.storage import manifest as manifests
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
+from paceline.storage.progress import QUIET
 from paceline.storage.system import cache_dir
 
 

@@ -13,18 +13,16 @@ from paceline.errors import InvalidRequest, ModelNotFound, PacelineError
 from paceline.models import (
     DEFAULT_MODEL,
     ModelFiles,
-    checkpoint,
+    checkpoints,
     convert,
-    elsewhere,
-    known,
     names,
     prepare,
     pull,
     resolve,
 )
-from paceline.models.cache import models_dir
-from paceline.models.known import KnownModel
 from paceline.models.manifest import GGUF_WEIGHTS
+from paceline.models.names import KnownModel, other_apps
+from paceline.models.prepare import models_dir
 from paceline.runtime.load import load
 from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
 from support.tiny import write_tiny
@@ -56,8 +54,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> It
         use_hub(found, tmp_path / "hub", monkeypatch)
         found.repositories[NAME] = FakeRepository({F16: tiny_gguf.read_bytes()})
         made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0")
-        for module in (known, names):
-            monkeypatch.setattr(module, "known_models", lambda: {"tiny": made})
+        monkeypatch.setattr(names, "known_models", lambda: {"tiny": made})
         yield found
 
 
@@ -80,7 +77,7 @@ def in_lm_studio(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "lmstudio" / "owner" / "tiny" / F16
     path.parent.mkdir(parents=True)
     shutil.copy(tiny_gguf, path)
-    monkeypatch.setattr(elsewhere, "_LM_STUDIO_FOLDERS", (str(tmp_path / "lmstudio"),))
+    monkeypatch.setattr(other_apps, "_LM_STUDIO_FOLDERS", (str(tmp_path / "lmstudio"),))
     return f"lmstudio/owner/tiny/{F16}"
 
 
@@ -219,7 +216,7 @@ def test_a_checkpoint_of_the_hub_that_changed_is_converted_again(fake: FakeHub, 
     fake.repositories["owner/other"] = FakeRepository(content)
     first = made_at(resolve("owner/other@int4", cache))
     assert made_at(resolve("owner/other", cache)) == first
-    snapshot = checkpoint.cached("owner/other")
+    snapshot = checkpoints.cached("owner/other")
     assert snapshot is not None
     os.utime(snapshot / "config.json", ns=(1, 1))
     fake.asked.clear()

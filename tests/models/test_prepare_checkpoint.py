@@ -12,8 +12,8 @@ from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
 from paceline.models import QUIET, convert, list_models, prepare, resolve
-from paceline.models.cache import models_dir
 from paceline.models.manifest import GGUF_WEIGHTS
+from paceline.models.prepare import models_dir
 from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
 from support.tiny_checkpoints import write_checkpoint
 

@@ -18,10 +18,10 @@ from paceline.models import (
     prepare,
     resolve,
 )
-from paceline.models.cache import models_dir
-from paceline.models.hub_names import is_hub_name
-from paceline.models.known import known_models
 from paceline.models.manifest import GRAPH, MANIFEST, WEIGHTS
+from paceline.models.names import known_models
+from paceline.models.names.hub_names import is_hub_name
+from paceline.models.prepare import models_dir
 from support.tiny_checkpoints import write_checkpoint
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
-from paceline.models import QUIET, known, list_models, names, open_origin, prepare, pull, resolve
-from paceline.models.known import KnownModel
+from paceline.models import QUIET, list_models, names, open_origin, prepare, pull, resolve
 from paceline.models.manifest import REQUIRED
+from paceline.models.names import KnownModel
 from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
 
 NAME = "owner/tiny"
@@ -42,8 +42,7 @@ def no_network(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
 def short_name(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
     """Make `tiny` a short name of the repository's file."""
     made = KnownModel("Tiny", NAME, F16, 1000, "cc0-1.0", **more)
-    for module in (known, names):
-        monkeypatch.setattr(module, "known_models", lambda: {"tiny": made})
+    monkeypatch.setattr(names, "known_models", lambda: {"tiny": made})
 
 
 def test_every_way_to_write_a_name_gives_the_same_model(

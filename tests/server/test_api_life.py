@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from openai import APIError
 
-from paceline.models.worker_process import Interrupt, Interrupted
 from paceline.runtime.model import Model
 from paceline.server.readers import Lane
 from paceline.server.run import Server, serve
 from paceline.server.settings import Settings
+from paceline.storage.processes import Interrupt, Interrupted
 from support.server import HTTP, Running, running
 from support.waiting import PATIENCE, until
 

@@ -135,8 +135,8 @@ def test_calls_and_results_have_the_ids_that_kimi_names_them_by():
 
 @every_form
 def test_calls_and_results_are_rendered_as_the_model_writes_them(form: ToolForm):
-    from paceline.models.template import ChatTemplate
-    from paceline.models.thinking import Thinking
+    from paceline.models.templates import ChatTemplate
+    from paceline.models.templates.marks import Thinking
 
     source = TEMPLATES[form.name]
     function = {"name": CALL.name, "arguments": CALL.arguments}

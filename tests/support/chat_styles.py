@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models.files import ModelFiles
-from paceline.models.gguf_tokenizer import build_tokenizer
+from paceline.models.gguf.tokenizer import build_tokenizer
 from paceline.models.manifest import TOKENIZER, Facts
 from support.tiny import vocabulary
 from support.tokenizer_lines import CONTROL, USER_DEFINED, sentence_piece

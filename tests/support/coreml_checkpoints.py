@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models import QUIET
-from paceline.models.hf_config import read_facts
+from paceline.models.checkpoints import read_facts
 from paceline.models.manifest import Facts
 
 VOCAB = 160

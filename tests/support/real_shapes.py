@@ -17,15 +17,12 @@ from zlib import crc32
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-from paceline.models.to_gguf import write
-from paceline.models.to_gguf.config import Config
-from paceline.models.to_gguf.families import family_of
-from paceline.models.to_gguf.layout import layout
-from paceline.models.to_gguf.metadata import metadata
-from paceline.models.to_gguf.outputs import Form, Output
-from paceline.models.to_gguf.rope import rope_factors
-from paceline.models.to_gguf.sizes import read_sizes
-from paceline.models.to_gguf.writer import Plan
+from paceline.models.checkpoints.convert import Plan, write
+from paceline.models.checkpoints.families import family_of
+from paceline.models.checkpoints.layout import layout
+from paceline.models.checkpoints.metadata import metadata, rope_factors
+from paceline.models.checkpoints.model import Config, read_sizes
+from paceline.models.checkpoints.tensors import Form, Output
 from support.scripts import script
 from support.tiny import tokenizer_fields
 from support.tiny_checkpoints import small_values

@@ -5,8 +5,8 @@
     PYTHONPATH=src:tests python -m support.record_tokenizers --write         # and records
 
 tests/data/gguf_tokenizers.json gets a digest of each line's ids, with which
-tests/models/test_gguf_tokenizer.py compares ours. Two kinds of differences are meant, and their
-lines are recorded as differing: see `pre_tokenizers.py`.
+tests/models/gguf/test_gguf_tokenizer.py compares ours. Two kinds of differences are meant, and
+their lines are recorded as differing: see `pre_tokenizers.py`.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from typing import Any
 
 import tokenizers
 
-from paceline.models.gguf_tokenizer import build_tokenizer
-from paceline.models.gguf_tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from paceline.models.gguf.tokenizer import build_tokenizer
 from support.tokenizer_lines import SPACE, byte_pairs, lines, write_vocabulary
 
 DATA = Path(__file__).parent.parent / "data" / "gguf_tokenizers.json"

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.models.to_gguf import plan, write
-from paceline.models.to_gguf.config import Config
-from paceline.models.to_gguf.families import family_of
-from paceline.models.to_gguf.layout import layout
-from paceline.models.to_gguf.sizes import read_sizes
+from paceline.models.checkpoints.convert import plan, write
+from paceline.models.checkpoints.families import family_of
+from paceline.models.checkpoints.layout import layout
+from paceline.models.checkpoints.model import Config, read_sizes
 from support.tiny import tokenizer_fields, vocabulary
 
 _SIZES: dict[str, Any] = {
@@ -281,7 +280,7 @@ def write_gguf_of(
 ) -> Path:
     """Write the GGUF file of a tiny checkpoint, with the tokenizer of tiny models; return `path`.
 
-    `fields` replaces metadata; `weights` is a key of `to_gguf.WEIGHTS`. The checkpoint stays beside
+    `fields` replaces metadata; `weights` is a key of `convert.WEIGHTS`. The checkpoint stays beside
     the file, as `<stem>-checkpoint`.
     """
     folder = write_checkpoint(form, path.with_name(f"{path.stem}-checkpoint"), seed, **config)

@@ -73,7 +73,7 @@ def check_kept(drafters: Sequence[str], *, keep: bool) -> None:
 def obey_offline(offline: bool) -> None:
     """With --offline, fetch nothing from now on; call it before anything is looked up."""
     if offline:
-        from paceline.models.hub import go_offline
+        from paceline.models import go_offline
 
         go_offline()
 

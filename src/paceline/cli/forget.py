@@ -21,9 +21,9 @@ def forget(
     output: Output,
 ) -> int:
     """Remove the answers that `generate`, `chat` and `serve` have kept with --keep."""
-    from paceline.models.cache import megabytes
     from paceline.runtime.kept import all_kept
     from paceline.runtime.kept import forget as remove
+    from paceline.storage.files import megabytes
 
     found = all_kept()
     chosen = [kept for kept in found if model in (None, kept.model)]

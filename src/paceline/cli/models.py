@@ -34,7 +34,7 @@ def models(
 ) -> int:
     """List the models that are here or have a short name, and heads in the hub's cache."""
     from paceline.models import check_models, list_models
-    from paceline.models.cache import megabytes
+    from paceline.storage.files import megabytes
 
     if check:
         count = check_models(progress=progress_of(output))
@@ -86,9 +86,9 @@ class _Head(NamedTuple):
 
 def _cached_heads() -> list[tuple[str, Path]]:
     from paceline.drafters.heads import is_head
-    from paceline.models import hub
+    from paceline.models import cached_drafters
 
-    return [(name, folder) for name, folder in hub.cached_drafters() if is_head(folder)]
+    return [(name, folder) for name, folder in cached_drafters() if is_head(folder)]
 
 
 def _heads(folders: Sequence[tuple[str, Path]], listed: Sequence["Listed"]) -> list[_Head]:
@@ -116,7 +116,7 @@ def _head_of(name: str, folder: Path, shapes: Mapping[str, "TargetSizes | None"]
 def _shape_of(model: "Listed") -> "TargetSizes | None":
     """Sizes of a model that is here; None: it cannot be read."""
     from paceline.drafters.networks.target import sizes_of
-    from paceline.models.files import open_folder
+    from paceline.models import open_folder
 
     path = model.file
     try:
@@ -161,8 +161,7 @@ def _print_fits(name: str, listed: Sequence["Listed"], output: Output) -> int:
 def exactness_of(model: "Listed") -> list[dict[str, Any]]:
     """Measured exactness of a model on this machine, as JSON: an entry for each way to run it."""
     from paceline.engines.profile import stored_profiles
-    from paceline.models import cache_dir
-    from paceline.models.files import open_folder
+    from paceline.models import cache_dir, open_folder
 
     if not model.here or model.folder is None:
         return []

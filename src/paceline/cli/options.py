@@ -26,7 +26,7 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 def default_model() -> str:
     """The model of a command without --model. Imported late: its package imports numpy."""
-    from paceline.models.registry import DEFAULT_MODEL
+    from paceline.models import DEFAULT_MODEL
 
     return DEFAULT_MODEL
 

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from paceline.errors import Busy
-from paceline.models.worker_process import Interrupt, Interrupted
+from paceline.storage.processes import Interrupt, Interrupted
 
 Compile = Callable[[str, float, Interrupt], str | None]
 """Compiles a grammar within CPU seconds: "", or why it cannot be compiled; None: it takes longer,

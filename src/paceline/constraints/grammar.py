@@ -27,7 +27,7 @@ from paceline.constraints.tool_forms import HERMES
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.types import Constraint
 from paceline.errors import Busy, InvalidRequest, ModelError
-from paceline.models.tokenizer import Tokenizer
+from paceline.models import Tokenizer
 
 MAX_FUNCTIONS = 128
 """OpenAI's limit."""

@@ -7,7 +7,7 @@ as its largest number. `matcher_process.py` limits what remains.
 import re
 
 from paceline.errors import InvalidRequest
-from paceline.models.tokenizer import check_unicode
+from paceline.models import check_unicode
 
 MAX_CHARACTERS = 64 * 1024
 """Limit of a schema, expression or grammar."""

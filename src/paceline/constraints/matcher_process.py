@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.constraints.compile_queue import Caller, CompileQueue
 from paceline.errors import ModelError
-from paceline.models.worker_process import Interrupt, TimeLimit, WorkerCrash, WorkerProcess
+from paceline.storage.processes import Interrupt, TimeLimit, WorkerCrash, WorkerProcess
 from paceline.storage.system import HAS_ALARM
 
 TRIAL_SECONDS = 0.03, 0.2

@@ -1,39 +1,71 @@
-"""Finds, fetches and reads model files; tokenizer and chat template.
+"""Which model a name means, where its files are, and what they say of it; tokenizer and template.
 
-`resolve` turns a model's name into `ModelFiles`, which an engine can open.
+`resolve` turns a model's name into `ModelFiles`, which an engine can open. This is the only door:
+other rooms import nothing from the modules inside.
 """
 
-from paceline.models.files import ModelFiles
+from paceline.models.checkpoints import read_facts
+from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
+from paceline.models.gguf.support import check_layout, check_supported, fits, memory_needed
+from paceline.models.hub import cached_drafters, go_offline
 from paceline.models.installed import Listed, check_models, list_models
-from paceline.models.names import CORE_ML_SUFFIX, MLX_SUFFIX
+from paceline.models.manifest import (
+    GENERATION,
+    TEMPLATE,
+    TOKENIZER,
+    Facts,
+    Pooling,
+    read_manifest,
+)
+from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, MLX_SUFFIX, settings_of
 from paceline.models.prepare import convert, core_ml_folder
-from paceline.models.progress import QUIET, Progress
-from paceline.models.registry import DEFAULT_MODEL, settings_of
 from paceline.models.resolver import pull, resolve, resolve_drafter
 from paceline.models.source import Origin, open_origin
-from paceline.models.template import ChatTemplate
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.templates import ChatTemplate, start_templates
+from paceline.models.templates.marks import Thinking, infill_of
+from paceline.models.templates.tokenizer import TokenBytes, Tokenizer, check_unicode
+from paceline.storage.progress import QUIET, Progress
 from paceline.storage.system import cache_dir
 
 __all__ = [
     "CORE_ML_SUFFIX",
     "DEFAULT_MODEL",
+    "GENERATION",
     "MLX_SUFFIX",
     "QUIET",
+    "TEMPLATE",
+    "TOKENIZER",
     "ChatTemplate",
+    "Facts",
     "Listed",
     "ModelFiles",
     "Origin",
+    "Pooling",
     "Progress",
+    "Thinking",
+    "TokenBytes",
     "Tokenizer",
     "cache_dir",
+    "cached_drafters",
+    "check_layout",
     "check_models",
+    "check_supported",
+    "check_unicode",
     "convert",
     "core_ml_folder",
+    "fits",
+    "go_offline",
+    "infill_of",
     "list_models",
+    "memory_needed",
+    "open_folder",
     "open_origin",
     "pull",
+    "read_facts",
+    "read_manifest",
     "resolve",
     "resolve_drafter",
     "settings_of",
+    "start_templates",
+    "stat_fingerprint",
 ]

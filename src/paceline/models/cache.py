@@ -13,22 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.storage.system import CACHE_VARIABLE, cache_dir, lock_path
+from paceline.storage.files import megabytes
+from paceline.storage.system import CACHE_VARIABLE, lock_path
 
 PARTIAL = ".partial-"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_BYTES = 1 << 20
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
-
-
-def models_dir(cache: Path | None) -> Path:
-    """Folder of prepared models inside `cache` (None: the usual cache folder)."""
-    return (cache_dir() if cache is None else cache) / "models"
-
-
-def megabytes(count: int) -> str:
-    """`count` bytes for display, as in 12.3 MB."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""Opens model folders: those paceline prepared (with a manifest) and other OpenVINO exports.
+"""Opens model folders: those paceline prepared (with a manifest), OpenVINO exports, checkpoints.
 
-`checkpoint.py` opens Hugging Face checkpoints. Independent of fetching and converting.
+Independent of fetching and converting.
 Invariant: one error names all missing files of a folder.
 """
 
@@ -12,29 +12,29 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.errors import ModelError
-from paceline.models.control_text import ControlText
-from paceline.models.generation_config import Settings, read_generation_config
-from paceline.models.hf_config import read_facts, read_template
+from paceline.models.checkpoints import (
+    ONLY_SAFETENSORS,
+    check_complete,
+    read_facts,
+    read_generation_config,
+    read_template,
+)
 from paceline.models.manifest import (
     REQUIRED,
     TOKENIZER,
     VISUAL,
     Facts,
+    Settings,
     changed_files,
     read_manifest,
 )
-from paceline.models.progress import QUIET, Progress
-from paceline.models.template import ChatTemplate
-from paceline.models.thinking import Thinking
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.templates import ChatTemplate
+from paceline.models.templates.control_text import ControlText
+from paceline.models.templates.marks import Thinking
+from paceline.models.templates.tokenizer import Tokenizer
 from paceline.storage.manifest import MANIFEST, is_checked
 from paceline.storage.openvino import GRAPH, LANGUAGE, weights_of
-
-ONLY_SAFETENSORS = (
-    "a checkpoint's weights must be safetensors: take another revision or repository of the model, "
-    "or a GGUF file of it (owner/name:Q4_K_M on the hub)"
-)
-"""What to do with weights in PyTorch's own format, as a sentence's end."""
+from paceline.storage.progress import QUIET, Progress
 
 _CONSTANT = re.compile(rb'offset="(\d+)" size="(\d+)"')
 
@@ -146,6 +146,19 @@ def open_folder(folder: Path, name: str, progress: Progress | None = None) -> Mo
         folder / name for part in parts for name in (part, weights_of(part))
     )
     return ModelFiles(name, folder, facts, fingerprint, template, str(folder), graph=graph)
+
+
+def open_checkpoint(folder: Path, name: str) -> ModelFiles:
+    """Open the checkpoint in `folder`, without copying it.
+
+    Raises ModelError if files are missing or invalid.
+    """
+    check_complete(folder)
+    facts, template = read_facts(folder), read_template(folder)
+    fingerprint = stat_fingerprint(
+        [folder / "config.json", *sorted(folder.glob("model*.safetensors"))]
+    )
+    return ModelFiles(name, folder, facts, fingerprint, template, str(folder), "mlx")
 
 
 def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:

@@ -7,16 +7,15 @@ from typing import NamedTuple
 
 from paceline.errors import CheckFailed, ModelError
 from paceline.models import hub
-from paceline.models.cache import megabytes, models_dir
-from paceline.models.elsewhere import models_elsewhere
-from paceline.models.fit import fits
-from paceline.models.hub_gguf import cached, cached_models
-from paceline.models.known import KnownModel, known_models
+from paceline.models.gguf.support import fits
+from paceline.models.hub.gguf_files import cached, cached_models
 from paceline.models.manifest import Manifest, changed_files, read_manifest
-from paceline.models.names import CORE_ML_SUFFIX
-from paceline.models.progress import QUIET, Progress
-from paceline.models.registry import REGISTRY
+from paceline.models.names import CORE_ML_SUFFIX, REGISTRY, KnownModel, known_models
+from paceline.models.names.other_apps import app_models
+from paceline.models.prepare import models_dir
+from paceline.storage.files import megabytes
 from paceline.storage.manifest import MANIFEST
+from paceline.storage.progress import QUIET, Progress
 
 _RAN = {"file": "the file", "shape": "its shape"}
 """What was run of a known model, in words."""
@@ -53,22 +52,22 @@ def list_models(cache: Path | None = None) -> list[Listed]:
 
     Every name can be used. A file that has several is listed once.
     """
-    here: dict[str, Listed] = {}
+    models: dict[str, Listed] = {}
     files = {file.path.resolve(): file for file in _files()}
     for folder in _prepared(cache):
         listed = _listed(folder, files)
-        here[listed.name] = listed
+        models[listed.name] = listed
     for name in hub.cached_names():
         snapshot = hub.cached_openvino(name)
         size = sum(file.stat().st_size for file in snapshot.iterdir()) if snapshot else 0
         listed = Listed(name, True, "from the hub", snapshot, size, fits=fits(size))
-        here.setdefault(name, listed)
+        models.setdefault(name, listed)
     for file in files.values():
         listed = Listed(
             file.name, True, file.about, None, file.bytes, file.path, fits=fits(file.bytes)
         )
-        here.setdefault(file.name, listed)
-    return [*(model for model in _absent() if model.name not in here), *here.values()]
+        models.setdefault(file.name, listed)
+    return [*(model for model in _absent() if model.name not in models), *models.values()]
 
 
 def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
@@ -92,7 +91,7 @@ def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
 
 
 def _absent() -> Iterator[Listed]:
-    """What could be fetched by a short name."""
+    """Models that can be fetched by a short name."""
     for model in REGISTRY.values():
         about = f"{model.about}; {model.size} to fetch"
         yield Listed(model.name, False, about, None, 0, fits=fits(model.member_bytes))
@@ -113,13 +112,13 @@ def _about(known: KnownModel) -> str:
 
 
 def _files() -> Iterator[_File]:
-    """GGUF files that are used where they are; the best name of a file is the last."""
-    for model in models_elsewhere():
+    """GGUF files that are used in place. Of a file with several names, the last is the best."""
+    for model in app_models():
         yield _File(model.name, model.path, model.bytes, f"from {model.program}")
     sizes = {}
-    for found in cached_models():
-        sizes[found.path] = found.bytes
-        yield _File(str(found.name), found.path, found.bytes, "from the hub")
+    for gguf in cached_models():
+        sizes[gguf.path] = gguf.bytes
+        yield _File(str(gguf.name), gguf.path, gguf.bytes, "from the hub")
     for name, known in known_models().items():
         path = cached(known.hub_name)
         if path is not None:

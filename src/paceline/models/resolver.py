@@ -11,18 +11,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
-from paceline.models import checkpoint, hub, hub_gguf, prepare
-from paceline.models.cache import models_dir
-from paceline.models.elsewhere import find, is_elsewhere
-from paceline.models.files import ModelFiles, open_folder
-from paceline.models.fit import check_fits
-from paceline.models.gguf_choice import SUFFIX
-from paceline.models.hub import FileSet, Repository
-from paceline.models.hub_download import check_disk, missing_bytes
-from paceline.models.hub_names import HubName, is_hub_name
+from paceline.models import checkpoints, hub, prepare
+from paceline.models.files import ModelFiles, open_checkpoint, open_folder
+from paceline.models.gguf.support import check_fits
+from paceline.models.hub import FileSet, Repository, gguf_files
+from paceline.models.hub.download import check_disk, missing_bytes
 from paceline.models.names import (
     CORE_ML_SUFFIX,
     MLX_SUFFIX,
+    REGISTRY,
     WEIGHTS,
     as_path,
     canonical,
@@ -32,11 +29,11 @@ from paceline.models.names import (
     unknown,
     with_weights,
 )
-from paceline.models.progress import QUIET, Progress
-from paceline.models.registry import REGISTRY
-from paceline.models.shards import shards_beside
+from paceline.models.names.hub_names import SUFFIX, HubName, is_hub_name, shards_beside
+from paceline.models.names.other_apps import find_app_model, is_app_name
 from paceline.storage.manifest import MANIFEST
 from paceline.storage.openvino import GRAPH, LANGUAGE
+from paceline.storage.progress import QUIET, Progress
 
 EngineChoice = Callable[[str, Path | None], str]
 """Name and GGUF file of a model, None for one of the registry -> `openvino` or `llamacpp`."""
@@ -129,7 +126,7 @@ def resolve_drafter(name: str, progress: Progress = QUIET) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """How a model is asked for."""
+    """Options of `resolve` and `pull`, for every step of the search."""
 
     cache: Path | None
     progress: Progress
@@ -156,7 +153,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
     target = _target(base, request.revision)
     if form == "coreml":
         return _core_ml(base, request)
-    models = models_dir(request.cache)
+    models = prepare.models_dir(request.cache)
     if base in REGISTRY:
         return _from_registry(base, form, models, request)
     if target is None or not (request.refresh or request.revision):
@@ -173,7 +170,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
 def _from_registry(base: str, form: str, models: Path, request: _Request) -> ModelFiles:
     """Files of a model of the registry, in the form of the engine that it gets.
 
-    Where nobody asked for an engine, a form that is here is taken rather than another one made.
+    Where no engine was asked for, a form that is here is taken rather than another one made.
     """
     forms = {"openvino": prepare.GGUF_FORM, "llamacpp": prepare.Q8_FORM}
     if form and form not in forms.values():
@@ -189,7 +186,7 @@ def _from_registry(base: str, form: str, models: Path, request: _Request) -> Mod
 def _source(base: str, target: HubName | None) -> Path | None:
     """Folder of the checkpoint that is on this machine under a name; None if it is gone."""
     if target is not None:
-        return checkpoint.cached(target.repository)
+        return checkpoints.cached(target.repository)
     path = as_path(base)
     return path.resolve() if (path / "config.json").is_file() else None
 
@@ -203,12 +200,12 @@ def _no_form(name: str, form: str, *forms: str) -> ModelNotFound:
 
 
 def _target(base: str, revision: str | None) -> HubName | None:
-    """The model on the hub that a name without a form means; None if it means another.
+    """The model on the hub that a name without a form means; None if it means a local model.
 
-    Raises InvalidRequest for a revision of another.
+    Raises InvalidRequest for a revision of a local model.
     """
     target = None
-    if is_short(base) or not (as_path(base).exists() or is_elsewhere(base)):
+    if is_short(base) or not (as_path(base).exists() or is_app_name(base)):
         target = hub_name_of(base)
     if target is not None:
         return target.at(revision)
@@ -224,13 +221,13 @@ def _local(base: str, name: str, request: _Request) -> ModelFiles:
         return _gguf(_that_fits(path, base, request), request)
     if path.is_dir():
         return _open_folder(path.resolve(), name, str(path.resolve()), request)
-    if is_elsewhere(base):
-        return _gguf(_that_fits(find(base), base, request), request, base)
+    if is_app_name(base):
+        return _gguf(_that_fits(find_app_model(base), base, request), request, base)
     raise unknown(name)
 
 
 def _that_fits(path: Path, base: str, request: _Request) -> Path:
-    """`path` of a GGUF model that is here; see `check_fits`."""
+    """`path` of a local GGUF model, after `check_fits`."""
     if not request.refresh:
         shards = [shard for shard in shards_beside(path) if shard.is_file()] or [path]
         size = sum(shard.stat().st_size for shard in shards)
@@ -239,7 +236,6 @@ def _that_fits(path: Path, base: str, request: _Request) -> Path:
 
 
 def _maps(request: _Request) -> bool:
-    """Whether the engine maps a GGUF file."""
     return request.engine == "llamacpp"
 
 
@@ -249,23 +245,23 @@ def _from_hub(target: HubName, name: str, request: _Request) -> ModelFiles:
     is_whole = not (target.tag or target.file)
     if not request.refresh:
         if is_whole and (folder := _cached_folder(target)) is not None:
-            return _open_folder(folder, name, _given(target), request)
-        if (path := hub_gguf.cached(target)) is not None:
+            return _open_folder(folder, name, _origin(target), request)
+        if (path := gguf_files.cached(target)) is not None:
             return _gguf(_that_fits(path, base, request), request, base)
-    found = _listing(target, name)
-    if is_whole and (files := _file_set(found, request.form)) is not None:
-        check_disk(found.name, missing_bytes(found, hub.paths_of(found, files)))
+    repository = _listing(target, name)
+    if is_whole and (files := _file_set(repository, request.form)) is not None:
+        check_disk(repository.name, missing_bytes(repository, hub.paths_of(repository, files)))
         revision = target.revision
-        folder = hub.fetch_snapshot(found.name, request.progress, files, revision=revision)
-        return _open_folder(folder, name, _given(target), request)
-    path = hub_gguf.fetch(
-        target, found, request.progress, to_use=not request.refresh, mapped=_maps(request)
+        folder = hub.fetch_snapshot(repository.name, request.progress, files, revision=revision)
+        return _open_folder(folder, name, _origin(target), request)
+    path = gguf_files.fetch(
+        target, repository, request.progress, to_use=not request.refresh, mapped=_maps(request)
     )
     return _gguf(path, request, base)
 
 
 def _listing(target: HubName, name: str) -> Repository:
-    """What the hub has of a model. Raises ModelError, which says what of it is here."""
+    """The repository on the hub. Raises ModelError, which lists its models on this machine."""
     try:
         return hub.repository(target.repository, target.revision)
     except ModelNotFound as error:
@@ -273,40 +269,40 @@ def _listing(target: HubName, name: str) -> Repository:
             raise
         raise ModelNotFound(f"there is no file {name}, and {error}") from error
     except ModelError as error:
-        raise ModelError(f"{error}{hub_gguf.what_is_here(target)}") from error
+        raise ModelError(f"{error}{gguf_files.what_is_here(target)}") from error
 
 
-def _file_set(found: Repository, form: str) -> FileSet | None:
+def _file_set(repository: Repository, form: str) -> FileSet | None:
     """What to fetch of a repository; None: one of its GGUF files.
 
     Weights of any `form` can be made of a checkpoint only.
     """
-    if GRAPH in found.files:
+    if GRAPH in repository.files:
         return hub.OPENVINO
-    if LANGUAGE in found.files:
+    if LANGUAGE in repository.files:
         return hub.VISUAL_OPENVINO
-    if not {*hub.CHECKPOINT.required} <= found.files.keys():
+    if not {*hub.CHECKPOINT.required} <= repository.files.keys():
         return None
-    weights = any(fnmatch(path, hub.SAFETENSORS) for path in found.files)
-    has_gguf = any(path.endswith(SUFFIX) for path in found.files)
-    wanted = form or checkpoint.mlx_available() or not has_gguf
-    return hub.CHECKPOINT if weights and wanted else None
+    weights = any(fnmatch(path, hub.SAFETENSORS) for path in repository.files)
+    has_gguf = any(path.endswith(SUFFIX) for path in repository.files)
+    prefers_checkpoint = form or checkpoints.mlx_available() or not has_gguf
+    return hub.CHECKPOINT if weights and prefers_checkpoint else None
 
 
 def _cached_folder(target: HubName) -> Path | None:
     """Folder of a model that is here in its OpenVINO form, or as a checkpoint."""
     folder = hub.cached_openvino(target.repository, target.revision)
-    return folder or checkpoint.cached(target.repository, target.revision)
+    return folder or checkpoints.cached(target.repository, target.revision)
 
 
-def _given(target: HubName) -> str:
-    """What a converted checkpoint of the hub is found by."""
+def _origin(target: HubName) -> str:
+    """Name under which a checkpoint of the hub is stored after its conversion."""
     return target.repository if target.revision is None else f"{target}@{target.revision}"
 
 
 def _gguf(path: Path, request: _Request, base: str = "") -> ModelFiles:
     """Files of the GGUF model at `path`, which the user calls `base`; if empty, by its path."""
-    models, form = models_dir(request.cache), request.form
+    models, form = prepare.models_dir(request.cache), request.form
     if not form:
         engine = request.engine_for(base or str(path), path)
         files = prepare.from_gguf(path, models, request.progress, engine)
@@ -330,28 +326,28 @@ def _core_ml(base: str, request: _Request) -> ModelFiles:
 def _checkpoint(base: str, request: _Request) -> ModelFiles:
     path, revision = as_path(base), request.revision
     if path.is_dir() and revision is None:
-        return checkpoint.open_checkpoint(path.resolve(), base)
+        return open_checkpoint(path.resolve(), base)
     if is_hub_name(base) and not path.exists():
-        folder = None if request.refresh else checkpoint.cached(base, revision)
+        folder = None if request.refresh else checkpoints.cached(base, revision)
         folder = folder or hub.fetch_snapshot(
             base, request.progress, hub.CHECKPOINT, revision=revision
         )
-        return checkpoint.open_checkpoint(folder, base)
+        return open_checkpoint(folder, base)
     raise ModelNotFound(
         f"{base} has no form for the engine mlx; expected a Hugging Face checkpoint: a folder with "
         "config.json and safetensors, or the hub name (owner/name) of one"
     )
 
 
-def _open_folder(folder: Path, name: str, given: str, request: _Request) -> ModelFiles:
+def _open_folder(folder: Path, name: str, origin: str, request: _Request) -> ModelFiles:
     """Open the model in `folder`; a checkpoint as it is where mlx-lm runs, else converted."""
     form = request.form
-    if not checkpoint.is_checkpoint(folder):
+    if not checkpoints.is_checkpoint(folder):
         opened = open_folder(folder, name, request.progress)
         if form:
             raise _no_form(split_form(name)[0], form)
         return opened
-    if checkpoint.mlx_available() and not form:
-        return checkpoint.open_checkpoint(folder, name)
-    models, weights = models_dir(request.cache), form or prepare.USUAL_WEIGHTS
-    return prepare.from_checkpoint(folder, given, models, request.progress, weights, name=name)
+    if checkpoints.mlx_available() and not form:
+        return open_checkpoint(folder, name)
+    models, weights = prepare.models_dir(request.cache), form or prepare.USUAL_WEIGHTS
+    return prepare.from_checkpoint(folder, origin, models, request.progress, weights, name=name)

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.models import hub
-from paceline.models.checkpoint import check_complete
-from paceline.models.elsewhere import find, is_elsewhere
+from paceline.models.checkpoints import check_complete, read_facts, read_template
 from paceline.models.gguf import write_tokenizer
-from paceline.models.hf_config import read_facts, read_template
-from paceline.models.hub_gguf import find_or_fetch
+from paceline.models.hub.gguf_files import find_or_fetch
+from paceline.models.hub.wheel import fetch_member
 from paceline.models.manifest import TEMPLATE, TOKENIZER, Facts
-from paceline.models.names import as_path, hub_name_of, unknown
-from paceline.models.progress import Progress
-from paceline.models.registry import REGISTRY
-from paceline.models.wheel import fetch_member
+from paceline.models.names import REGISTRY, as_path, hub_name_of, unknown
+from paceline.models.names.other_apps import find_app_model, is_app_name
 from paceline.storage.files import sha256_of
+from paceline.storage.progress import Progress
 
 
 class Origin(NamedTuple):
@@ -64,8 +62,8 @@ def open_origin(name: str, work: Path, progress: Progress) -> Origin:
         return _gguf(str(path), "gguf", path, work, progress)
     if path.is_dir():
         return _checkpoint(str(path), path)
-    if is_elsewhere(name):
-        return _gguf(name, "gguf", find(name), work, progress)
+    if is_app_name(name):
+        return _gguf(name, "gguf", find_app_model(name), work, progress)
     target = hub_name_of(name)
     if target is None:
         raise unknown(name)

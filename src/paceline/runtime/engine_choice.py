@@ -21,10 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.decoding.costs import CostTable, expected_tokens
 from paceline.errors import MissingExtra, ModelError
-from paceline.models.files import stat_fingerprint
-from paceline.models.fit import fits
-from paceline.models.gguf import check_supported
-from paceline.models.other_layouts import check_layout
+from paceline.models import check_layout, check_supported, fits, stat_fingerprint
 from paceline.storage.files import digest_of, read_json, write_json
 from paceline.storage.gguf_file import read_gguf
 from paceline.storage.system import cpu_cores, processor

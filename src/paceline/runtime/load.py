@@ -10,8 +10,7 @@ from paceline.decoding.types import FINAL_NORM
 from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
-from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve
-from paceline.models.template import PROCESS
+from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve, start_templates
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
 from paceline.runtime.model import MEASUREMENTS, Model, drafter_resources, warmed_up
@@ -106,7 +105,7 @@ def load(
         weights=weights,
     )
     if files.chat_template is not None:
-        PROCESS.start()  # ready when the model is
+        start_templates()  # ready when the model is
 
     def open_with(taps: tuple[int, ...]) -> Engine:
         wanted = replace(settings, taps=taps)

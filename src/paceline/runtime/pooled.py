@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline.decoding.types import FINAL_NORM, Block, Step, tap_name
 from paceline.engines.base import KVSequence, StepResult
-from paceline.models.manifest import Pooling
+from paceline.models import Pooling
 
 
 class Embedding(NamedTuple):

@@ -1,7 +1,7 @@
 """Prompts as token ids: a chat through its template, text through the tokenizer.
 
-A chat template also decides how the answer's reasoning is marked (`models/thinking.py`); the marks
-go on to `decoding/reasoning.py`, which divides the answer.
+A chat template also decides how the answer's reasoning is marked (`models/templates/marks.py`); the
+marks go on to `decoding/reasoning.py`, which divides the answer.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from paceline.constraints.grammar import Grammars
 from paceline.decoding.types import Constraint, Step
 from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
-from paceline.models.manifest import Pooling
+from paceline.models import Pooling
 from paceline.runtime.options import Request
 from paceline.runtime.pooled import Embedding, PooledStream
 from paceline.runtime.result import Result

@@ -20,9 +20,7 @@ from paceline.decoding.text import SIGN
 from paceline.decoding.types import Constraint
 from paceline.drafters import DrafterSpec
 from paceline.errors import ModelError
-from paceline.models.infill import infill_of
-from paceline.models.manifest import TOKENIZER
-from paceline.models.tokenizer import TokenBytes
+from paceline.models import TOKENIZER, TokenBytes, infill_of
 from paceline.runtime.options import Options, check
 from paceline.runtime.pooled import Embedding
 from paceline.runtime.prompt import RenderedChat, render_chat

@@ -86,3 +86,8 @@ def sha256_of(path: Path, update: Callable[[int], object] | None = None, done: i
 def digest_of(value: Any) -> str:
     """First 16 hex digits of the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def megabytes(count: int) -> str:
+    """`count` bytes for display, as in 12.3 MB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

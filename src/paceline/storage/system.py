@@ -1,7 +1,7 @@
 """The operating system: what it gives this process, and the only place for calls that some lack.
 
 `mypy --platform win32` finds such calls elsewhere. Two scripts have their own, because they start
-without importing paceline: `models/template_worker.py` and `constraints/matcher_worker.py`.
+without importing paceline: `models/templates/worker.py` and `constraints/matcher_worker.py`.
 
 A container's limit of memory is a file of its control group. The limits of the groups around it
 hold too, so the least counts. Layouts: the kernel's admin-guide/cgroup-v2.rst and

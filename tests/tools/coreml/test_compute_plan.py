@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models.processes import Finished
 from paceline.storage.files import sha256_of
+from paceline.storage.processes import Finished
 from paceline.tools.coreml import compute_plan
 from paceline.tools.coreml.compute_plan import (
     Plan,

@@ -21,7 +21,7 @@ from paceline.engines.coreml.rehearsal.weights import Constant
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET
 from paceline.models.files import open_folder
-from paceline.models.generation_config import GENERATION
+from paceline.models.manifest import GENERATION
 from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 from paceline.tools.coreml import convert as conversion

@@ -23,7 +23,7 @@ from paceline.engines.coreml.artifact import (  # noqa: E402
 )
 from paceline.errors import InvalidRequest, ModelError, PacelineError  # noqa: E402
 from paceline.models import QUIET  # noqa: E402
-from paceline.models.hf_config import read_facts  # noqa: E402
+from paceline.models.checkpoints import read_facts  # noqa: E402
 from paceline.models.manifest import TOKENIZER  # noqa: E402
 from paceline.storage.coreml import EMBEDDINGS, fingerprint_of  # noqa: E402
 from paceline.storage.files import sha256_of, write_json  # noqa: E402

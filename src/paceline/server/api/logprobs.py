@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.decoding.types import TokenLogprob
-from paceline.models.tokenizer import TokenBytes
+from paceline.models import TokenBytes
 from paceline.server.stream_text import Piece
 
 _MIN_LOGPROB = -9999.0

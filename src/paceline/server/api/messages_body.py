@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from paceline.errors import InvalidRequest
-from paceline.models.thinking import Thinking
+from paceline.models import Thinking
 from paceline.server.api.chat import ChatBody
 from paceline.server.api.errors import ApiError
 from paceline.server.api.schema import (

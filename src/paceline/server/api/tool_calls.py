@@ -14,7 +14,7 @@ from typing import Any
 from paceline.constraints.call_form import ToolForm
 from paceline.constraints.tool_calls import CallPiece, ToolCall, written_calls
 from paceline.constraints.tool_forms import HERMES, KIMI
-from paceline.models.thinking import Thinking
+from paceline.models import Thinking
 from paceline.server.api.errors import ApiError
 from paceline.server.api.schema import Message, Tool
 

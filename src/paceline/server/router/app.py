@@ -19,8 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from paceline.errors import ModelError
-from paceline.models import Listed
-from paceline.models.fit import memory_needed
+from paceline.models import Listed, memory_needed
 from paceline.runtime.pooled import Embedding
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.errors import ApiError, unknown_model

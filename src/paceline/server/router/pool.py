@@ -15,8 +15,8 @@ from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 from paceline.errors import InvalidRequest
-from paceline.models.cache import megabytes
 from paceline.server.request import Draining, QueueFull
+from paceline.storage.files import megabytes
 
 _OVERTAKING_SECONDS = 20.0
 """How long requests for loaded models may overtake one that waits for a place. Without it two

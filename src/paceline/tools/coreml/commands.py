@@ -11,9 +11,8 @@ from typing import Any
 
 from paceline.engines.coreml.artifact import Artifact, Shard
 from paceline.errors import InvalidRequest, MissingExtra
-from paceline.models import CORE_ML_SUFFIX, Progress, core_ml_folder, resolve
-from paceline.models.cache import megabytes
-from paceline.models.manifest import read_manifest
+from paceline.models import CORE_ML_SUFFIX, Progress, core_ml_folder, read_manifest, resolve
+from paceline.storage.files import megabytes
 from paceline.storage.report import Report
 
 _SLOTS = 2048

@@ -21,8 +21,8 @@ from typing import Any
 from paceline.engines.coreml.packages import UNITS
 from paceline.engines.coreml.rehearsal.proto import messages
 from paceline.errors import ModelError
-from paceline.models.processes import python, run_child
 from paceline.storage.files import read_json, write_json
+from paceline.storage.processes import python, run_child
 from paceline.storage.validation import validated
 
 NEURAL_ENGINE = "neural-engine"

@@ -18,9 +18,7 @@ import torch
 import paceline
 from paceline.engines.coreml.artifact import KIND, ROTARY, VERSION, Artifact, read_artifact
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import Progress
-from paceline.models.generation_config import GENERATION
-from paceline.models.manifest import TEMPLATE, TOKENIZER
+from paceline.models import GENERATION, TEMPLATE, TOKENIZER, Progress
 from paceline.storage.coreml import EMBEDDINGS, HEAD, fingerprint_of
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.manifest import MANIFEST

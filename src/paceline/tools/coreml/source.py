@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import ModelError
-from paceline.models import Origin, Progress, open_origin
-from paceline.models.manifest import Facts
+from paceline.models import Facts, Origin, Progress, open_origin
 from paceline.storage.files import digest_of
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import Progress
-from paceline.models.files import ModelFiles
+from paceline.models import ModelFiles, Progress
 from paceline.runtime.model import Model
 from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import Stream, as_they_end

@@ -18,9 +18,7 @@ import numpy.typing as npt
 
 from paceline.engines.coreml.artifact import Artifact
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models.hf_config import read_facts
-from paceline.models.manifest import TOKENIZER
-from paceline.models.tokenizer import Tokenizer
+from paceline.models import TOKENIZER, Tokenizer, read_facts
 from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 

@@ -1,0 +1,140 @@
+"""Derives from a GGUF file's metadata what is not in its graph: tokenizer, template, settings.
+
+Names and numbers of poolings are llama.cpp's (`llama_pooling_type` in llama.h). `support.py` says
+whether a file runs here.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ModelError
+from paceline.models.gguf.tokenizer import build_tokenizer
+from paceline.models.gguf.vocabulary import (
+    REQUIRED_FIELDS,
+    token_facts,
+    token_id,
+    vocabulary_faults,
+)
+from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Pooling
+from paceline.storage.files import write_json
+from paceline.storage.gguf_file import GgufFile, Tensor, read_gguf, short
+from paceline.storage.progress import Progress
+
+_SCALINGS = ("linear", "longrope", "none", "yarn")
+"""Scalings of positions that files have. llama.cpp's libraries end the process at another name."""
+
+_SETTINGS = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""GGUF key after `general.sampling.` -> key of generation_config.json."""
+
+_POOLINGS: Mapping[object, Pooling] = {1: "mean", 2: "first", 3: "last"}
+"""Number in `pooling_type` -> how an embedding model makes a vector of a text."""
+
+
+def write_tokenizer(path: Path, work: Path, progress: Progress) -> Facts:
+    """Write tokenizer, chat template and settings of a GGUF file of any architecture into `work`.
+
+    Raises ModelError for a damaged file, and OSError.
+    """
+    return write_derived(path, read(path, progress).fields, work)
+
+
+def read(path: Path, progress: Progress) -> GgufFile:
+    """Read a GGUF file's metadata. Raises ModelError for a damaged file."""
+    with progress.task(f"reading {path.name}"):
+        return read_gguf(path)
+
+
+def dequantized(path: Path, tensor: Tensor) -> npt.NDArray[np.float32]:
+    """Weights of a tensor of the file `path`. Raises ModelError for a type that gguf-py lacks."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    kind = GGMLQuantizationType(tensor.kind)
+    try:
+        weights: npt.NDArray[np.float32] = dequantize(tensor.data, kind)
+    except NotImplementedError as error:
+        raise ModelError(
+            f"{path} has weights of type {kind.name}, which cannot be read; "
+            "get the model in another quantization, such as Q8_0 or Q4_K_M"
+        ) from error
+    return weights
+
+
+def write_derived(path: Path, fields: Mapping[str, Any], work: Path) -> Facts:
+    """Like `write_tokenizer`, of metadata that was read already."""
+    facts = _facts(path, fields)
+    tokenizer = build_tokenizer(path, fields)
+    (work / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+    if isinstance(template := fields.get("tokenizer.chat_template"), str):
+        (work / TEMPLATE).write_text(template, encoding="utf-8")
+    # Empty where there are no settings, so that the metadata is not read again.
+    write_json(work / GENERATION, sampling_settings(fields))
+    return facts
+
+
+def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
+    architecture = fields.get("general.architecture")
+    missing = [key for key in REQUIRED_FIELDS if key not in fields]
+    if missing:
+        raise ModelError(f"{path} has no tokenizer: {', '.join(missing)} missing")
+    if faults := vocabulary_faults(fields):
+        raise ModelError(f"{path} has an invalid tokenizer: {'; '.join(faults)}")
+    if fields.get("split.count", 0) not in (0, 1):
+        raise ModelError(f"{path} is one part of a split model; join the parts first")
+    context = fields.get(f"{architecture}.context_length")
+    if not isinstance(context, int) or context < 1:
+        raise ModelError(f"{path} has no context length ({short(architecture)}.context_length)")
+    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling not in _SCALINGS:
+        raise ModelError(
+            f"{path} has {short(architecture)}.rope.scaling.type of {short(repr(scaling))}; "
+            f"expected one of {', '.join(_SCALINGS)}: get the model as another file"
+        )
+    return Facts(
+        **token_facts(fields)._asdict(),
+        context_length=context,
+        license=text if isinstance(text := fields.get("general.license"), str) else None,
+        **pooling_facts(fields),
+    )
+
+
+def pooling_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts `pooling` and `pooled_end`; empty for a model that makes no embeddings here.
+
+    Attention in both directions is nothing that the openvino engine computes.
+    """
+    family = fields.get("general.architecture")
+    pooling = _POOLINGS.get(fields.get(f"{family}.pooling_type"))
+    if pooling is None or fields.get(f"{family}.attention.causal", True) is not True:
+        return {}
+    ends = fields.get("tokenizer.ggml.add_eos_token") is True
+    return {"pooling": pooling, "pooled_end": token_id(fields, "eos") if ends else None}
+
+
+def sampling_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in GGUF metadata, under the keys of generation_config.json."""
+    settings = {
+        name: value
+        for key, name in _SETTINGS.items()
+        if _is_number(value := fields.get(f"general.sampling.{key}"))
+    }
+    if fields.get("general.sampling.penalty_last_n") == 0:
+        settings.pop("repetition_penalty", None)  # applies to no tokens
+    # The file has f32: 0.9 is 0.8999999761581421.
+    return {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in settings.items()
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9

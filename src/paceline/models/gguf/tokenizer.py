@@ -1,0 +1,216 @@
+"""Makes a `tokenizer.json` of GGUF metadata: byte-level BPE, and SentencePiece's BPE.
+
+`pre_tokenizers.py` has what the names in `tokenizer.ggml.pre` mean, `vocabulary.py` checks the
+tokens, and `sidecar.py` looks for the model's own tokenizer.json where the metadata is not enough.
+
+SentencePiece merges the pair of symbols whose joined token has the best score, the leftmost first.
+Here those become ordered merges: every pair that joins to a token, by the token's score.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ModelError
+from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from paceline.models.gguf.sidecar import base_model, find_tokenizer
+from paceline.models.gguf.vocabulary import TokenType, scores, token_id, token_types
+from paceline.storage.gguf_file import NumberArray, short
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_SPACE = "\u2581"
+"""Stands for a space in SentencePiece's tokens."""
+
+_KEEP_SPACE = frozenset(["<unk>", "<s>", "<|endoftext|>"])
+"""Phi-3's control tokens after which white space is text (as in llama.cpp)."""
+
+
+class Unread(ModelError):
+    """The metadata has a tokenizer that cannot be read from it; the message says which."""
+
+
+def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
+    """Text of a tokenizer.json for the checked metadata of the file at `path`.
+
+    Where the metadata is not enough, or has no pre-tokenizer's name, one that lies beside the file,
+    or that the hub's cache has for the base model, is used if its tokens are the file's.
+
+    Raises ModelError, which says what would work, if there is none.
+    """
+    unnamed = fields.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in fields
+    if unnamed and (text := find_tokenizer(path, fields)[0]) is not None:
+        return text
+    try:
+        return make_tokenizer(fields).to_str()
+    except Unread as error:
+        text, misfit = find_tokenizer(path, fields)
+        if text is not None:
+            return text
+        where = base_model(fields) or "the model it was made of"
+        raise ModelError(
+            f"{path} has {error}{f' ({misfit})' if misfit else ''}. What works: the tokenizer.json "
+            f"of {where} beside the file, or its Hugging Face checkpoint: "
+            "`paceline convert FOLDER --to openvino`"
+        ) from error
+
+
+def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
+    """The tokenizer of checked metadata. Raises Unread."""
+    kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
+    _refuse_options(fields, kind)
+    if kind == "llama":
+        tokenizer = _sentence_piece(fields)
+    elif kind == "gemma4":
+        tokenizer = _bpe(fields, PRE_TOKENIZERS["gemma4"])
+    elif kind == "gpt2" and isinstance(pre, str) and pre in PRE_TOKENIZERS:
+        tokenizer = _bpe(fields, PRE_TOKENIZERS[pre])
+    else:
+        raise Unread(
+            f"a tokenizer of kind {short(kind)}/{short(pre)}, which is not read; expected llama, "
+            "gemma4, or gpt2 with a pre-tokenizer that the guide lists"
+        )
+    _add_tokens(tokenizer, fields, strip=kind == "llama" and _is_phi3(fields))
+    return tokenizer
+
+
+def _refuse_options(fields: Mapping[str, Any], kind: object) -> None:
+    """Raise Unread for an option that would change the ids and is not implemented."""
+    options = ["remove_extra_whitespaces"]
+    if f"{fields.get('general.architecture')}.pooling_type" not in fields:
+        options.append("add_eos_token")  # `pooling_facts` reads it for embedding models
+    if kind != "llama":
+        options.append("add_space_prefix")  # llama.cpp ignores it; the models' own files do not
+    for option in options:
+        if fields.get(f"tokenizer.ggml.{option}"):
+            raise Unread(f"a tokenizer with the option {option}, which is not implemented")
+    charsmap = fields.get("tokenizer.ggml.precompiled_charsmap")
+    if isinstance(charsmap, NumberArray) and len(charsmap.values):
+        raise Unread("a tokenizer with a precompiled_charsmap, which is not implemented")
+
+
+def _bpe(fields: Mapping[str, Any], pre: PreTokenizer) -> "Tokenizer":
+    """BPE with the file's merges."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    merges = [tuple(merge.split(" ", 1)) for merge in fields.get("tokenizer.ggml.merges", ())]
+    if not merges:
+        raise Unread("a BPE tokenizer without merges")
+    ids = _ids(fields)
+    if pre.marks_spaces and not _has_bytes(ids):
+        raise Unread("a BPE tokenizer of plain text without tokens for bytes")
+    tokenizer = Tokenizer(
+        models.BPE(ids, merges, ignore_merges=pre.ignore_merges, byte_fallback=pre.marks_spaces)
+    )
+    steps: list[Any] = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    if pre.marks_spaces:
+        tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+        tokenizer.decoder = _decoder(strip=False)
+    else:
+        steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
+        tokenizer.decoder = decoders.ByteLevel()
+    if pre.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = Sequence(steps)
+    return tokenizer
+
+
+def _sentence_piece(fields: Mapping[str, Any]) -> "Tokenizer":
+    """SentencePiece's BPE: tokens with scores, bytes for what has no token."""
+    from tokenizers import Tokenizer, models, normalizers
+
+    prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
+    ids, unknown = _ids(fields), token_id(fields, "unknown")
+    tokenizer = Tokenizer(
+        models.BPE(
+            ids,
+            _merges_by_score(fields),
+            unk_token=None if unknown is None else fields["tokenizer.ggml.tokens"][unknown],
+            fuse_unk=True,
+            byte_fallback=_has_bytes(ids),
+        )
+    )
+    # A prefix before the text and after each control token, as in llama.cpp.
+    marks: list[Any] = [normalizers.Prepend(_SPACE)] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*marks, normalizers.Replace(" ", _SPACE)])
+    tokenizer.decoder = _decoder(strip=prefix)
+    return tokenizer
+
+
+def _merges_by_score(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Every pair of tokens that joins to a token, best score first.
+
+    Pairs of one score have one rank in SentencePiece, and the leftmost is merged first: with the
+    longest token, then the longest left part first, the order is the same within runs of a letter.
+    """
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    known = {
+        text: score
+        for text, score, kind in zip(
+            tokens, _checked_scores(fields), token_types(fields), strict=True
+        )
+        if kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
+    }
+    merges = [
+        (-score, -len(text), -cut, text)
+        for text, score in known.items()
+        for cut in range(1, len(text))
+        if text[:cut] in known and text[cut:] in known
+    ]
+    return [(text[:-cut], text[-cut:]) for _, _, cut, text in sorted(merges)]
+
+
+def _checked_scores(fields: Mapping[str, Any]) -> list[float]:
+    """The scores, if they rank merges."""
+    ranks = scores(fields)
+    types = token_types(fields)
+    normal = [score for score, kind in zip(ranks, types, strict=False) if kind == TokenType.NORMAL]
+    if not ranks or not all(map(math.isfinite, normal)):
+        raise Unread("a SentencePiece tokenizer without scores")
+    if len(normal) > 1 and len(set(normal)) == 1:  # converted from a tokenizer.json
+        raise Unread("a SentencePiece tokenizer whose scores are all equal, so its merges are lost")
+    if sum(score != int(score) for score in normal) > len(normal) / 2:
+        raise Unread("a SentencePiece tokenizer of the kind Unigram (its scores are probabilities)")
+    return ranks
+
+
+def _decoder(*, strip: bool) -> Any:
+    """Tokens to text: bytes and spaces; the space before a text is removed if one was added."""
+    from tokenizers import decoders
+
+    steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+
+
+def _add_tokens(tokenizer: "Tokenizer", fields: Mapping[str, Any], *, strip: bool) -> None:
+    """Control tokens, and those that are found in any text before it is cut."""
+    from tokenizers import AddedToken
+
+    named = list(zip(fields["tokenizer.ggml.tokens"], token_types(fields), strict=True))
+
+    def added(kinds: Iterable[int], *, special: bool) -> list[AddedToken]:
+        return [
+            AddedToken(
+                text, special=special, normalized=False, rstrip=strip and text not in _KEEP_SPACE
+            )
+            for text, kind in named
+            if kind in kinds and text
+        ]
+
+    tokenizer.add_special_tokens(added((TokenType.CONTROL, TokenType.UNKNOWN), special=True))
+    tokenizer.add_tokens(added((TokenType.USER_DEFINED,), special=False))
+
+
+def _is_phi3(fields: Mapping[str, Any]) -> bool:
+    return fields.get("general.architecture") in ("phi3", "phimoe")
+
+
+def _ids(fields: Mapping[str, Any]) -> dict[str, int]:
+    return {text: i for i, text in enumerate(fields["tokenizer.ggml.tokens"])}
+
+
+def _has_bytes(ids: Mapping[str, int]) -> bool:
+    return all(f"<0x{byte:02X}>" in ids for byte in range(256))

@@ -1,0 +1,207 @@
+"""Tokens of GGUF metadata: their types, the special ones, and those that end an answer.
+
+Invariant: metadata is untrusted. `vocabulary_faults` comes first; the rest relies on it. The work
+that follows is bounded by the limits here.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from paceline.storage.gguf_file import NumberArray, short
+
+REQUIRED_FIELDS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type")
+
+_MAX_TOKENS = 2**20
+_MAX_MERGES = 2**22
+_MAX_LETTERS = 2**24
+"""Characters of all tokens; the largest vocabularies in use have about 2 million."""
+
+_TEXT_TOO = frozenset(["</s>", "<eos>"])
+"""Names that end an answer only as control tokens: Gemma has `</s>` as a tag of HTML."""
+
+
+END_TOKENS = frozenset(
+    [
+        "</s>",
+        "<eos>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|calls|>",
+        "<|flush|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|tool_response>",
+        "<end_of_utterance>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "[e~[",
+    ]
+)
+"""Control tokens that end an answer, in any model family: those of llama.cpp's llama-vocab.cpp."""
+
+_NOT_AN_END = (
+    ("<|end|>", ("<|return|>", "<|call|>")),
+    ("<|end|>", ("<|calls|>", "<|flush|>")),
+    ("</s>", ("<|tool_response>",)),
+)
+"""Tokens that end a part of an answer, or are text, in a vocabulary that has the others, too."""
+
+
+class TokenType(IntEnum):
+    """Values of `tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class TokenFacts(NamedTuple):
+    """What GGUF metadata says about the tokens of a prompt and of an answer's end."""
+
+    stop_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    add_bos: bool
+    bos_token: str | None
+    eos_token: str | None
+
+
+def vocabulary_faults(fields: Mapping[str, Any]) -> list[str]:
+    """Faults of the tokens, their types, scores and merges."""
+    tokens, kinds = fields["tokenizer.ggml.tokens"], _list(fields, "token_type")
+    merges = fields.get("tokenizer.ggml.merges", [])
+    faults = [
+        f"tokenizer.ggml.{name} is not a list of {what}"
+        for name, value, kind, what in (
+            ("tokens", tokens, str, "str"),
+            ("token_type", kinds, int, "int"),
+            ("merges", merges, str, "str"),
+            ("scores", _list(fields, "scores"), (int, float), "numbers"),
+        )
+        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value)
+    ]
+    return faults or [*_sizes(fields, tokens, kinds, merges), *_merge_faults(tokens, merges)][:1]
+
+
+def _sizes(
+    fields: Mapping[str, Any], tokens: list[str], kinds: list[int], merges: list[str]
+) -> list[str]:
+    faults = [
+        f"there are {len(values)} {name} for {len(tokens)} tokens"
+        for name, values in (("token types", kinds), ("scores", _list(fields, "scores")))
+        if len(values) != len(tokens) and (name != "scores" or values)
+    ]
+    letters = sum(map(len, tokens))
+    for count, limit, what in (
+        (len(tokens), _MAX_TOKENS, "tokens"),
+        (len(merges), _MAX_MERGES, "merges"),
+        (letters, _MAX_LETTERS, "characters in its tokens"),
+    ):
+        if count > limit:
+            faults.append(f"there are {count} {what}; at most {limit} are read")
+    if not faults and len(set(tokens)) != len(tokens):
+        token, times = Counter(tokens).most_common(1)[0]
+        faults.append(f"the token {short(repr(token))} occurs {times} times")
+    return faults
+
+
+def _merge_faults(tokens: list[str], merges: list[str]) -> list[str]:
+    known = set(tokens)
+    for merge in merges:
+        left, space, right = merge.partition(" ")
+        if not space or not {left, right, left + right} <= known:
+            return [f"the merge {short(repr(merge))} does not join two tokens to a token"]
+    return []
+
+
+def token_types(fields: Mapping[str, Any]) -> list[int]:
+    """The type of each token; user-defined ones whose name ends an answer are control tokens.
+
+    Fine-tuned models have them so; llama.cpp logs a `control-looking token` and does the same.
+    """
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    return [
+        TokenType.CONTROL
+        if kind == TokenType.USER_DEFINED and text in END_TOKENS and text not in _TEXT_TOO
+        else kind
+        for text, kind in zip(tokens, _list(fields, "token_type"), strict=True)
+    ]
+
+
+def scores(fields: Mapping[str, Any]) -> list[float]:
+    """The score of each token; empty if there are none."""
+    values: list[float] = _list(fields, "scores")
+    return values
+
+
+def special_tokens(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Control tokens: name -> id."""
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    return {tokens[i]: i for i, k in enumerate(token_types(fields)) if k == TokenType.CONTROL}
+
+
+def token_facts(fields: Mapping[str, Any]) -> TokenFacts:
+    """The tokens that begin a prompt and end an answer."""
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    bos, eos = (token_id(fields, name) for name in ("bos", "eos"))
+    stops = end_ids(special_tokens(fields))
+    ends = _list(fields, "eos_token_ids")
+    stops |= {
+        token
+        for token in (ends if isinstance(ends, list) else [ends])
+        if isinstance(token, int) and 0 <= token < len(tokens)
+    }
+    stops |= {
+        token for name in ("eos", "eot", "eom") if (token := token_id(fields, name)) is not None
+    }
+    return TokenFacts(
+        stop_token_ids=tuple(sorted(stops)),
+        bos_token_id=bos,
+        add_bos=_adds_bos(fields) and bos is not None,
+        bos_token=tokens[bos] if bos is not None else None,
+        eos_token=tokens[eos] if eos is not None else None,
+    )
+
+
+def token_id(fields: Mapping[str, Any], name: str) -> int | None:
+    """Id of a named token ("bos", "eos", "unknown"), as llama.cpp reads it; None without one."""
+    spm = fields.get("tokenizer.ggml.model") == "llama"
+    default = {"unknown": 0, "bos": 1, "eos": 2}.get(name) if spm else None
+    value = fields.get(f"tokenizer.ggml.{name}_token_id", default)
+    size = len(fields["tokenizer.ggml.tokens"])
+    return value if isinstance(value, int) and 0 <= value < size else None
+
+
+def end_ids(special: Mapping[str, int]) -> set[int]:
+    """Ids of the control tokens that end an answer, by name."""
+    parts = {name for name, others in _NOT_AN_END if special.keys() >= {*others}}
+    return {number for name, number in special.items() if name in END_TOKENS - parts}
+
+
+def _adds_bos(fields: Mapping[str, Any]) -> bool:
+    kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    if kind == "gemma4" or pre == "gemma4":
+        return True  # as in llama.cpp, because early files have false
+    known = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
+    default = kind == "llama" or (known is not None and known.add_bos)
+    return bool(fields.get("tokenizer.ggml.add_bos_token", default))
+
+
+def _list(fields: Mapping[str, Any], name: str) -> Any:
+    """An array of the metadata as a list, empty if it is missing; another value as it is."""
+    value = fields.get(f"tokenizer.ggml.{name}", [])
+    return value.values.tolist() if isinstance(value, NumberArray) else value

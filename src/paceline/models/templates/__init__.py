@@ -1,0 +1,178 @@
+"""Renders chat messages to the prompt text that the model was trained on.
+
+Invariant: a template comes with a downloaded model, so it runs in a sandbox, in a process with
+limits of time and memory (`worker.py`); any failure becomes a PacelineError.
+"""
+
+import atexit
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.processes import TimeLimit, WorkerProcess
+
+SECONDS = 5.0
+"""Time limit of rendering. Ten thousand messages take 0.1 s."""
+
+CHARACTERS = 16 * 2**20
+"""Limit of the rendered text."""
+
+PROCESS = WorkerProcess(Path(__file__).with_name("worker.py"), "renders chat templates")
+"""Shared by all templates."""
+
+atexit.register(PROCESS.close)
+
+
+def start_templates() -> None:
+    """Start the process that renders chat templates, without waiting until it is ready."""
+    PROCESS.start()
+
+
+class ChatTemplate:
+    """The chat template of one model.
+
+    >>> template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}")
+    >>> template.render([{"role": "user", "content": "Hi"}])
+    '[user] Hi'
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        model: str = "this model",
+    ) -> None:
+        """Compile `source`. Raises ModelError when it is None or not valid Jinja."""
+        if source is None:
+            raise ModelError(
+                f"{model} has no chat template, which messages need; give a plain prompt with --raw"
+            )
+        self._named = f"the chat template of {model}"
+        self._source = source
+        self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self.variables = frozenset(self._checked(self._ask(None))["variables"])
+        """Variables that the template reads."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **extra: Any,
+    ) -> str:
+        """Prompt text for `messages`, each {"role": ..., "content": ...}.
+
+        `add_generation_prompt` ends the prompt where the model's answer begins. `extra` are
+        variables of some templates, such as enable_thinking. All values are JSON.
+
+        Templates that reject a system turn get its text in the first user's turn, and those that
+        fail otherwise an empty list of tools, or the arguments of calls as JSON text.
+
+        Raises:
+            InvalidRequest: the template rejects the messages, or fails on them.
+            ModelError: the template itself fails, or exceeds a limit of time or size.
+        """
+        _check_messages(messages)
+        names = {
+            **extra,
+            **self._tokens,
+            "messages": [dict(message) for message in messages],
+            "tools": None if tools is None else [dict(tool) for tool in tools],
+            "add_generation_prompt": add_generation_prompt,
+        }
+        answer = first = self._ask(names)
+        for kind, fit in _FITS:
+            if answer.get("error") == kind and (fitted := {**names, **fit(names)}) != names:
+                names, answer = fitted, self._ask(fitted)
+        return str(self._checked(first if "error" in answer else answer)["text"])
+
+    def _ask(self, names: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Render with the variables `names`; None: only compile and list the variables.
+
+        The answer may be an error; see worker.py.
+        """
+        limits = {"seconds": SECONDS, "characters": CHARACTERS}
+        try:
+            request = json.dumps(
+                {"source": self._source, **limits, "names": names}, ensure_ascii=False
+            )
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the messages cannot be written as JSON: {error}") from error
+        try:
+            return PROCESS.ask(request.encode("utf-8", "surrogatepass"), SECONDS)
+        except TimeLimit:
+            raise ModelError(f"{self._named} took longer than {SECONDS:g} s") from None
+
+    def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer, if it is no error. Raises InvalidRequest or ModelError."""
+        if "error" not in answer:
+            return answer
+        template = self._named
+        reason = answer["message"]
+        raise {
+            "invalid": ModelError(f"{template} is not valid: {reason}; use --raw"),
+            "refused": InvalidRequest(f"the chat template rejects these messages: {reason}"),
+            "missing": InvalidRequest(f"{template} needs a field that a message lacks: {reason}"),
+            "unfit": InvalidRequest(f"{template} cannot render these messages: {reason}"),
+            "failed": ModelError(f"{template} failed: {reason}"),
+            "large": ModelError(f"{template} exceeds its limit: {reason}"),
+        }[answer["error"]]
+
+
+def _with_system_in_user(names: Mapping[str, Any]) -> dict[str, Any]:
+    """The system's text before that of the first user, as peers have it for Gemma 2."""
+    system, *rest = names["messages"]
+    if system["role"] != "system" or (rest and rest[0]["role"] != "user"):
+        return {}
+    texts = [message.get("content") for message in (system, *rest[:1])]
+    if not all(isinstance(text, str) for text in texts):
+        return {}
+    user = {**(rest or [system])[0], "role": "user", "content": "\n\n".join(filter(None, texts))}
+    return {"messages": [user, *rest[1:]]}
+
+
+def _with_no_tools(names: Mapping[str, Any]) -> dict[str, Any]:
+    """An empty list for templates that go through their tools without asking for them."""
+    return {"tools": names["tools"] or []}
+
+
+def _with_written_arguments(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of calls as OpenAI's API has them, for templates that join them to text."""
+
+    def written(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    def fitted(message: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [*map(written, calls)]} if calls else message
+
+    try:
+        return {"messages": [*map(fitted, names["messages"])]}
+    except (KeyError, TypeError):
+        return {}
+
+
+_FITS: tuple[tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (
+    ("unfit", _with_no_tools),
+    ("unfit", _with_written_arguments),
+    ("refused", _with_system_in_user),
+)
+"""Kind of an error -> other variables, with which a template is tried again."""
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+        raise InvalidRequest(f"messages is {messages!r}; expected a list of at least one message")
+    for place, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequest(
+                f"message {place} is {message!r}, expected an object with a role, such as "
+                '{"role": "user", "content": "Hello"}'
+            )

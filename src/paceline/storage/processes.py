@@ -1,0 +1,296 @@
+"""Child processes: one run to its end, and one that answers requests.
+
+The second is for what is not trusted with this process. Its script limits its own time and memory,
+as `models/templates/worker.py` does. One that is slow to start, as `matcher_worker.py`, answers in
+a child, and replaces that when it is ended.
+
+Invariants: however `run_child` ends (result, error, Ctrl-C), the child has ended too. A request
+gets its own answer. After Ctrl-C the process that answers is replaced.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.errors import ModelError
+from paceline.storage.system import ALARM_EXITS, HAS_ALARM
+
+KEPT_LINES = 200
+GRACE_SECONDS = 5.0
+
+_TRIALS = 3
+"""How often a request is sent while children end for other reasons."""
+
+if sys.platform == "win32":
+    _INTERRUPT = signal.SIGTERM  # it ends the process
+else:
+    _INTERRUPT = signal.SIGUSR1
+
+
+class Finished(NamedTuple):
+    """Exit status of a child (negative: the signal) and its last lines of output."""
+
+    code: int
+    lines: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The lines as one string."""
+        return "\n".join(self.lines)
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether the output reports a full disk."""
+        return "No space left" in self.text or "Disk quota" in self.text
+
+    @property
+    def reason(self) -> str:
+        """The last line that is not empty, or how the child ended."""
+        if self.code < 0:
+            return f"ended by signal {-self.code}"
+        return next((line for line in reversed(self.lines) if line.strip()), "it gave no reason")
+
+
+def python(*arguments: str) -> list[str]:
+    """Command line of this interpreter, without imports from the current folder."""
+    return [sys.executable, "-P", *arguments]
+
+
+def run_child(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> Finished:
+    """Run `argv` to its end; `on_line` gets each line of its output (both streams).
+
+    Raises OSError when it cannot be started. On any exception, Ctrl-C included, the child is ended.
+    """
+    kept: deque[str] = deque(maxlen=KEPT_LINES)
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=None if env is None else dict(env),
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    try:
+        assert child.stdout is not None
+        with child.stdout as lines:
+            for line in lines:
+                kept.append(line.rstrip("\n"))
+                if on_line is not None:
+                    on_line(kept[-1])
+        return Finished(child.wait(), tuple(kept))
+    finally:
+        _end(child)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    if child.poll() is not None:
+        return
+    child.terminate()
+    try:
+        child.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+class TimeLimit(Exception):
+    """The process was ended at its deadline."""
+
+
+class WorkerCrash(ModelError):
+    """The process has ended by itself: its memory is limited."""
+
+
+class Interrupted(Exception):
+    """The request was ended by its `Interrupt`."""
+
+
+class Interrupt:
+    """Ends a request from another thread, before or while it is answered. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def request(self) -> None:
+        """End the request; of a process that answers in a child, that child alone."""
+        with self._lock:
+            self.requested = True
+            if self._child is not None:
+                self._child.send_signal(_INTERRUPT)
+
+    @contextmanager
+    def of(self, child: "subprocess.Popen[bytes]") -> Iterator[None]:
+        """While this process answers the request. Raises Interrupted if it was ended before."""
+        with self._lock:
+            if self.requested:
+                raise Interrupted
+            self._child = child
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._child = None
+
+
+class WorkerProcess:
+    """A process that runs a script. Thread-safe."""
+
+    def __init__(self, script: Path, task: str, *arguments: str) -> None:
+        """Does not start the process. `task` says for errors what it does."""
+        self._command = [sys.executable, "-P", str(script), *arguments]
+        self._task = task
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._sent = 0
+        """Requests that this process has got."""
+
+    def __del__(self) -> None:
+        self._end()
+
+    def start(self) -> None:
+        """Start the process if necessary, without waiting 0.1 s until it is ready.
+
+        Raises ModelError if it cannot be started.
+        """
+        with self._lock:
+            self._running()
+
+    def ask(
+        self, request: bytes, seconds: float, interrupt: Interrupt | None = None
+    ) -> dict[str, Any]:
+        """Send a request, one line of JSON that has its time limit too; returns the answer.
+
+        In place of a child that has ended, its parent answers {"ended": exit code, "interrupted":
+        whether by SIGUSR1, "read": number of requests that it and earlier children have read}.
+
+        Raises:
+            TimeLimit: it took too long.
+            Interrupted: `interrupt` was requested.
+            WorkerCrash: the process has ended.
+            ModelError: it cannot be started.
+        """
+        interrupt = interrupt or Interrupt()
+        with self._lock:
+            for _ in range(_TRIALS):
+                answer, is_late = self._answer(request, seconds, interrupt)
+                if "ended" not in answer:
+                    return answer
+                if interrupt.requested:
+                    raise Interrupted
+                if answer["read"] == self._sent and not answer["interrupted"]:
+                    break  # else it has ended for an earlier request
+        code = answer["ended"]
+        if code in ALARM_EXITS or is_late:
+            raise TimeLimit
+        how = f"signal {-code}" if code < 0 else f"status {code}"
+        raise WorkerCrash(f"the process that {self._task} ended with {how}")
+
+    def _answer(
+        self, request: bytes, seconds: float, interrupt: Interrupt
+    ) -> tuple[dict[str, Any], bool]:
+        """The answer, or one that says how the process has ended; and whether its time was over."""
+        child = self._running()
+        with interrupt.of(child):
+            self._sent += 1
+            try:
+                with _ended_after(child, seconds) as late:
+                    line = _exchange(child, request)
+            except BaseException:  # also Ctrl-C: the next request would get this answer
+                self._end()
+                raise
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+        else:
+            answer = {"ended": child.wait(), "interrupted": False, "read": self._sent}
+        if answer.get("read", self._sent) != self._sent or not line:
+            self._end()
+        return answer, late.is_set()
+
+    def close(self) -> None:
+        """End the process; the next request starts another."""
+        with self._lock:
+            self._end()
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._owner != os.getpid():  # forked: the process is the parent's
+            self._child, self._owner = None, os.getpid()
+        if self._child is not None and self._child.poll() is None:
+            return self._child
+        self._end()
+        try:
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # no Ctrl-C from the terminal
+            )
+            self._sent = 0
+        except OSError as error:
+            raise ModelError(
+                f"the process that {self._task} cannot be started: {error.strerror}"
+            ) from error
+        return self._child
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is None or self._owner != os.getpid():
+            return
+        if sys.platform == "win32":
+            child.kill()
+        else:
+            with suppress(OSError):  # its children too, which are of its session
+                os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            with suppress(OSError):  # unsent data
+                if pipe is not None:
+                    pipe.close()
+
+
+@contextmanager
+def _ended_after(child: "subprocess.Popen[bytes]", seconds: float) -> Iterator[threading.Event]:
+    """Where a process cannot have itself ended at its deadline, end it; yields whether that was."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        child.kill()
+
+    timer = threading.Timer(seconds, end)
+    if not HAS_ALARM:
+        timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+
+
+def _exchange(child: "subprocess.Popen[bytes]", request: bytes) -> bytes:
+    """Return the line of the answer; empty when the process has ended."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        child.stdin.write(request + b"\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        return b""
+    return child.stdout.readline()

@@ -1,0 +1,45 @@
+"""Whether a model fits the memory: said before it is read."""
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ModelError
+from paceline.models import Progress, resolve
+from paceline.models.gguf import support
+from support.tiny import write_tiny
+
+
+@pytest.mark.parametrize("split", [0, 8])
+def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
+    split: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = write_tiny(tmp_path / "m.gguf", split=split)
+    total = sum(each.stat().st_size for each in tmp_path.glob("*.gguf"))
+    monkeypatch.setattr(support, "memory_bytes", lambda: total - 1)
+    with pytest.raises(ModelError, match="of memory; choose a smaller model or quantization"):
+        resolve(str(path), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_that_may_not_fit_is_opened_after_a_line(
+    tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+):
+    size, said = tiny_gguf.stat().st_size, StringIO()
+    monkeypatch.setattr(support, "memory_bytes", lambda: 2 * size)
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(said))
+    assert "of memory while it is loaded, and this machine has" in said.getvalue().splitlines()[0]
+    monkeypatch.setattr(support, "memory_bytes", lambda: 4 * size)
+    said = StringIO()
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(said))
+    assert said.getvalue() == ""
+
+
+def test_a_file_that_is_mapped_needs_memory_once(
+    tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+):
+    said = StringIO()
+    monkeypatch.setattr(support, "memory_bytes", lambda: 2 * tiny_gguf.stat().st_size)
+    resolve(str(tiny_gguf), tmp_path / "cache", Progress(said), engine="llamacpp")
+    assert "of memory" not in said.getvalue()

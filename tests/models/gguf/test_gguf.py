@@ -1,0 +1,277 @@
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.errors import ModelError
+from paceline.models import ModelFiles, resolve
+from paceline.models.gguf import write_tokenizer
+from paceline.storage.progress import QUIET
+from support.tiny import SIZES, WIDE, Type, reference_logits, write_tiny
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+WEIGHTS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
+PUBLISHED = ((4, 1, 256), (14, 2, 64), (16, 2, 128), (8, 2, 80), (2, 2, 96))
+"""Heads of queries, those of keys and values, and the size of one, in the ratios of Gemma 3 270M,
+Qwen2 0.5B, Qwen3 30B-A3B, Danube 1.8B and Phi-3 mini."""
+EIGHT_BITS = 0.05  # what they cost in so small a model; a wrong rotation or bias costs 0.3 and more
+# Of weights as they are, the products round the inputs to 8 bits, 32 at a time.
+TOKENS = [1, 260, 270, 40, 2, 81, 1, 300, 77, 77, 290, 15]
+
+
+def engine_logits(files: ModelFiles) -> np.ndarray:
+    engine = open_engine("openvino", files.path, files.context_length, EngineSettings())
+    return engine.step([(engine.open(), Block(TOKENS, len(TOKENS)))]).logits[0].copy()
+
+
+def apart(found: np.ndarray, expected: np.ndarray) -> float:
+    """The root mean square difference over that of the values themselves."""
+    return float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 16), *PUBLISHED], ids=str)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_computes_what_the_file_says(
+    architecture: str, heads: tuple[int, int, int], tmp_path: Path
+):
+    sizes = {**SIZES, **dict(zip(("heads", "kv_heads", "head"), heads, strict=True))}
+    path = write_tiny(tmp_path / "m.gguf", architecture, sizes=sizes)
+    found = engine_logits(resolve(str(path), tmp_path))
+    assert apart(found, reference_logits(path, TOKENS)) < EIGHT_BITS
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_weights_of_every_type_are_read_as_they_are_meant(weights: str, tmp_path: Path):
+    sizes = WIDE if weights.endswith("_K") else SIZES
+    path = write_tiny(tmp_path / "m.gguf", weights=Type[weights], sizes=sizes)
+    found = engine_logits(resolve(str(path), tmp_path))
+    assert apart(found, reference_logits(path, TOKENS)) < EIGHT_BITS
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_agrees_with_transformers(architecture: str, tmp_path: Path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    # Its qwen3 has heads of 128 whatever the file says.
+    sizes = {**WIDE, "heads": 2, "kv_heads": 1}
+    path = write_tiny(tmp_path / "m.gguf", architecture, Type.Q8_0, sizes=sizes)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32
+    )
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    assert apart(reference_logits(path, TOKENS), expected) < 1e-4, "the reference of these tests"
+    assert apart(engine_logits(resolve(str(path), tmp_path)), expected) < EIGHT_BITS
+
+
+def test_facts_template_and_tokenizer_come_from_the_file(tiny_files: ModelFiles):
+    assert tiny_files.context_length == SIZES["context"]
+    assert tiny_files.stop_token_ids == (0, 2), "the end token, and the control tokens that end"
+    assert (tiny_files.facts.bos_token, tiny_files.facts.eos_token) == (
+        "<|im_start|>",
+        "<|im_end|>",
+    )
+    assert not tiny_files.facts.add_bos
+    assert tiny_files.facts.license == "cc0-1.0"
+    prompt = tiny_files.template().render([{"role": "user", "content": "Hi"}])
+    assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    ids = tiny_files.tokenizer().encode(prompt, special=True)
+    assert ids[0] == 1
+    assert tiny_files.tokenizer().decode(ids) == "user\nHi\nassistant\n"
+
+
+def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path):
+    path = write_tiny(tmp_path / "m.gguf")
+    first = resolve(str(path), tmp_path)
+    stamp = (first.folder / "manifest.json").stat().st_mtime_ns
+    assert resolve(str(path), tmp_path) == first
+    assert (first.folder / "manifest.json").stat().st_mtime_ns == stamp
+    write_tiny(path, seed=1)
+    assert resolve(str(path), tmp_path).fingerprint != first.fingerprint
+
+
+def test_the_reading_of_end_tokens_takes_in_the_ends_of_turns_and_messages(tmp_path: Path):
+    more = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 6}
+    path = write_tiny(tmp_path / "m.gguf", fields={**more, "tokenizer.ggml.add_bos_token": True})
+    files = resolve(str(path), tmp_path)
+    assert files.stop_token_ids == (0, 2, 5, 6)
+    assert files.facts.add_bos
+    assert files.tokenizer().encode("a", special=True)[0] == 1
+
+
+# -- files that are none ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Callable[[Path], str]:
+    """Resolves a bad file: returns what was said, which names it; nothing may be left behind."""
+
+    def refused(path: Path) -> str:
+        with pytest.raises(ModelError) as caught:
+            resolve(str(path), tmp_path / "cache")
+        said = str(caught.value)
+        assert str(path) in said
+        assert "\n" not in said
+        assert not [*(tmp_path / "cache" / "models").iterdir()]
+        return said
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a GGUF file"),
+        (b"GG", "not a GGUF file"),
+        (b"PK\x03\x04 a zip", "not a GGUF file"),
+        (b"GGUF", "version 0"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1; expected version 2 or 3"),
+        (b"GGUF" + struct.pack("<IQQ", 99, 0, 0), "version 99"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "architecture None"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**40, 2**40), "truncated"),
+    ],
+)
+def test_what_is_no_gguf_file_is_refused(content: bytes, reason: str, refused: Any, tmp_path: Path):
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    assert reason in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"tokenizer.ggml.tokens": None}, "no tokenizer: tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.model": None, "tokenizer.ggml.token_type": None}, "no tokenizer: "),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer of kind t5/smollm"),
+        ({"tokenizer.ggml.model": "llama"}, "SentencePiece tokenizer without scores"),
+        ({"tokenizer.ggml.pre": "kimi-k2"}, "tokenizer of kind gpt2/kimi-k2"),
+        ({"split.count": 2}, "one part of a split model"),
+        ({"llama.context_length": None}, "has no context length"),
+        ({"llama.context_length": 0}, "has no context length"),
+        ({"tokenizer.ggml.tokens": ["a", "b"]}, "320 token types for 2 tokens"),
+        ({"tokenizer.ggml.tokens": "abc"}, "tokens is not a list of str"),
+        ({"tokenizer.ggml.token_type": 7}, "token_type is not a list of int"),
+        ({"tokenizer.ggml.merges": ["t h", "nonsense q"]}, "the merge 'nonsense q'"),
+        ({"tokenizer.ggml.merges": ["nospace"]}, "the merge 'nospace'"),
+    ],
+)
+def test_a_file_without_what_is_needed_is_refused(
+    fields: dict[str, Any], reason: str, refused: Any, tmp_path: Path
+):
+    assert reason in refused(write_tiny(tmp_path / "bad.gguf", fields=fields))
+
+
+def test_an_architecture_that_cannot_be_built_is_refused_with_the_other_way(
+    refused: Any, tmp_path: Path
+):
+    said = refused(write_tiny(tmp_path / "bad.gguf", "mamba"))
+    assert "architecture 'mamba'" in said
+    assert "hunyuan-dense, lfm2, lfm2moe, llama" in said
+    assert "Take a model of one of these" in said
+
+
+def test_a_number_of_values_past_the_end_of_the_file_is_found_out_at_once(
+    refused: Any, tmp_path: Path
+):
+    path = write_tiny(tmp_path / "bad.gguf")
+    data = bytearray(path.read_bytes())
+    # An array of numbers: key, the type array, the type of its items, their number.
+    at = data.index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 8
+    assert data[at : at + 8] == struct.pack("<Q", 320)
+    data[at : at + 8] = struct.pack("<Q", 2**50)
+    path.write_bytes(data)
+    assert "truncated" in refused(path)
+
+
+def test_metadata_that_is_an_empty_list_is_no_obstacle(tmp_path: Path):
+    path = write_tiny(tmp_path / "m.gguf", fields={"general.tags": ["x" * 24]})
+    # The writer refuses to write one, but other tools do. Without its 32 bytes, the weights are
+    # still where they are looked for: at a multiple of 32.
+    one = b"general.tags" + struct.pack("<IIQQ", 9, 8, 1, 24) + b"x" * 24
+    content = path.read_bytes()
+    assert one in content
+    path.write_bytes(content.replace(one, b"general.tags" + struct.pack("<IIQ", 9, 8, 0)))
+    assert resolve(str(path), tmp_path).context_length == SIZES["context"]
+
+
+def test_weights_of_a_type_that_cannot_be_read_are_refused(refused: Any, tmp_path: Path):
+    path = write_tiny(tmp_path / "bad.gguf")
+    # The types' numbers lie in the table of tensors; the first name is followed by two sizes.
+    data = bytearray(path.read_bytes())
+    at = data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 2 * 8
+    assert data[at : at + 4] == struct.pack("<I", Type.F16)
+    data[at : at + 4] = struct.pack("<I", Type.I16)  # of the same size
+    path.write_bytes(data)
+    assert "weights of type I16 (token_embd.weight)" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"llama.block_count": None}, {"llama.block_count": 3}, {"llama.attention.head_count": 3}],
+)
+def test_a_file_whose_tensors_do_not_fit_its_metadata_is_refused_when_it_is_opened(
+    fields: dict[str, Any], tmp_path: Path
+):
+    path = write_tiny(tmp_path / "bad.gguf", fields=fields)
+    files = resolve(str(path), tmp_path)
+    with pytest.raises(ModelError, match="cannot be opened by OpenVINO") as caught:
+        open_engine("openvino", files.path, files.context_length, EngineSettings())
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_read_is_no_crash(refused: Any, tmp_path: Path):
+    path = write_tiny(tmp_path / "bad.gguf")
+    path.chmod(0)
+    try:
+        path.open().close()
+    except PermissionError:
+        assert "cannot read" in refused(path)
+    else:
+        pytest.skip("this user may read every file")
+
+
+def metadata_bytes(content: bytes) -> int:
+    """Where the table of tensors ends, about: its last name, and the weights after it."""
+    return content.index(b"output_norm.weight") + 100
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_cut_off_anywhere_is_refused_as_truncated(
+    data: st.DataObject, tiny_gguf: Path, refused: Any, tmp_path: Path
+):
+    whole_file = tiny_gguf.read_bytes()
+    in_metadata = st.integers(8, metadata_bytes(whole_file))
+    in_weights = st.integers(metadata_bytes(whole_file), len(whole_file) - 1)
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(whole_file[: data.draw(in_metadata | in_weights)])
+    assert "truncated" in refused(path)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_with_wrong_bytes_in_its_metadata_is_read_or_refused_but_never_crashes(
+    data: st.DataObject, tiny_gguf: Path, tmp_path: Path
+):
+    content = bytearray(tiny_gguf.read_bytes())
+    place = st.integers(8, metadata_bytes(content))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(place)] = data.draw(st.integers(0, 255))
+    path = tmp_path / "wrong.gguf"
+    path.write_bytes(content)
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    try:
+        write_tokenizer(path, work, QUIET)
+    except ModelError as error:
+        assert str(path) in str(error)

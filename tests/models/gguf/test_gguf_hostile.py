@@ -1,0 +1,327 @@
+"""GGUF files that were made to do harm: read or refused, in memory in proportion to the file."""
+
+import importlib
+import struct
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.decoding.types import Block
+from paceline.engines import EngineSettings, open_engine
+from paceline.errors import ModelError
+from paceline.models import gguf, resolve
+from paceline.models.gguf.support import check_supported
+from paceline.storage.gguf_file import NumberArray, read_gguf
+from paceline.storage.progress import QUIET
+from support.tiny import write_tiny
+
+STRING, ARRAY, UINT32 = 8, 9, 4
+NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Type -> bytes."""
+
+MEMORY = 16
+"""Bytes of Python objects for each byte of a file, at most."""
+
+SETTINGS = EngineSettings(cache_tokens=512)
+
+LEAST_MEMORY = 2**20
+"""What reading takes besides."""
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def field(name: str, kind: int, value: bytes) -> bytes:
+    return text(name.encode()) + struct.pack("<I", kind) + value
+
+
+def array(name: str, kind: int, count: int, items: bytes) -> bytes:
+    return field(name, ARRAY, struct.pack("<IQ", kind, count) + items)
+
+
+def tensor(name: str, sizes: tuple[int, ...], kind: int, offset: int) -> bytes:
+    return text(name.encode()) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset)
+
+
+def write(
+    path: Path, fields: list[bytes], tensors: list[bytes] | None = None, data: bytes = b""
+) -> Path:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors or ()), len(fields))
+    head += b"".join(fields) + b"".join(tensors or ())
+    path.write_bytes(head + bytes(-len(head) % 32) + data)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "m.gguf"
+
+
+@pytest.fixture
+def bounded(path: Path) -> Iterator[None]:
+    """Reading may take memory in proportion to the file."""
+    importlib.import_module("gguf")  # what that takes is no file's fault
+    tracemalloc.start()
+    yield
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < LEAST_MEMORY + MEMORY * path.stat().st_size
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_an_array_of_numbers_takes_no_memory_of_its_own(kind: int, path: Path):
+    count = 2_000_000 // NUMBERS[kind]
+    write(path, [array("a", kind, count, b"\x81" * (count * NUMBERS[kind]))])
+    found = read_gguf(path).fields["a"]
+    assert isinstance(found, NumberArray)
+    assert len(found.values) == count
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("letters", [b"", b"a", b"ab", "日".encode()])
+def test_an_array_of_short_strings_takes_memory_in_proportion(letters: bytes, path: Path):
+    items = text(letters) * 100_000
+    write(path, [array("a", STRING, 100_000, items)])
+    assert read_gguf(path).fields["a"] == [letters.decode()] * 100_000
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("depth", [1, 2, 1000, 100_000])
+def test_nested_arrays_are_refused_at_any_depth(depth: int, path: Path):
+    nested = struct.pack("<IQ", ARRAY, 1) * depth + struct.pack("<IQI", UINT32, 1, 7)
+    write(path, [field("a", ARRAY, nested)])
+    with pytest.raises(ModelError, match="nested arrays"):
+        read_gguf(path)
+
+
+LARGE = [2**20, 2**31, 2**32, 2**48, 2**61, 2**63, 2**64 - 1]
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("count", LARGE)
+@pytest.mark.parametrize("kind", [0, 4, 7, STRING, ARRAY, 12])
+def test_an_array_that_is_longer_than_the_file_is_refused(kind: int, count: int, path: Path):
+    write(path, [array("a", kind, count, b"\0" * 64)])
+    with pytest.raises(ModelError, match="not a complete GGUF file"):
+        read_gguf(path)
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("count", LARGE)
+@pytest.mark.parametrize("place", ["fields", "tensors", "string", "name", "dimensions"])
+def test_a_count_that_is_larger_than_the_file_is_refused(place: str, count: int, path: Path):
+    number = struct.pack("<Q", count)
+    head = b"GGUF" + struct.pack("<I", 3)
+    none, one = struct.pack("<Q", 0), struct.pack("<Q", 1)
+    path.write_bytes(
+        {
+            "fields": head + none + number + bytes(64),
+            "tensors": head + number + none + bytes(64),
+            "string": head + none + one + text(b"a") + struct.pack("<I", STRING) + number,
+            "name": head + none + one + number + bytes(64),
+            "dimensions": head + one + none + text(b"a") + number[-4:] + bytes(64),
+        }[place]
+    )
+    with pytest.raises(ModelError, match="not a complete GGUF file"):
+        read_gguf(path)
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [tensor("a", (2**32, 2**32), 0, 0)],
+        [tensor("a", (2**63, 2), 0, 0)],
+        [tensor("a", (2, 2**64 - 1), 1, 0)],
+        [tensor("a", (64,), 0, 2**64 - 1)],
+        [tensor("a", (64,), 0, 2**63)],
+        [tensor("a", (0, 5), 0, 0)],
+        [tensor("a", (31,), 8, 0)],
+        [tensor("a", (64,), 99, 0)],
+        [tensor("a", (64,), 4, 0)],
+        [tensor("a", (), 0, 0)],
+        [tensor("a", (1,) * 5, 0, 0)],
+        [tensor("a", (1,) * 1000, 0, 0)],
+        [tensor("a", (1,), 0, 0)] * 2,
+        [tensor(f"t{n}", (64,), 0, 0) for n in range(50)],  # all of them the same bytes
+    ],
+)
+def test_a_tensor_that_cannot_be_in_the_file_is_refused(tensors: list[bytes], path: Path):
+    write(path, [], tensors, bytes(256))
+    with pytest.raises(ModelError, match="not a complete GGUF file"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [field("a", UINT32, bytes(4))] * 2,
+        [field("a", 13, bytes(64))],
+        [field("a", STRING, text(b"\xff\xfe"))],
+        [array("a", 13, 1, bytes(64))],
+        [array("a", STRING, 1, text(b"\x80"))],
+        [text(b"\xc3") + struct.pack("<I", 0) + b"\0"],
+        [field("general.alignment", UINT32, struct.pack("<I", 0))],
+        [field("general.alignment", UINT32, struct.pack("<I", 48))],
+        [field("general.alignment", STRING, text(b"32"))],
+        [array("general.alignment", UINT32, 1, struct.pack("<I", 32))],
+    ],
+)
+def test_metadata_that_says_nothing_is_refused(wrong: list[bytes], path: Path):
+    write(path, wrong, [], bytes(64))
+    with pytest.raises(ModelError, match="not a complete GGUF file"):
+        read_gguf(path)
+
+
+def test_values_are_read_as_they_were_written(path: Path):
+    write(
+        path,
+        [
+            field("u8", 0, b"\xff"),
+            field("i8", 1, b"\xff"),
+            field("i16", 3, b"\xfe\xff"),
+            field("i64", 11, struct.pack("<q", -5)),
+            field("u64", 10, struct.pack("<Q", 2**64 - 1)),
+            field("f32", 6, struct.pack("<f", 0.5)),
+            field("f64", 12, struct.pack("<d", 0.1)),
+            field("yes", 7, b"\x02"),
+            field("no", 7, b"\x00"),
+            field("text", STRING, text("größe".encode())),
+            array("shorts", 3, 3, struct.pack("<hhh", 1, -2, 3)),
+            array("bools", 7, 3, b"\0\1\2"),
+            array("texts", STRING, 2, text(b"") + text(b"b")),
+            array("none", STRING, 0, b""),
+            field("general.alignment", UINT32, struct.pack("<I", 64)),
+        ],
+        [tensor("a", (4, 2), 0, 64)],
+    )
+    content = path.read_bytes()
+    path.write_bytes(content + bytes(-len(content) % 64 + 64) + struct.pack("<8f", *range(8)))
+    found = read_gguf(path)
+    arrays = {n: f.values.tolist() for n, f in found.fields.items() if isinstance(f, NumberArray)}
+    assert arrays == {"shorts": [1, -2, 3], "bools": [False, True, True]}
+    assert {name: value for name, value in found.fields.items() if name not in arrays} == {
+        **{"u8": 255, "i8": -1, "i16": -2, "i64": -5, "u64": 2**64 - 1, "f32": 0.5, "f64": 0.1},
+        **{"yes": True, "no": False, "text": "größe", "texts": ["", "b"], "none": []},
+        "general.alignment": 64,
+    }
+    (only,) = found.tensors
+    assert only.shape == (2, 4)
+    assert only.data.view("<f4").tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+STRANGE: list[Any] = [
+    [1, 2],
+    [0.5],
+    [True],
+    ["a", "b"],
+    "text",
+    3,
+    0.5,
+    True,
+    2**32 - 1,
+    "",
+    "x" * 10_000,
+]
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=lambda value: repr(value)[:20])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "general.license",
+        "llama.context_length",
+        "split.count",
+        *(f"tokenizer.ggml.{name}" for name in ("model", "pre", "tokens", "token_type", "merges")),
+        *(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot")),
+        "tokenizer.ggml.add_bos_token",
+        "tokenizer.chat_template",
+    ],
+)
+def test_a_field_of_another_type_is_used_or_refused(
+    name: str, strange: Any, path: Path, tmp_path: Path
+):
+    write_tiny(path, fields={name: strange})
+    try:
+        facts = gguf.write_tokenizer(path, tmp_path, QUIET)
+    except ModelError as error:
+        assert len(str(error)) < 600
+        assert "\n" not in str(error)
+    else:
+        assert facts.context_length > 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        field("general.architecture", STRING, text(b"x\n" * 10_000)),
+        field("general.architecture", UINT32, bytes(4)),
+        array("general.architecture", UINT32, 2, bytes(8)),
+        array("general.architecture", STRING, 1000, text(b"llama") * 1000),
+    ],
+)
+def test_an_architecture_that_is_no_name_is_refused_in_one_short_line(
+    wrong: bytes, path: Path, tmp_path: Path
+):
+    with pytest.raises(ModelError, match="architecture") as caught:
+        check_supported(path, read_gguf(write(path, [wrong])))
+    assert len(str(caught.value)) < 600
+    assert "\n" not in str(caught.value)
+
+
+VALUES = st.one_of(
+    st.sampled_from(LARGE).map(lambda number: struct.pack("<Q", number)),
+    st.integers(0, 13).map(lambda number: struct.pack("<I", number)),
+    st.binary(min_size=1, max_size=12),
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_with_bytes_replaced_inserted_or_removed_is_read_or_refused(
+    data: st.DataObject, tiny_gguf: Path, path: Path
+):
+    content = bytearray(tiny_gguf.read_bytes())
+    end = content.index(b"output_norm.weight") + 100
+    for _ in range(data.draw(st.integers(1, 3))):
+        at, value = data.draw(st.integers(8, end)), data.draw(VALUES)
+        size = data.draw(st.sampled_from([len(value), 0, 1, 8]))
+        content[at : at + size] = value
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        found = read_gguf(path)
+        assert sum(each.data.nbytes for each in found.tensors) <= len(content)
+    except ModelError as error:
+        assert str(path) in str(error)
+        assert "\n" not in str(error)
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < LEAST_MEMORY + MEMORY * len(content)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_with_wrong_bytes_is_run_or_refused(
+    data: st.DataObject, tiny_gguf: Path, path: Path, tmp_path: Path
+):
+    content = bytearray(tiny_gguf.read_bytes())
+    end = content.index(b"output_norm.weight") + 100
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(8, end))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    try:
+        files = resolve(str(path), tmp_path / "cache")
+        engine = open_engine("openvino", files.path, min(files.context_length, 512), SETTINGS)
+        engine.step([(engine.open(), Block([1, 2, 3], 3))])
+    except ModelError as error:
+        assert "\n" not in str(error)
+        assert str(path) in str(error) or str(tmp_path) in str(error)

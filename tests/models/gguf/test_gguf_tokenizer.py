@@ -1,0 +1,317 @@
+"""Tokenizers of GGUF metadata: equal to llama.cpp's and SentencePiece's, or refused.
+
+tests/data/gguf_tokenizers.json is what `support/record_tokenizers.py` recorded.
+"""
+
+import json
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from paceline.decoding.text import TextStream
+from paceline.models.gguf import write_tokenizer
+from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from paceline.models.gguf.tokenizer import build_tokenizer
+from paceline.models.gguf.vocabulary import special_tokens, token_facts
+from paceline.models.templates.tokenizer import TokenBytes, Tokenizer
+from paceline.storage.progress import QUIET
+from support.record_tokenizers import DATA, PAIRS, digest, trained, vocabulary
+from support.tiny import byte_letters
+from support.tokenizer_lines import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    USER_DEFINED,
+    byte_pairs,
+    lines,
+    sentence_piece,
+    write_vocabulary,
+)
+
+
+def pieces(fields: Mapping[str, Any], text: str) -> list[str]:
+    """Tokens of a whole prompt, by name."""
+    backend = tokenizers.Tokenizer.from_str(build_tokenizer(Path("a.gguf"), fields))
+    return [fields["tokenizer.ggml.tokens"][i] for i in backend.encode(text).ids]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Any:
+    """Our tokenizer of some metadata."""
+
+    def opened(fields: Mapping[str, Any]) -> Tokenizer:
+        path = tmp_path / "tokenizer.json"
+        path.write_text(build_tokenizer(path, fields), encoding="utf-8")
+        return Tokenizer(path)
+
+    return opened
+
+
+RECORDED: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+
+
+def test_every_pre_tokenizer_is_recorded():
+    assert RECORDED["pre"].keys() == PRE_TOKENIZERS.keys()
+
+
+@pytest.mark.parametrize("pre", sorted({each: n for n, each in PRE_TOKENIZERS.items()}.values()))
+def test_each_pre_tokenizer_cuts_as_llama_cpp_does(pre: str):
+    how = PRE_TOKENIZERS[pre]
+    fields = vocabulary(pre, PAIRS, RECORDED["sentencepiece"][1]["fields"])
+    backend = tokenizers.Tokenizer.from_str(build_tokenizer(Path("a.gguf"), fields))
+    backend.encode_special_tokens = True
+    recorded = RECORDED["pre"][pre]
+    expected = RECORDED["ids"][recorded["ids"]]
+    texts = lines(len(expected) // 8)
+    if how.nfc:  # llama.cpp normalizes nothing
+        texts = [unicodedata.normalize("NFC", text) for text in texts]
+    found = [backend.encode(text, add_special_tokens=False).ids for text in texts]
+    different = [
+        place
+        for place, ids in enumerate(found)
+        if digest(ids) != expected[8 * place : 8 * place + 8]
+    ]
+    assert different == recorded["different"], repr(texts[(different or [0])[0]])
+    for name, other in PRE_TOKENIZERS.items():
+        if other == how:
+            assert RECORDED["pre"][name] == recorded, name
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_trained_model_of_sentencepiece_gives_its_ids(place: int):
+    recorded = RECORDED["sentencepiece"][place]
+    backend = tokenizers.Tokenizer.from_str(build_tokenizer(Path("a.gguf"), recorded["fields"]))
+    backend.encode_special_tokens = True
+    texts = lines(len(recorded["ids"]) // 8)
+    found = [backend.encode(text, add_special_tokens=False).ids for text in texts]
+    assert "".join(map(digest, found)) == recorded["ids"]
+    assert [backend.decode(ids) for ids in found] == [text.replace(SPACE, " ") for text in texts]
+
+
+def test_pairs_merge_by_the_score_of_what_they_make_and_the_leftmost_first():
+    fields = sentence_piece(words="ab bc abc cc")
+    assert pieces(fields, "abc") == [SPACE, "abc"]
+    assert pieces(fields, "bccc") == [SPACE, "bc", "cc"]
+    assert pieces(fields, "ccc") == [SPACE, "cc", "c"]
+
+
+def test_runs_of_a_letter_merge_from_the_left():
+    fields = sentence_piece(words="aa aaaa aaa", add_space_prefix=False)
+    assert pieces(fields, "a" * 7) == ["aaaa", "aaa"]
+
+
+def test_what_has_no_token_is_bytes():
+    assert pieces(sentence_piece(), "a\u00e9\n") == [SPACE, "a", "<0xC3>", "<0xA9>", "<0x0A>"]
+
+
+def test_without_byte_tokens_it_is_the_unknown_token_once():
+    fields = sentence_piece()
+    keep = [i for i, kind in enumerate(fields["tokenizer.ggml.token_type"]) if kind != BYTE]
+    for name in ("tokens", "token_type", "scores"):
+        values = fields[f"tokenizer.ggml.{name}"]
+        fields[f"tokenizer.ggml.{name}"] = [values[i] for i in keep]
+    assert pieces(fields, "a\u00e9\u00e8b") == [SPACE, "a", "<unk>", "b"]
+
+
+@pytest.mark.parametrize(("prefix", "expected"), [(True, [SPACE, "a"]), (False, ["a"])])
+def test_a_space_comes_first_if_the_file_says_so(prefix: bool, expected: list[str], opened: Any):
+    fields = sentence_piece(add_space_prefix=prefix)
+    assert pieces(fields, "a") == expected
+    assert pieces(fields, "<s>a") == ["<s>", *expected]
+    tokenizer = opened(fields)
+    for text in ("a", " a", "  a b ", "", "\u2581a"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text.replace(SPACE, " ")
+
+
+def test_user_defined_tokens_are_found_in_any_text_and_control_tokens_in_prompts(opened: Any):
+    fields = sentence_piece(("  ", USER_DEFINED), ("<b>", USER_DEFINED), ("<c>", CONTROL))
+    tokenizer = opened({**fields, "tokenizer.ggml.add_space_prefix": False})
+    names = fields["tokenizer.ggml.tokens"]
+    assert [names[i] for i in tokenizer.encode("a  b<b>", special=False)] == ["a", "  ", "b", "<b>"]
+    assert "<c>" not in [names[i] for i in tokenizer.encode("<c>")]
+    assert [names[i] for i in tokenizer.encode("<c>a", special=True)] == ["<c>", "a"]
+    assert tokenizer.decode(tokenizer.encode("<c>a  b", special=True)) == "a  b"
+
+
+@pytest.mark.parametrize(("architecture", "kept"), [("phi3", []), ("llama", [SPACE, "<0x0A>"])])
+def test_phi3_takes_no_space_after_its_marks(architecture: str, kept: list[str]):
+    fields = sentence_piece(("<|user|>", CONTROL), ("<|end|>", CONTROL))
+    fields["general.architecture"] = architecture
+    found = pieces(fields, "<|user|>\n<|end|>\n<s> a")
+    assert found == ["<|user|>", *kept, "<|end|>", *kept, "<s>", SPACE, SPACE, "a"]
+
+
+@given(text=st.text(max_size=60), kept=st.integers(0, 4))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_answers_text_keeps_its_first_space_token_by_token(text: str, kept: int, opened: Any):
+    tokenizer = opened(sentence_piece(words=f"th {SPACE}th {SPACE}the {SPACE}{SPACE}"))
+    ids = tokenizer.encode(text)
+    stream = TextStream(tokenizer.continuation)
+    streamed = "".join(stream.push(i).final for i in ids) + stream.finish().final
+    expected = f" {text}".replace(SPACE, " ") if text else ""
+    assert streamed == tokenizer.continuation(ids) == expected
+    assert b"".join(map(TokenBytes(tokenizer).bytes_of, ids)).decode() == expected
+    rest = ids[kept:]
+    assert tokenizer.decode(ids[:kept]) + tokenizer.continuation(rest) == tokenizer.decode(ids) or (
+        "\ufffd" in tokenizer.decode(ids[:kept]) or not ids[:kept]
+    )
+
+
+@given(data=st.binary(max_size=24), kept=st.integers(0, 3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(data="\U0001f600".encode() + b"\xff a", kept=0)
+def test_broken_bytes_leave_the_characters_beside_them_whole(data: bytes, kept: int, opened: Any):
+    tokenizer = opened(sentence_piece(words=f"{SPACE}a"))
+    first = tokenizer.token_id("<0x00>")
+    words = [tokenizer.token_id(f"{SPACE}a"), 1][:kept]
+    ids = [*words, *(first + byte for byte in data), *words]
+    expected = (b" a" * bool(kept) + data + b" a" * bool(kept)).decode("utf-8", "replace")
+    assert tokenizer.continuation(ids) == expected
+    stream = TextStream(tokenizer.continuation)
+    assert "".join(stream.push(i).final for i in ids) + stream.finish().final == expected
+
+
+@pytest.mark.parametrize("text", ["\u6f22\u5b57" * 200, "\u00e9" * 400, "\U0001f600" * 100])
+def test_text_of_bytes_is_decoded_in_windows(text: str, opened: Any):
+    tokenizer = opened(sentence_piece())
+    longest = 0
+
+    def decode(ids: Any) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return tokenizer.continuation(ids)
+
+    stream = TextStream(decode)
+    assert "".join(stream.push(i).final for i in tokenizer.encode(text)) == f" {text}"
+    assert longest <= 24
+
+
+def test_a_vocabulary_with_the_letters_of_gpt2_is_not_byte_level(opened: Any):
+    letters = [letter for letter in byte_letters() if letter not in "abcdefghijklmnopqrstuvwxyz."]
+    fields = sentence_piece(*((letter, NORMAL) for letter in letters), words=f"{SPACE}a")
+    tokenizer = opened(fields)
+    known = TokenBytes(tokenizer)
+    text = "\u0120a\n \u010a"
+    assert b"".join(map(known.bytes_of, tokenizer.encode(text))).decode() == f" {text}"
+
+
+def test_a_file_gives_a_tokenizer_and_its_facts(tmp_path: Path):
+    fields = sentence_piece(("<|im_end|>", USER_DEFINED), words=f"th {SPACE}th {SPACE}the")
+    path = write_vocabulary(tmp_path / "a.gguf", {**fields, "llama.context_length": 64})
+    facts = write_tokenizer(path, tmp_path, QUIET)
+    end = fields["tokenizer.ggml.tokens"].index("<|im_end|>")
+    assert facts.stop_token_ids == (2, end)
+    assert (facts.bos_token, facts.eos_token, facts.add_bos) == ("<s>", "</s>", True)
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json", bos_token_id=1, add_bos=facts.add_bos)
+    names = [fields["tokenizer.ggml.tokens"][i] for i in tokenizer.encode("the", special=True)]
+    assert names == ["<s>", f"{SPACE}the"]
+
+
+def test_constrained_answers_read_sentence_pieces_bytes(tmp_path: Path):
+    llguidance = pytest.importorskip("llguidance")
+    fields = sentence_piece(("\n\n", USER_DEFINED), words=f"th {SPACE}th {SPACE}the é")
+    path = tmp_path / "tokenizer.json"
+    path.write_text(build_tokenizer(path, fields), encoding="utf-8")
+    read = llguidance.LLTokenizer(path.read_text(encoding="utf-8"), eos_token=[2])
+    known, count = TokenBytes(Tokenizer(path)), len(fields["tokenizer.ggml.tokens"])
+    different = [i for i in range(3, count) if read.decode_bytes([i]) != known.bytes_of(i)]
+    # llguidance marks control tokens with this byte, which is never in UTF-8.
+    assert [fields["tokenizer.ggml.tokens"][i] for i in different] == ["<0xFF>"]
+
+
+def test_the_guide_names_every_pre_tokenizer():
+    guide = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
+    assert not [name for name in PRE_TOKENIZERS if f"`{name}`" not in guide]
+
+
+def test_a_byte_level_vocabulary_need_not_have_every_byte(opened: Any):
+    fields = {**byte_pairs(300), "tokenizer.ggml.pre": "falcon"}
+    kept = [i for i, text in enumerate(fields["tokenizer.ggml.tokens"]) if "\u010b" not in text]
+    for name in ("tokens", "token_type"):
+        values = fields[f"tokenizer.ggml.{name}"]
+        fields[f"tokenizer.ggml.{name}"] = [values[i] for i in kept]
+    merges = fields["tokenizer.ggml.merges"]
+    fields["tokenizer.ggml.merges"] = [merge for merge in merges if "\u010b" not in merge]
+    tokenizer = opened(fields)
+    known = TokenBytes(tokenizer)
+    assert (
+        b"".join(map(known.bytes_of, tokenizer.encode("the \u00e9\n"))) == "the \u00e9\n".encode()
+    )
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_itself_agrees(prefix: bool):
+    pytest.importorskip("sentencepiece")
+    fields, encode = trained(prefix=prefix)
+    backend = tokenizers.Tokenizer.from_str(build_tokenizer(Path("a.gguf"), fields))
+    backend.encode_special_tokens = True
+    # Beside a U+2581 of the text, user-defined runs of spaces are longer for SentencePiece.
+    texts = [text for text in lines(2000, seed=3) if prefix or SPACE not in text]
+    assert len(texts) > 1800
+    for text in texts:
+        assert backend.encode(text, add_special_tokens=False).ids == encode(text), repr(text)
+
+
+def test_special_tokens_have_a_type_or_a_name_that_ends_an_answer():
+    fields = sentence_piece(
+        ("<|im_end|>", USER_DEFINED), ("<eos>", USER_DEFINED), ("<|x|>", USER_DEFINED)
+    )
+    assert {*special_tokens(fields)} == {"<s>", "</s>", "<|im_end|>"}
+
+
+def test_an_answer_ends_with_every_end_that_the_metadata_names():
+    fields = sentence_piece(
+        *((name, CONTROL) for name in ("<|eot_id|>", "<|a|>", "<|b|>", "<|c|>")),
+        eos_token_ids=[3, 10**9],
+        eot_token_id=4,
+        eom_token_id=5,
+        eos_token_id=6,
+    )
+    end = fields["tokenizer.ggml.tokens"].index("<|eot_id|>")
+    assert token_facts(fields).stop_token_ids == (2, 3, 4, 5, 6, end)
+
+
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (["<|end|>"], ["<|end|>"]),
+        (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),
+        (["<|end|>", "<|flush|>", "<|calls|>"], ["<|flush|>", "<|calls|>"]),
+        (["<turn|>", "<|tool_response>"], ["<turn|>", "<|tool_response>"]),
+    ],
+)
+def test_a_mark_inside_an_answer_does_not_end_it(names: list[str], ends: list[str]):
+    fields = {**byte_pairs(0), "tokenizer.ggml.pre": "gpt-4o", "tokenizer.ggml.eos_token_id": 0}
+    fields["tokenizer.ggml.tokens"] += names
+    fields["tokenizer.ggml.token_type"] += [CONTROL] * len(names)
+    tokens = fields["tokenizer.ggml.tokens"]
+    found = {tokens[i] for i in token_facts(fields).stop_token_ids if i}
+    assert found - {"</s>"} == {*ends}
+    assert ("</s>" in found) == ("<|tool_response>" not in names)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"model": "llama"}, True),
+        ({"model": "llama", "add_bos_token": False}, False),
+        ({"model": "gpt2", "pre": "llama-bpe"}, True),
+        ({"model": "gpt2", "pre": "tekken"}, True),
+        ({"model": "gpt2", "pre": "qwen2"}, False),
+        ({"model": "gpt2"}, False),
+        ({"model": "gpt2", "pre": "llama-bpe", "add_bos_token": False}, False),
+        ({"model": "gemma4", "add_bos_token": False}, True),
+        ({"model": "llama", "bos_token_id": 10**9}, False),
+    ],
+)
+def test_prompts_begin_with_a_token_as_in_llama_cpp(options: dict[str, Any], expected: bool):
+    fields = sentence_piece(bos_token_id=1)
+    fields |= {f"tokenizer.ggml.{name}": value for name, value in options.items()}
+    assert token_facts(fields).add_bos is expected

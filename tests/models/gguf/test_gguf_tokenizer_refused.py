@@ -1,0 +1,131 @@
+"""Tokenizers of GGUF metadata that cannot be read: what is said, and what helps."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import ModelError
+from paceline.models.gguf.tokenizer import build_tokenizer
+from paceline.models.gguf.vocabulary import vocabulary_faults
+from support.tokenizer_lines import byte_pairs, sentence_piece
+
+
+def refusal(fields: Mapping[str, Any], path: Path = Path("a.gguf")) -> str:
+    with pytest.raises(ModelError) as caught:
+        build_tokenizer(path, fields)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_kind_that_is_not_read_is_named_with_what_works():
+    fields = {**byte_pairs(0), "tokenizer.ggml.pre": "of-tomorrow"}
+    fields["general.base_model.0.repo_url"] = "https://huggingface.co/acme/base"
+    message = refusal(fields)
+    assert "gpt2/of-tomorrow" in message
+    assert "tokenizer.json of acme/base beside the file" in message
+    assert "t5/default" in refusal({**sentence_piece(), "tokenizer.ggml.model": "t5"})
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [
+        ([], "without scores"),
+        ([-1000.0], "all equal"),
+        ([-1.5, -2.25, -3.125], "Unigram"),
+        ([float("nan"), -1.0], "without scores"),
+    ],
+)
+def test_scores_that_rank_no_merges_are_refused(scores: list[float], reason: str):
+    fields = sentence_piece(words="ab")
+    count = len(fields["tokenizer.ggml.tokens"])
+    fields["tokenizer.ggml.scores"] = (scores * count)[: count if scores else 0]
+    assert reason in refusal(fields)
+
+
+@pytest.mark.parametrize("option", ["remove_extra_whitespaces", "add_eos_token"])
+def test_options_that_would_change_the_ids_are_refused(option: str):
+    assert option in refusal(sentence_piece(**{option: True}))
+    build_tokenizer(Path("a.gguf"), sentence_piece(**{option: False}))
+
+
+def test_a_space_before_byte_level_text_is_refused():
+    fields = {**byte_pairs(9), "tokenizer.ggml.pre": "gpt-2"}
+    build_tokenizer(Path("a.gguf"), {**fields, "tokenizer.ggml.add_space_prefix": False})
+    assert "add_space_prefix" in refusal({**fields, "tokenizer.ggml.add_space_prefix": True})
+
+
+def test_a_tokenizer_json_beside_the_file_is_used_if_its_tokens_are_the_files(tmp_path: Path):
+    fields = {**byte_pairs(9), "tokenizer.ggml.pre": "qwen2"}
+    text = build_tokenizer(tmp_path / "a.gguf", fields)
+    unread = {**fields, "tokenizer.ggml.pre": "of-tomorrow"}
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    assert build_tokenizer(tmp_path / "a.gguf", unread) == text
+    unread["tokenizer.ggml.tokens"] = ["other", *unread["tokenizer.ggml.tokens"][1:]]
+    message = refusal(unread, tmp_path / "a.gguf")
+    assert "tokenizer.json does not fit" in message
+    assert "its token 0" in message
+
+
+def test_a_file_without_the_name_of_a_pre_tokenizer_takes_one_beside_it(tmp_path: Path):
+    fields = byte_pairs(9)
+    alone = build_tokenizer(tmp_path / "a.gguf", fields)
+    assert alone == build_tokenizer(Path("a.gguf"), {**fields, "tokenizer.ggml.pre": "default"})
+    text = build_tokenizer(Path("a.gguf"), {**fields, "tokenizer.ggml.pre": "qwen2"})
+    (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+    assert build_tokenizer(tmp_path / "a.gguf", fields) == text
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[1]"])
+def test_a_broken_file_beside_it_is_no_help(content: bytes, tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    fields = {**byte_pairs(9), "tokenizer.ggml.pre": "of-tomorrow"}
+    assert "of-tomorrow" in refusal(fields, tmp_path / "a.gguf")
+
+
+def test_the_base_models_tokenizer_in_the_hubs_cache_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    fields = {**byte_pairs(9), "tokenizer.ggml.pre": "qwen2"}
+    text = build_tokenizer(Path("a.gguf"), fields)
+    folder = tmp_path / "models--acme--base"
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc" / "tokenizer.json").write_text(text, encoding="utf-8")
+    fields |= {"tokenizer.ggml.pre": "of-tomorrow"}
+    fields["general.base_model.0.repo_url"] = "https://huggingface.co/acme/base"
+    assert build_tokenizer(Path("a.gguf"), fields) == text
+    # The file itself lies there, too, as a link into `blobs`.
+    (folder / "blobs").mkdir()
+    fields["general.base_model.0.repo_url"] = "https://huggingface.co/acme/other"
+    assert build_tokenizer(folder / "blobs" / "123", fields) == text
+
+
+def test_a_tokenizer_json_in_the_metadata_is_used():
+    fields = {**byte_pairs(9), "tokenizer.ggml.pre": "qwen2"}
+    text = build_tokenizer(Path("a.gguf"), fields)
+    fields |= {"tokenizer.ggml.pre": "of-tomorrow", "tokenizer.huggingface.json": text}
+    assert build_tokenizer(Path("a.gguf"), fields) == text
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"tokens": ["a"] * (2**20 + 1)}, "tokens"),
+        ({"tokens": ["a" * 2**24, "b"], "token_type": [1, 1], "scores": []}, "characters"),
+        ({"merges": ["a b"] * (2**22 + 1)}, "merges"),
+        ({"tokens": ["a", "b", "a"], "token_type": [1] * 3, "scores": []}, "'a' occurs 2 times"),
+        ({"scores": [1.0]}, "1 scores"),
+        ({"scores": "x"}, "scores is not a list"),
+        ({"token_type": [1]}, "1 token types"),
+        ({"merges": ["a bb"]}, "does not join"),
+    ],
+)
+def test_faults_of_a_vocabulary_are_named(change: dict[str, Any], fault: str):
+    fields = sentence_piece() | {f"tokenizer.ggml.{name}": v for name, v in change.items()}
+    faults = vocabulary_faults(fields)
+    assert len(faults) == 1
+    assert fault in faults[0]

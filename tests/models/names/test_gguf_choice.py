@@ -1,0 +1,181 @@
+"""Which GGUF file of a repository a name means."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import ModelError, ModelNotFound
+from paceline.models.names.hub_names import (
+    choose,
+    is_model,
+    models_of,
+    quantization,
+    shard_of,
+    shards_of,
+    tag_of,
+)
+
+REPOSITORY = "owner/name"
+MANY = [
+    "README.md",
+    "config.json",
+    "imatrix.gguf",
+    "mmproj-BF16.gguf",
+    "mmproj-model-f16.gguf",
+    "mtp-model-Q4_K_M.gguf",
+    "model-BF16-00001-of-00002.gguf",
+    "model-BF16-00002-of-00002.gguf",
+    "model-IQ4_XS.gguf",
+    "model-Q4_0.gguf",
+    "model-Q4_K_M.gguf",
+    "model-Q8_0.gguf",
+    "model-UD-Q5_K_XL.gguf",
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("Qwen3-0.6B-Q8_0.gguf", "Q8_0"),
+        ("qwen2.5-0.5b-instruct-q4_k_m.gguf", "Q4_K_M"),
+        ("gemma-3-1b-it-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("tinyllama-1.1b-chat-v1.0.Q4_K_M.gguf", "Q4_K_M"),
+        ("Q4_K_M/Model-00001-of-00003.gguf", "Q4_K_M"),
+        ("BF16/Model-BF16-00001-of-00002.gguf", "BF16"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("gpt-oss-20b-MXFP4_MOE.gguf", "MXFP4_MOE"),
+        ("ggml-model-f16.gguf", "F16"),
+        ("Phi-3-mini-4k-instruct-fp16.gguf", "FP16"),
+        ("Phi-3-mini-4k-instruct-q4.gguf", "Q4"),
+        ("Llama-3.2-1B-Instruct-Q4_0_4_8.gguf", "Q4_0_4_8"),
+        ("model-TQ1_0.gguf", "TQ1_0"),
+        ("Model-IQ2_XXS.gguf", "IQ2_XXS"),
+        ("Llama-3-8B-Q4_K_M-imatrix.gguf", "Q4_K_M"),
+        ("Q8_0.gguf", "Q8_0"),
+        ("model.gguf", ""),
+        ("Qwen3-4B.gguf", ""),
+    ],
+)
+def test_the_quantization_is_read_from_a_files_name(path: str, label: str):
+    assert quantization(path) == label
+
+
+@pytest.mark.parametrize(
+    ("path", "is_one"),
+    [
+        *((path, False) for path in MANY[:6]),
+        *((path, True) for path in MANY[6:]),
+        ("model.imatrix.gguf", False),
+        ("Llama-3-8B-Q4_K_M-imatrix.gguf", True),
+        ("sub/mmproj-x-Q8_0.gguf", False),
+        ("model.GGUF", True),
+        ("model.safetensors", False),
+    ],
+)
+def test_projectors_matrices_and_drafting_heads_are_no_models(path: str, is_one: bool):
+    assert is_model(path) == is_one
+
+
+@pytest.mark.parametrize(
+    ("tag", "path"),
+    [
+        ("Q4_K_M", "model-Q4_K_M.gguf"),
+        ("q4_k_m", "model-Q4_K_M.gguf"),
+        ("Q4_0", "model-Q4_0.gguf"),
+        ("q8_0", "model-Q8_0.gguf"),
+        ("iq4_xs", "model-IQ4_XS.gguf"),
+        ("bf16", "model-BF16-00001-of-00002.gguf"),
+        ("Q5_K_XL", "model-UD-Q5_K_XL.gguf"),
+        ("UD-Q5_K_XL", "model-UD-Q5_K_XL.gguf"),
+        ("model-Q8_0.gguf", "model-Q8_0.gguf"),
+        ("model-q8_0", "model-Q8_0.gguf"),
+        ("", "model-Q4_K_M.gguf"),
+    ],
+)
+def test_a_tag_in_any_case_selects_a_file(tag: str, path: str):
+    assert choose(MANY, tag, REPOSITORY) == path
+
+
+@pytest.mark.parametrize(
+    ("paths", "path"),
+    [
+        (["m-Q2_K.gguf", "m-Q4_0.gguf", "m-Q8_0.gguf"], "m-Q4_0.gguf"),
+        (["m-Q4_0.gguf", "m-Q4_K_S.gguf"], "m-Q4_K_S.gguf"),
+        (["m-Q4_0_4_4.gguf", "m-Q8_0.gguf"], "m-Q4_0_4_4.gguf"),
+        (["m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf"], "m-UD-Q4_K_XL.gguf"),
+        (["m-BF16.gguf", "m-Q8_0.gguf"], "m-Q8_0.gguf"),
+        (["m-IQ4_XS.gguf", "m-Q8_0.gguf"], "m-Q8_0.gguf"),
+        (["m-F16.gguf"], "m-F16.gguf"),
+        (["model.gguf", "mmproj-F16.gguf"], "model.gguf"),
+    ],
+)
+def test_without_a_tag_it_is_4_bits_then_8_then_the_only_one(paths: list[str], path: str):
+    assert choose(paths, "", REPOSITORY) == path
+
+
+def test_a_wrong_tag_lists_those_that_are_there():
+    with pytest.raises(ModelNotFound) as caught:
+        choose(MANY, "Q3_K_M", REPOSITORY)
+    said = str(caught.value)
+    assert said.startswith("owner/name has no Q3_K_M")
+    for tag in ("BF16", "IQ4_XS", "Q4_0", "Q4_K_M", "Q8_0", "UD-Q5_K_XL"):
+        assert tag in said
+    assert "mmproj" not in said
+    assert "\n" not in said
+
+
+def test_without_a_tag_and_without_a_usual_one_there_is_a_choice_to_make():
+    with pytest.raises(ModelNotFound, match=r"choose one of F16, Q2_K, as in owner/name:F16"):
+        choose(["m-Q2_K.gguf", "m-F16.gguf"], "", REPOSITORY)
+
+
+def test_two_files_of_one_tag_are_both_named():
+    paths = ["1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "3b-Q8_0.gguf"]
+    for tag in ("", "Q4_K_M"):
+        with pytest.raises(ModelNotFound, match=r"1b-Q4_K_M.gguf, 3b-Q4_K_M.gguf"):
+            choose(paths, tag, REPOSITORY)
+    assert choose(paths, "3b-q4_k_m.gguf", REPOSITORY) == "3b-Q4_K_M.gguf"
+
+
+def test_a_repository_without_a_model_says_so():
+    with pytest.raises(ModelNotFound, match="no GGUF file of a language model"):
+        choose(MANY[:6], "", REPOSITORY)
+
+
+def test_all_shards_of_a_model_are_found_and_a_missing_one_is_named():
+    first, second = MANY[6:8]
+    assert shards_of(first, MANY, REPOSITORY) == [first, second]
+    assert shards_of(MANY[9], MANY, REPOSITORY) == [MANY[9]]
+    with pytest.raises(ModelError, match=second):
+        shards_of(first, [first], REPOSITORY)
+
+
+def test_a_shards_name_has_its_number_and_their_count():
+    shard = shard_of("a/m-Q8_0-00002-of-00003.gguf")
+    assert shard is not None
+    assert (shard.stem, shard.number, shard.total) == ("a/m-Q8_0", 2, 3)
+    assert shard.paths()[2] == "a/m-Q8_0-00003-of-00003.gguf"
+    for whole in ("m.gguf", "m-1-of-2.gguf", "m-00004-of-00003.gguf", "m-00000-of-00002.gguf"):
+        assert shard_of(whole) is None
+
+
+LABELS = ("Q2_K", "Q4_0", "q4_k_m", "Q4_K_S", "Q8_0", "BF16", "UD-Q4_K_XL", "IQ3_M", "MXFP4", "")
+NAMES = st.builds("{}m-{}.gguf".format, st.sampled_from(["", "a/"]), st.sampled_from(LABELS))
+
+
+@given(st.sets(NAMES, min_size=1))
+def test_the_tag_of_every_model_selects_it(paths: set[str]):
+    for path in models_of(paths):
+        tag = tag_of(path, paths)
+        try:
+            assert choose(paths, tag, REPOSITORY) == path
+        except ModelNotFound:  # two folders have a file of this name
+            assert sum(each.rpartition("/")[2] == tag for each in paths) > 1
+
+
+@given(st.sets(NAMES, min_size=1), st.text(max_size=12))
+def test_a_choice_is_one_of_the_models_or_refused(paths: set[str], tag: str):
+    try:
+        assert choose(paths, tag, REPOSITORY) in models_of(paths)
+    except ModelNotFound as error:
+        assert REPOSITORY in str(error)

@@ -1,0 +1,158 @@
+"""What a name of the hub means."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidRequest, ModelNotFound
+from paceline.models.names.hub_names import HubName, is_hub_name, parse_hub_name
+
+PART = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}", fullmatch=True)
+REPOSITORY = st.builds("{}/{}".format, PART, PART).filter(
+    lambda name: (
+        not name.lower().endswith(".gguf")
+        and name.partition("/")[0].lower() not in ("huggingface.co", "hf.co", "www.huggingface.co")
+        and name.partition("/")[0] not in ("datasets", "spaces", "kernels", "buckets")
+        and name.partition("/")[0] not in ("collections", "papers")
+    )
+)
+FILE = st.lists(PART, max_size=3).map(lambda parts: "/".join([*parts, "model-Q4_K_M.gguf"]))
+TAG = PART.filter(lambda tag: tag.lower() != "latest")
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [
+        ("owner/name", HubName("owner/name")),
+        ("owner/name:Q4_K_M", HubName("owner/name", tag="Q4_K_M")),
+        ("owner/name:q4_k_m", HubName("owner/name", tag="q4_k_m")),
+        ("owner/name:latest", HubName("owner/name")),
+        ("owner/name/a.gguf", HubName("owner/name", file="a.gguf")),
+        (
+            "owner/name/Q4/a-00001-of-00002.gguf",
+            HubName("owner/name", file="Q4/a-00001-of-00002.gguf"),
+        ),
+        ("hf.co/owner/name", HubName("owner/name")),
+        ("hf.co/owner/name:Q8_0", HubName("owner/name", tag="Q8_0")),
+        ("HF.co/owner/name/a.gguf", HubName("owner/name", file="a.gguf")),
+        ("huggingface.co/owner/name", HubName("owner/name")),
+        ("https://huggingface.co/owner/name", HubName("owner/name")),
+        ("https://hf.co/owner/name:Q8_0", HubName("owner/name", tag="Q8_0")),
+        (
+            "https://huggingface.co/owner/name/resolve/main/a.gguf?download=true",
+            HubName("owner/name", file="a.gguf", revision="main"),
+        ),
+        (
+            "https://huggingface.co/owner/name/blob/v1/sub%20folder/a.gguf",
+            HubName("owner/name", file="sub folder/a.gguf", revision="v1"),
+        ),
+        (
+            "huggingface.co/owner/name/blob/refs/pr/7/a.gguf",
+            HubName("owner/name", file="a.gguf", revision="refs/pr/7"),
+        ),
+        (
+            "https://huggingface.co/owner/name/resolve/refs%2Fpr%2F7/a.gguf",
+            HubName("owner/name", file="a.gguf", revision="refs/pr/7"),
+        ),
+        ("https://huggingface.co/owner/name/tree/v1", HubName("owner/name", revision="v1")),
+        ("https://huggingface.co/owner/name/", HubName("owner/name")),
+    ],
+)
+def test_a_hub_name_has_a_repository_and_may_have_a_tag_a_file_and_a_revision(
+    name: str, meaning: HubName
+):
+    assert parse_hub_name(name) == meaning
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model", "a/b/", "a/b/c", "a//b", "./a", "../a", "a/..", "/a/b", "a/b:", "a/b:c/d.gguf"),
+        *("folder/model.gguf", "a/b/../c.gguf", "a/b/./c.gguf", "a/b//c.gguf", "a/b/c\\d.gguf"),
+        *("a/b c", "a/b:c d", "a/b/\x00.gguf", "", "/", ":", "a:b"),
+    ],
+)
+def test_other_names_are_none_of_the_hub(name: str):
+    assert parse_hub_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "https://example.com/owner/name",
+        "https://huggingface.co/datasets/owner/name",
+        "https://huggingface.co/owner",
+        "https://huggingface.co/",
+        "https://huggingface.co/owner/name/discussions/1",
+        "https://huggingface.co/owner/name/resolve/main/model.safetensors",
+        "https://huggingface.co/owner/name/tree/main/folder",
+        "https://huggingface.co/owner/name/resolve/../a.gguf",
+        "https://[::1",
+        "hf.co/owner",
+        "hf.co/spaces/owner/name",
+    ],
+)
+def test_an_address_that_is_not_a_models_is_refused_with_what_is_expected(name: str):
+    with pytest.raises(ModelNotFound, match=re.escape(name)) as caught:
+        parse_hub_name(name)
+    assert "expected" in str(caught.value)
+
+
+def test_an_address_of_the_users_own_hub_is_one_of_the_hub(monkeypatch: pytest.MonkeyPatch):
+    address = "https://hub.example.com/owner/name/resolve/main/a.gguf"
+    with pytest.raises(ModelNotFound):
+        parse_hub_name(address)
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example.com")
+    assert parse_hub_name(address) == HubName("owner/name", file="a.gguf", revision="main")
+
+
+def test_a_revision_may_be_given_once():
+    name = HubName("owner/name")
+    assert name.at(None) == name
+    assert name.at("v1").revision == "v1"
+    assert name.at("v1").at("v1").revision == "v1"
+    with pytest.raises(InvalidRequest, match=r"v1.*v2"):
+        name.at("v1").at("v2")
+
+
+@pytest.mark.parametrize("revision", ["", "..", "../../x", "a/../b", "-x", "a b", "/a", "a//b"])
+def test_a_revision_that_can_be_none_is_refused(revision: str):
+    with pytest.raises(InvalidRequest, match="branch, a tag or a commit"):
+        HubName("owner/name").at(revision)
+
+
+@given(repository=REPOSITORY, tag=TAG, file=FILE)
+def test_what_a_name_means_is_a_name_that_means_the_same(repository: str, tag: str, file: str):
+    for name in (
+        HubName(repository),
+        HubName(repository, tag=tag),
+        HubName(repository, file=file),
+    ):
+        assert parse_hub_name(str(name)) == name
+        assert parse_hub_name(f"hf.co/{name}") == name
+        assert parse_hub_name(f"https://huggingface.co/{name}") == name
+
+
+@given(repository=REPOSITORY, file=FILE, revision=PART, route=st.sampled_from(["resolve", "blob"]))
+def test_the_address_of_a_file_has_its_revision(
+    repository: str, file: str, revision: str, route: str
+):
+    address = f"https://huggingface.co/{repository}/{route}/{revision}/{file}"
+    if revision == "refs" and file.count("/") >= 2:
+        return  # refs/pr/7 is one revision
+    assert parse_hub_name(address) == HubName(repository, file=file, revision=revision)
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_a_hub_name_or_none_or_refused_and_never_leaves_the_repository(text: str):
+    try:
+        found = parse_hub_name(text)
+    except ModelNotFound:
+        return
+    if found is None:
+        return
+    assert is_hub_name(found.repository)
+    assert not (found.tag and found.file)
+    assert not found.file or not {"", ".", ".."} & set(found.file.split("/"))

@@ -1,0 +1,191 @@
+"""GGUF files of ollama and LM Studio, used where they are."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import ModelError, ModelNotFound
+from paceline.models import list_models, resolve
+from paceline.models.names import other_apps
+from paceline.models.names.other_apps import (
+    find_app_model,
+    is_app_name,
+    lm_studio_models,
+    ollama_models,
+)
+from paceline.models.prepare import models_dir
+
+MODEL_LAYER = "application/vnd.ollama.image.model"
+TENSOR_LAYER = "application/vnd.ollama.image.tensor"
+
+
+@pytest.fixture
+def ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "ollama"
+    monkeypatch.setenv("OLLAMA_MODELS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def lm_studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "lmstudio"
+    monkeypatch.setattr(other_apps, "_LM_STUDIO_FOLDERS", (str(folder),))
+    return folder
+
+
+def pulled(ollama: Path, name: str, content: bytes = b"GGUF", **other: Any) -> Path:
+    """A model as ollama keeps it: `name` is host/namespace/name/tag. Returns its blob."""
+    digest = hashlib.sha256(content + name.encode()).hexdigest()
+    blob = ollama / "blobs" / f"sha256-{digest}"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(content)
+    manifest = ollama / "manifests" / name
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    layers = [
+        {"mediaType": MODEL_LAYER, "digest": f"sha256:{digest}", "size": len(content)},
+        {"mediaType": "application/vnd.ollama.image.template", "digest": "sha256:x", "size": 1},
+    ]
+    value = {"schemaVersion": 2, "config": {"digest": "sha256:y"}, "layers": layers, **other}
+    manifest.write_text(json.dumps(value))
+    return blob
+
+
+def test_ollamas_models_have_its_names(ollama: Path):
+    blobs = {
+        "ollama/qwen3:0.6b": pulled(ollama, "registry.ollama.ai/library/qwen3/0.6b"),
+        "ollama/somebody/model:latest": pulled(ollama, "registry.ollama.ai/somebody/model/latest"),
+        "ollama/hf.co/owner/name:Q4_K_M": pulled(ollama, "hf.co/owner/name/Q4_K_M"),
+    }
+    found = {model.name: model for model in ollama_models()}
+    assert {name: model.path for name, model in found.items()} == blobs
+    for name, model in found.items():
+        assert model.bytes == 4
+        assert is_app_name(name)
+        assert find_app_model(name) == model.path
+
+
+def test_a_name_of_ollama_is_found_in_any_case_and_without_latest(ollama: Path):
+    blob = pulled(ollama, "registry.ollama.ai/library/Llama/latest")
+    for name in ("ollama/llama", "ollama/Llama:latest", "ollama/LLAMA:Latest"):
+        assert find_app_model(name) == blob
+
+
+def test_a_model_that_another_program_lacks_is_told_which_it_has(ollama: Path, lm_studio: Path):
+    with pytest.raises(ModelNotFound, match=r"here is no model of ollama.*hf.co/ollama/qwen3"):
+        find_app_model("ollama/qwen3")
+    pulled(ollama, "registry.ollama.ai/library/qwen3/0.6b")
+    with pytest.raises(ModelNotFound, match=r"no model ollama/qwen3; here are ollama/qwen3:0.6b"):
+        find_app_model("ollama/qwen3")
+    with pytest.raises(ModelNotFound, match="no model of lmstudio"):
+        find_app_model("lmstudio/a/b/c.gguf")
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [],
+        "none",
+        [{"mediaType": MODEL_LAYER, "digest": "sha256:../../x", "size": 1}],
+        [{"mediaType": MODEL_LAYER, "digest": "sha256:" + "0" * 64, "size": 1}],
+        [{"mediaType": MODEL_LAYER, "digest": 7, "size": 1}],
+        [
+            {
+                "mediaType": "application/vnd.ollama.image.tensor",
+                "digest": "sha256:" + "0" * 64,
+                "size": 1,
+            }
+        ],
+    ],
+)
+def test_a_manifest_without_a_gguf_file_of_its_own_is_left_out(ollama: Path, layers: Any):
+    pulled(ollama, "registry.ollama.ai/library/a/b", layers=layers)
+    assert ollama_models() == []
+
+
+def test_a_damaged_manifest_is_left_out(ollama: Path):
+    pulled(ollama, "registry.ollama.ai/library/good/1")
+    pulled(ollama, "registry.ollama.ai/library/bad/1")
+    (ollama / "manifests/registry.ollama.ai/library/bad/1").write_bytes(b"\xff{")
+    (ollama / "manifests/registry.ollama.ai/library/loose").write_text("{}")
+    assert [model.name for model in ollama_models()] == ["ollama/good:1"]
+
+
+def test_lm_studios_files_have_their_path_as_name(lm_studio: Path):
+    folder = lm_studio / "owner" / "name-GGUF"
+    folder.mkdir(parents=True)
+    for name in ("name-Q4_K_M.gguf", "mmproj-F16.gguf", "readme.md"):
+        (folder / name).write_bytes(b"GGUF")
+    (lm_studio / "loose.gguf").write_bytes(b"GGUF")
+    parts = [folder / f"big-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"GGUF")
+    (folder / "cut-Q8_0-00001-of-00002.gguf").write_bytes(b"GGUF")
+    found = {model.name: model for model in lm_studio_models()}
+    assert found.keys() == {
+        "lmstudio/owner/name-GGUF/name-Q4_K_M.gguf",
+        "lmstudio/owner/name-GGUF/big-Q8_0-00001-of-00002.gguf",
+    }
+    assert found["lmstudio/owner/name-GGUF/big-Q8_0-00001-of-00002.gguf"].bytes == 8
+    for name, model in found.items():
+        assert find_app_model(name) == model.path
+
+
+def test_without_other_programs_there_are_no_models_of_theirs(ollama: Path, lm_studio: Path):
+    assert ollama_models() == lm_studio_models() == []
+    ollama.write_text("a file where a folder should be")
+    assert ollama_models() == []
+
+
+def test_a_model_of_another_program_is_used_where_it_is_and_listed_once(
+    ollama: Path, lm_studio: Path, tiny_gguf: Path, tmp_path: Path
+):
+    blob = pulled(ollama, "registry.ollama.ai/library/tiny/1b", tiny_gguf.read_bytes())
+    copy = lm_studio / "owner" / "tiny" / "tiny-F16.gguf"
+    copy.parent.mkdir(parents=True)
+    shutil.copy(tiny_gguf, copy)
+    before = [*ollama.rglob("*"), *lm_studio.rglob("*")]
+    for name, path in (("ollama/tiny:1b", blob), ("lmstudio/owner/tiny/tiny-F16.gguf", copy)):
+        files = resolve(name, tmp_path / "cache")
+        assert files.name == name
+        assert files.context_length == 512
+        (listed,) = (each for each in list_models(tmp_path / "cache") if each.name == name)
+        assert listed.here
+        assert (listed.file, listed.folder) == (path, files.folder)
+        assert listed.fits
+    assert [*ollama.rglob("*"), *lm_studio.rglob("*")] == before
+    assert str(blob) not in {each.name for each in list_models(tmp_path / "cache")}
+
+
+def test_a_damaged_file_of_another_program_is_refused_by_its_own_name(ollama: Path, tmp_path: Path):
+    pulled(ollama, "registry.ollama.ai/library/bad/1", b"not a model")
+    with pytest.raises(ModelError, match="is not a GGUF file"):
+        resolve("ollama/bad:1", tmp_path)
+    assert not [*(models_dir(tmp_path) / "links").iterdir()], "a link to it stays in the cache"
+
+
+def test_a_file_without_the_suffix_is_opened_through_a_link_that_has_it(
+    ollama: Path, tiny_gguf: Path, tmp_path: Path
+):
+    cache = tmp_path / "cache"
+    pulled(ollama, "registry.ollama.ai/library/tiny/1b", tiny_gguf.read_bytes())
+    plain = tmp_path / "model"
+    shutil.copy(tiny_gguf, plain)
+    for name in ("ollama/tiny:1b", str(plain), str(plain)):
+        assert resolve(name, cache).path.suffix in (".gguf", ".xml"), "as OpenVINO opens it"
+    links = [*(models_dir(cache) / "links").iterdir()]
+    assert len(links) == 2
+    assert {link.suffix for link in links} == {".gguf"}
+    moved = plain.rename(tmp_path / "moved")
+    plain.write_bytes(b"other")
+    with pytest.raises(ModelError, match="is not a GGUF file"):
+        resolve(str(plain), cache)
+    assert resolve(str(moved), cache).context_length == 512
+    shutil.rmtree(models_dir(cache))
+    models_dir(cache).mkdir()
+    (models_dir(cache) / "links").write_text("a file where a folder should be")
+    with pytest.raises(ModelError, match="PACELINE_CACHE"):
+        resolve(str(moved), cache)

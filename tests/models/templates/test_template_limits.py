@@ -1,0 +1,235 @@
+"""Chat templates that were made to do harm: limits of time, memory and size."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import ChatTemplate, templates
+from paceline.models.templates import PROCESS
+from paceline.runtime.model import Model
+from paceline.storage.processes import WorkerProcess
+from support.server import running
+from support.waiting import PATIENCE, until
+
+USER = [{"role": "user", "content": "Hi"}]
+GOOD = "{% for m in messages %}{{ m.content }}{% endfor %}"
+DIGITS = "{% for i in range(10000) %}"
+LOOPS = DIGITS * 4 + "{% endfor %}" * 4
+GROWTH = "{% set ns = namespace(x=X) %}{% for i in range(60) %}{% set ns.x = Y %}{% endfor %}"
+
+
+def growth(first: str, more: str) -> str:
+    """A value that is twice as large after each round."""
+    return GROWTH.replace("X", first).replace("Y", more)
+
+
+FOREVER = {
+    "nested loops": LOOPS,
+    "a loop with a filter": "{% for i in range(99999) if not range(99999)|select('odd')|list %}",
+    "recursive macros": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}"
+    "{% endmacro %}{{ f(60) }}",
+    "a recursive loop": "{% for i in range(9) recursive %}{% if loop.depth < 60 %}"
+    "{{ loop(range(9)) }}{% endif %}{% endfor %}",
+    "a list that grows in its own loop": "{% set all = [1] %}{% for each in all %}"
+    "{% set _ = all.append(each) %}{% endfor %}",
+    "a power": "{{ (9 ** (9 ** 9)) % 2 }}",
+    "a comparison of lists in lists": growth("[1]", "[ns.x, ns.x]")
+    + growth("[1]", "[ns.x, ns.x]").replace("ns", "other")
+    + "{{ ns.x == other.x }}",
+    "a filter over all pairs": "{{ range(99999)|map('string')|map('center', 99999)|join|length }}"
+    * 50,
+}
+"""What ends at its deadline, or at a limit of size if it reaches that first."""
+
+LARGE = {
+    "a string times a number": "{{ 'a' * 10**10 }}",
+    "a list times a number": "{{ ([0] * 10**10)|length }}",
+    "a constant filter": "{{ 'x'|center(10**10) }}",
+    "a method": "{{ 'x'.ljust(10**10) }}",
+    "a format": "{{ '{:>9999999999}'.format(1) }}",
+    "a percent format": "{{ '%9999999999d' % 1 }}",
+    "bytes": "{{ (1).to_bytes(10**10, 'big') }}",
+    "an indentation": "{{ messages|tojson(indent=10**10) }}",
+    "replaced text": "{{ ('a' * 10**6).replace('a', 'b' * 10**6) }}",
+    "joined text": "{{ range(99999)|join('x' * 10**6) }}",
+    "a growing string": growth("'ab'", "ns.x ~ ns.x"),
+    "a growing block": growth("'ab'", "0").replace(
+        "{% set ns.x = 0 %}", "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}"
+    ),
+    "a growing list": growth("[1]", "ns.x + ns.x"),
+    "lists in lists": growth("[1]", "[ns.x, ns.x]") + "{{ ns.x }}",
+    "long output": "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+    "lorem ipsum": "{{ lipsum(10**7) }}",
+}
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is soon."""
+    monkeypatch.setattr(templates, "SECONDS", 0.5)
+
+
+def rendered(source: str, **names: Any) -> str:
+    return ChatTemplate(source, model="tiny").render(USER, **names)
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("source", [*FOREVER.values(), *LARGE.values()], ids=[*FOREVER, *LARGE])
+def test_a_template_over_a_limit_is_refused_and_the_next_one_is_rendered(source: str):
+    with pytest.raises((ModelError, InvalidRequest), match="the chat template of tiny"):
+        rendered(source)
+    assert rendered(GOOD) == "Hi"
+
+
+@pytest.mark.usefixtures("brief")
+def test_the_error_names_the_limit_of_time():
+    with pytest.raises(ModelError, match=r"took longer than 0\.5 s"):
+        rendered(LOOPS)
+
+
+def test_the_error_names_the_limit_of_size(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(templates, "CHARACTERS", 1000)
+    assert len(rendered("{% for i in range(10) %}{{ 'x' * 100 }}{% endfor %}")) == 1000
+    with pytest.raises(ModelError, match="more than 1000 characters"):
+        rendered("{% for i in range(11) %}{{ 'x' * 100 }}{% endfor %}")
+
+
+def test_a_template_of_constants_is_not_computed_when_it_is_compiled():
+    with pytest.raises(ModelError):
+        ChatTemplate("{{ 'x'|center(10**10) }}" * 100, model="tiny").render(USER)
+
+
+def test_ten_thousand_messages_are_within_the_limits():
+    messages = [{"role": "user", "content": "x" * 100}] * 10_000
+    assert ChatTemplate(GOOD).render(messages) == "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a\nb\r\u2028\x00", "größe 日本 😀", "\ud800", "x" * 8_000_000]
+)
+def test_text_comes_back_as_it_was(text: str):
+    assert ChatTemplate(GOOD).render([{"role": "user", "content": text}]) == text
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"bytes", object(), ChatTemplate])
+def test_what_cannot_be_written_as_json_is_refused(value: Any):
+    with pytest.raises(InvalidRequest, match="JSON"):
+        rendered(GOOD, extra=value)
+
+
+def test_values_in_values_without_end_are_refused():
+    deep: list[Any] = []
+    deep.append(deep)
+    with pytest.raises(InvalidRequest, match="JSON"):
+        rendered(GOOD, extra=deep)
+
+
+def test_threads_get_their_own_answers():
+    made = ChatTemplate(GOOD)
+    texts = [f"text {n} " * n for n in range(200)]
+
+    def one(text: str) -> str:
+        return made.render([{"role": "user", "content": text}])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(one, texts)] == texts
+
+
+# -- the process -----------------------------------------------------------------------------------
+
+
+def test_a_process_that_was_killed_is_started_again():
+    assert rendered(GOOD) == "Hi"
+    child = PROCESS._child
+    assert child is not None
+    child.kill()
+    child.wait()
+    assert rendered(GOOD) == "Hi"
+
+
+def test_an_answer_that_was_interrupted_is_not_the_next_ones(monkeypatch: pytest.MonkeyPatch):
+    made, other = ChatTemplate(GOOD), ChatTemplate("other")
+    exchange = sys.modules["paceline.storage.processes"]._exchange
+
+    def interrupted(child: Any, request: bytes) -> bytes:
+        child.stdin.write(request + b"\n")
+        child.stdin.flush()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.storage.processes._exchange", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.render(USER)
+    monkeypatch.setattr("paceline.storage.processes._exchange", exchange)
+    assert other.render(USER) == "other"
+
+
+def test_the_process_ends_with_its_parent():
+    script = (
+        "from paceline.models.templates import PROCESS; import os, signal; PROCESS.start();"
+        "print(PROCESS._child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=False)
+    assert found.returncode == -signal.SIGKILL
+    until(lambda: not _alive(int(found.stdout)))
+
+
+def test_a_process_that_cannot_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(ModelError, match="cannot be started"):
+        WorkerProcess(Path(), "is a test").start()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+# -- in the server ---------------------------------------------------------------------------------
+
+
+def test_a_server_answers_others_while_a_template_runs(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    slow = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}" + GOOD
+    monkeypatch.setitem(model.files.__dict__, "_template", ChatTemplate(slow, model="tiny"))
+    monkeypatch.setattr(templates, "SECONDS", 2.0)
+    body = {"messages": [{"role": "user", "content": "slow"}], "max_tokens": 1}
+    with running(model) as server:
+        asked: dict[str, httpx.Response] = {}
+
+        def ask(path: str, body: Any) -> None:
+            asked[path] = server.post(path, body)
+
+        paths = {
+            "/v1/chat/completions": body,
+            "/v1/responses": {"input": "slow", "max_output_tokens": 1},
+            "/tokenize": {"messages": body["messages"]},
+        }
+        threads = [threading.Thread(target=ask, args=each) for each in paths.items()]
+        for thread in threads:
+            thread.start()
+        answered = 0
+        while len(asked) < len(paths):
+            assert server.get("/health").status_code == 200
+            answered += 1
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert answered > 10
+        assert {path: each.status_code for path, each in asked.items()} == dict.fromkeys(paths, 400)
+        for each in asked.values():
+            assert "took longer" in each.json()["error"]["message"]
+        good = {"messages": [{"role": "user", "content": "quick"}], "max_tokens": 1}
+        assert server.post("/v1/chat/completions", good).status_code == 200

@@ -1,0 +1,177 @@
+"""The forms of thoughts that templates have, from short templates with the marks of public ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import ModelFiles
+from paceline.models.templates import ChatTemplate
+from paceline.models.templates.marks import Thinking
+from paceline.models.templates.tokenizer import Tokenizer
+from support.thinking import TEMPLATES
+
+USER = [{"role": "user", "content": "is <think> a mark?"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_files: ModelFiles) -> Tokenizer:
+    return tiny_files.tokenizer()
+
+
+def thinking(name: str, tokenizer: Tokenizer) -> Thinking:
+    return Thinking(TEMPLATES[name], lambda: tokenizer, "tiny")
+
+
+def ends_inside(name: str, tokenizer: Tokenizer, **variables: Any) -> bool:
+    template = ChatTemplate(TEMPLATES[name])
+    made = thinking(name, tokenizer)
+    prompt = template.render(USER, **variables)
+    return made.inside(
+        prompt, lambda: template.render(USER, **variables, add_generation_prompt=False)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "opens"),
+    [
+        ("qwen3", "<think>"),
+        ("deepseek-r1", "<think>"),
+        ("smollm3", "<think>"),
+        ("granite-3.3", "<think>"),
+        ("granite-3.2", "Here is my thought process:"),
+        ("magistral", "[THINK]"),
+        ("gemma4", "<|channel>"),
+        ("seed-oss", "<seed:think>"),
+    ],
+)
+def test_a_template_says_how_its_model_marks_thoughts(name: str, opens: str, tokenizer: Tokenizer):
+    form = thinking(name, tokenizer).form
+    assert form is not None
+    assert form.opens[0] == opens
+
+
+def test_a_template_of_no_known_form_has_no_thoughts(tiny_files: ModelFiles):
+    assert tiny_files.thinking().form is None
+    assert Thinking(None, tiny_files.tokenizer, "tiny").form is None
+    assert Thinking("<reasoning>{{ x }}", tiny_files.tokenizer, "tiny").form is None
+    # Harmony's marks have to be tokens, which they are not here.
+    assert Thinking("<|channel|>{{ x }}", tiny_files.tokenizer, "tiny").form is None
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "off"),
+    [
+        ("qwen3", {"enable_thinking": True}, {"enable_thinking": False}),
+        ("smollm3", {"enable_thinking": True}, {"enable_thinking": False}),
+        ("gemma4", {"enable_thinking": True}, {"enable_thinking": False}),
+        ("granite-3.2", {"thinking": True}, {"thinking": False}),
+        ("granite-3.3", {"thinking": True}, {"thinking": False}),
+        ("seed-oss", {}, {"thinking_budget": 0}),
+        ("deepseek-r1", {}, None),
+        ("magistral", {}, None),
+    ],
+)
+def test_thinking_is_turned_on_and_off_by_what_the_template_reads(
+    name: str, on: dict[str, Any], off: dict[str, Any] | None, tokenizer: Tokenizer
+):
+    made = thinking(name, tokenizer)
+    assert made.switch(True) == on
+    if off is None:
+        with pytest.raises(InvalidRequest, match="cannot turn thinking off"):
+            made.switch(False)
+        with pytest.raises(InvalidRequest, match="cannot turn thinking off"):
+            made.effort("none")
+    else:
+        assert made.switch(False) == made.effort("none") == off
+    assert made.effort("high") == {"reasoning_effort": "high", **on}
+
+
+def test_a_model_that_does_not_think_needs_no_switch_to_stop_and_has_none_to_start(
+    tiny_files: ModelFiles,
+):
+    assert tiny_files.thinking().switch(False) == {}
+    with pytest.raises(InvalidRequest, match="no thoughts"):
+        tiny_files.thinking().switch(True)
+
+
+def test_a_template_that_looks_for_a_word_in_a_message_is_named_with_it(tokenizer: Tokenizer):
+    source = "{% if '/no_think' in messages[-1].content %}<think></think>{% endif %}"
+    with pytest.raises(InvalidRequest, match="/no_think"):
+        Thinking(source, lambda: tokenizer, "tiny").switch(False)
+
+
+@pytest.mark.parametrize(
+    ("source", "wrap"),
+    [
+        ("</think>", None),
+        (TEMPLATES["granite-3.3"], ("<response>", "</response>")),
+        ("{% if '<answer>' in content %}</think>", ("<answer>", "</answer>")),
+    ],
+)
+def test_a_template_names_what_is_around_an_answer(
+    source: str, wrap: tuple[str, str] | None, tokenizer: Tokenizer
+):
+    assert Thinking(source, lambda: tokenizer, "tiny").wrap == wrap
+
+
+def test_an_effort_of_none_is_passed_on_where_the_template_names_it(tokenizer: Tokenizer):
+    source = "</think>{% if reasoning_effort == 'none' %}a{% endif %}"
+    made = Thinking(source, lambda: tokenizer, "tiny")
+    assert made.switch(False) == {"reasoning_effort": "none"}
+    source = "</think>{% if reasoning_effort is none %}a{% endif %}"
+    with pytest.raises(InvalidRequest):
+        Thinking(source, lambda: tokenizer, "tiny").switch(False)
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "expected"),
+    [
+        ("qwen3", {}, False),
+        ("qwen3", {"enable_thinking": False}, False),
+        ("deepseek-r1", {}, True),
+        ("gemma4", {"enable_thinking": True}, False),
+        ("gemma4", {"enable_thinking": False}, False),
+        ("seed-oss", {}, False),
+        ("seed-oss", {"thinking_budget": 0}, True),
+        ("granite-3.2", {"thinking": True}, False),
+        ("magistral", {}, False),
+    ],
+)
+def test_a_prompt_ends_in_a_thought_where_the_template_opens_one_and_not_where_a_user_names_it(
+    name: str, variables: dict[str, Any], expected: bool, tokenizer: Tokenizer
+):
+    assert ends_inside(name, tokenizer, **variables) is expected
+
+
+def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(
+    tokenizer: Tokenizer,
+):
+    def remembered(source: str) -> dict[str, str]:
+        return Thinking(source, lambda: tokenizer, "tiny").message_fields("hm")
+
+    assert remembered("{{ message.reasoning_content }}") == {"reasoning_content": "hm"}
+    assert remembered("{{ message['thinking'] }}") == {"reasoning_content": "hm", "thinking": "hm"}
+    assert remembered("{{ m.get('reasoning') }} thinking") == {
+        "reasoning_content": "hm",
+        "reasoning": "hm",
+    }
+    assert Thinking("", lambda: tokenizer, "tiny").message_fields("") == {}
+
+
+def test_a_template_that_is_not_valid_has_no_switch(tokenizer: Tokenizer):
+    with pytest.raises(ModelError, match="not valid"):
+        Thinking("{% if %}", lambda: tokenizer, "tiny").switch(False)
+
+
+def test_marks_that_are_tokens_are_found_by_their_ids(thinking_gguf: Path, tiny_cache: Path):
+    from paceline.models import resolve
+
+    files = resolve(str(thinking_gguf), tiny_cache)
+    made = files.thinking()
+    assert made.form is not None
+    marks = made.tokens_of(made.form)
+    assert sorted(marks.values()) == ["</think>", "<think>"]
+    text = files.tokenizer().decode([*marks, 100])
+    assert "think" not in text, "decoding leaves them out"

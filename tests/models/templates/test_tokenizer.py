@@ -1,0 +1,202 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import Tokenizer
+from paceline.models.gguf.tokenizer import build_tokenizer
+from paceline.models.gguf.vocabulary import special_tokens
+from paceline.runtime.model import Model
+from support.tiny import END, START, vocabulary
+
+PRE = ("default", "gpt-2", "llama-bpe", "llama3", "qwen2", "smollm")
+
+
+def fields(pre: str) -> dict[str, Any]:
+    tokens, types, merges = vocabulary()
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": merges,
+    }
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
+    """The tiny vocabulary as a tokenizer of some kind."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+
+    def made(pre: str, **options: Any) -> Tokenizer:
+        path = folder / f"{pre}.json"
+        if not path.exists():
+            path.write_text(build_tokenizer(path, fields(pre)), encoding="utf-8")
+        return Tokenizer(path, **options)
+
+    return made
+
+
+def parts(pre: str, text: str) -> list[str]:
+    """What no token may reach across, as the text's own characters."""
+    backend = tokenizers.Tokenizer.from_str(build_tokenizer(Path(), fields(pre)))
+    assert backend.pre_tokenizer is not None
+    return [text[a:b] for _, (a, b) in backend.pre_tokenizer.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("pre", PRE)
+@given(text=st.text(max_size=80))
+@example(text="I'll pay 12345 €\n\n\t now —  naïve 漢字 😀👩‍👩‍👧 \x00\x7f\ufeff")
+@example(text="<|im_end|><|endoftext|><tool>")
+@settings(max_examples=60)
+def test_text_comes_back_as_it_was(pre: str, text: str, made: Callable[..., Tokenizer]):
+    import unicodedata
+
+    tokenizer = made(pre)
+    # qwen2's own tokenizer normalises first.
+    expected = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
+    assert tokenizer.decode(tokenizer.encode(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        (
+            "smollm",
+            ["I", "'ll", " pay", " ", "1", "2", "3", "4", "5", " now", ",", " x", "²", "!", "\n"],
+        ),
+        ("gpt-2", ["I", "'ll", " pay", " 12345", " now", ",", " x", "²", "!", "\n"]),
+        (
+            "default",
+            ["I", "'", "ll", " pay", " ", "123", "45", " now", ",", " x", "²", "!", "\n"],
+        ),
+        ("llama3", ["I", "'ll", " pay", " ", "123", "45", " now", ",", " x", "²", "!\n"]),
+        ("llama-bpe", ["I", "'ll", " pay", " ", "123", "45", " now", ",", " x", "²", "!\n"]),
+        ("qwen2", ["I", "'ll", " pay", " ", *"12345", " now", ",", " x", "²", "!\n"]),
+    ],
+)
+def test_each_kind_cuts_text_as_its_models_were_trained(pre: str, expected: list[str]):
+    assert parts(pre, "I'll pay 12345 now, x²!\n") == expected
+
+
+def test_spaces_before_a_word_keep_one_for_it():
+    for pre in PRE:
+        assert parts(pre, "a   b")[-1] == " b"
+
+
+@pytest.mark.parametrize("pre", PRE)
+def test_merges_are_made_in_their_order_but_llama3_takes_whole_words_first(
+    pre: str, made: Callable[..., Tokenizer]
+):
+    names = vocabulary()[0]
+    # "a n" comes before " a" and "nd", so " and" is never reached by merging.
+    last = ["Ġand"] if pre.startswith("llama") else ["Ġ", "an", "d"]
+    found = [names[i] for i in made(pre).encode("the user and")]
+    assert found == ["the", "Ġ", "user", *last]
+
+
+def test_control_tokens_are_words_in_a_prompt_and_letters_in_plain_text(
+    made: Callable[..., Tokenizer],
+):
+    tokenizer = made("smollm")
+    assert tokenizer.encode(f"{START}a{END}", special=True)[::2] == [1, 2]
+    literal = tokenizer.encode(f"{START}a{END}")
+    assert not {0, 1, 2} & {*literal}
+    assert tokenizer.decode(literal) == f"{START}a{END}"
+    assert tokenizer.special_tokens() == {"<|endoftext|>": 0, START: 1, END: 2}
+
+
+def test_control_tokens_have_no_text_and_added_words_have(made: Callable[..., Tokenizer]):
+    tokenizer = made("smollm")
+    tool = tokenizer.token_id("<tool>")
+    assert tool is not None
+    assert tokenizer.decode([1, tool, 2]) == "<tool>"
+    assert tool in tokenizer.encode("<tool>", special=True)
+    assert tokenizer.token_id("<nothing>") is None
+
+
+def test_the_beginning_token_comes_once_and_only_before_a_whole_prompt(
+    made: Callable[..., Tokenizer],
+):
+    tokenizer = made("smollm", bos_token_id=1, add_bos=True)
+    assert tokenizer.encode("ab", special=True) == [1, *tokenizer.encode("ab")]
+    assert tokenizer.encode(f"{START}ab", special=True).count(1) == 1
+    assert tokenizer.encode("", special=True) == [1]
+    assert 1 not in tokenizer.encode("ab")
+    assert 1 not in made("smollm", bos_token_id=1).encode("ab", special=True)
+
+
+def test_the_same_text_gives_the_same_ids_whatever_was_encoded_before(
+    made: Callable[..., Tokenizer],
+):
+    tokenizer = made("smollm")
+    first = tokenizer.encode("the user", special=True)
+    for text in ("x" * 5000, END, ""):
+        tokenizer.encode(text)
+        tokenizer.encode(text, special=True)
+    assert tokenizer.encode("the user", special=True) == first
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_half_of_a_surrogate_pair_is_refused(special: bool, made: Callable[..., Tokenizer]):
+    with pytest.raises(InvalidRequest, match="unpaired surrogate at character 2"):
+        made("smollm").encode("ab\ud800", special=special)
+
+
+@given(ids=st.lists(st.integers(0, 400), max_size=30))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_ids_have_a_text(ids: list[int], made: Callable[..., Tokenizer]):
+    assert isinstance(made("smollm").decode(ids), str)
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**40], ["a"], [1.5]])
+def test_what_is_no_id_is_refused(ids: Any, made: Callable[..., Tokenizer]):
+    with pytest.raises(InvalidRequest, match="0 or more"):
+        made("smollm").decode(ids)
+
+
+def test_the_vocabulary_counts_added_tokens(made: Callable[..., Tokenizer]):
+    assert made("smollm").vocab_size == len(vocabulary()[0]) == 320
+
+
+def test_control_tokens_are_those_of_that_type():
+    assert special_tokens(fields("smollm")) == {"<|endoftext|>": 0, START: 1, END: 2}
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[1, 2]", b'{"model": {"type": "X"}}'])
+def test_a_file_that_is_no_tokenizer_is_one_line_that_names_it(content: bytes, tmp_path: Path):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=str(path)):
+        Tokenizer(path)
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(ModelError, match="No such file"):
+        Tokenizer(tmp_path / "tokenizer.json")
+
+
+# Made with this code in November 2026, when OpenVINO GenAI's own tokenizer gave the same ids for
+# 500 random strings.
+GOLDEN = {
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n": "1 9690 198 2683 359 253 5356 5646 11173 3365 3511 308 34519 28 7018 411 407 "
+    "19712 8182 2 198",
+    "In 2024 we'll pay 1,234.50 euros (+10 %).": "788 216 34 32 34 36 392 3060 2290 216 33 28 34 "
+    "35 36 30 37 32 39236 30425 33 32 2471 595",
+    "def f(x):\n\treturn  x ** 2  # naïve 漢字 😀\n": "1604 275 24 104 727 198 197 5406 216 1792 "
+    "1903 216 34 216 907 15486 46494 17097 137 112 36518 40303 218 198",
+}
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("text", GOLDEN)
+def test_the_default_models_ids_are_those_they_always_were(text: str, real_model: Model):
+    tokenizer = real_model.files.tokenizer()
+    assert tokenizer.encode(text, special=True) == [int(i) for i in GOLDEN[text].split()]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
