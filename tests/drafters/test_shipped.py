@@ -5,14 +5,8 @@ from pathlib import Path
 import pytest
 
 import paceline
-<<<<<<< HEAD
 from paceline.drafters import DrafterSpec, Table, shipped
 from paceline.models.names import REGISTRY
-=======
-from paceline.drafters import DrafterResources, DrafterSpec, Table, shipped, taps
-from paceline.drafters.dflash import read_config
-from paceline.models.names import REGISTRY
->>>>>>> refs/heads/models
 from paceline.storage.files import read_json, sha256_of
 
 FOLDERS = [folder for name in REGISTRY for folder in shipped(name).values()]
