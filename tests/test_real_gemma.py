@@ -6,6 +6,7 @@ support/record_gemma.py). Five of six layers have a window of 512 tokens.
 
 import json
 from collections.abc import Sequence
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import run_together
 from support.gemma import PROMPTS, gemma_file
 from support.llamacpp import model_of
+from support.packages import params
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -41,7 +43,7 @@ Both round activations to 8 bits, each in its own way: 67 of 1809 best tokens di
 margin above 0.87 (2026-11-25)."""
 
 
-@pytest.fixture(scope="module", params=["openvino", "ik_llama.cpp", "llama.cpp"])
+@pytest.fixture(scope="module", params=params(["openvino", "ik_llama.cpp", "llama.cpp"]))
 def gemma(request: pytest.FixtureRequest) -> Model:
     """The model in each engine and library that runs it."""
     if request.param != "openvino":
@@ -84,17 +86,32 @@ def test_it_continues_what_it_was_trained_on(plain: Any, gemma: Model):
     assert answers == expected
 
 
-@SAMPLINGS
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_twenty_answers_together_equal_plain_decoding_with_every_drafter(
-    drafter: str, sampling: Options, plain: Any, gemma: Model
-):
+def test_twenty_answers_together_equal_plain_decoding_with_every_drafter(plain: Any, gemma: Model):
     assert len(PROMPTS) == 20
-    check(drafter, sampling, PROMPTS, plain, gemma)
+    cases = [*zip(PROMPTS, cycle(DRAFTERS), cycle([GREEDY, SAMPLED, SAMPLED]), strict=False)]
+    assert {(drafter, sampling is GREEDY) for _, drafter, sampling in cases} == {
+        *product(DRAFTERS, (True, False))
+    }
+    streams = [
+        gemma.stream(prompt, **drafted_by(drafter, sampling)) for prompt, drafter, sampling in cases
+    ]
+    run_together(streams)
+    answers = [stream.result.token_ids for stream in streams]
+    assert answers == [plain(prompt, sampling) for prompt, _, sampling in cases]
+    for drafter in DRAFTERS:
+        accepted = [
+            stream.result.stats.accepted
+            for stream, case in zip(streams, cases, strict=True)
+            if case[1] == drafter
+        ]
+        assert drafter == "auto" or sum(accepted) > 0, drafter
 
 
-@SAMPLINGS
-@pytest.mark.parametrize("drafter", ["suffix", "ngram:min=1"])
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [("suffix", GREEDY), ("ngram:min=1", SAMPLED)],
+    ids=["greedy", "seeded"],
+)
 def test_answers_past_the_window_equal_plain_decoding(
     drafter: str, sampling: Options, plain: Any, gemma: Model
 ):

@@ -86,6 +86,7 @@ def after_going_back(engine: OpenVinoEngine, prompt: list[int]) -> KVSequence:
 BEGINNINGS = (alone, after_a_fork, after_a_fork_of_a_longer_prompt, after_going_back)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("begin", BEGINNINGS)
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("kept", range(1, ROWS + 1))
