@@ -7,12 +7,12 @@ import pytest
 from paceline.engines.base import Engine, KVSequence
 from paceline.models import ModelFiles
 from support.engine_rows import Plain, Rows, run
-from support.engines import ENGINES, NEEDS
+from support.engines import ENGINES, NEEDS, QUICK
 from support.networks import FORMS, NETWORKS, Case, MakeCase
 from support.packages import params
 
 
-@pytest.fixture(scope="session", params=params(ENGINES, NEEDS))
+@pytest.fixture(scope="session", params=params(ENGINES, NEEDS, slow=ENGINES.keys() - QUICK))
 def engine(request: pytest.FixtureRequest) -> Engine:
     return ENGINES[request.param](request)
 

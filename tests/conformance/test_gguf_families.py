@@ -23,6 +23,8 @@ from paceline.storage.gguf import read_gguf_graph
 from support.engine_rows import random_text, run
 from support.tiny_checkpoints import FORMS, write_checkpoint, write_gguf_of, write_safetensors
 
+pytestmark = pytest.mark.slow
+
 REFUSED = {"gemma2"}
 """Forms that OpenVINO 2026.4 opens and computes otherwise than transformers, or does not open."""
 SEEDS = {"gpt_oss": 1}

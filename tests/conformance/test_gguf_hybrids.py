@@ -28,6 +28,8 @@ from support.hybrids import HYBRIDS
 from support.tiny import tokenizer_fields
 from support.tiny_checkpoints import write_checkpoint, write_gguf_of
 
+pytestmark = pytest.mark.slow
+
 APART = {"f16": 3e-3, "int8": 0.1, "int4": 0.7}
 """Weights -> root mean square difference of a row's logits, over that of the logits themselves.
 

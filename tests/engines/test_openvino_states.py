@@ -22,6 +22,8 @@ from support.engine_rows import feed, random_text, run
 from support.hybrids import HYBRIDS, state_of
 from support.tiny_checkpoints import write_gguf_of
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = 512
 PROMPT = 70
 WIDE = "[?,?,64]"

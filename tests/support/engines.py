@@ -103,3 +103,6 @@ NEEDS = {
     **{f"llamacpp-{name}": "llama.cpp" for name in HYBRIDS},
     **{f"mlx-{name}": "mlx" for name in mlx.CASES},
 }
+"""Engine -> its name in `NEEDED` of `packages.py`, where tests need a package for it."""
+QUICK = {"toy", "toy-padded", "openvino", "llamacpp"}
+"""Engines that tests run with `-m "not slow"`; the others take minutes together."""

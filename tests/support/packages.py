@@ -1,6 +1,6 @@
 """Packages that tests need beside the extra `test`, and what is left out where they are missing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,15 +21,19 @@ def missing(name: str) -> list[str]:
     return [module for module in NEEDED.get(name, ()) if find_spec(module) is None]
 
 
-def params(names: Iterable[str], needs: Mapping[str, str] | None = None) -> list[Any]:
+def params(
+    names: Iterable[str], needs: Mapping[str, str] | None = None, slow: Container[str] = ()
+) -> list[Any]:
     """Marked parameters, without those whose packages are missing.
 
     Thousands of skips would take minutes; `test_engines.py` has one for each of `NEEDED`.
     `needs`: parameter -> its name in `NEEDED`, where that is another.
     """
-    kinds = {name: (needs or {}).get(name, name) for name in names}
-    return [
-        pytest.param(name, marks=MARKS.get(kind, ()))
-        for name, kind in kinds.items()
-        if not missing(kind)
-    ]
+    marked = []
+    for name in names:
+        kind = (needs or {}).get(name, name)
+        if not missing(kind):
+            marks = [MARKS[kind]] if kind in MARKS else []
+            marks += [pytest.mark.slow] if name in slow else []
+            marked.append(pytest.param(name, marks=marks))
+    return marked
