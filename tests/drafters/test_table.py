@@ -80,7 +80,7 @@ def test_tokens_take_two_bytes_where_they_fit(tmp_path: Path, vocab_size: int):
 
 
 def test_a_table_for_another_vocabulary_is_rejected(toy_table: Path):
-    with pytest.raises(ModelError, match="toy with 6 tokens"):
+    with pytest.raises(ModelError, match="for toy with 6 tokens; this target has 7"):
         Table.open(toy_table, 7)
 
 
@@ -100,7 +100,7 @@ def record(folder: Path, name: str) -> None:
 def test_a_column_of_another_length_or_type_is_rejected(folder: Path):
     np.save(folder / KEYS, np.zeros(3, np.uint32))
     record(folder, KEYS)
-    with pytest.raises(ModelError, match=r"keys\.npy holds uint32 \[3\]"):
+    with pytest.raises(ModelError, match=r"keys\.npy holds uint32 \[3\]; expected uint32"):
         Table.open(folder, 6)
     np.save(folder / KEYS, np.zeros(3, np.float32))
     record(folder, KEYS)
@@ -111,7 +111,7 @@ def test_a_column_of_another_length_or_type_is_rejected(folder: Path):
 def test_a_column_that_is_no_array_is_rejected(folder: Path):
     (folder / PROBABILITIES).write_bytes(b"no numbers")
     record(folder, PROBABILITIES)
-    with pytest.raises(ModelError, match=r"chances\.npy"):
+    with pytest.raises(ModelError, match=r"chances\.npy cannot be read"):
         Table.open(folder, 6)
 
 
@@ -120,7 +120,7 @@ def test_a_token_beyond_the_vocabulary_is_rejected(folder: Path):
     tokens[0] = 6
     np.save(folder / TOKENS, tokens)
     record(folder, TOKENS)
-    with pytest.raises(ModelError, match=r"tokens\.npy has token 6"):
+    with pytest.raises(ModelError, match=r"tokens\.npy has token 6; this target has 6"):
         Table.open(folder, 6)
 
 

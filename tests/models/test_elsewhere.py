@@ -74,7 +74,7 @@ def test_a_model_that_another_program_lacks_is_told_which_it_has(ollama: Path, l
     pulled(ollama, "registry.ollama.ai/library/qwen3/0.6b")
     with pytest.raises(ModelNotFound, match=r"no model ollama/qwen3; here are ollama/qwen3:0.6b"):
         find("ollama/qwen3")
-    with pytest.raises(ModelNotFound, match="lmstudio"):
+    with pytest.raises(ModelNotFound, match="no model of lmstudio"):
         find("lmstudio/a/b/c.gguf")
 
 

@@ -146,7 +146,7 @@ def test_from_the_command_line(server: Running, capsys: pytest.CaptureFixture[st
 
 
 def test_extra_fields_are_a_json_object(server: Running):
-    with pytest.raises(InvalidRequest, match=r"--extra is 'x'"):
+    with pytest.raises(InvalidRequest, match=r"--extra is 'x'; expected a JSON object"):
         bench_serve(
             url=server.url,
             model=None,

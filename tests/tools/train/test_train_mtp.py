@@ -186,7 +186,7 @@ def test_too_few_answers_to_train_a_head_on_are_rejected(
 ):
     answers = [replace(each, answer=each.answer[:3]) for each in easy_answers(4)]
     states = record_hidden_states(engine, answers, tmp_path, fingerprint="f", progress=QUIET)
-    with pytest.raises(InvalidRequest, match="0 of 4 answers"):
+    with pytest.raises(InvalidRequest, match="0 of 4 answers have 4 tokens or more"):
         make_trainer(tmp_path, answers=answers, hidden_states=states)
 
 
@@ -279,5 +279,5 @@ def test_a_run_stopped_while_it_wrote_leaves_the_same_head(
 def test_the_state_of_another_head_is_refused(
     make_trainer: MakeTrainer, run: Path, changes: Any, differing: str
 ):
-    with pytest.raises(InvalidRequest, match=f"another {differing}"):
+    with pytest.raises(InvalidRequest, match=f"of a run with another {differing}; choose"):
         make_trainer(run, **changes)
