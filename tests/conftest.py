@@ -14,6 +14,7 @@ from paceline.runtime.model import Model
 from support.coreml import tiny_artifact
 from support.coremltools import validate_once_a_pipeline
 from support.drafters import write_toy_table
+from support.pairs import outside_pairs
 from support.thinking import TEMPLATES, write_thinking
 from support.tiny import write_tiny
 
@@ -28,6 +29,15 @@ os.environ.pop("PACELINE_KEEP", None)
 # sends Ctrl-C to a command would wait for an end that never comes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    outside = outside_pairs(items)
+    if outside:
+        config.hook.pytest_deselected(items=outside)
+        dropped = {*outside}
+        items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_collection_finish() -> None:

@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 
+from support.pairs import pairs
 from support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
@@ -66,3 +68,12 @@ def test_sigint_ends_a_child_process():
 def test_sigint_ends_a_child_process_where_the_shell_ignores_sigint():
     found = run_pytest(f"{__file__}::{test_sigint_ends_a_child_process.__name__}")
     assert found.returncode == pytest.ExitCode.OK, found.stdout + found.stderr
+
+
+def test_any_two_values_of_different_axes_meet_in_a_row_of_pairs():
+    axes = ["abcde", range(4), "xyz", (True, False)]
+    rows = pairs(*axes)
+    for (i, one), (j, other) in combinations(enumerate(axes), 2):
+        assert {(row[i], row[j]) for row in rows} == {*product(one, other)}
+    assert len(rows) <= 22  # of 120; the two longest axes alone need 20
+    assert rows == pairs(*axes)

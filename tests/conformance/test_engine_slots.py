@@ -49,6 +49,7 @@ def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
         sequence.commit(3)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("shared", [0, 1, 8, 31, 40, 64, 70, 200])
 @pytest.mark.parametrize("closed", ["parent", "child", "neither"])
 def test_a_fork_and_its_parent_go_on_without_each_other(
@@ -71,6 +72,7 @@ def test_a_fork_and_its_parent_go_on_without_each_other(
                 one.commit(5)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("rewound", ["parent", "child"])
 @pytest.mark.parametrize("length", [0, 5, 16, 31, 32, 33, 63])
 def test_rewinding_into_a_shared_prefix_does_not_touch_the_other(
@@ -91,6 +93,7 @@ def test_rewinding_into_a_shared_prefix_does_not_touch_the_other(
         assert same(logits, plain(kept, 64)[64:])
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("rows", [1, 2, 7, 24])
 @pytest.mark.parametrize("beside", [False, True])
 def test_decode_rows_computed_again_many_to_a_call_leave_the_same_keys_and_values(

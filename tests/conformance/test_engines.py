@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.decoding.types import Block
 from paceline.engines.base import Engine, KVSequence
 from support.engine_rows import Plain, feed, random_text, run, same
+from support.packages import NEEDED, missing
 
 
 def test_plain_decoding_depends_on_every_token_before(engine: Engine, plain: Plain):
@@ -128,3 +129,9 @@ def test_an_engine_describes_itself_in_words(engine: Engine):
     assert facts["engine"] == engine.name
     assert all(isinstance(value, str) for value in facts.values())
     assert facts == engine.describe()
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_needs_another_package_is_run_where_that_is_installed(name: str):
+    if absent := missing(name):
+        pytest.skip(f"all tests of {name} are left out: {', '.join(absent)} not installed")

@@ -1,8 +1,10 @@
 """The promise: whatever drafts, the tokens are those of plain decoding."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,25 +29,17 @@ from paceline.drafters.ahead import AheadDrafter
 from paceline.engines.base import Engine
 from support.drafters import SPECS, Oracle, write_toy_table
 from support.driver import POLICIES, Answer, answer, decode, generation, run, total
+from support.engines import ENGINES
 from support.exactness import SAMPLINGS, TOKENS, Plainly, plain_answers, prompt_of
+from support.pairs import pairs
 from support.toy import ToyEngine
 
 DRAFTERS = ["none", *SPECS, "model:itself", "suffix+model:itself"]
 
 
-def slow(engine: Engine) -> bool:
-    """Whether a call takes milliseconds however little it computes: rehearsed, op by op."""
-    return engine.name == "coreml"
-
-
-def many(engine: Engine) -> bool:
-    """Whether it is one of many of its kind, so that each need not see every case."""
-    return engine.name == "mlx" or hybrid(engine)
-
-
-def hybrid(engine: Engine) -> bool:
-    """Whether it is one of those whose random texts hardly repeat themselves."""
-    return "states" in engine.describe()
+BLOCKS = range(2, 17)
+RANDOM = [name for name in ENGINES if not name.startswith("toy")]
+"""Models of random weights, whose calls take milliseconds: they see pairs, toys the product."""
 
 
 def toy(engine: Engine) -> bool:
@@ -53,25 +47,19 @@ def toy(engine: Engine) -> bool:
     return isinstance(engine, ToyEngine)
 
 
-def blocks_of(engine: Engine, spec: str, policy: str) -> Sequence[int]:
-    """Lengths of blocks to decode with: all where a call takes microseconds.
+def drafters_of(name: str) -> Sequence[str]:
+    """Drafters for a rule that no engine takes part in: a quarter for each, but all for a toy."""
+    return DRAFTERS[RANDOM.index(name) % 4 :: 4] if name in RANDOM else DRAFTERS
 
-    Others see each length with the fixed policy, and once more with one of the rest. Those that are
-    `many` see a quarter with it, and with each of the rest an eighth, which depends on the drafter.
-    """
-    number, count = list(POLICIES).index(policy), len(POLICIES)
-    lengths: Sequence[int] = (2, 3, 7, 12, 13, 16) if slow(engine) else range(2, 17)
-    if toy(engine):
-        return lengths
-    if many(engine):
-        first = (number + DRAFTERS.index(spec)) % (2 * count)
-        return lengths[::count] if policy == "fixed" else lengths[first :: 2 * count]
-    return lengths if policy == "fixed" else lengths[number - 1 :: count - 1]
+
+@pytest.fixture
+def engine_name(request: pytest.FixtureRequest) -> str:
+    return str(request.node.callspec.params["engine"])
 
 
 def some(engine: Engine, cases: Sequence[Any]) -> Sequence[Any]:
-    """The cases, or a fifth of them where a call takes longer than the logic that is tested."""
-    return cases if toy(engine) else cases[::5]
+    """The cases, or a tenth of them where a call takes longer than the logic that is tested."""
+    return cases if toy(engine) else cases[::10]
 
 
 @pytest.fixture(scope="module")
@@ -113,17 +101,30 @@ def test_answers_differ_between_prompts_samplings_and_seeds(plainly: Plainly):
     assert len(told) > 16
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+class Case(NamedTuple):
+    """How to draft, and the first of the samplings of a call's sequences."""
+
+    policy: str
+    block: int
+    sampling: int
+
+
+PAIRS: dict[tuple[str, str], list[Case]] = defaultdict(list)
+"""Engine and drafter -> a few cases; any two of all these meet in one engine or another."""
+for name, spec, *case in pairs(RANDOM, DRAFTERS, list(POLICIES), BLOCKS, range(len(SAMPLINGS))):
+    PAIRS[name, spec].append(Case(*case))
+PRODUCT = [Case(policy, block, block % len(SAMPLINGS)) for policy in POLICIES for block in BLOCKS]
+
+
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_no_drafter_and_no_policy_changes_a_token(
-    engine: Engine, plainly: Plainly, shared: Shared, spec: str, policy: str
+    engine: Engine, engine_name: str, plainly: Plainly, shared: Shared, spec: str
 ):
-    ran = []
-    for block in blocks_of(engine, spec, policy):
-        # One to eight sequences share a call, every one with its own sampling and prompt length.
-        asks = [(i % 8, (block + i) % len(SAMPLINGS)) for i in range(1 + block % 8)]
-        if many(engine):  # a greedy text, in which drafts stand, or one in which some fall
-            asks = [(block % 8, 0 if block // 4 % 2 else block % len(SAMPLINGS))]
+    ran = defaultdict(list)
+    for policy, block, first in PAIRS[engine_name, spec] if engine_name in RANDOM else PRODUCT:
+        # Several sequences share a call, every one with its own sampling and prompt length.
+        count = 1 + block % (8 if toy(engine) else 3)
+        asks = [(i % (8 if toy(engine) else 2), (first + i) % len(SAMPLINGS)) for i in range(count)]
         going = [
             generation(
                 engine,
@@ -135,44 +136,52 @@ def test_no_drafter_and_no_policy_changes_a_token(
             )
             for prompt, sampling in asks
         ]
-        ran += going
+        ran[policy] += going
         for (prompt, sampling), told in zip(asks, run(engine, going), strict=True):
-            assert told == plainly(prompt, sampling), f"{block=} {prompt=} {SAMPLINGS[sampling]}"
-    counters = total(ran)
-    if spec == "none":
-        assert counters.drafted == 0
-    # Otherwise nothing was shown: some drafts must have stood, and some must have fallen.
-    elif not many(engine):
-        assert 0 < counters.accepted < counters.drafted
-    elif policy == "fixed" and (not hybrid(engine) or "model:itself" in spec):
-        assert counters.accepted > 0
+            assert told == plainly(prompt, sampling), (
+                f"{policy} {block=} {prompt=} {SAMPLINGS[sampling]}"
+            )
+    for counters in map(total, ran.values()):
+        if spec == "none":
+            assert counters.drafted == 0
+        # Otherwise nothing was shown: some drafts must have stood, and some must have fallen.
+        elif toy(engine):
+            assert 0 < counters.accepted < counters.drafted
+        elif spec == "model:itself":
+            assert counters.drafted > 0
 
 
-@pytest.mark.parametrize("block", range(2, 17))
+EVERY = (1, 2, 5, TOKENS)
+"""A draft's every nth token is wrong; with the last, none is."""
+REJECTED: dict[str, list[Any]] = defaultdict(list)
+"""Engine -> a block, a sampling, and which tokens are wrong."""
+for name, *case in pairs(RANDOM, BLOCKS, range(len(SAMPLINGS)), EVERY):
+    REJECTED[name].append(case)
+EVERYWHERE = [*product(BLOCKS, range(len(SAMPLINGS)), EVERY)]
+
+
 def test_drafts_rejected_at_any_position_change_no_token(
-    engine: Engine, plainly: Plainly, block: int
+    engine: Engine, engine_name: str, plainly: Plainly
 ):
     prompt = prompt_of(engine, 0)
-    every_nth = 1 if toy(engine) else 8 if many(engine) else 3
-    for sampling in range(block % every_nth, len(SAMPLINGS), every_nth):
+    for block, sampling, every in REJECTED.get(engine_name, EVERYWHERE):
         expected = plainly(0, sampling)
         text = prompt + expected.tokens
-        for every in (1, 2, 5, TOKENS):
-            wrong_at = range(len(prompt) + every, len(text), every)
-            one = generation(
-                engine,
-                prompt,
-                sampling=SAMPLINGS[sampling],
-                stopping=Stopping(max_tokens=TOKENS),
-                drafters=[Oracle(text, wrong_at)],
-                policy=Fixed(block),
-            )
-            assert run(engine, [one]) == [expected], f"{every=} {SAMPLINGS[sampling]}"
-            if every == TOKENS:
-                # All stood: the fewest calls that so many tokens can take.
-                assert one.counters.steps == -(-(TOKENS - 1) // block)
-            if every == 1:
-                assert one.counters.accepted == 0
+        wrong_at = range(len(prompt) + every, len(text), every)
+        one = generation(
+            engine,
+            prompt,
+            sampling=SAMPLINGS[sampling],
+            stopping=Stopping(max_tokens=TOKENS),
+            drafters=[Oracle(text, wrong_at)],
+            policy=Fixed(block),
+        )
+        assert run(engine, [one]) == [expected], f"{block=} {every=} {SAMPLINGS[sampling]}"
+        if every == TOKENS:
+            # All stood: the fewest calls that so many tokens can take.
+            assert one.counters.steps == -(-(TOKENS - 1) // block)
+        if every == 1:
+            assert one.counters.accepted == 0
 
 
 @pytest.mark.parametrize("block", [2, 5, 16])
@@ -229,7 +238,7 @@ asked = st.lists(
 
 
 def test_requests_that_begin_and_end_in_any_order_change_no_token(engine: Engine, shared: Shared):
-    @settings(max_examples=8 if slow(engine) or many(engine) else 40)
+    @settings(max_examples=40 if toy(engine) else 5)
     @given(asks=asked)
     def check(asks: list[tuple[Any, ...]]) -> None:
         come_and_go(engine, shared, asks)
@@ -279,6 +288,7 @@ def test_a_stop_token_inside_an_accepted_block_ends_the_answer_there(
         assert told == Answer(whole[:end], decode(whole[: end - 1]), FinishReason.STOP)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("sampling", [0, 2, 9])
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_a_stop_string_inside_an_accepted_block_ends_the_text_before_it(
@@ -322,17 +332,16 @@ def loops(engine: Engine) -> Loops:
     return Loops(ways, prompts, expected)
 
 
-@pytest.mark.parametrize("spec", DRAFTERS)
 def test_a_repetition_stop_is_at_the_same_token_with_every_drafter(
-    engine: Engine, loops: Loops, shared: Shared, spec: str
+    engine: Engine, engine_name: str, loops: Loops, shared: Shared
 ):
     ways, prompts, expected = loops
-    assert FinishReason.REPETITION in {each.finish_reason for each in expected}
-    cases = [(policy, block) for policy in POLICIES for block in (2, 3, 5, 8, 13, 16)]
-    if not toy(engine):  # the rule is of tokens: to each drafter one of the policies
-        one = [("fixed", 8), ("adaptive", 2), ("kelly", 5), ("auto", 16)]
-        cases = [one[DRAFTERS.index(spec) % len(one)]]
-    for policy, block in cases:
+    assert FinishReason.REPETITION in {answer.finish_reason for answer in expected}
+    cases = [*product(DRAFTERS, POLICIES, (2, 3, 5, 8, 13, 16))]
+    if not toy(engine):
+        few = [("fixed", 8), ("adaptive", 2), ("kelly", 5), ("auto", 16)]
+        cases = [(spec, *case) for spec, case in zip(drafters_of(engine_name), cycle(few))]
+    for spec, policy, block in cases:
         going = [
             generation(
                 engine,
@@ -344,7 +353,7 @@ def test_a_repetition_stop_is_at_the_same_token_with_every_drafter(
             )
             for prompt, sampling in zip(prompts, ways, strict=True)
         ]
-        assert run(engine, going) == expected, f"{policy} {block=}"
+        assert run(engine, going) == expected, f"{spec} {policy} {block=}"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -371,33 +380,27 @@ def test_a_repetition_stop_inside_an_accepted_block_drops_the_rest_of_the_block(
 
 
 def _told(engine: Engine, sampling: int, text: Sequence[int], stopping: Stopping) -> Answer:
-    """The answer to prompt 0 with all drafts right, for blocks of 2, 7 and 16 rows and plain."""
+    """The answer to prompt 0 with all drafts right, in blocks of several lengths and plain."""
     prompt = prompt_of(engine, 0)
     common = {"sampling": SAMPLINGS[sampling], "stopping": stopping}
     told = answer(engine, prompt, **common)
-    for block in (7,) if many(engine) else (2, 7, 16):
+    for block in (2, 7, 16) if toy(engine) else (7,):
         drafters = [Oracle([*prompt, *text])]
         assert answer(engine, prompt, drafters=drafters, policy=Fixed(block), **common) == told
     return told
 
 
-@pytest.fixture(scope="module")
-def longest(engine: Engine) -> tuple[list[int], Answer]:
-    """A prompt that leaves 20 slots of the context, and its answer in plain decoding."""
+def test_an_answer_may_run_into_the_end_of_the_context(
+    engine: Engine, engine_name: str, shared: Shared
+):
     rng = np.random.default_rng(5)
     prompt = rng.integers(0, engine.vocab_size, engine.context_length - 20).tolist()
-    return prompt, answer(engine, prompt)
-
-
-@pytest.mark.parametrize("spec", DRAFTERS)
-def test_an_answer_may_run_into_the_end_of_the_context(
-    engine: Engine, shared: Shared, longest: tuple[list[int], Answer], spec: str
-):
-    prompt, expected = longest
-    told = answer(engine, prompt, drafters=shared.create(spec), policy=Fixed(16))
-    assert told == expected
-    assert len(told.tokens) == 20
-    assert told.finish_reason is FinishReason.LENGTH
+    expected = answer(engine, prompt)
+    assert len(expected.tokens) == 20
+    assert expected.finish_reason is FinishReason.LENGTH
+    for spec in drafters_of(engine_name):
+        told = answer(engine, prompt, drafters=shared.create(spec), policy=Fixed(16))
+        assert told == expected, spec
 
 
 @pytest.mark.parametrize("known", [1, 8, 33, 69, 70])

@@ -13,26 +13,19 @@ from paceline.drafters.mtp import ChainCost, MtpDrafter
 from paceline.drafters.mtp import drafter as module
 from paceline.drafters.networks.context import DraftCost
 from paceline.models import ModelFiles
-from support import mlx
 from support.heads import DRAFTS, FORMS, RUNTIMES, HeadCase, Text, assert_chain
 from support.mtp import Chain
+from support.packages import params
 
 MakeHead = Callable[[str], HeadCase]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.mlx if name == "mlx" else ()) for name in RUNTIMES
-    ],
-)
+@pytest.fixture(scope="module", params=params(RUNTIMES))
 def make_head(
     request: pytest.FixtureRequest,
     tiny_files: ModelFiles,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> MakeHead:
-    if request.param == "mlx":
-        mlx.needs()
     made: dict[str, HeadCase] = {}
 
     def make(form: str) -> HeadCase:
@@ -82,6 +75,7 @@ def while_drafting(case: HeadCase, text: Text) -> Chain:
     return found
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("way", [at_once, in_parts, while_drafting])
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_a_chain_equals_the_reference(
@@ -92,6 +86,7 @@ def test_a_chain_equals_the_reference(
         assert_chain(way(form, text), form.expected(text))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("temperature", [0.5, 0.8, 1.0])
 def test_a_sampler_picks_each_draft_of_a_chain(form: HeadCase, temperature: float):
     for seed in range(3):
@@ -256,6 +251,7 @@ def test_nothing_is_drafted_if_the_newest_hidden_state_is_missing(case: HeadCase
     assert not drafter.propose([*text.tokens, 5], 7).tokens
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("cut", [30, 20, 17, 12, 1, 0])
 @pytest.mark.parametrize("asked", [False, True])
 def test_the_next_turn_has_the_context_before_the_truncation(case: HeadCase, cut: int, asked: bool):

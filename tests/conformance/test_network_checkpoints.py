@@ -60,7 +60,7 @@ def test_a_truncated_file_is_rejected(case: Case, tmp_path: Path, end: int):
     write_checkpoint(tmp_path, case.config)
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:end])
-    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read") as rejected:
+    with pytest.raises(ModelError, match=r"model\.safetensors") as rejected:
         case.opened(tmp_path)
     assert "\n" not in str(rejected.value)
 

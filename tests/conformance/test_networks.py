@@ -28,6 +28,7 @@ from support.networks import (
 # -- what a network computes -----------------------------------------------------------------------
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("length", [0, 1, 5, 100, 300])
 def test_a_draft_equals_the_reference(form: Case, length: int, way: Callable[..., Any]):
@@ -146,6 +147,7 @@ def test_new_rows_may_end_before_the_block(form: Case):
     assert_same([found], [form.expected(rows, 3, 40, positions=range(10, 30))])
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("window", [1, 7, 64, 256, 300])
 @pytest.mark.parametrize("layers", [(None, None), (20, None)], ids=str)
 def test_the_option_window_limits_the_context(
@@ -282,6 +284,7 @@ def test_a_prompt_may_begin_in_the_prefix_cache(case: Case):
     assert_drafts(drafter.propose([1] * 52 + [8], 7), expected)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("asked", [False, True])
 def test_observed_blocks_may_have_gaps(case: Case, asked: bool):
     drafter, rows = drafter_of(case), case.tapped(20)
@@ -321,6 +324,7 @@ def test_drafters_of_two_requests_are_independent(case: Case):
     assert_drafts(other.propose([1] * 12 + [8], 7), case.expected(others, 8))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("cut", [30, 20, 17, 12, 5, 0])
 @pytest.mark.parametrize("asked", [False, True])
 def test_the_next_turn_has_the_context_before_the_truncation(case: Case, cut: int, asked: bool):

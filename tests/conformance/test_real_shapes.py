@@ -52,12 +52,12 @@ REFUSED = {
 HYBRIDS = ("qwen3.5", "lfm2.5")
 WINDOWS = {"gemma-3-1b": 512, "gemma-3-4b": 1024, HUGE: 128}
 CONTEXT = 2048
-COMPARED = 64
+COMPARED = 32
 """Rows of logits."""
 RIGHT = 5e-4
 """KL divergence of a row, at most; rounded activations make up to 2.3e-4 (2026-11-25)."""
-NEW = 16
-WRONG = (3, 9, 14)
+NEW = 8
+WRONG = (3,)
 """Tokens of a draft that are wrong."""
 ENGINES = ("openvino", "llamacpp")
 

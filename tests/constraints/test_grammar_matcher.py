@@ -124,7 +124,7 @@ def test_an_answer_that_ignores_its_end_continues_with_stop_tokens(
 
 def test_pushing_a_token_that_is_not_allowed_raises(grammars: Grammars):
     constraint = grammars.json_schema({"const": 7})
-    with pytest.raises(InvalidRequest, match="the JSON schema cannot be followed any further"):
+    with pytest.raises(InvalidRequest, match="JSON schema"):
         constraint.push(9)
 
 

@@ -218,7 +218,7 @@ def test_accept_without_a_block_raises():
 def test_accept_rejects_a_wrong_number_of_rows_and_keeps_the_block(count: int):
     generation = past_the_prompt(drafters=[Oracle(TEXT)], policy=Fixed(3))
     block = generation.next_block()
-    with pytest.raises(ValueError, match=f"got {count} rows of logits; the block asked for 3"):
+    with pytest.raises(ValueError, match=f"{count} rows"):
         generation.accept(np.zeros((count, VOCABULARY), np.float32))
     assert generation.next_block() is block
     assert step(generation).tokens == list(b"he ")

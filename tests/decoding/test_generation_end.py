@@ -135,7 +135,7 @@ def test_a_stop_string_that_the_end_completes_stops():
 def test_next_block_after_the_end_raises():
     generation = made(stopping=Stopping(max_tokens=1))
     finished(generation)
-    with pytest.raises(RuntimeError, match="after the generation finished"):
+    with pytest.raises(RuntimeError, match="finished"):
         generation.next_block()
     with pytest.raises(RuntimeError, match="without a block"):
         generation.accept(np.zeros((1, VOCABULARY), np.float32))

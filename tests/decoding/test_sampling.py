@@ -425,5 +425,5 @@ def test_the_ends_of_a_range_are_allowed(name: str, values: tuple[object, object
 
 
 def test_a_logit_bias_beyond_the_vocabulary_is_rejected():
-    with pytest.raises(ValueError, match="names token 8, but the vocabulary ends at 7"):
+    with pytest.raises(ValueError, match="token 8"):
         sampler(logit_bias={7: 1.0, 8: 1.0})

@@ -193,5 +193,5 @@ def test_the_work_per_token_does_not_grow_with_the_answer():
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""]])
 def test_an_empty_stop_string_is_rejected(stops: list[str]):
-    with pytest.raises(ValueError, match="a stop string is empty"):
+    with pytest.raises(ValueError, match="empty"):
         stream_of(["a"], *stops)

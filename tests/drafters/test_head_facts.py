@@ -48,6 +48,6 @@ def test_every_size_that_differs_is_named(tmp_path: Path):
 def test_another_architecture_is_no_head(tmp_path: Path, name: object):
     write_config(tmp_path, {"architectures": [name]})
     assert not is_head(tmp_path)
-    with pytest.raises(ModelError, match="expected a head in the form of DFlashDraftModel, "):
+    with pytest.raises(ModelError, match="DFlashDraftModel"):
         read_facts(tmp_path)
     assert not is_head(tmp_path / "nothing")

@@ -156,7 +156,7 @@ def test_weights_of_another_dtype_are_rejected(make_case: MakeCase, tmp_path: Pa
     path = tmp_path / "model.safetensors"
     weights = dict(mx.load(str(path)))
     mx.save_safetensors(str(path), {**weights, "fc.weight": mx.zeros((64, 128), mx.int32)})
-    with pytest.raises(ModelError, match=r"fc\.weight is I32, expected BF16, F16 or F32"):
+    with pytest.raises(ModelError, match=r"fc\.weight is I32"):
         MlxNetwork(tmp_path, MlxEnds(case.ends))
 
 

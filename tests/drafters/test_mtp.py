@@ -95,7 +95,7 @@ def test_a_cut_vocabulary_drafts_its_tokens_alone(engine: Engine, target: Path, 
 
 def test_an_option_of_another_form_is_rejected(target: Path, tmp_path: Path):
     write_head(tmp_path, EAGLE)
-    with pytest.raises(ModelError, match="leave vocab out"):
+    with pytest.raises(ModelError, match="vocab"):
         create(f"mtp:{tmp_path},vocab=128", DrafterResources(graph=target))
 
 
@@ -117,7 +117,7 @@ def test_an_invalid_option_is_rejected_before_files_are_opened(spec: str, reason
 
 def test_options_of_another_engine_are_rejected(target: Path, tmp_path: Path):
     write_head(tmp_path, EAGLE)
-    with pytest.raises(InvalidRequest, match="for targets of the engine mlx"):
+    with pytest.raises(InvalidRequest, match="mlx"):
         create(f"mtp:{tmp_path},bits=8", DrafterResources(graph=target))
     with pytest.raises(InvalidRequest, match="needs a target"):
         create(f"mtp:{tmp_path}", DrafterResources())
@@ -126,7 +126,7 @@ def test_options_of_another_engine_are_rejected(target: Path, tmp_path: Path):
 def test_a_model_without_a_head_has_no_mtp(target: Path):
     shared = DrafterResources(graph=target, target="rounds")
     for refuse in (create, taps):
-        with pytest.raises(InvalidRequest, match="no mtp comes with rounds"):
+        with pytest.raises(InvalidRequest, match="rounds"):
             refuse("mtp", shared)
 
 

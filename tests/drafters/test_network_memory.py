@@ -122,5 +122,5 @@ def test_fewer_hidden_states_than_tokens_are_refused(head_files: tuple[Path, Pat
     folder, target = head_files
     head = OpenVinoHead(read_head(folder, lambda: 2), target)
     short = Rows(np.zeros((8, head.config.tapped_size), np.float32), [0] * 10, 0)
-    with pytest.raises(ValueError, match="8 hidden states for 10 tokens"):
+    with pytest.raises(ValueError, match="8 hidden states"):
         head.draft(head.new_cache(), short, 1, 0.0)

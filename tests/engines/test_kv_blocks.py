@@ -101,7 +101,7 @@ def test_only_rows_of_the_last_block_can_be_kept(table: BlockTable, rows: int):
 
 
 def test_nothing_can_be_kept_before_a_block_was_run(table: BlockTable):
-    with pytest.raises(ValueError, match="block of 0 rows"):
+    with pytest.raises(ValueError, match="0 rows"):
         table.commit(1)
 
 
@@ -116,7 +116,7 @@ def test_rows_beyond_those_reserved_lie_in_the_spare_block(pool: BlockPool, tabl
 
 def test_a_context_that_is_full_takes_no_more(pool: BlockPool, table: BlockTable):
     grow(table, 38)
-    with pytest.raises(CacheFull, match="41 slots do not fit into a context of 40 tokens"):
+    with pytest.raises(CacheFull, match="41 slots"):
         table.reserve(3)
     assert table.length == 38
     grow(table, 2)

@@ -117,7 +117,7 @@ def test_a_qwen3_5_with_a_head_in_its_file_is_right(
 def test_positions_with_which_the_library_would_end_the_process_are_refused(tmp_path: Path):
     path = with_head(tmp_path / "m.gguf", random_weights(HEAD))  # heads of 16
     binding = library(UPSTREAM)
-    with pytest.raises(ModelError, match="32 numbers in a head of 16"):
+    with pytest.raises(ModelError, match="32 numbers"):
         LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)
 
 
@@ -334,7 +334,7 @@ def test_a_call_that_fails_is_followed_by_the_same_rows(engine: LlamaCppEngine):
         feed(engine, sequence, text[:40])
         run(engine, (sequence, text[40:50], 10))
         sequence.commit(10)
-        with pytest.raises(ModelError, match="failed in a call of 5 rows"):
+        with pytest.raises(ModelError, match="5 rows"):
             run(engine, (sequence, [3, engine.vocab_size, 4, 5, 6], 5))
         assert sequence.length == 50
         (logits,) = run(engine, (sequence, text[50:60], 10))

@@ -1,5 +1,6 @@
 """Right rows: logits of every type of weights, against the same weights as F32."""
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -21,15 +22,25 @@ from support import tiny
 from support.divergence import divergence
 from support.ggml import quantize
 from support.llamacpp import library
+from support.packages import missing
 
 pytestmark = pytest.mark.slow
 
 # Inputs of matrices that published models have: SmolLM2 135M and 360M, Gemma 3 270M, Qwen.
 WIDTHS = [(576, 1536), (640, 2048), (960, 2560), (1024, 3072), (896, 4864), (256, 9728)]
-K_TYPES = 256
-
-
+WIDTHS_OF_256 = [(1024, 3072), (256, 9728)]
+"""For types with groups of 256."""
 COMPARED = {"ik_llama.cpp": ik.COMPARED, "llama.cpp": upstream.COMPARED}
+
+
+def cases() -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Each type with two widths; each width with several types of every library."""
+    for name, kinds in COMPARED.items():
+        for number, kind in enumerate(() if missing(name) else sorted({*kinds} - {"F32"})):
+            groups_of_256 = GGML_QUANT_SIZES[Type[kind]][0] == 256
+            widths = WIDTHS_OF_256 if groups_of_256 else WIDTHS
+            for at in (number, number + 3):
+                yield name, kind, widths[at % len(widths)]
 
 
 def logits(binding: Binding, path: Path, tokens: list[int], copies: Path | None = None) -> Logits:
@@ -50,23 +61,17 @@ def logits(binding: Binding, path: Path, tokens: list[int], copies: Path | None 
     return np.concatenate(rows)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [(name, kind) for name, kinds in COMPARED.items() for kind in kinds if kind != "F32"],
-)
-@pytest.mark.parametrize(("width", "inner"), WIDTHS)
+@pytest.mark.parametrize(("name", "kind", "width"), [*cases()], ids=str)
 def test_weights_of_each_type_and_width_give_the_logits_of_their_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, width: int, inner: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, width: tuple[int, int]
 ):
     binding = library(name)
-    if GGML_QUANT_SIZES[Type[kind]][0] == K_TYPES and (width % K_TYPES or inner % K_TYPES):
-        pytest.skip("the type has groups of 256")
     sizes = {
         **tiny.SIZES,
-        "d": width,
-        "heads": width // 64,
+        "d": width[0],
+        "heads": width[0] // 64,
         "kv_heads": 1,
-        "ff": inner,
+        "ff": width[1],
         "layers": 1,
     }
     # gguf-py only reads some types.

@@ -120,7 +120,7 @@ def test_a_cache_that_cannot_go_back_is_refused(folder: Path):
         def make_cache(self) -> list[Forgetful]:
             return [Forgetful()]
 
-    with pytest.raises(ModelError, match="cannot run a sieve: its Forgetful cannot be rolled back"):
+    with pytest.raises(ModelError, match="Forgetful"):
         LoadedModel(Model())
 
 
@@ -143,7 +143,7 @@ def test_a_model_of_another_form_is_for_another_engine(
 ):
     # Which is found out before anything is run, so mlx-lm may as well be missing.
     monkeypatch.setattr("paceline.engines.mlx.model.require_mlx_lm", lambda: None)
-    with pytest.raises(ModelError, match="has no form for the engine mlx; expected a Hugging Face"):
+    with pytest.raises(ModelError, match="mlx"):
         paceline.load(tiny_gguf, engine="mlx")
 
 

@@ -67,7 +67,7 @@ def test_one_model_is_heard_and_it_goes_when_its_engine_goes(
 def test_a_layer_that_is_not_there_cannot_be_tapped(
     opened: Callable[..., MlxEngine], layers: tuple[int, ...]
 ):
-    with pytest.raises(InvalidRequest, match="has layers 0 to 1, so"):
+    with pytest.raises(InvalidRequest, match="0 to 1"):
         opened("llama", taps=layers)
 
 

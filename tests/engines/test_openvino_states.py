@@ -22,6 +22,8 @@ from support.engine_rows import feed, random_text, run
 from support.hybrids import HYBRIDS, state_of
 from support.tiny_checkpoints import write_gguf_of
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = 512
 PROMPT = 70
 WIDE = "[?,?,64]"
@@ -86,6 +88,7 @@ def after_going_back(engine: OpenVinoEngine, prompt: list[int]) -> KVSequence:
 BEGINNINGS = (alone, after_a_fork, after_a_fork_of_a_longer_prompt, after_going_back)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("begin", BEGINNINGS)
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("kept", range(1, ROWS + 1))

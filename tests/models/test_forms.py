@@ -153,7 +153,7 @@ def test_an_openvino_model_has_no_other_form(exported: Path, tmp_path: Path):
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("name", ["x.gguf@int3", "tiny@q4", f"{NAME}@int3", f"{NAME}:f16@Q8"])
 def test_a_form_that_is_none_is_refused_with_those_that_are(name: str, tmp_path: Path):
-    with pytest.raises(ModelNotFound, match="expected one of coreml, mlx, int8, int4, f16"):
+    with pytest.raises(ModelNotFound, match="coreml, mlx, int8, int4, f16"):
         resolve(name, tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_weights_that_contradict_the_rest_are_refused(
 
 def test_a_model_is_loaded_with_weights(tiny_gguf: Path, cache: Path, converted: list[Path]):
     assert load(tiny_gguf, weights="int8").files.name == f"{tiny_gguf}@int8"
-    with pytest.raises(PacelineError, match="weights is 'q4'"):
+    with pytest.raises(PacelineError, match="'q4'"):
         load(tiny_gguf, weights="q4")
 
 

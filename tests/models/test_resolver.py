@@ -71,7 +71,7 @@ def test_an_impossible_name_is_no_model(name: str, tmp_path: Path):
 
 
 def test_owner_and_name_are_looked_for_on_the_hub(tmp_path: Path):
-    with pytest.raises(ModelError, match="the hub was asked for owner/name"):
+    with pytest.raises(ModelError, match="owner/name"):
         resolve("owner/name", tmp_path)
 
 

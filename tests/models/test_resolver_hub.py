@@ -137,7 +137,7 @@ def test_a_revision_selects_another_file_and_is_only_for_the_hub(
     newest = resolve(f"{NAME}:F16", tmp_path / "cache")
     older = resolve(NAME, tmp_path / "cache", revision="v1")
     assert older.folder != newest.folder
-    with pytest.raises(ModelNotFound, match="has no F16; it has Q4_0"):
+    with pytest.raises(ModelNotFound, match="F16"):
         resolve(f"{NAME}:F16", tmp_path / "cache", revision="v1")
     with pytest.raises(ModelNotFound, match="no such revision"):
         resolve(NAME, tmp_path / "cache", revision="v9")

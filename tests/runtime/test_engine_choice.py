@@ -111,5 +111,5 @@ def test_drafters_that_read_hidden_states_get_openvino(tiny_gguf: Path, tmp_path
 
 
 def test_an_unknown_engine_is_refused(tiny_gguf: Path, cache: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"no engine is called 'vulkan'; expected auto, "):
+    with pytest.raises(InvalidRequest, match=r"'vulkan'"):
         load(tiny_gguf, engine="vulkan")

@@ -193,7 +193,7 @@ def test_a_drafter_for_another_target_is_rejected_and_frees_its_slots(
 ):
     config = tiny_config(tapped.files, hidden_size=128, num_target_layers=9)
     write_checkpoint(tmp_path, config)
-    with pytest.raises(ModelError, match="its hidden size is 128, the target's 64; its number of"):
+    with pytest.raises(ModelError, match="128, the target's 64"):
         tapped.generate(PROMPT, drafter=f"dflash:{tmp_path}")
     assert plain(tapped, max_tokens=5).completion_tokens == 5
 

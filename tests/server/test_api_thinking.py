@@ -180,7 +180,7 @@ def test_a_server_without_thinking_thinks_for_a_request_with_an_effort(server: R
 
 
 def test_a_server_whose_model_cannot_think_does_not_start_with_thinking(model: Model):
-    with pytest.raises(InvalidRequest, match="has no thoughts in a known form"):
+    with pytest.raises(InvalidRequest, match="thoughts"):
         Server(model, settings=Settings(think=True))
 
 

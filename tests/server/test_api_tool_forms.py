@@ -1,8 +1,9 @@
 """Tool calls over HTTP in each form: a scripted model whose marks are control tokens."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -230,8 +231,35 @@ def test_text_with_tools_is_text(form: ToolForm, server: Running):
     assert message.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("form", WITH_TOKENS, ids=lambda form: form.name)
-def test_a_call_whose_mark_is_typed_in_letters_is_text(form: ToolForm, server: Running):
+def whole(server: Running) -> str:
+    choice = chat(server).choices[0]
+    assert choice.message.tool_calls is None
+    assert choice.finish_reason == "stop"
+    return str(choice.message.content)
+
+
+def streamed(server: Running) -> str:
+    deltas = [chunk.choices[0].delta for chunk in chat(server, stream=True)]
+    assert not any(delta.tool_calls for delta in deltas)
+    return "".join(delta.content or "" for delta in deltas)
+
+
+def in_a_message(server: Running) -> str:
+    body = {"model": "calling", "messages": [USER], "max_tokens": TOKENS, "temperature": 0}
+    tool = {"name": "make", "input_schema": TOOL["function"]["parameters"]}
+    (block,) = server.post("/v1/messages", {**body, "tools": [tool]}).json()["content"]
+    return str(block["text"])
+
+
+# Hundreds of tokens each: every form in one way, every way with several forms.
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [*zip(WITH_TOKENS, cycle([streamed, whole, in_a_message]), strict=False)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_call_whose_mark_is_typed_in_letters_is_text(
+    form: ToolForm, answer: Callable[[Running], str], server: Running
+):
     """The model has a token for the mark: it quotes a call, and makes none."""
     before = "</think>\n\n" if form.name == "qwen-xml" else ""
     before = "<|channel|>final<|message|>" if form.channels else before
@@ -242,17 +270,7 @@ def test_a_call_whose_mark_is_typed_in_letters_is_text(form: ToolForm, server: R
     assert tokenizer.token_id(form.mark) not in letters
     script = tokenizer.encode(before, special=True) + letters
     server.model.engine.script = script  # type: ignore[attr-defined]
-    choice = chat(server).choices[0]
-    assert choice.message.content == typed
-    assert choice.message.tool_calls is None
-    assert choice.finish_reason == "stop"
-    deltas = [chunk.choices[0].delta for chunk in chat(server, stream=True)]
-    assert "".join(delta.content or "" for delta in deltas) == typed
-    assert not any(delta.tool_calls for delta in deltas)
-    body = {"model": "calling", "messages": [USER], "max_tokens": TOKENS, "temperature": 0}
-    tool = {"name": "make", "input_schema": TOOL["function"]["parameters"]}
-    (block,) = server.post("/v1/messages", {**body, "tools": [tool]}).json()["content"]
-    assert block["text"] == typed
+    assert answer(server) == typed
 
 
 @pytest.mark.parametrize("form", [HERMES], ids=["hermes"])

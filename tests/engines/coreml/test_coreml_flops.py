@@ -188,12 +188,12 @@ def test_only_calls_that_a_static_function_takes_are_counted(made: Make):
     for one, other in zip(found, flexible, strict=True):
         assert total(one.parts).macs == total(other.parts).macs
         assert one.parts["attention"] == other.parts["attention"]
-    with pytest.raises(InvalidRequest, match=r"no calls of 1, 3 rows; expected 2, 4"):
+    with pytest.raises(InvalidRequest, match=r"1, 3 rows"):
         count(made("static"), [[1], [2, 3, 4]])
 
 
 def test_a_text_that_does_not_fit_is_refused(made: Make):
-    with pytest.raises(InvalidRequest, match=r"65 tokens does not fit into the 64 slots"):
+    with pytest.raises(InvalidRequest, match=r"65 tokens"):
         count(made("llama"), [[1]] * 65)
 
 

@@ -47,7 +47,7 @@ def test_outputs_are_the_callers_own(save_program: Callable[..., Path]):
     assert second.tolist() == [2, 3]
     first[:] = 7
     assert given["x"].max() == 1
-    with pytest.raises(InvalidRequest, match="i is float32, expected whole numbers"):
+    with pytest.raises(InvalidRequest, match="i is float32"):
         model.predict({**given, "i": np.ones(2, np.float32)})
 
 
@@ -72,9 +72,9 @@ def test_a_model_that_keeps_something_needs_its_own_state(
         model.predict(text().block([0]))
     given = {"x": np.ones((2, 3), np.float32)}
     other = RehearsalModel(save_program(lambda mb, x: mb.exp(x=x), given))
-    with pytest.raises(InvalidRequest, match="the state is another model's"):
+    with pytest.raises(InvalidRequest, match="another model"):
         model.predict(text().block([0]), other.make_state())
-    with pytest.raises(InvalidRequest, match="the state is another model's"):
+    with pytest.raises(InvalidRequest, match="another model"):
         other.predict(given, model.make_state())
 
 
@@ -89,11 +89,11 @@ def test_a_state_is_read_and_written_as_coremltools_does(model: RehearsalModel):
     found[:] = 0
     assert state.read_state("k_state").any(), "what is read is a copy"
     assert not state.read_state("v_state").any()
-    with pytest.raises(InvalidRequest, match="cannot be written from float16; expected float32"):
+    with pytest.raises(InvalidRequest, match="float16"):
         state.write_state("k_state", numbers.astype(np.float16))
     with pytest.raises(InvalidRequest, match=r"has shape \[1, 2, 24, 16\], got \[2, 24, 16\]"):
         state.write_state("k_state", numbers[0])
-    with pytest.raises(InvalidRequest, match="no state 'keys'; expected one of k_state, v_state"):
+    with pytest.raises(InvalidRequest, match="'keys'"):
         state.read_state("keys")
 
 

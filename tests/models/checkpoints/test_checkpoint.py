@@ -110,7 +110,7 @@ def test_what_a_checkpoint_lacks_is_named(folder: Path, spoil: Callable[[Path], 
 
 @pytest.mark.parametrize("name", [DEFAULT_MODEL, "nowhere", "/no/such/folder", "a.gguf"])
 def test_what_is_no_checkpoint_has_no_form_for_mlx(name: str, tmp_path: Path):
-    with pytest.raises(ModelNotFound, match="has no form for the engine mlx; expected"):
+    with pytest.raises(ModelNotFound, match="mlx"):
         resolve(f"{name}@mlx", tmp_path / "cache")
 
 
@@ -197,7 +197,7 @@ def test_where_it_can_be_run_a_hub_name_may_mean_a_checkpoint(
     with_hub({hub.CHECKPOINT: folder, hub.OPENVINO: exported})
     assert get("some/model", tmp_path / "cache", QUIET).engine == "openvino"
     with_hub({})
-    with pytest.raises(ModelNotFound, match="the hub has no model some/model"):
+    with pytest.raises(ModelNotFound, match="some/model"):
         get("some/model", tmp_path / "cache", QUIET)
 
 

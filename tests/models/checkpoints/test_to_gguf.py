@@ -499,7 +499,7 @@ def test_a_form_that_readers_do_not_know_is_refused(
 
 
 def test_weights_of_an_unknown_form_are_refused(checkpoint: Callable[..., Path]):
-    with pytest.raises(InvalidRequest, match="weights is 'int2'; expected one of int8, int4"):
+    with pytest.raises(InvalidRequest, match="'int2'"):
         plan(checkpoint(), "int2")
 
 
@@ -533,7 +533,7 @@ def test_a_truncated_file_is_refused_before_it_is_read(keep: int, checkpoint: Ca
 def test_a_tensor_of_an_unknown_type_is_refused_by_name(checkpoint: Callable[..., Path]):
     path = checkpoint() / "model.safetensors"
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
-    with pytest.raises(ModelError, match=r"tensor model.embed_tokens.weight is I32; expected F32"):
+    with pytest.raises(ModelError, match=r"model.embed_tokens.weight is I32"):
         plan(path.parent, "int8")
 
 

@@ -139,7 +139,7 @@ def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_
 
     folder = snapshot(empty_hub_cache, "some/model", *hub.REQUIRED)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ModelError, match=f"{folder} is not a complete OpenVINO model"):
+    with pytest.raises(ModelError, match=f"{folder}"):
         resolve("some/model", tmp_path)
     with pytest.raises(ModelError, match="cannot be reached"):
         pull("some/model", tmp_path)

@@ -125,7 +125,7 @@ def test_a_wrong_tag_lists_those_that_are_there():
 
 
 def test_without_a_tag_and_without_a_usual_one_there_is_a_choice_to_make():
-    with pytest.raises(ModelNotFound, match=r"choose one of F16, Q2_K, as in owner/name:F16"):
+    with pytest.raises(ModelNotFound, match=r"F16, Q2_K"):
         choose(["m-Q2_K.gguf", "m-F16.gguf"], "", REPOSITORY)
 
 

@@ -50,7 +50,7 @@ def test_a_template_gets_out_of_its_sandbox_in_no_known_way(source: str):
 
 
 def test_raise_exception_refuses_the_messages_in_the_templates_words():
-    with pytest.raises(InvalidRequest, match="rejects these messages: roles must alternate"):
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
         rendered("{{ raise_exception('roles must alternate') }}")
 
 
@@ -166,7 +166,7 @@ def test_messages_that_lack_what_the_template_needs_are_refused():
     "source", ["{{ messages[0].content + 1 }}", "{{ messages | join(3, 4, 5) }}"]
 )
 def test_messages_that_the_template_cannot_take_are_refused(source: str):
-    with pytest.raises(InvalidRequest, match="the chat template of tiny cannot render"):
+    with pytest.raises(InvalidRequest, match="template of tiny"):
         rendered(source)
 
 
@@ -179,7 +179,7 @@ def test_messages_that_the_template_cannot_take_are_refused(source: str):
     ],
 )
 def test_a_template_that_fails_is_the_models_fault(source: str):
-    with pytest.raises(ModelError, match="the chat template of tiny"):
+    with pytest.raises(ModelError, match="template of tiny"):
         rendered(source)
 
 

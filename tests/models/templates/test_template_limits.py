@@ -85,7 +85,7 @@ def rendered(source: str, **names: Any) -> str:
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("source", [*FOREVER.values(), *LARGE.values()], ids=[*FOREVER, *LARGE])
 def test_a_template_over_a_limit_is_refused_and_the_next_one_is_rendered(source: str):
-    with pytest.raises((ModelError, InvalidRequest), match="the chat template of tiny"):
+    with pytest.raises((ModelError, InvalidRequest), match="template of tiny"):
         rendered(source)
     assert rendered(GOOD) == "Hi"
 
@@ -99,7 +99,7 @@ def test_the_error_names_the_limit_of_time():
 def test_the_error_names_the_limit_of_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(templates, "CHARACTERS", 1000)
     assert len(rendered("{% for i in range(10) %}{{ 'x' * 100 }}{% endfor %}")) == 1000
-    with pytest.raises(ModelError, match="more than 1000 characters"):
+    with pytest.raises(ModelError, match="1000 characters"):
         rendered("{% for i in range(11) %}{{ 'x' * 100 }}{% endfor %}")
 
 

@@ -144,7 +144,7 @@ def test_the_same_text_gives_the_same_ids_whatever_was_encoded_before(
 
 @pytest.mark.parametrize("special", [False, True])
 def test_half_of_a_surrogate_pair_is_refused(special: bool, made: Callable[..., Tokenizer]):
-    with pytest.raises(InvalidRequest, match="unpaired surrogate at character 2"):
+    with pytest.raises(InvalidRequest, match="character 2"):
         made("smollm").encode("ab\ud800", special=special)
 
 

@@ -25,6 +25,8 @@ from support.server import HTTP, Running, running
 from support.tiny import SIZES, write_tiny
 from support.waiting import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = Settings(reading_seconds=0.5)
 BODY = {"prompt": "the rain in the rain", "max_tokens": 8, "temperature": 0}
 

@@ -9,7 +9,10 @@ import pytest
 from support.command import started
 from support.waiting import PATIENCE
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX"),
+]
 
 BODY = {"prompt": "the rain in the", "max_tokens": 8, "temperature": 0}
 

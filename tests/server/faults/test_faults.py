@@ -27,6 +27,8 @@ from support.others import ASKED, CHAT, LONG, TEXT, Others, fault
 from support.server import Running
 from support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = Settings(max_running=8, max_waiting=320, body_seconds=1.5, reading_seconds=1.5)
 
 

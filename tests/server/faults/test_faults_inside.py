@@ -23,6 +23,8 @@ from support.others import LONG, TEXT, Others, answer, fault
 from support.server import HTTP, Running, running
 from support.waiting import leaves_after
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = Settings(max_running=8)
 
 

@@ -16,6 +16,8 @@ from paceline.server.prompt_store import PromptStore
 from paceline.server.settings import Settings
 from support.server import Running, running
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [
     " ".join(f"{word} {number % most}" for number, word in enumerate(["the", "rain", "a"] * 31))
     for most in (7, 5)

@@ -53,9 +53,9 @@ def test_max_is_what_leaves_room_for_the_answer(model: Model):
 
 def test_a_prompt_that_does_not_fit_is_named(model: Model):
     most = max_context(model) - 8
-    with pytest.raises(InvalidRequest, match=f"a prompt of {most + 1} tokens does not fit"):
+    with pytest.raises(InvalidRequest, match=f"{most + 1} tokens"):
         length_cases(model, TEXT, [most + 1], [{}], 8)
-    with pytest.raises(InvalidRequest, match="an answer of 9999 leaves none"):
+    with pytest.raises(InvalidRequest, match="9999"):
         length_cases(model, TEXT, [], [{}], 9999)
 
 
@@ -88,7 +88,7 @@ def test_the_greatest_depth_leaves_room_for_question_and_answer(model: Model, su
     suite = load_suite(suite_file)
     for case in depth_cases(model, suite, ["max"], [{}], 8):
         assert max_context(model) - 150 < len(model.tokens(case.prompt)) < max_context(model) - 8
-    with pytest.raises(InvalidRequest, match="a depth of 99999 tokens does not fit"):
+    with pytest.raises(InvalidRequest, match="99999 tokens"):
         depth_cases(model, suite, [99999], [{}], 8)
 
 

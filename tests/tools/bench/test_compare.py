@@ -109,7 +109,7 @@ def test_results_that_differ_in_settings_are_rejected_without_anyway(
     other: dict[str, Any], reason: str, write: Write
 ):
     paths = write("old", RECORD), write("new", replace(RECORD, **other))
-    with pytest.raises(InvalidRequest, match=f"was measured with {reason}") as caught:
+    with pytest.raises(InvalidRequest, match=f"{reason}") as caught:
         compare(*paths)
     assert "--anyway" in str(caught.value)
     assert compare(*paths, anyway=True)["rows"]
@@ -120,7 +120,7 @@ def test_where_nothing_is_in_common_there_is_nothing_to_compare(anyway: bool, wr
     paths = write("old", RECORD), write("new", replace(RECORD, rows=FASTER[2:]))
     with pytest.raises(InvalidRequest, match="no case has ratio by the same variant"):
         compare(*paths, anyway=anyway)
-    with pytest.raises(InvalidRequest, match="no case has beauty"):
+    with pytest.raises(InvalidRequest, match="beauty"):
         compare(paths[0], paths[0], measure="beauty", anyway=anyway)
 
 

@@ -155,5 +155,5 @@ def test_a_file_that_is_not_there_and_one_that_is_too_short(texts: Texts, tmp_pa
         texts.read([tmp_path / "none.jsonl"])
     path = tmp_path / "short.txt"
     path.write_text("this")
-    with pytest.raises(InvalidRequest, match="the first 4 are the prompt"):
+    with pytest.raises(InvalidRequest, match="first 4"):
         texts.read([path])

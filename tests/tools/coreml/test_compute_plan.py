@@ -76,7 +76,7 @@ def test_the_copys_default_shape_has_the_rows(package: Path, tmp_path: Path):
 
 @pytest.mark.coreml
 def test_rows_out_of_range_are_rejected(package: Path, tmp_path: Path):
-    with pytest.raises(ModelError, match="takes 1 to 4 rows, not 5"):
+    with pytest.raises(ModelError, match="not 5"):
         copy_with_default(package, tmp_path / "copy", 5, None)
 
 
@@ -93,7 +93,7 @@ def test_the_copys_default_function_has_the_rows(package: Path, tmp_path: Path):
     found = read_package(copy_with_default(static, tmp_path / "copy.mlpackage", 4, "t4"))
     assert found.default_function == "t4"
     assert {one.name: one.shape for one in found.function().inputs} == four
-    with pytest.raises(ModelError, match="has no function 't3'"):
+    with pytest.raises(ModelError, match="'t3'"):
         copy_with_default(static, tmp_path / "other.mlpackage", 3, "t3")
 
 
@@ -148,7 +148,7 @@ def test_a_plan_of_coremltools_is_converted():
 @pytest.mark.coreml
 def test_another_kind_of_plan_is_rejected():
     found = planned("t4")
-    with pytest.raises(ModelError, match="no function 't1', only other, t4"):
+    with pytest.raises(ModelError, match="'t1'"):
         list(ops_of(found, "t1"))
     found.model_structure = replace(found.model_structure, program=None)
     with pytest.raises(ModelError, match="not of an ML program"):

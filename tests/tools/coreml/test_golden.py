@@ -364,7 +364,7 @@ def test_a_checkpoint_without_a_weight_is_rejected(good: Path, checkpoint: Path,
     weights = dict(read_checkpoint(checkpoint).weights)
     del weights["model.layers.1.mlp.up_proj.weight"]
     safetensors_torch.save_file(weights, lacking / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight; expected"):
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         check(good, lacking)
 
 
@@ -373,7 +373,7 @@ def test_a_token_classifier_is_rejected(
 ):
     found = replace(read_artifact(good), task=TOKEN_CLASSIFICATION)
     monkeypatch.setattr(golden, "read_artifact", lambda _: found)
-    with pytest.raises(InvalidRequest, match="is for token-classification; golden compares"):
+    with pytest.raises(InvalidRequest, match="token-classification"):
         check(good, checkpoint)
 
 

@@ -196,11 +196,11 @@ def test_an_incomplete_artifact_is_rejected(tiny_core_ml: Path, tmp_path: Path):
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["layer_shards"][1]["start"] -= 1
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ModelError, match="begins at layer 1, which the shard before it holds too"):
+    with pytest.raises(ModelError, match="layer 1"):
         lint(copy)
     with pytest.raises(ModelError, match=r"manifest\.json: No such file"):
         report(tmp_path)
-    with pytest.raises(ModelError, match=r"none\.mlpackage is no folder"):
+    with pytest.raises(ModelError, match=r"none\.mlpackage"):
         lint(tmp_path / "none.mlpackage")
 
 

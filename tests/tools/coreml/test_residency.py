@@ -216,7 +216,7 @@ def test_without_a_mac_and_a_recording_the_error_names_the_options(
 
 
 def test_units_and_files_are_checked_first(folder: Path, tmp_path: Path):
-    with pytest.raises(InvalidRequest, match="compute units are 'npu'; expected one of cpu-and-ne"):
+    with pytest.raises(InvalidRequest, match="'npu'"):
         report(folder, units="npu", recorded=RECORDED)
     with pytest.raises(InvalidRequest, match="either recorded or evaluated"):
         report(folder, recorded=RECORDED, record=tmp_path / "plans.json")

@@ -1,0 +1,108 @@
+"""The engines that all conformance tests run, each with a tiny model."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from paceline.engines import EngineSettings, open_engine
+from paceline.engines.base import Engine
+from paceline.models import QUIET, ModelFiles
+from support import mlx
+from support.coreml import SMALLER, tiny_source
+from support.llamacpp import library
+from support.tiny import Type, write_tiny
+from support.tiny_checkpoints import write_gguf_of
+from support.toy import ToyEngine
+
+HYBRIDS = {
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2_moe",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+"""Names of models with recurrent layers beside attention -> forms of `tiny_checkpoints.py`."""
+
+
+def _openvino(files: ModelFiles) -> Engine:
+    settings = EngineSettings(cache_tokens=3 * files.context_length)
+    return open_engine("openvino", files.path, files.context_length, settings)
+
+
+def _hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
+    """A model with recurrent layers beside attention."""
+    folder = request.getfixturevalue("tmp_path_factory").mktemp(form)
+    settings = EngineSettings(cache_tokens=3 * 512)
+    return open_engine("openvino", write_gguf_of(form, folder / "m.gguf"), 512, settings)
+
+
+def _llamacpp(name: str, path: Path) -> Engine:
+    from paceline.engines.llamacpp.engine import LlamaCppEngine
+
+    # Threads of a busy machine wait for each other in every product: tests have one.
+    settings = EngineSettings(cache_tokens=3 * 512, threads=1)
+    return LlamaCppEngine(path, 512, settings, binding=library(name))
+
+
+def _llamacpp_hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
+    """A model with recurrent layers beside attention, in the library that rolls states back."""
+    folder = request.getfixturevalue("tmp_path_factory").mktemp(form)
+    # It refuses tokens that are none: wrong drafts of an odd vocabulary's last one would be.
+    return _llamacpp("llama.cpp", write_gguf_of(form, folder / "m.gguf", vocab_size=320))
+
+
+def _packed(name: str, request: pytest.FixtureRequest) -> Engine:
+    """Weights of 8 bits, from a packed copy, which a file of this size does not get by itself."""
+    from paceline.engines.llamacpp import packed
+    from paceline.engines.llamacpp.engine import LlamaCppEngine
+
+    folder = request.getfixturevalue("tmp_path_factory").mktemp("packed")
+    settings = EngineSettings(cache_tokens=3 * 512, threads=1, packed=folder / "copies")
+    path = write_tiny(folder / "m.gguf", weights=Type.Q8_0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "_LEAST", 0)
+        engine = LlamaCppEngine(path, 512, settings, binding=library(name))
+    assert "packed weights" in engine.describe()["rows"]
+    return engine
+
+
+def _coreml(folders: pytest.TempPathFactory) -> Engine:
+    """Rehearsed here; on a Mac, Core ML itself."""
+    from paceline.engines.coreml.engine import CoreMlEngine
+    from paceline.tools.coreml.conversion_options import ConversionOptions
+    from paceline.tools.coreml.convert import convert
+
+    folder = folders.mktemp("coreml")
+    # Most blocks are one call, some are two or more.
+    recipe = ConversionOptions(topology="1+1", head_rows=50, slots=192, rows=12)
+    artifact = convert(tiny_source(folder, **SMALLER), folder / "made", recipe, progress=QUIET)
+    return CoreMlEngine(artifact.folder, EngineSettings(cache_tokens=24 * 192), rounding="f32")
+
+
+# What an engine here must be like: a context of at least 160 slots, a cache that holds ten
+# sequences of 64 and that a few full contexts fill.
+ENGINES: dict[str, Callable[[pytest.FixtureRequest], Engine]] = {
+    "toy": lambda _: ToyEngine(),
+    "toy-padded": lambda _: ToyEngine(min_rows=2, best=True),
+    "openvino": lambda request: _openvino(request.getfixturevalue("tiny_files")),
+    **{f"openvino-{name}": partial(_hybrid, form) for name, form in HYBRIDS.items()},
+    "llamacpp": lambda request: _llamacpp("ik_llama.cpp", request.getfixturevalue("tiny_gguf")),
+    "llamacpp-packed": lambda request: _packed("ik_llama.cpp", request),
+    "llamacpp-upstream": lambda request: _llamacpp(
+        "llama.cpp", request.getfixturevalue("tiny_gguf")
+    ),
+    **{f"llamacpp-{name}": partial(_llamacpp_hybrid, form) for name, form in HYBRIDS.items()},
+    "coreml": lambda request: _coreml(request.getfixturevalue("tmp_path_factory")),
+    **{f"mlx-{name}": partial(mlx.engine, name) for name in mlx.CASES},
+}
+NEEDS = {
+    "llamacpp": "ik_llama.cpp",
+    "llamacpp-packed": "ik_llama.cpp",
+    "llamacpp-upstream": "llama.cpp",
+    **{f"llamacpp-{name}": "llama.cpp" for name in HYBRIDS},
+    **{f"mlx-{name}": "mlx" for name in mlx.CASES},
+}
+"""Engine -> its name in `NEEDED` of `packages.py`, where tests need a package for it."""
+QUICK = {"toy", "toy-padded", "openvino", "llamacpp"}
+"""Engines that tests run with `-m "not slow"`; the others take minutes together."""

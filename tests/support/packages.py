@@ -1,0 +1,39 @@
+"""Packages that tests need beside the extra `test`, and what is left out where they are missing."""
+
+from collections.abc import Container, Iterable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "mlx": ("mlx_lm", "torch", "transformers"),
+    "coreml": ("coremltools", "torch", "transformers"),
+    "ik_llama.cpp": ("ik_llama_cpp",),
+    "llama.cpp": ("llama_cpp",),
+}
+"""Name of what is tested -> its modules."""
+MARKS: Mapping[str, Any] = {"mlx": pytest.mark.mlx, "coreml": pytest.mark.coreml}
+
+
+def missing(name: str) -> list[str]:
+    """Modules that are not installed; none for a name that is not in `NEEDED`."""
+    return [module for module in NEEDED.get(name, ()) if find_spec(module) is None]
+
+
+def params(
+    names: Iterable[str], needs: Mapping[str, str] | None = None, slow: Container[str] = ()
+) -> list[Any]:
+    """Marked parameters, without those whose packages are missing.
+
+    Thousands of skips would take minutes; `test_engines.py` has one for each of `NEEDED`.
+    `needs`: parameter -> its name in `NEEDED`, where that is another.
+    """
+    marked = []
+    for name in names:
+        kind = (needs or {}).get(name, name)
+        if not missing(kind):
+            marks = [MARKS[kind]] if kind in MARKS else []
+            marks += [pytest.mark.slow] if name in slow else []
+            marked.append(pytest.param(name, marks=marks))
+    return marked
