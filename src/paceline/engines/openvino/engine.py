@@ -168,7 +168,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
                 if isinstance(table, StateTable) and past + len(block.tokens) < start + len(
                     whole.tokens
                 ):
-                    table.found()
+                    table.keep_written()
             found, at = graph.output("logits"), 0
             tapped = self._tapped(graph, starts, [(table, block) for _, (table, block, _) in part])
             for (number, (_, block, _)), each in zip(part, tapped, strict=True):
