@@ -4,7 +4,7 @@ Measured once per model and machine, and stored in a file named by a hash of eve
 depends on. The `auto` policy uses the costs. `exact` in a result comes from this measurement: it
 says which conditions of `invariance.py` held.
 
-Invariants: no first call is timed, because large weights are packed in the first call of each
+Invariants: no first call is timed, because large weights are packed in the first call of any
 compiled graph; a profile of too few rounds is not taken for a whole one; and a stored one from
 which later calls differ (`profile_watch.py`) is marked. `profile_parts.py` measures in parts.
 """

@@ -13,11 +13,11 @@ with one row there is less to divide among threads, so a kernel may divide keys,
 Whether it does depends on the number of keys. A binding knows its library's rule (`may_be_single`),
 and single rows are measured where it allows them. Elsewhere a call has at least two.
 
-`measure` measures candidates in the order of their cost. Independent of runtimes: calls are made by
-a `Prober`. A measurement proves nothing for what it did not run: other threads, another processor,
-longer contexts. And a difference is easily missed: activations are rounded to 8 bits, which hides
-nearly all that is small, so that one row in eight differed where another kernel had run. So single
-rows are compared in runs, in which a difference stays.
+`measure` tries candidates in the order of their cost. It is independent of runtimes: a `Prober`
+makes the calls. A measurement proves nothing for what it did not run: other threads, another
+processor, longer contexts. And a difference is easily missed: activations are rounded to 8 bits,
+which hides nearly all that is small, so that one row in eight differed where another kernel had
+run. So single rows are compared in runs, in which a difference stays.
 """
 
 import contextlib
