@@ -58,7 +58,7 @@ class Layers:
                 table.ran(call[number][1])
                 self.run(table, block, past, padding=len(block.tokens) == 1)
                 if past + len(block.tokens) < call[number][2] + len(call[number][1].tokens):
-                    table.found()
+                    table.keep_written()
 
 
 def read(layers: Layers, table: StateTable, tokens: list[int], rows: int = 1) -> None:

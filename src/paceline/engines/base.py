@@ -1,4 +1,4 @@
-"""Engine protocol: run blocks of several sequences in one call, return logits for each row.
+"""Engine protocol: run blocks of several sequences in one call, return the logits of every row.
 
 Independent of sampling, acceptance and text. Invariants, proven by the
 conformance tests: slots are append-only (see `KVSequence`), and a row's logits depend neither on
@@ -36,7 +36,7 @@ _CALL_STATES = 34
 """State blocks for the longest block of rows, what it reads, and a checkpoint."""
 
 _CONTEXT_STATES = 12
-"""State blocks for each context: a block of a few rows, what it reads, and its checkpoints."""
+"""State blocks per context: a block of a few rows, what it reads, and its checkpoints."""
 
 _MOST_CACHE_TOKENS = 2**31 - 1
 
@@ -129,13 +129,13 @@ class StepResult(NamedTuple):
     """Result of one call. The arrays are views of engine memory, valid until the next call."""
 
     logits: Sequence[Logits]
-    """For each block, [block.rows, vocab] float32; [0, vocab] where `best` replaces them."""
+    """Per block, [block.rows, vocab] float32; [0, vocab] where `best` replaces them."""
     taps: Sequence[Taps]
-    """For each block, tap name -> hidden states [T, d] float32; empty without taps."""
+    """Per block, tap name -> hidden states [T, d] float32; empty without taps."""
     seconds: float
     """Time in the runtime's own call, without the preparation of inputs."""
     best: Sequence[Best | None] = ()
-    """For each block its best tokens if it asked for those alone, else None; empty: all None."""
+    """Per block, its best tokens if it asked for those alone, else None; empty: all None."""
     parts: Mapping[str, float] = MappingProxyType({})
     """Seconds by part of the call, if the engine measures parts."""
 
@@ -159,7 +159,7 @@ class EngineSettings:
     measurements: Path | None = None
     """Folder in which an engine keeps what it measures of models; None: nothing is kept."""
     packed: Path | None = None
-    """Folder for copies of weights in an engine's own form; None: none are made."""
+    """Folder for copies of weights in an engine's own form; None: no copies."""
     say: Callable[[str], None] = field(default=lambda _: None, compare=False)
     """Gets a line before work that is done once for a model."""
 
@@ -194,14 +194,14 @@ class EngineSettings:
         return min(self.contexts * context_length, most // max(slot_bytes, 1))
 
     def state_blocks(self, block_bytes: int) -> int:
-        """State blocks of a hybrid model's pool, each of `block_bytes` bytes.
+        """State blocks of `block_bytes` bytes in a hybrid model's pool.
 
         Enough for a long block of a sequence and checkpoints of every context, if that fits into
         2 GiB, or for several contexts into an eighth of the machine's memory if that is more.
         """
         most = _STATE_BYTES if self.contexts == 1 else max(_STATE_BYTES, memory_bytes() // 8)
-        wanted = _CALL_STATES + _CONTEXT_STATES * self.contexts
-        return max(min(wanted, most // max(block_bytes, 1)), LEAST_STATES)
+        blocks = _CALL_STATES + _CONTEXT_STATES * self.contexts
+        return max(min(blocks, most // max(block_bytes, 1)), LEAST_STATES)
 
 
 def _within(value: object, most: int) -> bool:
@@ -221,8 +221,8 @@ class Engine(Protocol):
     min_rows: int
     """Least rows of a sequence in a call; the engine adds padding itself."""
     warm_rows: tuple[int, ...]
-    """Numbers of rows of which one call each packs the weights for the processor, in every compiled
-    graph. Made while loading; empty if first calls take hardly longer than later ones."""
+    """Row counts to run once while loading: together they pack the weights for the processor in
+    every compiled graph. Empty if first calls take hardly longer than later ones."""
     most_sequences: int | None
     """Sequences that one call can run, as recurrent layers have states for; None: any number."""
 

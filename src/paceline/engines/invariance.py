@@ -40,7 +40,7 @@ _CHUNK = 31
 _SHORT = 4
 """Rows at the end of a prompt that are read alone: few rows may take another kernel than many."""
 _SECONDS = 2.0
-"""Time limit after which each further condition makes one comparison only."""
+"""Time limit after which a further condition makes one comparison only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class Compared:
         }
 
 
-def compare(found: Logits, expected: Logits) -> Compared:
+def compare(logits: Logits, expected: Logits) -> Compared:
     """Compare logits, [rows, vocab] float32, bit for bit."""
-    differing = (found.view(np.uint32) != expected.view(np.uint32)).any(axis=1)
+    differing = (logits.view(np.uint32) != expected.view(np.uint32)).any(axis=1)
     if not differing.any():
-        return Compared(len(found))
-    picks = found[differing].argmax(axis=1) != expected[differing].argmax(axis=1)
-    apart = float(np.abs(found[differing] - expected[differing]).max())
-    return Compared(len(found), int(differing.sum()), int(picks.sum()), apart)
+        return Compared(len(logits))
+    picks = logits[differing].argmax(axis=1) != expected[differing].argmax(axis=1)
+    apart = float(np.abs(logits[differing] - expected[differing]).max())
+    return Compared(len(logits), int(differing.sum()), int(picks.sum()), apart)
 
 
 def has_room(engine: Engine) -> bool:
@@ -106,7 +106,7 @@ def measure_invariance(engine: Engine, names: Container[str] = CONDITIONS) -> di
     started = perf_counter()
     text = np.random.default_rng(1).integers(0, engine.vocab_size, 2 * _TEXT).tolist()
     texts = _Texts(engine, text[: _size(engine, room)], text[_TEXT:], room)
-    found: dict[str, Compared] = {}
+    comparisons: dict[str, Compared] = {}
     checks: dict[str, Callable[[], Iterator[Compared]]] = {
         BLOCK_LENGTH: texts.block_length,
         CHUNKED_PREFILL: texts.chunked_prefill,
@@ -118,16 +118,16 @@ def measure_invariance(engine: Engine, names: Container[str] = CONDITIONS) -> di
                 continue
             try:
                 for compared in check():
-                    found[name] = found.get(name, Compared()) + compared
+                    comparisons[name] = comparisons.get(name, Compared()) + compared
                     if perf_counter() - started > _SECONDS:
                         break
             except CacheFull:  # sequences of some engines take more slots than their length
-                found.pop(name, None)
-    return found
+                comparisons.pop(name, None)
+    return comparisons
 
 
 def _room(engine: Engine, sequences: int) -> int:
-    """Tokens that fit into each of `sequences` new sequences."""
+    """Tokens per sequence that fit into `sequences` new sequences."""
     blocks = engine.free_slots // engine.block_size // sequences
     return min(blocks * engine.block_size, engine.context_length - engine.min_rows)
 
@@ -142,7 +142,7 @@ class _Texts:
     """A prompt and its answer with their reference rows, and another text."""
 
     def __init__(self, engine: Engine, text: list[int], other: list[int], room: int) -> None:
-        """`room`: most tokens of each sequence."""
+        """`room`: most tokens of a sequence."""
         self._engine, self._other = engine, other
         self._prompt, self._answer = text[:-_ANSWER], text[-_ANSWER:]
         self._next = [*text, *other[:_MORE]][:room]

@@ -1,7 +1,19 @@
-"""KV blocks of an engine: a pool with a free list, and a block table for each sequence.
+"""KV blocks of an engine: a pool with a free list, and a block table for every sequence.
 
-Independent of models and tensors. A *KV block* is a fixed number of consecutive slots; a *slot*
-holds the keys and values of one position. Sequences that share a prefix share its full blocks.
+A *slot* holds the keys and values of one position, a *KV block* a fixed number of consecutive
+slots. Sequences that share a prefix share its full blocks. With blocks of 4 slots, a sequence of 10
+tokens, and a fork of its first 9:
+
+    slots       0 1 2 3   4 5 6 7   8 9 . .
+    sequence    block 5   block 2   block 7     length 10, unused 2
+    fork(9)     block 5   block 2               length 8: only full blocks are shared
+
+    reserve(3)  block 5   block 2   block 7   block 0      slots 10, 11, 12 for a block of 3 rows
+    commit(2)   length 12; slot 12 is hidden by the mask, and the next block overwrites it
+
+Blocks 5 and 2 have two holders now, which makes them read-only: the fork writes its next tokens to
+a block of its own, and `rewind(6)` of the sequence goes back to 4. Independent of models and
+tensors.
 """
 
 from collections import Counter
@@ -14,10 +26,10 @@ from paceline.errors import CacheFull
 
 
 class BlockPool:
-    """Allocates KV blocks and counts the sequences that hold each."""
+    """Allocates KV blocks and counts their holders, which are sequences."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
-        """A pool of `blocks` KV blocks of `block_size` slots each."""
+        """A pool of `blocks` KV blocks of `block_size` slots."""
         self.block_size = block_size
         self.blocks = blocks
         self.spare = blocks
@@ -256,7 +268,7 @@ class PooledEngine(Generic[Table]):
 
 
 def reserve_all(call: Sequence[tuple[BlockTable, int]]) -> None:
-    """Reserve the given number of rows for each table, or for none.
+    """Reserve rows for all tables of `call`, (table, number of rows), or for none.
 
     Raises CacheFull if the pool has no room for all; every table is unchanged.
     """

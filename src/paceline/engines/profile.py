@@ -4,7 +4,7 @@ Measured once per model and machine, and stored in a file named by a hash of eve
 depends on. The `auto` policy uses the costs. `exact` in a result comes from this measurement: it
 says which conditions of `invariance.py` held.
 
-Invariants: no first call is timed, because large weights are packed in the first call of each
+Invariants: no first call is timed, because large weights are packed in the first call of any
 compiled graph; a profile of too few rounds is not taken for a whole one; and a stored one from
 which later calls differ (`profile_watch.py`) is marked. `profile_parts.py` measures in parts.
 """
@@ -86,7 +86,7 @@ class CostProfile:
     """Condition -> comparison; see `invariance.py`. If the cache had no room for a second sequence,
     the conditions that need one are missing."""
     rounds: int = _ROUNDS[1]
-    """Times that each T was timed."""
+    """Times that every T was timed."""
     corrections: Mapping[int, float] = field(default_factory=dict)
     """T -> factor on its seconds, learnt from answers (`profile_watch.py`)."""
 
@@ -108,9 +108,9 @@ class CostProfile:
 def warm_up(
     engine: Engine, rows: Sequence[int], update: Callable[[int], object] = lambda _: None
 ) -> None:
-    """Make a call of each number of rows that fits; `update` gets the number of calls so far.
+    """Make one call per number of rows, if it fits; `update` gets the number of calls so far.
 
-    Large weights are packed for the processor in the first call of each compiled graph.
+    Large weights are packed for the processor in the first call of a compiled graph.
     """
     room = min(engine.context_length, engine.free_slots) - engine.min_rows
     with contextlib.closing(engine.open()) as sequence:
@@ -121,17 +121,17 @@ def warm_up(
 
 
 def measure_profile(engine: Engine, rows: Sequence[int] = ROWS) -> CostProfile:
-    """Time blocks of each T in turns and compare their logits, at a short and at a long context.
+    """Time blocks of every T in turns and compare their logits, at a short and at a long context.
 
     Then compare rows under the other conditions of `invariance.py`.
     """
-    found = _timed(engine, rows)
-    compared = dict(found.compared)
-    for name, each in measure_invariance(engine).items():
-        compared[name] = compared.get(name, Compared()) + each
+    profile = _timed(engine, rows)
+    compared = dict(profile.compared)
+    for name, comparison in measure_invariance(engine).items():
+        compared[name] = compared.get(name, Compared()) + comparison
     blocks = compared[BLOCK_LENGTH]
     return replace(
-        found,
+        profile,
         row_invariant=blocks.holds,
         largest_difference=blocks.largest_difference,
         compared=compared,
@@ -193,7 +193,7 @@ def _prefill_deep(engine: Engine, sequence: KVSequence, tokens: list[int], least
 
 
 class _Times:
-    """Seconds of blocks of each T after the committed context, and whether their rows are equal.
+    """Seconds of blocks of every T after the committed context, and whether their rows are equal.
 
     Every T is compared, in a round that is not timed. If calls take long, only some of the T are
     timed more than once, and the others are left out, unless `fewer` is false.
@@ -213,14 +213,14 @@ class _Times:
         self.seconds: dict[int, float]
         """T -> least seconds of a call."""
         for count in rows:  # not timed: a first call may pack weights
-            found = engine.step([(sequence, Block(block[:count], count))]).logits[0]
-            self.compared += compare(found, reference[:count])
+            logits = engine.step([(sequence, Block(block[:count], count))]).logits[0]
+            self.compared += compare(logits, reference[:count])
         times: dict[int, list[float]] = {count: [] for count in rows}
         started = perf_counter()
         least, stored, most = _ROUNDS
         for self.rounds in range(1, most + 1):
-            for count, each in times.items():
-                each.append(engine.step([(sequence, Block(block[:count], count))]).seconds)
+            for count, samples in times.items():
+                samples.append(engine.step([(sequence, Block(block[:count], count))]).seconds)
             if self.rounds == 1 and fewer:
                 times = {count: times[count] for count in _few(times)}
             taken = perf_counter() - started
@@ -229,7 +229,7 @@ class _Times:
             if self.rounds >= stored and taken > _ROUNDS_SECONDS:
                 break
         # Other processes on the machine only add time.
-        self.seconds = {count: min(each) for count, each in times.items()}
+        self.seconds = {count: min(times[count]) for count in times}
 
 
 def _few(times: Mapping[int, list[float]]) -> list[int]:
@@ -269,7 +269,7 @@ def load_profile(
     profile = measure_profile(engine)
     if profile.rounds < _ROUNDS[1]:
         say(
-            f"this machine is too slow or too busy to measure (each call was timed "
+            f"this machine is too slow or too busy to measure (every call was timed "
             f"{profile.rounds} times, {_ROUNDS[1]} are needed): the cost profile is not kept; "
             "measure again with `paceline plan --again`"
         )
@@ -336,11 +336,11 @@ def _mark(path: Path) -> str:
 
 
 def stored_profiles(fingerprint: str, folder: Path) -> list[tuple[dict[str, str], CostProfile]]:
-    """The profiles of a model in `folder`, each with what it depends on.
+    """The profiles of a model in `folder`, as (what it depends on, profile).
 
     Only those of this version's file format; none if the folder does not exist.
     """
-    found = []
+    profiles = []
     for path in sorted(folder.glob("*.json")):
         profile = _stored(path)
         if profile is not None:
@@ -348,25 +348,25 @@ def stored_profiles(fingerprint: str, folder: Path) -> list[tuple[dict[str, str]
                 "depends_on", {}
             )
             if (depends.get("model"), depends.get("form")) == (fingerprint, str(_FORM)):
-                found.append((depends, profile))
-    return found
+                profiles.append((depends, profile))
+    return profiles
 
 
 def _stored(path: Path) -> CostProfile | None:
     """A stored profile; None if it is missing or damaged."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        seconds = {int(rows): float(cost) for rows, cost in found["seconds"].items()}
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        seconds = {int(rows): float(cost) for rows, cost in content["seconds"].items()}
         profile = CostProfile(
             seconds,
-            bool(found["row_invariant"]),
-            float(found["largest_difference"]),
-            int(found["context"]),
-            {int(rows): float(cost) for rows, cost in found["deep_seconds"].items()},
-            int(found["deep_context"]),
-            {name: Compared(**found["compared"][name]) for name in found["compared"]},
-            int(found["rounds"]),
-            {int(rows): float(by) for rows, by in found.get("corrections", {}).items()},
+            bool(content["row_invariant"]),
+            float(content["largest_difference"]),
+            int(content["context"]),
+            {int(rows): float(cost) for rows, cost in content["deep_seconds"].items()},
+            int(content["deep_context"]),
+            {name: Compared(**content["compared"][name]) for name in content["compared"]},
+            int(content["rounds"]),
+            {int(rows): float(by) for rows, by in content.get("corrections", {}).items()},
         )
         _ = profile.cost
     except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError):
@@ -386,7 +386,7 @@ def _write(
         "context": profile.context,
         "deep_seconds": profile.deep_seconds,
         "deep_context": profile.deep_context,
-        "compared": {name: asdict(each) for name, each in profile.compared.items()},
+        "compared": {name: asdict(comparison) for name, comparison in profile.compared.items()},
         "rounds": profile.rounds,
         "corrections": profile.corrections,
     }

@@ -1,8 +1,8 @@
-"""Measures a cost profile in parts, each of a few calls: for large models, between answers.
+"""Measures a cost profile in parts of a few calls: for large models, between answers.
 
-The first part compares blocks, which `exact` rests on, and times each T once. Each further one is
-another round of times, or one more condition of `invariance.py`. Until there is any, a policy gets
-`PRIOR`. Invariant: no part holds slots when it ends.
+The first part compares blocks, which `exact` rests on, and times every T once. A later part is
+another round of times, or one more condition of `invariance.py`. Before the first part, a policy
+gets `PRIOR`. Invariant: no part holds slots when it ends.
 """
 
 from collections.abc import Collection
@@ -24,7 +24,7 @@ from paceline.engines.invariance import (
 from paceline.engines.profile import CostProfile, is_whole
 
 PRIOR = CostTable({1: 1.0, 32: 8.75})
-"""Costs in calls of one row: each further row adds a quarter of it.
+"""Costs in calls of one row: a further row adds a quarter of it.
 
 So 8 rows take 2.75 calls. OpenVINO's take 1.3 and 1.4 of a 0.6B and a 1.7B model, llama.cpp's 3.0
 and 3.2 (benchmarks/results): what is expected to gain at these costs gains on most machines."""
@@ -34,22 +34,23 @@ _CONTEXT = 64
 
 
 def measure_part(
-    engine: Engine, found: CostProfile | None, wanted: Collection[str] = ()
+    engine: Engine, profile: CostProfile | None, conditions: Collection[str] = ()
 ) -> CostProfile:
-    """`found` with one more part; conditions in `wanted` first. `found` itself if it is whole.
+    """`profile` with one more part, those of `conditions` first; `profile` itself if it is whole.
 
     Raises CacheFull if there are no slots for it.
     """
-    if found is None or BLOCK_LENGTH not in found.compared:
-        return _round(engine, found)
-    missing = [name for name in CONDITIONS if name not in found.compared]
-    wanted = [name for name in missing if name in wanted]
-    if not wanted and is_whole(replace(found, compared=dict.fromkeys(CONDITIONS, _NONE)), engine):
-        wanted = missing
-    if wanted:
-        compared = measure_invariance(engine, wanted[:1])
-        return replace(found, compared={**found.compared, **compared}) if compared else found
-    return found if is_whole(found, engine) else _round(engine, found)
+    if profile is None or BLOCK_LENGTH not in profile.compared:
+        return _round(engine, profile)
+    missing = [name for name in CONDITIONS if name not in profile.compared]
+    pending = [name for name in missing if name in conditions]
+    timed = is_whole(replace(profile, compared=dict.fromkeys(CONDITIONS, _NONE)), engine)
+    if timed and not pending:
+        pending = missing
+    if pending:
+        compared = measure_invariance(engine, pending[:1])
+        return replace(profile, compared={**profile.compared, **compared}) if compared else profile
+    return profile if is_whole(profile, engine) else _round(engine, profile)
 
 
 def without_times(profile: CostProfile) -> CostProfile:
@@ -60,8 +61,8 @@ def without_times(profile: CostProfile) -> CostProfile:
 _NONE = Compared()
 
 
-def _round(engine: Engine, found: CostProfile | None) -> CostProfile:
-    """Time each T once more; the first time, compare the rows as well."""
+def _round(engine: Engine, profile: CostProfile | None) -> CostProfile:
+    """Time every T once more; the first time, compare the rows as well."""
     room = min(engine.context_length, engine.free_slots) - engine.min_rows
     rows = [count for count in _ROWS if count <= room // 2] or [1]
     longest = rows[-1]
@@ -78,15 +79,15 @@ def _round(engine: Engine, found: CostProfile | None) -> CostProfile:
             step = engine.step([(sequence, Block(block[:count], count))])
             compared += compare(step.logits[0], reference[:count])
             seconds[count] = step.seconds
-    if found is not None:
-        compared += found.compared.get(BLOCK_LENGTH, Compared())
-        if found.rounds and found.seconds.keys() == seconds.keys():
-            seconds = {count: min(seconds[count], found.seconds[count]) for count in seconds}
+    if profile is not None:
+        compared += profile.compared.get(BLOCK_LENGTH, Compared())
+        if profile.rounds and profile.seconds.keys() == seconds.keys():
+            seconds = {count: min(seconds[count], profile.seconds[count]) for count in seconds}
     return CostProfile(
         seconds,
         compared.holds,
         compared.largest_difference,
         context,
-        compared={**(found.compared if found else {}), BLOCK_LENGTH: compared},
-        rounds=(found.rounds if found else 0) + 1,
+        compared={**(profile.compared if profile else {}), BLOCK_LENGTH: compared},
+        rounds=(profile.rounds if profile else 0) + 1,
     )

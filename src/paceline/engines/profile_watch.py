@@ -1,6 +1,6 @@
 """Compares the calls of answers with a cost profile: corrects it, and notices one that is wrong.
 
-A profile times each T in turns, for a second. In answers other work runs beside and T alternates:
+A profile times every T in turns, for a second. In answers other work runs beside and T alternates:
 calls of 8 rows were seen to take 1.41 plain calls where the profile said 1.20
 (docs/decisions/auto-policy.md). Independent of where profiles are stored. Invariant: a busy machine
 alone is no evidence against a profile before it has been busy for minutes; calls that are faster
@@ -95,7 +95,7 @@ class ProfileWatch:
 
         Returns a clause that says how they deviate from the profile; None if they do not.
         """
-        found = None
+        deviation = None
         for rows, context, seconds in calls:
             ratio = self._expected.ratio(rows, context, seconds)
             if ratio is None:
@@ -103,9 +103,9 @@ class ProfileWatch:
             window = self._windows[rows]
             window.append(ratio)
             if len(window) == _WINDOW:
-                found = self._judge(rows, window) or found
+                deviation = self._judge(rows, window) or deviation
                 window.clear()
-        return found
+        return deviation
 
     def _judge(self, rows: int, ratios: list[float]) -> str | None:
         """Judge a full window."""
@@ -125,8 +125,8 @@ class ProfileWatch:
 class CostsInUse:
     """Corrections of a profile's costs by T, learnt from answers.
 
-    Only calls of one answer are compared with each other, as the machine's speed varies from minute
-    to minute. The costs of up to two rows, the reference, are never corrected.
+    Only calls of the same answer are compared, as the machine's speed varies from minute to minute.
+    The costs of up to two rows, the reference, are never corrected.
     """
 
     def __init__(self, profile: CostProfile) -> None:
@@ -134,7 +134,7 @@ class CostsInUse:
         self._expected = _ExpectedCosts(profile)
         self._measured = sorted(rows for rows in profile.seconds if rows > _REFERENCE_ROWS)
         self._before = profile.corrections
-        self._told = dict(profile.corrections)
+        self._reported = dict(profile.corrections)
         self._sums: dict[int, tuple[float, float]] = {}
         """T -> weight in calls, and the weighted sum of the logarithms of ratios."""
 
@@ -152,14 +152,17 @@ class CostsInUse:
         if len(reference) < _LEAST_CALLS:
             return None
         plain = median(reference)
-        for rows, each in ratios.items():
-            if len(each) >= _LEAST_CALLS and plain > 0 < median(each):
-                self._learn(rows, log(median(each) / plain), min(len(each), len(reference)))
-        found = {rows: self._correction(rows) for rows in self._measured} if self._sums else {}
-        if all(abs(new / self._told.get(rows, 1.0) - 1) < _CHANGE for rows, new in found.items()):
+        for rows, samples in ratios.items():
+            if len(samples) >= _LEAST_CALLS and plain > 0 < median(samples):
+                self._learn(rows, log(median(samples) / plain), min(len(samples), len(reference)))
+        corrections = {rows: self._correction(rows) for rows in self._measured if self._sums}
+        if all(
+            abs(factor / self._reported.get(rows, 1.0) - 1) < _CHANGE
+            for rows, factor in corrections.items()
+        ):
             return None
-        self._told = found
-        return found
+        self._reported = corrections
+        return corrections
 
     def _group(self, rows: int) -> int:
         """The least measured T that holds `rows`; `_REFERENCE_ROWS` for those of the reference."""
@@ -174,7 +177,7 @@ class CostsInUse:
 
     def _correction(self, rows: int) -> float:
         """That of the T nearest to `rows`, by ratio, that answers have shown."""
-        near = min(self._sums, key=lambda each: abs(log(each / rows)))
+        near = min(self._sums, key=lambda row_count: abs(log(row_count / rows)))
         weight, total = self._sums[near]
         factor = self._before.get(rows, 1.0) * exp(total / (weight + _PRIOR_CALLS))
         return min(max(factor, 1 / _MOST), _MOST)

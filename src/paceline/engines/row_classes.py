@@ -1,7 +1,7 @@
 """Row classes: numbers of rows in a call for which a row of logits has the same bits.
 
 Runtimes choose kernels by the rows of a call, and kernels add in different orders. Two calls whose
-numbers of rows are in one class give a position the same bits. So each *role* keeps to one class:
+numbers of rows are in one class give a position the same bits. So a *role* keeps to one class:
 
     prompt of 100 tokens, prefill 64-512     one call of 100 rows
     prompt of 40 tokens, prefill 64-512      one call of 64 rows: 40, and 24 of padding
@@ -13,11 +13,11 @@ with one row there is less to divide among threads, so a kernel may divide keys,
 Whether it does depends on the number of keys. A binding knows its library's rule (`may_be_single`),
 and single rows are measured where it allows them. Elsewhere a call has at least two.
 
-`measure` measures candidates in the order of their cost. Independent of runtimes: calls are made by
-a `Prober`. A measurement proves nothing for what it did not run: other threads, another processor,
-longer contexts. And a difference is easily missed: activations are rounded to 8 bits, which hides
-nearly all that is small, so that one row in eight differed where another kernel had run. So single
-rows are compared in runs, in which a difference stays.
+`measure` tries candidates in the order of their cost. It is independent of runtimes: a `Prober`
+makes the calls. A measurement proves nothing for what it did not run: other threads, another
+processor, longer contexts. And a difference is easily missed: activations are rounded to 8 bits,
+which hides nearly all that is small, so that one row in eight differed where another kernel had
+run. So single rows are compared in runs, in which a difference stays.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class RowRange(NamedTuple):
     most: int
 
     def split(self, count: int) -> Iterator[slice]:
-        """Slices of a block of `count` rows, one for each call."""
+        """Slices of a block of `count` rows, one per call."""
         return (slice(at, min(at + self.most, count)) for at in range(0, count, self.most))
 
     def __str__(self) -> str:
@@ -105,11 +105,11 @@ ROLLED_BACK = (
     RowClasses(RowRange(2, 16), RowRange(2, 16)),
     RowClasses(RowRange(2, 7), RowRange(2, 7)),
 )
-"""For recurrent layers, of whose states a copy is held for each row that is dropped."""
+"""For recurrent layers, whose states are copied once per row that may be dropped."""
 
 
 class Prober(Protocol):
-    """Makes the calls of a measurement, in one sequence with the same tokens at each position."""
+    """Makes the calls of a measurement, in one sequence with the same tokens at every position."""
 
     room: int
     """Positions that the sequence can have."""
@@ -184,7 +184,7 @@ def kept(path: Path) -> RowClasses | None:
 
 
 def _agree(prober: Prober, classes: RowClasses) -> bool:
-    """True if calls of several sizes give the same bits, in each role.
+    """True if calls of several sizes give the same bits, in both roles.
 
     Of a prompt's call at most as many rows get logits as of a decode call: the head is a product
     of its own, with a class of its own.

@@ -1,15 +1,22 @@
-"""Recurrent states of hybrid models: a pool of state blocks, and the states of each sequence.
+"""Recurrent states of hybrid models: a pool of state blocks, and the states of every sequence.
 
 A *state* is what all recurrent layers (short convolutions, gated delta rules) hold after some
 number of tokens. Unlike KV it cannot be cut: going back to an earlier token takes the state from
 there. A call reads one block of a sequence and writes others, a block per row in decode, so that
-accepting rows is keeping a block.
+accepting rows is keeping a block. A prompt of 8 tokens in KV blocks of 4, then a token and its
+draft:
+
+    prefill     reads the block of zeros, writes blocks 9 and 3: the states after 4 and 8 tokens
+    a b c       reads block 3, writes blocks 6, 1, 4: the states after 9, 10 and 11 tokens
+    commit(2)   keeps block 1 for the next call, and blocks 9 and 3 as checkpoints: these states are
+                at the end of a KV block, so a fork can start there; blocks 6 and 4 are free
+    rewind(9)   there is no state after 9 tokens any more: `missing_rows` says to run `a` again,
+                after 8 tokens, from block 3
 
 A state can always be computed again from the tokens. So every state that the call in progress does
 not read may be evicted, the least recently used one first, and memory is bounded by the pool.
 
-Independent of models and tensors. Invariant: a state is used with exactly the tokens that made it;
-`StateTable.lost` names the rows to run again where the state at `length` is missing.
+Independent of models and tensors. Invariant: a state is used with exactly the tokens before it.
 """
 
 from collections import OrderedDict
@@ -68,7 +75,7 @@ class StatePool:
 
     @property
     def most_sequences(self) -> int:
-        """Sequences that one call can always run: each reads a state, and a prefill writes most."""
+        """Sequences that one call can always run: all read a state, and a prefill writes most."""
         return max(self.blocks // (1 + _PREFILL_BLOCKS), 1)
 
     @property
@@ -130,7 +137,7 @@ class StateRows(NamedTuple):
     blocks: list[int]
     """The block to read, then those to write."""
     interval: int
-    """A state is written at each multiple of it in tokens, and at the end; 0: at the end alone."""
+    """A state is written at every multiple of it in tokens, and at the end; 0: at the end alone."""
 
 
 class StateTable(PrefillTable):
@@ -146,11 +153,11 @@ class StateTable(PrefillTable):
         self._written: dict[int, State] = {}  # by `at`: what the last call wrote
         self._branch = 0
 
-    def lost(self) -> tuple[int, Block] | None:
-        """Rows to run again before the next block, and the tokens before them.
+    def missing_rows(self) -> tuple[int, Block] | None:
+        """Tokens before the rows to run again before the next block, and these rows.
 
-        None if the state at `length` is there. Run the rows as `Block`, which wants no logits, in
-        the phase that they had; then call `found`.
+        None if the state at `length` is there. The rows have the phase in which they were run
+        first, and ask for no logits; call `keep_written` after running them.
         """
         state = self._last(self.length)
         at = 0 if state is None else state.at
@@ -177,7 +184,7 @@ class StateTable(PrefillTable):
         """Allocate the blocks that a call writes.
 
         Args:
-            block: its rows; `lost` was None, or returned this block.
+            block: its rows; `missing_rows` was None, or returned this block.
             at: tokens before the rows.
             most: most rows of a decode block that get a block; None: all. A commit to another row
                 than these takes running rows again.
@@ -200,15 +207,17 @@ class StateTable(PrefillTable):
         inner = [tokens for tokens in self._written if tokens < end]
         interval = gcd(*inner) if inner else 0
         written = list(range(past - past % interval + interval, end, interval)) if inner else []
-        found = (self._written.get(tokens) for tokens in (*written, end))
-        blocks = [
-            pool.spare if each is None or each.block is None else each.block for each in found
-        ]
+        blocks = [self._written_block(tokens) for tokens in (*written, end)]
         return StateRows([read, *blocks], interval)
 
-    def found(self) -> None:
-        """Keep what a call wrote that ran rows of `lost` again, or a part of the next block."""
-        self._keep_written(max(self._written))
+    def _written_block(self, tokens: int) -> int:
+        """The block for the state after `tokens` tokens; the spare one if none was taken."""
+        state = self._written.get(tokens)
+        return self._state_pool.spare if state is None or state.block is None else state.block
+
+    def keep_written(self) -> None:
+        """Keep the states of a call that ran `missing_rows`, or a part of the next block."""
+        self._keep_until(max(self._written))
 
     def ran(self, block: Block) -> None:
         """Record the block that was run last."""
@@ -220,7 +229,7 @@ class StateTable(PrefillTable):
         super().commit(rows)
         self._tokens += self._block[:rows]
         self._block = self._block[rows:]
-        self._keep_written(self.length)
+        self._keep_until(self.length)
 
     def rewind(self, length: int) -> None:
         """Drop all slots from `length` on; see `BlockTable.rewind`."""
@@ -277,7 +286,7 @@ class StateTable(PrefillTable):
         kept = len(block.tokens) if most is None else min(most, len(block.tokens))
         return [*range(start + 1, start + kept), end]
 
-    def _keep_written(self, last: int) -> None:
+    def _keep_until(self, last: int) -> None:
         """Keep the last state up to `last` tokens, and checkpoints before it; drop the rest."""
         # What another call evicted before this one was committed is lost.
         self._states += [state for state in self._written.values() if state.at <= last]
@@ -285,11 +294,13 @@ class StateTable(PrefillTable):
         self._written = {}
         for state in dropped:
             self._state_pool.drop(state)
-        found = self._last(last)
-        last = 0 if found is None else found.at
+        newest = self._last(last)
+        last = 0 if newest is None else newest.at
         useful = [state for state in self._alive() if self._useful(state.at, last)]
-        own = [s for s in useful if s.holders == 1 and s.at not in (self._branch, last)]
-        surplus = own[: max(len(own) - _CHECKPOINTS, 0)]
+        checkpoints = [
+            state for state in useful if state.holders == 1 and state.at not in (self._branch, last)
+        ]
+        surplus = checkpoints[: max(len(checkpoints) - _CHECKPOINTS, 0)]
         self._keep_states([state for state in useful if state not in surplus])
 
     def _useful(self, at: int, last: int) -> bool:
@@ -331,13 +342,13 @@ def restore_and_take(
 ) -> None:
     """Restore the states that a call reads, and allocate the blocks that it writes.
 
-    If there is not a block for every row, each decode block gets as many as the others.
+    If there are fewer blocks than rows, all decode blocks get the same number.
 
     Args:
         pool: of the sequences.
-        call: sequences, each with a block and the tokens before it: the next block, for which KV
-            blocks are reserved, or a part of it that follows another.
-        run: runs rows of one sequence again, given the number of tokens before them.
+        call: (sequence, block, tokens before it): its next block, for which KV blocks are reserved,
+            or a part of it that follows another part.
+        run: runs rows of one sequence again; its last argument is the number of tokens before them.
 
     Raises:
         CacheFull: the call needs more blocks than the pool has. Nothing is reserved.
@@ -351,11 +362,11 @@ def restore_and_take(
     try:
         protect()
         for table, _, past in call:
-            while past == table.length and (lost := table.lost()):
-                at, rows = lost
+            while past == table.length and (missing := table.missing_rows()):
+                at, rows = missing
                 table.take_states(rows, at)
                 run(table, rows, at)
-                table.found()
+                table.keep_written()
                 protect()  # of what was restored the call reads the last state alone
         decodes = sum(not block.prefill for _, block, _ in call)
         left = pool.available - _PREFILL_BLOCKS * (len(call) - decodes)

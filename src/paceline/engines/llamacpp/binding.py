@@ -68,7 +68,7 @@ class Heads(NamedTuple):
     keys: int
     """Heads of keys and values."""
     queries: int
-    """Heads of queries for each of these."""
+    """Heads of queries per head of keys."""
 
 
 class Binding(ABC):

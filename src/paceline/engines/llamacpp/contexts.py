@@ -1,4 +1,4 @@
-"""The contexts of a model: few, each lent to the sequence that runs, grown as the sequence grows.
+"""The contexts of a model: few, lent to the sequences that run, grown as a sequence grows.
 
     sequence A  ->  context of 512 slots       runs
     sequence B  ->  state, 3 MB                parked: ran longest ago when C needed a context
@@ -52,7 +52,7 @@ class Contexts:
         Args:
             model: the model that they share.
             context_length: most slots of a sequence.
-            settings: of each, but for its slots.
+            settings: of every context, but for its slots.
             most: contexts that may exist at once.
             most_slots: slots of all contexts beyond which none is kept without a sequence.
         """

@@ -1,6 +1,6 @@
 """Runs GGUF files by llama.cpp's family of libraries, exact by row classes.
 
-A step runs its blocks one after another, each in the context of its sequence. The rows of a call
+A step runs its blocks one after another, in the contexts of their sequences. The rows of a call
 are those of one sequence, so the class of a call depends on its block alone, never on the batch.
 
 Invariant: every call has a number of rows of its role's class (`engines/row_classes.py`): longer

@@ -62,7 +62,7 @@ def library_for(
 
 
 def installed() -> Iterator[Binding]:
-    """The libraries that may be used, each loaded when it is reached.
+    """The libraries that may be used, loaded one by one as the caller iterates.
 
     Raises:
         MissingExtra: no library is installed, or none for this processor, or the one at a path of

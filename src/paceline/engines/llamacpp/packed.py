@@ -35,7 +35,7 @@ _FORM = 1
 """Version of the copies: of another one, none is taken."""
 
 _ROOM = 10
-"""A copy is made if the disk has room for so many."""
+"""Copies that the disk must have room for, or none is written."""
 
 _LEAST = 32 << 20
 """Bytes of a file from which a copy pays."""
@@ -44,7 +44,7 @@ _SECONDS, _BYTES_PER_SECOND = 60, 20 << 20
 """Longest time of packing: so long, and a second for so many bytes (350 MB measured)."""
 
 _LONG = 256 << 20
-"""Bytes of a file from which packing takes over a second, and is said."""
+"""Bytes of a file from which packing takes over a second, and is announced."""
 
 _COPY, _SOURCE, _NONE = ".gguf", ".source", ".none"
 """Endings: the copy, the path of its file, and a mark that there is no copy."""
@@ -63,7 +63,7 @@ class PackedWeights:
         return copy if copy is not None and copy.exists() else None
 
     def find_or_make(self, path: Path, binding: Binding, say: Callable[[str], None]) -> Path | None:
-        """The copy of a file; made if it is missing. None: the file itself is to be used.
+        """The copy of a file; written if it is missing. None: the file itself is to be used.
 
         Args:
             path: the file.

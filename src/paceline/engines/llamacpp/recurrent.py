@@ -54,7 +54,7 @@ class RecurrentSequence(LlamaSequence):
         """An empty sequence."""
         super().__init__(pool, context_length, contexts)
         self._tokens: list[int] = []
-        self._prefilled: list[bool] = []  # of each token
+        self._prefilled: list[bool] = []  # per token
         self._block = Block([], 0)  # what is not committed of the block that ran last
         self._marks: set[int] = set()  # rows of the block, before which its states are kept
         self._checkpoints: list[Checkpoint] = []  # ascending

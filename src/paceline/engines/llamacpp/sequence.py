@@ -111,7 +111,7 @@ def call(
         begin = min(at, max(len(padded) - least_outputs, 0))
         end = max(stop, begin + least_outputs) if stop > at else begin
         context.truncate(start)
-        found = context.decode(padded, slice(begin, end))[at - begin : stop - begin]
-        logits.append(found.copy() if len(rows) - output > most_outputs else found)
+        rows_logits = context.decode(padded, slice(begin, end))[at - begin : stop - begin]
+        logits.append(rows_logits.copy() if len(rows) - output > most_outputs else rows_logits)
     context.truncate(start + len(rows))
     return np.concatenate(logits) if len(logits) > 1 else logits[0]

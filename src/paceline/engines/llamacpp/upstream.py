@@ -49,7 +49,7 @@ _FEW_ROWS = 7
 """Most rows of a call that is not tiled."""
 
 _CONVOLUTIONS = (".shortconv.conv.weight", ".ssm_conv1d.weight")
-"""Ends of names of tensors whose products are not of matrices: a few weights for each number."""
+"""Ends of names of tensors whose products are not of matrices: a few weights per number."""
 
 _EXPERTS = 3
 """Dimensions of a tensor of experts."""

@@ -39,13 +39,13 @@ class SlidingCache:
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Append a block; see `KVCache`."""
-        found: tuple[Array, Array] = self.slots.update_and_fetch(keys, values)
-        return found
+        arrays: tuple[Array, Array] = self.slots.update_and_fetch(keys, values)
+        return arrays
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """All held keys and values, for layers that share this cache."""
-        found: tuple[Array, Array] = self.slots.keys_and_values()
-        return found
+        arrays: tuple[Array, Array] = self.slots.keys_and_values()
+        return arrays
 
     def make_mask(
         self, rows: int, window_size: int | None = None, return_array: bool = False
@@ -63,7 +63,7 @@ class SlidingCache:
         surplus = dropped(self.max_size, self.offset) - self.front
         if surplus > 0:
             keys, values, held = self.slots.state
-            kept = [each[..., surplus:held, :] for each in (keys, values)]
+            kept = [array[..., surplus:held, :] for array in (keys, values)]
             self.slots.state = (*kept, held - surplus)
             self.front += surplus
 
@@ -97,18 +97,18 @@ def make_caches(model: Any) -> list[Any]:
     """
     from mlx_lm.models.cache import make_prompt_cache
 
-    made = [_supported(cache) for cache in make_prompt_cache(model)]
-    for cache in leaves(made):
+    caches = [_supported(cache) for cache in make_prompt_cache(model)]
+    for cache in leaves(caches):
         if not (is_recurrent(cache) or isinstance(cache, SlidingCache) or cache.is_trimmable()):
             raise ModelError(
                 f"the engine mlx cannot run a {model.model_type}: its {type(cache).__name__} "
                 "cannot be rolled back"
             )
-    return made
+    return caches
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """All caches, with each `CacheList` flattened."""
+    """All caches, with `CacheList`s flattened."""
     from mlx_lm.models.cache import CacheList
 
     for cache in caches:
@@ -144,23 +144,23 @@ def can_trim(cache: Any, rows: int) -> bool:
 
 def slot_bytes(caches: Sequence[Any]) -> int:
     """Bytes of a slot in all caches together; none may be empty."""
-    found = 0
+    total = 0
     for cache in leaves(caches):
         if not is_recurrent(cache):
             keys = cache.state[0]
-            found += cache.nbytes // keys.shape[2]
-    return found
+            total += cache.nbytes // keys.shape[2]
+    return total
 
 
 def copy_without(cache: Any, rows: int) -> Any:
     """An independent copy without the last `rows` slots.
 
-    Arrays are copy_without only when one of the two caches is written.
+    Arrays are copied only when one of the two caches is written.
     """
     from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 
     if isinstance(cache, CacheList):
-        return CacheList(*(copy_without(each, rows) for each in cache.caches))
+        return CacheList(*(copy_without(child, rows) for child in cache.caches))
     if isinstance(cache, ArraysCache):
         other: Any = ArraysCache(len(cache.cache))
         other.cache = list(cache.cache)
@@ -174,7 +174,7 @@ def copy_without(cache: Any, rows: int) -> Any:
         if cache.keys is not None and cache.offset > rows:
             keys, values, held = cache.state
             # Writes change an array for all its holders, so the copy gets views.
-            kept = [each[..., : held - rows, :] for each in (keys, values)]
+            kept = [array[..., : held - rows, :] for array in (keys, values)]
             other.state = (*kept, held - rows)
         return other
     other = copy.deepcopy(cache)
@@ -186,7 +186,7 @@ def _supported(cache: Any) -> Any:
     from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
     if isinstance(cache, CacheList):
-        return CacheList(*(_supported(each) for each in cache.caches))
+        return CacheList(*(_supported(child) for child in cache.caches))
     if isinstance(cache, RotatingKVCache) and not cache.keep:
         return SlidingCache(cache.max_size)
     return _growing(cache) if type(cache) is KVCache else cache

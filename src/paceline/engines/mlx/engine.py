@@ -7,8 +7,8 @@ Sequences of a batch run one after another, not in mlx-lm's batched caches. Thes
 rows in one product, so its kernel would depend on the batch; and they pad on the left to the
 longest sequence, which changes the order of a row's sums.
 
-Invariant: calls whose logits are read have a number of rows for which `probe.py` found no
-difference in any bit, and are cut where attention changes kernels (`thresholds.py`). Prompt rows
+Invariant: calls whose logits are read have a number of rows for which `probe.py` measured equal
+bits, and are cut where attention changes kernels (`thresholds.py`). Prompt rows
 without logits run in calls of up to `prefill_rows` rows, without the head.
 """
 
@@ -111,7 +111,8 @@ class MlxEngine(PooledEngine[MlxSequence]):
         sequences = self._reserve(work)
         with _forget_on_failure(sequences):
             outputs = [
-                self._build(one, block) for one, (_, block) in zip(sequences, work, strict=True)
+                self._build(sequence, block)
+                for sequence, (_, block) in zip(sequences, work, strict=True)
             ]
         return PendingStep(sequences, outputs, perf_counter() - started)
 
@@ -128,7 +129,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
         waited = perf_counter() - started
         return StepResult(
             pending.logits(self.vocab_size),
-            [each.taps for each in pending.outputs],
+            [output.taps for output in pending.outputs],
             pending.seconds + waited,
             pending.best(),
             {"graph": pending.seconds, "device": waited},
@@ -167,14 +168,16 @@ class MlxEngine(PooledEngine[MlxSequence]):
         calls = self._decode(states, block.tokens[unread:])
         taps += [called.taps for called in calls]
         sequence.ran(block)
-        tapped = TapArrays({tap: mx.concatenate([each[tap] for each in taps]) for tap in self.taps})
+        tapped = TapArrays(
+            {tap: mx.concatenate([hidden[tap] for hidden in taps]) for tap in self.taps}
+        )
         if not block.rows:
             return BlockOutputs(None, None, tapped)
         logits = mx.concatenate([called.logits for called in calls])
-        wanted = logits[-block.rows :].astype(mx.float32)
+        logits = logits[-block.rows :].astype(mx.float32)
         if block.best:
-            return BlockOutputs(None, (mx.argmax(wanted, axis=1), mx.max(wanted, axis=1)), tapped)
-        return BlockOutputs(wanted, None, tapped)
+            return BlockOutputs(None, (mx.argmax(logits, axis=1), mx.max(logits, axis=1)), tapped)
+        return BlockOutputs(logits, None, tapped)
 
     def _recompute(self, sequence: MlxSequence, held: int) -> None:
         """Run tokens that the caches lost: prefilled ones by prefill, the others by decode."""
@@ -197,7 +200,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
         return calls
 
     def _prefill(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
-        """Run tokens without logits; returns the taps of each call."""
+        """Run tokens without logits; returns the taps of the calls."""
         import mlx.core as mx
 
         taps = []

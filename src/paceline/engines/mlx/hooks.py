@@ -28,14 +28,14 @@ def install_hook(module: Any, hook: Hook) -> None:
 class Taps:
     """Records the hidden states after some of a model's layers."""
 
-    def __init__(self, layers: Sequence[Any], wanted: Sequence[int]) -> None:
-        """Hook the layers `wanted`, by their numbers from 0."""
+    def __init__(self, layers: Sequence[Any], numbers: Sequence[int]) -> None:
+        """Hook the layers with these numbers, from 0."""
         self._recorded: dict[int, Array] = {}
-        for number in wanted:
+        for number in numbers:
             install_hook(layers[number], self._hook(number))
 
     def take(self) -> dict[int, Array]:
-        """[T, d] for each tapped layer, of the last call."""
+        """Tapped layer -> [T, d], of the last call."""
         recorded, self._recorded = self._recorded, {}
         return {number: states[0] for number, states in recorded.items()}
 

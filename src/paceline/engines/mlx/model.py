@@ -35,7 +35,7 @@ class Called(NamedTuple):
     logits: Array
     """[T, vocab], in the model's own precision."""
     taps: dict[int, Array]
-    """[T, d] for each tapped layer."""
+    """Tapped layer -> [T, d]."""
 
 
 class LoadedModel:
@@ -117,14 +117,14 @@ class LoadedModel:
         from mlx import nn
 
         kinds = (nn.Embedding, nn.QuantizedEmbedding)
-        return next(each for each in self.module.modules() if isinstance(each, kinds))
+        return next(module for module in self.module.modules() if isinstance(module, kinds))
 
     @cached_property
     def _head(self) -> Any:
         """The head module: the embedding if the two are tied."""
         named = self.module.named_modules()
-        own = [module for name, module in named if name.split(".")[-1] == "lm_head"]
-        return own[0] if own else self._embedding
+        heads = [module for name, module in named if name.split(".")[-1] == "lm_head"]
+        return heads[0] if heads else self._embedding
 
 
 def _linear(head: Any) -> Callable[[Array], Array]:

@@ -63,13 +63,13 @@ def choose_rows(model: LoadedModel, context_length: int) -> RowRange | None:
     if context_length >= THRESHOLDS[0] and not all(map(kernel_by_position, slots)):
         return None
     kinds = _kinds(calls)
-    own = len(calls) < len(slots)  # some layers compute attention with products of their own
+    unfused = len(calls) < len(slots)  # some layers compute attention with products of their own
     among = candidates(
         # A model that cannot drop padding after a call would run its rows again in another one.
         drops_padding=states.settle(1) == 1,
-        fused=lambda rows: not own and all(_fused(kind, rows) for kind in kinds),
+        fused=lambda rows: not unfused and all(_fused(kind, rows) for kind in kinds),
     )
-    contexts = model_contexts(context_length, CONTEXTS if own else MODEL_CONTEXTS)
+    contexts = model_contexts(context_length, CONTEXTS if unfused else MODEL_CONTEXTS)
     windows = {cache.max_size if isinstance(cache, SlidingCache) else None for cache in slots}
     alone = [_attention_bits(kind, window, context_length) for kind in kinds for window in windows]
 
@@ -93,7 +93,7 @@ def _model_bits(model: LoadedModel, context: int, context_length: int, least: in
     if context > prefix:
         states.stretch(context - prefix)
     tokens = tokens[prefix:]
-    found = {}
+    bits = {}
     for count, position in calls_after(context, context_length, least):
         at = position - context
         while (held := states.held - context) < at:
@@ -102,9 +102,9 @@ def _model_bits(model: LoadedModel, context: int, context_length: int, least: in
             states.settle(context + held + len(block))
         called = model.call(states, tokens[at : at + count], drafted=True)
         _evaluate(states, called.logits)
-        found[count, position] = _bits(called.logits)
+        bits[count, position] = _bits(called.logits)
         states.settle(position)
-    return found
+    return bits
 
 
 def _attention_bits(kind: Attention, window: int | None, context_length: int) -> RowBits:
@@ -123,7 +123,7 @@ def _attention_bits(kind: Attention, window: int | None, context_length: int) ->
     keys = drawn(seeds[1], kind.kv_heads, most, kind.key_size)
     values = drawn(seeds[2], kind.kv_heads, most, kind.value_size)
     mx.eval(queries, keys, values)
-    found: dict[Call, Sequence[bytes]] = {}
+    bits: dict[Call, Sequence[bytes]] = {}
     for count, position in calls:
         front = 0 if window is None else dropped(window, position)
         held = slice(front, position + count)
@@ -136,9 +136,9 @@ def _attention_bits(kind: Attention, window: int | None, context_length: int) ->
             mask=_mask(window, position - front, count),
             sinks=kind.sinks,
         )
-        found[count, position] = _bits(rows[0].swapaxes(0, 1))
+        bits[count, position] = _bits(rows[0].swapaxes(0, 1))
     mx.clear_cache()
-    return found
+    return bits
 
 
 def _mask(window: int | None, held: int, count: int) -> Any:
@@ -155,7 +155,7 @@ def _mask(window: int | None, held: int, count: int) -> Any:
 
 
 def _fused(kind: Attention, rows: int) -> bool:
-    """True if one kernel computes attention of so many rows; on a CPU none does, at any number."""
+    """True if one kernel computes attention of `rows` rows; on a CPU, where none does, True too."""
     import mlx.core as mx
 
     if mx.default_device() == mx.cpu:
@@ -172,13 +172,13 @@ def _fused(kind: Attention, rows: int) -> bool:
 
 
 def _kinds(calls: Sequence[Attention]) -> list[Attention]:
-    """One call of each kind: sinks have other values in every layer."""
+    """One call of every kind: sinks have other values in every layer."""
     return list({str(call._replace(sinks=None)): call for call in calls}.values())
 
 
 @contextmanager
 def _recorded() -> Iterator[list[Attention]]:
-    """Record the calls of MLX's attention; the list that it yields is filled as they are made."""
+    """Append the calls of MLX's attention, as they come, to the list that it yields."""
     import mlx.core as mx
 
     original = mx.fast.scaled_dot_product_attention
@@ -197,7 +197,7 @@ def _recorded() -> Iterator[list[Attention]]:
 
 
 def _bits(rows: Array) -> list[bytes]:
-    """The bits of each row of [T, ...]."""
+    """The bits of the rows of [T, ...]."""
     import mlx.core as mx
 
     return [row.tobytes() for row in np.array(rows.astype(mx.float32))]

@@ -6,8 +6,8 @@ modules that get such a cache, and the outputs of projections inside them.
 
 Rollback restores the state from before the block and calls those modules again, by mlx-lm's own
 code, on the accepted rows only; their projections return the recorded outputs. MLX is lazy, so this
-computes the recurrence alone: a convolution over the accepted rows and a state update for each, but
-no projection, attention, feed-forward layer or head.
+computes the recurrence alone: a convolution over the accepted rows and their state updates, but no
+projection, attention, feed-forward layer or head.
 
 Invariant: the state equals the one that those rows led to, whatever kernels the projections would
 take for another number of rows.
@@ -35,7 +35,7 @@ class RecordedCall:
     caches: set[int]
     """Identities (`id`) of those caches."""
     projected: dict[int, list[Array]] = field(default_factory=dict)
-    """Outputs of each projection inside it, in order, by the `id` of the projection."""
+    """`id` of a projection inside it -> the projection's outputs, in order."""
     inner: bool = True
     """False if it passed its caches on to a module inside it."""
 
@@ -64,11 +64,11 @@ class Recorder:
         The list that it yields is filled on exit.
         """
         self._caches, self._done = {id(cache) for cache in caches}, []
-        found: list[RecordedCall] = []
+        calls: list[RecordedCall] = []
         try:
-            yield found
+            yield calls
         finally:
-            found += [call for call in self._done if call.inner and call.rows == rows]
+            calls += [call for call in self._done if call.inner and call.rows == rows]
             self._caches, self._within, self._done = set(), [], []
 
     def replay(self, recorded: Sequence[RecordedCall], rows: int) -> None:
@@ -78,22 +78,25 @@ class Recorder:
             self._replayed = projected, rows
             try:
                 call.call(
-                    *(_first(one, call.rows, rows) for one in call.args),
-                    **{name: _first(one, call.rows, rows) for name, one in call.kwargs.items()},
+                    *(_first(argument, call.rows, rows) for argument in call.args),
+                    **{
+                        name: _first(argument, call.rows, rows)
+                        for name, argument in call.kwargs.items()
+                    },
                 )
             finally:
                 self._replayed = None
 
     def _module(self) -> Hook:
         def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            given = self._caches and {id(one) for one in (*args, *kwargs.values())} & self._caches
-            if not given:
+            arguments = (*args, *kwargs.values())
+            cache_ids = self._caches and self._caches & set(map(id, arguments))
+            if not cache_ids:
                 return call(*args, **kwargs)
             for outer in self._within:
-                outer.inner &= not given & outer.caches
-            arrays = (one for one in (*args, *kwargs.values()) if _is_array(one))
-            rows = next((one.shape[_ROWS] for one in arrays), 0)
-            self._within.append(RecordedCall(call, args, kwargs, rows, given))
+                outer.inner &= not cache_ids & outer.caches
+            rows = next((array.shape[_ROWS] for array in filter(_is_array, arguments)), 0)
+            self._within.append(RecordedCall(call, args, kwargs, rows, cache_ids))
             result = call(*args, **kwargs)
             self._done.append(self._within.pop())
             return result

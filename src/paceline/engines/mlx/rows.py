@@ -28,11 +28,11 @@ MODEL_CONTEXTS = (48, 6144)
 """Contexts of the whole model's calls; the long one is random, not computed."""
 
 CONTEXTS = (48, 150, 300, 1100, 2300, 6144, 8300, 16500, 33000, 66000)
-"""Contexts of calls of attention alone: one between each two thresholds."""
+"""Contexts of calls of attention alone: one between any two neighbouring thresholds."""
 
 _CONTEXTS_APART = 4
-"""Each is less than so many times the one before. So a kernel that begins at some number of rows
-times keys is seen by calls of `n` to `4n` rows: at one of them, some take it and others do not."""
+"""A context is less than this many times the one before. So a kernel that begins at some number of
+rows times keys is seen by calls of `n` to `4n` rows: after one context some take it, others not."""
 
 _POWERS = tuple(2**exponent for exponent in range(10, 17))
 """Numbers of keys where kernels change, or may in another version of MLX."""
@@ -45,7 +45,7 @@ class RowRange(NamedTuple):
     most: int
 
     def split(self, count: int, position: int) -> Iterator[slice]:
-        """Slices of a block of `count` rows from `position` on, one for each call."""
+        """Slices of a block of `count` rows from `position` on, one per call."""
         at = 0
         while at < count:
             boundary = cut(position + at, self.least)
@@ -56,7 +56,7 @@ class RowRange(NamedTuple):
             at = end
 
     def used(self, count: int, position: int) -> int:
-        """Rows that are read of a call of `count` rows at `position`; 0 if none is made like that.
+        """Rows that are read of a call of `count` rows at `position`; 0 if there is no such call.
 
         They may be fewer than its rows if it has the least: the others are padding.
         """
@@ -86,7 +86,7 @@ Call = tuple[int, int]
 """Rows, and the position of the first."""
 
 RowBits = Mapping[Call, Sequence[bytes]]
-"""Call -> the bits of each row. All calls have the same tokens, keys and values."""
+"""Call -> the bits of its rows. All calls have the same tokens, keys and values."""
 
 
 def candidates(*, drops_padding: bool, fused: Callable[[int], bool]) -> list[RowRange]:
@@ -94,7 +94,7 @@ def candidates(*, drops_padding: bool, fused: Callable[[int], bool]) -> list[Row
 
     Args:
         drops_padding: whether the model's caches can drop the padding of a call.
-        fused: whether one kernel computes all attention of a call, given its rows. Else products
+        fused: whether one kernel computes all attention of a call of so many rows. Else products
             do, which may change kernels at any number of rows times keys: `_CONTEXTS_APART`.
     """
     return [
@@ -113,8 +113,8 @@ def choose(
 ) -> RowRange | None:
     """The first candidate for which every call gives equal bits; None: no candidate does.
 
-    `measure` returns bits of rows after others in calls of the given number of rows, the least of a
-    candidate: else keys and values before them would be another kernel's than the candidate's.
+    `measure` gets the least rows of a candidate, and returns the bits of rows whose context ran in
+    calls of that size: else the keys and values before them would be another kernel's.
     """
     measured = cache(measure)
     return next(
@@ -123,10 +123,10 @@ def choose(
 
 
 def agree(rows: RowRange, measured: RowBits) -> bool:
-    """True if every position has the same bits in all calls that are made with `rows`."""
+    """True if every position has the same bits in all calls that `rows` allows."""
     known: dict[int, bytes] = {}
-    for (count, position), found in measured.items():
-        for at, bits in enumerate(found[: rows.used(count, position)], position):
+    for (count, position), row_bits in measured.items():
+        for at, bits in enumerate(row_bits[: rows.used(count, position)], position):
             if known.setdefault(at, bits) != bits:
                 return False
     return True

@@ -1,7 +1,7 @@
 """The caches of one sequence, and their rollback to an earlier position.
 
 KV caches are trimmed. A recurrent state is restored from before a call and, if the call was
-recorded, replayed to the wanted row. Otherwise the tokens since then must be run again: `settle`
+recorded, replayed to the row. Otherwise the tokens since then must be run again: `settle`
 returns fewer slots. Arrays stay lazy until the engine evaluates them.
 """
 
@@ -23,9 +23,9 @@ class Checkpoint(NamedTuple):
     at: int
     """Slots in the caches."""
     recurrent: list[list[Array | None]]
-    """The arrays of each recurrent cache."""
+    """The arrays of every recurrent cache."""
     recorded: list[RecordedCall]
-    """The call of each recurrent layer, for replay; empty if the call was not recorded."""
+    """The calls of the recurrent layers, for replay; empty if the call was not recorded."""
     rows: int
     """Rows of the call."""
 
@@ -39,7 +39,7 @@ class States:
         self._use(make())
         self.held = 0
         """Slots in the caches."""
-        self._recent: list[Checkpoint] = []  # before each drafted call since `settle`
+        self._recent: list[Checkpoint] = []  # before the drafted calls since `settle`
         self._kept: list[Checkpoint] = []
         self._drafted = False  # the last call was
 
@@ -59,7 +59,7 @@ class States:
         return self.held
 
     def drop_padding(self, length: int) -> None:
-        """Roll back to `length` slots, of which the last call made some, within a block."""
+        """Roll back to `length` slots, some of them of the last call, within a block."""
         if length < self.held:
             self._roll_back(length)
 
@@ -94,10 +94,13 @@ class States:
             keys, values, held = slots.state
             longer = [
                 mx.concatenate(
-                    [each[..., :held, :], mx.random.normal(_longer(each, rows)).astype(each.dtype)],
+                    [
+                        array[..., :held, :],
+                        mx.random.normal(_longer(array, rows)).astype(array.dtype),
+                    ],
                     axis=2,
                 )
-                for each in (keys, values)
+                for array in (keys, values)
             ]
             slots.state = (*longer, held + rows)
         self.held += rows
@@ -122,11 +125,11 @@ class States:
     def arrays(self) -> list[Any]:
         """All arrays to evaluate before another thread may make the next call."""
         states = [saved.recurrent for saved in (*self._kept, *self._recent)]
-        projected = [each.projected for saved in self._recent for each in saved.recorded]
-        given = [
-            [*each.args, *each.kwargs.values()] for saved in self._recent for each in saved.recorded
+        projected = [call.projected for saved in self._recent for call in saved.recorded]
+        arguments = [
+            [*call.args, *call.kwargs.values()] for saved in self._recent for call in saved.recorded
         ]
-        return [[cache.state for cache in leaves(self.caches)], states, projected, given]
+        return [[cache.state for cache in leaves(self.caches)], states, projected, arguments]
 
     def _fork_point(self, length: int) -> tuple[int, list[list[Array | None]] | None]:
         """Slots of a fork, and the recurrent arrays to restore; None: those of now."""
@@ -145,9 +148,9 @@ class States:
 
     def _use(self, caches: list[Any]) -> None:
         self.caches = caches
-        each = list(leaves(caches))
-        self._recurrent = [cache for cache in each if is_recurrent(cache)]
-        self._slots = [cache for cache in each if not is_recurrent(cache)]
+        leaf_caches = list(leaves(caches))
+        self._recurrent = [cache for cache in leaf_caches if is_recurrent(cache)]
+        self._slots = [cache for cache in leaf_caches if not is_recurrent(cache)]
 
     def _roll_back(self, length: int) -> None:
         saved, at = None, length
@@ -179,7 +182,7 @@ class States:
 
     def _whole(self, recorded: list[RecordedCall]) -> list[RecordedCall]:
         """The recorded calls if they cover every recurrent cache, else none."""
-        covered = {one for each in recorded for one in each.caches}
+        covered = {cache for call in recorded for cache in call.caches}
         return recorded if covered == {id(cache) for cache in self._recurrent} else []
 
 

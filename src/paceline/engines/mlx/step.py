@@ -1,4 +1,4 @@
-"""A step of the engine between its two halves: the graph, and the outputs of each block."""
+"""A step of the engine between its two halves: the graph, and the outputs of its blocks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ class BlockOutputs(NamedTuple):
     logits: Array | None
     """[rows, vocab] float32; None if `best` replaces them, or the block has no rows."""
     best: tuple[Array, Array] | None
-    """Tokens and scores, [rows] each."""
+    """Tokens [rows] and scores [rows]."""
     taps: TapArrays
 
 
@@ -56,17 +56,19 @@ class PendingStep(NamedTuple):
     @property
     def arrays(self) -> list[Any]:
         """All arrays to evaluate before the next step."""
-        outputs = [[each.logits, each.best, each.taps.arrays] for each in self.outputs]
+        outputs = [[output.logits, output.best, output.taps.arrays] for output in self.outputs]
         return [outputs, [sequence.states.arrays() for sequence in self.sequences]]
 
     def logits(self, vocab_size: int) -> list[Logits]:
-        """For each block, [rows, vocab] on the host."""
+        """Per block, [rows, vocab] on the host."""
         none = np.zeros((0, vocab_size), np.float32)
-        return [none if each.logits is None else np.array(each.logits) for each in self.outputs]
+        return [
+            none if output.logits is None else np.array(output.logits) for output in self.outputs
+        ]
 
     def best(self) -> list[Best | None]:
-        """For each block its best tokens if it asked for those alone."""
-        return [None if each.best is None else _best(*each.best) for each in self.outputs]
+        """Per block, its best tokens if it asked for those alone."""
+        return [None if output.best is None else _best(*output.best) for output in self.outputs]
 
 
 def on_device(tokens: Sequence[int]) -> Array:

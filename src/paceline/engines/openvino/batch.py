@@ -2,9 +2,9 @@
 
 PagedAttention gets a prompt chunk as one sequence and every decode row as its own, so the kernel
 depends on the phase alone. Padding rows are a sequence of their own, in the spare KV block.
-Recurrent layers get every block as one sequence, as a row needs the state that the row before made.
+Recurrent layers get every block as one sequence, as a row needs the state after the row before it.
 OpenVINO prepares a graph again for every change in the number of rows: about 5 ms for 30 layers,
-half the cost of two rows. So each number of rows that decoding often uses has its own copy.
+half the cost of two rows. So every number of rows that decoding often uses has its own copy.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ BOUND = (*KV_CACHES, *STATE_TABLES)
 
 
 class CompiledGraph:
-    """A compiled graph. `run` allocates nothing: each input has one tensor, bound once."""
+    """A compiled graph. `run` allocates nothing: every input has one tensor, bound once."""
 
     sizes: tuple[int, ...] = ()
     """Bucket sizes in rows, ascending; empty: any number of rows."""
@@ -56,8 +56,8 @@ class CompiledGraph:
 
     def run(self, values: Mapping[str, list[int] | int]) -> float:
         """Run the graph; `values` has all its inputs but the caches. Returns seconds."""
-        for name, given in self._inputs.items():
-            given.write(values[name])
+        for name, tensor in self._inputs.items():
+            tensor.write(values[name])
         started = perf_counter()
         self._request.infer(share_outputs=True)
         return perf_counter() - started
@@ -170,11 +170,11 @@ class Batch:
             states: the state blocks of a hybrid model.
         """
         self.starts: list[int] = []
-        """For each block its first row in the call."""
+        """Per block, its first row in the call."""
         self._min_rows, self._threads, self._spare = min_rows, threads, spare
         self._ids: list[int] = []
         self._positions: list[int] = []
-        self._wanted: list[int] = []
+        self._output_rows: list[int] = []
         self._blocks = _Sequences()
         self._rows = _Sequences() if by_row else None
         self._states = _States(states) if states else None
@@ -182,12 +182,12 @@ class Batch:
     def add(self, table: BlockTable, block: Block, past: int | None = None) -> None:
         """Add a block of a sequence to the call, after `past` slots; None: after all of them."""
         past = table.length if past is None else past
-        own, at = len(block.tokens), len(self._ids)
+        count, at = len(block.tokens), len(self._ids)
         rows = padded_rows(block, self._min_rows)
         self.starts.append(at)
-        self._ids += (*block.tokens, *[_PADDING] * (rows - own))
+        self._ids += (*block.tokens, *[_PADDING] * (rows - count))
         self._positions += range(past, past + rows)
-        self._wanted += range(at + own - block.rows, at + own)
+        self._output_rows += range(at + count - block.rows, at + count)
         by_row = [] if self._rows is None else [self._rows]
         if block.prefill:
             self._blocks.add(past, rows, table.blocks(rows, past))
@@ -202,16 +202,17 @@ class Batch:
     def inputs(self) -> dict[str, list[int] | int]:
         """Inputs by name, for a PagedAttention graph. Call it once, after the last `add`."""
         missing = max(self._min_rows - len(self._ids), 0)
-        given = [each for each in (self._blocks, self._rows) if each is not None]
+        divisions = [sequences for sequences in (self._blocks, self._rows) if sequences is not None]
         if self._min_rows > 1 and not all(
-            each.mixed or is_deterministic(len(each), missing, self._threads) for each in given
+            sequences.mixed or is_deterministic(len(sequences), missing, self._threads)
+            for sequences in divisions
         ):
             missing = 2
         if missing:
             self._ids += [_PADDING] * missing
             self._positions += range(missing)
-            for each in given:
-                each.add(0, missing, [self._spare])
+            for sequences in divisions:
+                sequences.add(0, missing, [self._spare])
             if self._states is not None:
                 self._states.add_padding(missing)
         return {
@@ -223,7 +224,7 @@ class Batch:
             "max_context_len": self._blocks.longest,
             # Padded to `min_rows`, so that the head always gets the same number of rows; and never
             # one, which takes another, slow kernel.
-            WANTED_ROWS: self._wanted + [0] * (self._min_rows - len(self._wanted)),
+            WANTED_ROWS: self._output_rows + [0] * (self._min_rows - len(self._output_rows)),
         }
 
 
@@ -232,7 +233,7 @@ Placed = tuple[PrefillTable, Block, int]
 
 
 def parts_of(call: Sequence[Placed], most: int) -> Iterator[list[tuple[int, Placed]]]:
-    """A call in parts of at most `most` rows, in order; each block with its number in `call`.
+    """A call in parts of at most `most` rows, in order: (number of the block in `call`, piece).
 
     Prompts are cut anywhere; blocks of decode only if they are longer than a part, as where a
     preempted answer is computed again.
@@ -240,16 +241,16 @@ def parts_of(call: Sequence[Placed], most: int) -> Iterator[list[tuple[int, Plac
     part: list[tuple[int, Placed]] = []
     room = most
     for number, (table, block, past) in enumerate(call):
-        own, at = len(block.tokens), 0
-        while at < own:
-            left = own - at
+        length, at = len(block.tokens), 0
+        while at < length:
+            left = length - at
             whole = not block.prefill and left <= most
             if part and room < (left if whole else 2):
                 yield part
                 part, room = [], most
             count = left if whole else min(room, left)
-            wanted = max(0, min(count, at + count - (own - block.rows)))
-            piece = block._replace(tokens=block.tokens[at : at + count], rows=wanted)
+            output_rows = max(0, min(count, at + count - (length - block.rows)))
+            piece = block._replace(tokens=block.tokens[at : at + count], rows=output_rows)
             part.append((number, (table, piece, past + at)))
             at, room = at + count, room - max(count, 2)
     if part:

@@ -27,7 +27,7 @@ class Built(NamedTuple):
 
     logits: Any
     layers: dict[int, Any]
-    """Rows after each layer."""
+    """Layer -> rows after it."""
 
 
 class Blocks:
@@ -89,28 +89,30 @@ class Blocks:
     ) -> Any:
         """Attention whose queries and keys are normalized head by head, then rotated by halves.
 
-        `rotary` is the number of a head's values that are rotated; None: all. `gated`: beside each
-        head's query is a gate, by whose sigmoid what the head found is multiplied.
+        `rotary` is the number of a head's values that are rotated; None: all. `gated`: beside a
+        head's query is a gate, whose sigmoid multiplies the head's output.
         """
         from openvino import opset13
 
         prefix = f"blk.{layer}.attn_"
         size = self.tensor(f"{prefix}q_norm.weight").shape[0]
-        made = {}
+        qkv = {}
         gate = None
         for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             wide = part == "q" and gated
             shape = np.array([1, -1, count, size * (1 + wide)])
-            each = opset13.reshape(self.linear(rows, prefix + part), shape, False).output(0)
+            projected = opset13.reshape(self.linear(rows, prefix + part), shape, False).output(0)
             if wide:
-                each, gate = opset13.split(each, np.int64(3), 2).outputs()
+                projected, gate = opset13.split(projected, np.int64(3), 2).outputs()
             if part != "v":
-                each = self._rotated(self.norm(each, f"{prefix}{part}_norm"), rotary or size)
-            made[part] = Heads(each, count, size, layer)
-        found = attention(self._inputs, made["q"], made["k"], made["v"], size**-0.5)
+                projected = self._rotated(
+                    self.norm(projected, f"{prefix}{part}_norm"), rotary or size
+                )
+            qkv[part] = Heads(projected, count, size, layer)
+        attended = attention(self._inputs, qkv["q"], qkv["k"], qkv["v"], size**-0.5)
         if gate is not None:
-            found = opset13.multiply(found, opset13.sigmoid(gate))
-        joined = opset13.reshape(found, np.array([1, 1, -1, heads * size]), False)
+            attended = opset13.multiply(attended, opset13.sigmoid(gate))
+        joined = opset13.reshape(attended, np.array([1, 1, -1, heads * size]), False)
         return self.linear(joined.output(0), f"{prefix}output")
 
     def gated_convolution(self, rows: Any, layer: int) -> Any:
@@ -188,7 +190,7 @@ class Blocks:
     def _matrix(self, name: str) -> Any:
         return matrix(self.tensor(f"{name}.weight"))
 
-    def wanted(self, rows: Any) -> Any:
+    def output_rows(self, rows: Any) -> Any:
         """The rows that get logits."""
         from openvino import opset13
 
@@ -219,7 +221,7 @@ def product(rows: Any, weights: Any) -> Any:
 
 
 def added(rows: Any, more: Any, name: str = "") -> Any:
-    """The sum, under a node's name if one is given."""
+    """The sum; `name` is its node's, if not empty."""
     from openvino import opset13
 
     return opset13.add(rows, more, name=name or None).output(0)

@@ -1,7 +1,7 @@
 """Runs a PagedAttention model through OpenVINO, with the KV cache in tensors of this engine.
 
 Invariant: a row's bits depend neither on the batch nor on T. Three causes, all measured, and
-measured again on each machine (`engines/profile.py`):
+measured again on every machine (`engines/profile.py`):
 
 - attention gets decode rows one by one and prefill rows at least two at a time;
 - the layers get at least two rows in all, because one row takes another kernel;
@@ -46,7 +46,7 @@ _COPIES = 3
 _MOST_COPIED_SHARE = 0.1
 _PACKED_AT_ONCE_BYTES = 1 << 28
 """The graph is compiled `_COPIES` times where the weights are at most so large, which takes a few
-tenths of a second to pack, and where all copies of them, each packed as well, take at most that
+tenths of a second to pack, and where all copies of them, all of them packed, take at most that
 share of the machine's memory. With larger ones, start and memory would be two to three times as
 large, to save about 5 ms where the number of rows changes (docs/decisions/gguf-weights.md).
 """
@@ -60,7 +60,7 @@ stored profiles are then measured again, and so must be `benchmarks/results`
 (`tests/test_records.py`)."""
 
 _WEIGHTS = "as in the GGUF file, 2"
-"""The same for the graph that is made of a GGUF file, and its weights."""
+"""The same for the graph of a GGUF file, and its weights."""
 
 _STATES = "a block per row, f32"
 """The same for recurrent layers and their states."""
@@ -103,23 +103,27 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         model = _open(graph, settings.taps)
         try:
             with ThreadPoolExecutor() as pool:
-                opened = [pool.submit(CompiledGraph, model, options) for _ in range(_copies(graph))]
-                self._graphs = [each.result() for each in opened]
+                futures = [
+                    pool.submit(CompiledGraph, model, options) for _ in range(_copies(graph))
+                ]
+                self._graphs = [future.result() for future in futures]
         except RuntimeError as error:
             raise _does_not_run(graph, error) from error
         compiled = self._graphs[0].compiled
         self._threads: int = compiled.get_property("INFERENCE_NUM_THREADS")
         if len(self._graphs) > 1:
-            for each, sizes in zip(self._graphs, _sizes(self.min_rows, self._threads), strict=True):
-                each.sizes = sizes
+            for compiled_graph, sizes in zip(
+                self._graphs, _sizes(self.min_rows, self._threads), strict=True
+            ):
+                compiled_graph.sizes = sizes
         self.taps = settings.taps
         self.vocab_size = compiled.output("logits").partial_shape[-1].get_length()
         self._bound: dict[str, tuple[Any, Any]] = {}
         self._states = self._make_states(settings, graph)
         self.most_sequences = None if self._states is None else self._states.most_sequences
         self._pool = self._make_cache(settings, graph)
-        for each in self._graphs:
-            self._bind(each)
+        for compiled_graph in self._graphs:
+            self._bind(compiled_graph)
         self.warm_rows = _warm_rows(graph)
         self._of_gguf = graph.suffix == ".gguf"
         self._most_rows = MOST_ROWS if self._of_gguf or not are_rows_apart() else None
@@ -159,7 +163,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         for table, block, _ in call:
             table.ran(block)
         for part in parts_of(call, most):
-            placed = [each for _, each in part]
+            placed = [placement for _, placement in part]
             seconds += self._take_states(placed)
             graph, starts, taken = self._run(placed)
             seconds += taken
@@ -168,18 +172,20 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
                 if isinstance(table, StateTable) and past + len(block.tokens) < start + len(
                     whole.tokens
                 ):
-                    table.found()
-            found, at = graph.output("logits"), 0
+                    table.keep_written()
+            part_logits, at = graph.output("logits"), 0
             tapped = self._tapped(graph, starts, [(table, block) for _, (table, block, _) in part])
-            for (number, (_, block, _)), each in zip(part, tapped, strict=True):
-                logits[number].append(found[at : at + block.rows].copy())
-                taps[number].append({name: rows.copy() for name, rows in each.items()})
+            for (number, (_, block, _)), block_taps in zip(part, tapped, strict=True):
+                logits[number].append(part_logits[at : at + block.rows].copy())
+                taps[number].append({name: rows.copy() for name, rows in block_taps.items()})
                 at += block.rows
         joined = [
-            {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+            {name: np.concatenate([part_taps[name] for part_taps in parts]) for name in parts[0]}
             for parts in taps
         ]
-        return StepResult([np.concatenate(each) for each in logits], joined, seconds)
+        return StepResult(
+            [np.concatenate(block_logits) for block_logits in logits], joined, seconds
+        )
 
     @property
     def keeps_kv(self) -> bool:
@@ -235,9 +241,9 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
     def _run(
         self, call: Sequence[tuple[PrefillTable, Block, int]]
     ) -> tuple[CompiledGraph, list[int], float]:
-        """Run blocks after the given numbers of slots.
+        """Run blocks, (sequence, block, slots before it).
 
-        Returns the graph with the outputs, the first row of each block, and seconds.
+        Returns the graph with the outputs, the first rows of the blocks, and seconds.
         """
         graph, min_rows = self._choose_graph([block for _, block, _ in call])
         batch = Batch(
@@ -270,8 +276,8 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
     def _choose_graph(self, blocks: Sequence[Block]) -> tuple[CompiledGraph, int]:
         """The compiled graph for a call, and the call's least number of rows.
 
-        The graph for several sequences is compiled on first use: it takes as much memory as each of
-        the others.
+        The graph for several sequences is compiled on first use: it takes as much memory as any
+        other.
         """
         if len(blocks) == 1:
             block = blocks[0]
@@ -359,7 +365,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
 def _shapes(ports: Sequence[Any]) -> dict[str, list[int]]:
     """Input name -> shape of one block."""
     return {
-        port.any_name: [each.get_length() for each in list(port.partial_shape)[1:]]
+        port.any_name: [dimension.get_length() for dimension in list(port.partial_shape)[1:]]
         for port in ports
     }
 
@@ -391,7 +397,7 @@ def _weights_bytes(graph: Path) -> int:
 
 
 def _sizes(min_rows: int, threads: int) -> list[tuple[int, ...]]:
-    """Bucket sizes in rows of each compiled graph, for calls of one sequence."""
+    """Bucket sizes in rows of every compiled graph, for calls of one sequence."""
     plain = min_rows if threads <= min_rows or min_rows == 1 else min_rows + 2
     return [(plain,), (8,), (16, 32)]
 

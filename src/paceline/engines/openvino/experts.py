@@ -1,4 +1,4 @@
-"""Products of rows with the matrices of the experts that each row has chosen."""
+"""Products of rows with the matrices of the experts that every row has chosen."""
 
 from typing import Any
 
@@ -44,10 +44,12 @@ def _operations(layers: int) -> list[Any]:
     tensors: dict[str, Any] = {}
     for layer in range(layers):
         tensors.update(_layer(f"blk.{layer}."))
-    found = frontend_operations("GatherMatmul", "qwen3moe", fields, tensors)
-    if len(found) != _A_LAYER * layers:
-        raise RuntimeError(f"expected {_A_LAYER} operations a layer, found {len(found)} in all")
-    return found
+    operations = frontend_operations("GatherMatmul", "qwen3moe", fields, tensors)
+    if len(operations) != _A_LAYER * layers:
+        raise RuntimeError(
+            f"expected {_A_LAYER} operations a layer, found {len(operations)} in all"
+        )
+    return operations
 
 
 def _layer(prefix: str) -> Arrays:

@@ -1,7 +1,7 @@
 """Operations that only OpenVINO's GGUF frontend makes, for graphs that are built here.
 
-The frontend reads a tiny file of a family whose graph has them; each is then taken out of that
-graph and gets its real inputs.
+The frontend reads a tiny file of a family whose graph has them; they are then taken out of that
+graph and get their real inputs.
 """
 
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ def frontend_operations(
         path = Path(folder) / "tiny.gguf"
         _write(path, arch, fields, tensors)
         graph = read_gguf_graph(path)
-    found = [node for node in graph.get_ordered_ops() if node.get_type_name() == kind]
-    if not found:
+    operations = [node for node in graph.get_ordered_ops() if node.get_type_name() == kind]
+    if not operations:
         raise RuntimeError(f"this OpenVINO made no {kind}; paceline needs OpenVINO 2026.4")
-    return found
+    return operations
 
 
 def _write(path: Path, arch: str, fields: Mapping[str, int], tensors: Arrays) -> None:

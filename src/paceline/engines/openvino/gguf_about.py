@@ -34,10 +34,10 @@ class About:
         return value
 
     def by_layer(self, name: str, layers: int) -> list[int]:
-        """A whole number for each layer; a single one is for all."""
+        """A whole number per layer; a single one is for all."""
         value = self._fields.get(f"{self.arch}.{name}")
         if isinstance(value, NumberArray) and len(value.values) == layers:
-            return [self._heads(name, int(each)) for each in value.values]
+            return [self._heads(name, int(number)) for number in value.values]
         if isinstance(value, int) and 0 < value < _MOST:
             return [value] * layers
         raise self._wrong(name, value, f"{layers} numbers, one a layer")

@@ -1,7 +1,7 @@
 """Opens a GGUF file as the graph that the engine runs: through OpenVINO's GGUF frontend, mostly.
 
 The frontend's graph is stateless: it takes the whole KV cache and a mask, and returns the cache
-with the new rows. Here each attention becomes PagedAttention, so that cache and mask go, and the
+with the new rows. Here every attention becomes PagedAttention, so that cache and mask go, and the
 inputs are those of an exported model (`graph.py`). The weights keep the file's 4 to 8 bits.
 """
 
@@ -95,19 +95,19 @@ def _of_frontend(file: GgufFile, path: Path, inputs: Inputs, taps: Sequence[int]
     regroup_six_bits(source)
     for old in source.get_parameters():
         if new := _INPUTS.get(old.get_friendly_name()):
-            given = inputs.take(new)
+            parameter = inputs.take(new)
             if new == "position_ids" and _SECTIONS in about and about[_SECTIONS].value:
-                given = opset13.tile(given, np.array([4]))
-            four = opset13.reshape(given, np.array([1, 1, 1, -1]), False)
+                parameter = opset13.tile(parameter, np.array([4]))
+            four = opset13.reshape(parameter, np.array([1, 1, 1, -1]), False)
             old.output(0).replace(four.output(0))
     if _RECURRENT in about:
         page_states(source, inputs)
     for node in attentions:
         _page(node, inputs, window if _is_windowed(node) else 0)
     layers = {
-        int(found[1]): node.output(0)
+        int(match[1]): node.output(0)
         for node in source.get_ordered_ops()
-        if (found := _LAYER_OUTPUT.search(node.get_friendly_name()))
+        if (match := _LAYER_OUTPUT.search(node.get_friendly_name()))
     }
     logits = source.outputs[0].get_node().input_value(0)
     last = max(layers)
@@ -136,9 +136,9 @@ def _page(node: Any, inputs: Inputs, window: int) -> None:
     heads = int(query.get_partial_shape()[2].get_length())
     sinks = None
     if node.get_input_size() > 5:
-        given = _before(node.input_value(5), "Reshape", "Convert").get_node().get_data()
-        sinks = given.astype(np.float32)
-    made = attention(
+        values = _before(node.input_value(5), "Reshape", "Convert").get_node().get_data()
+        sinks = values.astype(np.float32)
+    paged = attention(
         inputs,
         Heads(query, heads, key.size),
         key,
@@ -147,7 +147,7 @@ def _page(node: Any, inputs: Inputs, window: int) -> None:
         window=window,
         sinks=sinks,
     )
-    _after(node, "Transpose", "Convert").replace(made)
+    _after(node, "Transpose", "Convert").replace(paged)
 
 
 def _is_windowed(attention: Any) -> bool:
@@ -178,12 +178,13 @@ def _written(output: Any) -> Heads:
     repeated = ("Reshape", "Broadcast", "Unsqueeze")
     node = _before(output, "Transpose", "ConvertLike", *repeated).get_node()
     name = node.input_value(0).get_node().get_friendly_name() if node.get_input_size() else ""
-    found = _CACHE.fullmatch(name)
-    if node.get_type_name() != "ScatterUpdate" or not found:
+    match = _CACHE.fullmatch(name)
+    if node.get_type_name() != "ScatterUpdate" or not match:
         raise RuntimeError(f"an attention reads a {node.get_type_name()}, expected the KV cache")
-    heads, size = (int(each.get_length()) for each in list(node.get_output_partial_shape(0))[2:])
+    shape = list(node.get_output_partial_shape(0))
+    heads, size = (int(dimension.get_length()) for dimension in shape[2:])
     rows = _before(node.input_value(2), "Reshape", "Convert")
-    return Heads(rows, heads, size, int(found[1]))
+    return Heads(rows, heads, size, int(match[1]))
 
 
 def _scale(stored: float) -> float:
@@ -193,17 +194,17 @@ def _scale(stored: float) -> float:
 
 
 def _gather_after(last: Any, inputs: Inputs) -> None:
-    """Compute `last` for all rows, and select the wanted ones after it."""
+    """Compute `last` for all rows, and select those with logits after it."""
     from openvino import opset13
 
-    wanted = inputs.take(WANTED_ROWS)
-    (narrow,) = wanted.output(0).get_target_inputs()
+    output_rows = inputs.take(WANTED_ROWS)
+    (narrow,) = output_rows.output(0).get_target_inputs()
     tokens = opset13.shape_of(inputs.take("input_ids"), "i32")
     count = opset13.squeeze(tokens, np.array([0]))
     every = opset13.range(np.int32(0), count, np.int32(1), "i32")
     narrow.replace_source_output(every.output(0))
     targets = last.get_target_inputs()
-    gathered = opset13.gather(last, wanted, np.int64(2))
+    gathered = opset13.gather(last, output_rows, np.int64(2))
     for target in targets:
         target.replace_source_output(gathered.output(0))
 

@@ -28,9 +28,8 @@ def floats(tensor: Tensor) -> Floats:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    values = dequantize(tensor.data, GGMLQuantizationType(tensor.kind))
-    found: Floats = values.astype(np.float32).reshape(tensor.shape)
-    return found
+    values: Floats = dequantize(tensor.data, GGMLQuantizationType(tensor.kind)).astype(np.float32)
+    return values.reshape(tensor.shape)
 
 
 def matrix(tensor: Tensor) -> Any:
@@ -95,8 +94,8 @@ def _q4_k(rows: Bytes, tensor: Tensor) -> Any:
     codes = _nibbles(rows.reshape(len(rows), -1, 144)[..., 16:], "u4", tensor)
     zeros = offset / np.where(scale == 0, np.inf, scale)
     zero, step = (
-        opset13.convert(opset13.constant(each.astype(np.float16)), np.float32)
-        for each in (zeros, scale)
+        opset13.convert(opset13.constant(array.astype(np.float16)), np.float32)
+        for array in (zeros, scale)
     )
     return opset13.multiply(opset13.subtract(opset13.convert(codes, np.float32), zero), step)
 
@@ -126,9 +125,8 @@ def _eight_bits(rows: Bytes, tensor: Tensor) -> Any:
 
 
 def _half(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
-    """[..., 1]: the float16 at byte `at` of each block."""
-    found: npt.NDArray[np.float16] = np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)
-    return found
+    """[..., 1]: the float16 at byte `at` of every block."""
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)
 
 
 def _scaled(codes: Any, scale: npt.NDArray[np.float16], tensor: Tensor) -> Any:
@@ -151,7 +149,7 @@ def _constant(values: npt.NDArray[np.int8], tensor: Tensor) -> Any:
 def _nibbles(blocks: Bytes, kind: str, tensor: Tensor) -> Any:
     """A constant [..., out, groups, 32] of 4-bit codes.
 
-    `blocks` is [rows, blocks, bytes]; of each run of bytes, of 32 or of a whole block if that is
+    `blocks` is [rows, blocks, bytes]; of a run of bytes, of 32 or of a whole block if that is
     less, the lower halves come first. OpenVINO's 4-bit types have the first code of two in the
     lower half of a byte.
     """
@@ -163,8 +161,8 @@ def _nibbles(blocks: Bytes, kind: str, tensor: Tensor) -> Any:
     packed = held.data.reshape(-1).view(np.uint8).reshape(len(blocks), -1)
     for at in range(0, len(blocks), _ROWS_AT_ONCE):
         part = slice(at, at + _ROWS_AT_ONCE)
-        given = np.ascontiguousarray(blocks[part])
-        runs = given.reshape(len(given), -1, min(32, given.shape[2]))
-        codes = np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(given), -1)
+        part_blocks = np.ascontiguousarray(blocks[part])
+        runs = part_blocks.reshape(len(part_blocks), -1, min(32, part_blocks.shape[2]))
+        codes = np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(part_blocks), -1)
         packed[part] = codes[:, 0::2] | codes[:, 1::2] << 4
     return opset13.constant(held)

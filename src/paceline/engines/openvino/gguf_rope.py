@@ -28,14 +28,14 @@ _SMOLLM3_PERIOD = 4
 def mend_positions(model: Any, file: GgufFile, windowed: Sequence[bool]) -> None:
     """Mend the frontend's graph `model` of `file`.
 
-    `windowed` says of each layer whether it has a sliding window. Raises RuntimeError for a graph
+    `windowed` says by layer whether it has a sliding window. Raises RuntimeError for a graph
     without the nodes that are mended.
     """
     family = file.fields.get("general.architecture")
     nodes = {
-        found[1]: node
+        match[1]: node
         for node in model.get_ordered_ops()
-        if (found := _NODE.search(node.get_friendly_name()))
+        if (match := _NODE.search(node.get_friendly_name()))
     }
     graph = _Graph(nodes)
     for name in [name for name in nodes if name.endswith(("Qcur", "Kcur"))]:
@@ -56,7 +56,7 @@ def mend_positions(model: Any, file: GgufFile, windowed: Sequence[bool]) -> None
         near = graph.table(rope.frequencies(rope.number("freq_base_swa", _GEMMA3_BASE)))
         linear = rope.field("scaling.type") == "linear"
         far = graph.table(rope.frequencies() / (rope.number("scaling.factor", 1) if linear else 1))
-        graph.rotate([near if each else far for each in windowed])
+        graph.rotate([near if is_windowed else far for is_windowed in windowed])
     elif family == "mistral3":
         _mend_ministral(graph, rope, len(windowed))
     elif family == "hunyuan-dense":
@@ -68,7 +68,7 @@ def mend_positions(model: Any, file: GgufFile, windowed: Sequence[bool]) -> None
 def _without_positions(family: str, windowed: Sequence[bool]) -> list[int]:
     """Layers that do not rotate: every fourth of SmolLM3, and EXAONE 4's among those with a window.
 
-    An EXAONE 4 without windows rotates in each.
+    An EXAONE 4 without windows rotates in all.
     """
     layers = range(len(windowed))
     if family == "smollm3":
@@ -208,11 +208,11 @@ class _Graph:
             reader.replace_source_output(product)
 
     def rotate(self, tables: Sequence[tuple[Any, Any]]) -> None:
-        """Rotate the halves of queries and keys by the table of each layer."""
+        """Rotate the halves of queries and keys by the tables, one per layer."""
         for layer, table in enumerate(tables):
             for name in (f"blk.{layer}.Qcur", f"blk.{layer}.Kcur"):
-                given = self.node(f"{name}_normed").output(0)
-                self.node(f"{name}_rope").output(0).replace(rotate_halves(given, *table))
+                normed = self.node(f"{name}_normed").output(0)
+                self.node(f"{name}_rope").output(0).replace(rotate_halves(normed, *table))
 
     def rotate_before_norm(self, name: str) -> None:
         """Let the rotation read what its norm read, and the norm what the rotation gave."""
@@ -237,18 +237,18 @@ def rotation(positions: Any, frequencies: Floats, scale: float = 1.0) -> tuple[A
 
     angles = opset13.multiply(positions, frequencies.reshape(1, 1, 1, -1))
     cos, sin = (
-        opset13.multiply(each, np.float32(scale)).output(0)
-        for each in (opset13.cos(angles), opset13.sin(angles))
+        opset13.multiply(wave, np.float32(scale)).output(0)
+        for wave in (opset13.cos(angles), opset13.sin(angles))
     )
     return cos, sin
 
 
-def rotate_halves(given: Any, cos: Any, sin: Any) -> Any:
+def rotate_halves(rows: Any, cos: Any, sin: Any) -> Any:
     """Rotate [1, n, heads, size] by value i and i + size / 2 as a pair."""
     from openvino import opset13
 
     pairs = int(cos.get_partial_shape()[3].get_length())
-    first, second = opset13.variadic_split(given, np.int64(3), np.array([pairs, -1])).outputs()
+    first, second = opset13.variadic_split(rows, np.int64(3), np.array([pairs, -1])).outputs()
     parts = [
         opset13.subtract(opset13.multiply(first, cos), opset13.multiply(second, sin)),
         opset13.add(opset13.multiply(second, cos), opset13.multiply(first, sin)),

@@ -6,7 +6,7 @@ without VNNI, groups of 32: up to 80 rows and 4,096 inputs all give the same bit
 give others from 576 inputs on, and at 4,864 to 6,144 inputs 2 to 4 rows give others than 5; where
 the number of outputs is not a multiple of 32, up to 16 rows give others than 17. So calls have at
 most `MOST_ROWS`, a product of more inputs becomes a sum of several, and outputs are filled up.
-Models with a scale for each output need the first on such a CPU (`are_rows_apart`), none with VNNI.
+Models with a scale per output need the first on such a CPU (`are_rows_apart`), none with VNNI.
 """
 
 from functools import cache
@@ -38,7 +38,7 @@ class _Chain(NamedTuple):
 def are_rows_apart() -> bool:
     """Whether, on this CPU, a row's bits are the same in calls of up to and above `MOST_ROWS`.
 
-    Asks one product with 8-bit weights and a scale for each output, as exported models have them.
+    Runs one product with 8-bit weights and a scale per output, as exported models have them.
     """
     import openvino as ov
     from openvino import opset13
@@ -49,33 +49,33 @@ def are_rows_apart() -> bool:
     codes = opset13.constant(rng.integers(-127, 128, (outputs, inputs)).astype(np.int8))
     scales = opset13.constant(rng.uniform(0.01, 0.02, (outputs, 1)).astype(np.float16))
     weights = opset13.multiply(opset13.convert(codes, np.float16), scales)
-    found = opset13.matmul(rows, opset13.convert(weights, np.float32), False, True)
+    products = opset13.matmul(rows, opset13.convert(weights, np.float32), False, True)
     options = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32"}
-    model = ov.Model([opset13.result(found)], [rows])
+    model = ov.Model([opset13.result(products)], [rows])
     request = ov.Core().compile_model(model, "CPU", options).create_infer_request()
-    given = rng.normal(size=(3 * MOST_ROWS, inputs)).astype(np.float32)
-    few, many = (request.infer([given[:n].copy()])[0][:2].copy() for n in (2, len(given)))
+    values = rng.normal(size=(3 * MOST_ROWS, inputs)).astype(np.float32)
+    few, many = (request.infer([values[:n].copy()])[0][:2].copy() for n in (2, len(values)))
     return bool((few == many).all())
 
 
 def keep_rows_apart(model: Any) -> None:
     """Change products with weights in groups so that a row's bits are the same in every call."""
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "MatMul" and (found := _chain(node.input_value(1))):
-            out, groups, size = (int(each) for each in found.codes.get_output_shape(0))
-            product = _fill(node, found, -out % _OUTPUTS) if out % _OUTPUTS else node
-            if groups * size > _MOST_INPUTS and (found := _chain(product.input_value(1))):
-                _split(product, found)
+        if node.get_type_name() == "MatMul" and (chain := _chain(node.input_value(1))):
+            out, groups, size = map(int, chain.codes.get_output_shape(0))
+            product = _fill(node, chain, -out % _OUTPUTS) if out % _OUTPUTS else node
+            if groups * size > _MOST_INPUTS and (chain := _chain(product.input_value(1))):
+                _split(product, chain)
 
 
-def _fill(product: Any, found: _Chain, more: int) -> Any:
+def _fill(product: Any, chain: _Chain, more: int) -> Any:
     """The product with `more` outputs, which are dropped again."""
     from openvino import opset13
 
-    out, groups, size = (int(each) for each in found.codes.get_output_shape(0))
-    zero = None if found.zero is None else _filled(_behind(found.zero, "Convert"), more)
-    scale = _filled(_behind(found.scale, "Convert"), more)
-    weights = _weights(_filled(found.codes, more), zero, scale, [out + more, groups * size])
+    out, groups, size = map(int, chain.codes.get_output_shape(0))
+    zero = None if chain.zero is None else _filled(_behind(chain.zero, "Convert"), more)
+    scale = _filled(_behind(chain.scale, "Convert"), more)
+    weights = _weights(_filled(chain.codes, more), zero, scale, [out + more, groups * size])
     filled = opset13.matmul(product.input_value(0), weights, False, True)
     last = np.array([-1])
     kept = opset13.slice(filled, np.array([0]), np.array([out]), np.array([1]), last)
@@ -89,7 +89,7 @@ def _filled(constant: Any, more: int) -> Any:
     from openvino import opset13
 
     kind = constant.get_element_type()
-    shape = [int(each) for each in constant.get_output_shape(0)]
+    shape = [*map(int, constant.get_output_shape(0))]
     if len(shape) < 3:
         return constant
     shape[0] += more
@@ -129,20 +129,20 @@ def _behind(output: Any, kind: str) -> Any:
     return node.input_value(0).get_node() if node.get_type_name() == kind else node
 
 
-def _split(product: Any, found: _Chain) -> None:
+def _split(product: Any, chain: _Chain) -> None:
     from openvino import opset13
 
-    out, groups, size = (int(each) for each in found.codes.get_output_shape(0))
+    out, groups, size = map(int, chain.codes.get_output_shape(0))
     count = -(-groups * size // _MOST_INPUTS)
     ends = [groups * part // count for part in range(count + 1)]
     lengths = np.diff(ends) * size
     parts = opset13.variadic_split(product.input_value(0), np.int64(-1), lengths)
     sums: list[Any] = []
     for number, (begin, end) in enumerate(pairwise(ends)):
-        zero = None if found.zero is None else _sliced_groups(found.zero, begin, end)
-        scale = _sliced_groups(found.scale, begin, end)
+        zero = None if chain.zero is None else _sliced_groups(chain.zero, begin, end)
+        scale = _sliced_groups(chain.scale, begin, end)
         shape = [out, (end - begin) * size]
-        weights = _weights(_sliced(found.codes, begin, end), zero, scale, shape)
+        weights = _weights(_sliced(chain.codes, begin, end), zero, scale, shape)
         part = opset13.matmul(parts.output(number), weights, False, True)
         sums.append(opset13.add(sums[-1], part) if sums else part)
     product.output(0).replace(sums[-1].output(0))
@@ -160,9 +160,9 @@ def _weights(codes: Any, zero: Any, scale: Any, shape: list[int]) -> Any:
 
 
 def _sliced_groups(output: Any, begin: int, end: int) -> Any:
-    """A constant of one value for each group, or of one for all, without its conversion."""
+    """A constant of one value per group, or of one for all, without its conversion."""
     constant = _behind(output, "Convert")
-    shape = [int(each) for each in constant.get_output_shape(0)]
+    shape = [*map(int, constant.get_output_shape(0))]
     return _sliced(constant, begin, end) if len(shape) == 3 and shape[1] > 1 else constant
 
 
@@ -172,12 +172,12 @@ def _sliced(constant: Any, begin: int, end: int) -> Any:
     from openvino import opset13
 
     kind = constant.get_element_type()
-    out, groups, size = (int(each) for each in constant.get_output_shape(0))
+    out, groups, size = map(int, constant.get_output_shape(0))
     if kind.bitwidth >= 8:
         return opset13.constant(constant.get_data()[:, begin:end].copy(), dtype=kind)
     data = constant.data.view(np.uint8).reshape(-1)
     tensor = ov.Tensor(kind, ov.Shape([out, end - begin, size]))
-    if size % 2:  # one value for each group
+    if size % 2:  # one value per group
         nibbles = np.stack([data & 15, data >> 4], axis=1).reshape(-1)[: out * groups * size]
         kept = nibbles.reshape(out, groups, size)[:, begin:end].reshape(-1)
         kept = np.append(kept, np.zeros(kept.size % 2, np.uint8))

@@ -16,26 +16,26 @@ _RULE, _WEIGHT = "GatedDeltaNet", "weight.weight_blk.{}.ssm_conv1d.weight"
 
 
 def page_states(model: Any, inputs: Inputs) -> None:
-    """Replace the convolution and the delta rule of each layer that has them."""
+    """Replace the convolutions and the delta rules of all layers that have them."""
     from openvino import opset13
 
     nodes = {node.get_friendly_name(): node for node in model.get_ordered_ops()}
     named = {
-        (int(found[1]), found[2]): node
+        (int(match[1]), match[2]): node
         for name, node in nodes.items()
-        if (found := _NODE.search(name))
+        if (match := _NODE.search(name))
     }
     rules = [node for node in nodes.values() if node.get_type_name() == _RULE]
     layers = sorted(layer for layer, name in named if name == "gdn_attn")
     for layer, rule in zip(layers, rules, strict=True):
         weight = _values(nodes[_WEIGHT.format(layer)])
         rows = named[layer, "qkv_mixed"].output(0)
-        made = short_convolution(inputs, rows, weight, layer)
-        four = opset13.reshape(made, np.array([1, 1, -1, len(weight)]), False)
+        convolved = short_convolution(inputs, rows, weight, layer)
+        four = opset13.reshape(convolved, np.array([1, 1, -1, len(weight)]), False)
         named[layer, "conv_out"].output(0).replace(four.output(0))
-        *given, _state, gate, beta = rule.input_values()[:6]
-        made = gated_delta_rule(inputs, rule, [*given, gate, beta], layer)
-        five = opset13.unsqueeze(made, np.int64(0))
+        *qkv, _state, gate, beta = rule.input_values()[:6]
+        attended = gated_delta_rule(inputs, rule, [*qkv, gate, beta], layer)
+        five = opset13.unsqueeze(attended, np.int64(0))
         named[layer, "gdn_attn"].output(0).replace(five.output(0))
 
 

@@ -1,7 +1,7 @@
 """Mends factors and norms where OpenVINO 2026.4's GGUF frontend computes others than the model.
 
 - gpt-oss: the chosen experts' logits go through a softmax. The frontend takes it over a dimension
-  of size 1, so that each expert weighs 1.
+  of size 1, so that every expert weighs 1.
 - GLM 4.5: an expert's weight is the sigmoid of its logit, and experts are chosen by the sum of it
   and a bias of their own. The frontend takes a softmax, and no bias.
 - MiniCPM: logits are divided by the file's logit_scale. The frontend multiplies.
@@ -40,7 +40,7 @@ def mend_values(model: Any, file: GgufFile, path: Path) -> None:
     _mend_norms(model, file, path)
     is_glm = file.fields.get("general.architecture") == "glm4moe"
     is_sigmoid = is_glm and file.fields.get(_GATING, _SIGMOID) == _SIGMOID
-    biases = {each.name: each.data for each in file.tensors} if is_sigmoid else {}
+    biases = {tensor.name: tensor.data for tensor in file.tensors} if is_sigmoid else {}
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Softmax":
             continue
@@ -48,8 +48,8 @@ def mend_values(model: Any, file: GgufFile, path: Path) -> None:
             experts = node.input_value(0)  # [1, n, chosen, 1]
             if experts.get_partial_shape()[3] == 1:
                 node.output(0).replace(opset13.softmax(experts, 2).output(0))
-        elif is_sigmoid and (found := _PROBABILITIES.search(node.get_friendly_name())):
-            _choose_by_sigmoid(node, biases.get(f"blk.{found[1]}.exp_probs_b.bias"))
+        elif is_sigmoid and (match := _PROBABILITIES.search(node.get_friendly_name())):
+            _choose_by_sigmoid(node, biases.get(f"blk.{match[1]}.exp_probs_b.bias"))
     scale = file.fields.get(_LOGIT_SCALE)
     if isinstance(scale, float) and scale > 0:
         logits = model.outputs[0].get_node().input(0)
@@ -92,9 +92,9 @@ def _mend_norms(model: Any, file: GgufFile, path: Path) -> None:
             before, scaled, after = (nodes[name] for name in names)
             weight = before.input_value(1)
             _feed(before.output(0), scaled.input_value(0))
-            given = after.output(0)
-            readers = given.get_target_inputs()
-            normed = _rms_norm(given, weight, epsilon)
+            output = after.output(0)
+            readers = output.get_target_inputs()
+            normed = _rms_norm(output, weight, epsilon)
             for reader in readers:
                 reader.replace_source_output(normed)
 
@@ -105,11 +105,11 @@ def _feed(output: Any, value: Any) -> None:
         reader.replace_source_output(value)
 
 
-def _rms_norm(given: Any, weight: Any, epsilon: np.float32) -> Any:
-    """Output of the form of `given`, divided by its root mean square and times `weight`."""
+def _rms_norm(rows: Any, weight: Any, epsilon: np.float32) -> Any:
+    """Output of the form of `rows`, divided by its root mean square and times `weight`."""
     from openvino import opset13
 
-    squares = opset13.reduce_mean(opset13.power(given, np.float32(2)), np.array([-1]), True)
+    squares = opset13.reduce_mean(opset13.power(rows, np.float32(2)), np.array([-1]), True)
     root = opset13.sqrt(opset13.add(squares, epsilon))
-    scaled = opset13.multiply(given, opset13.power(root, np.float32(-1)))
+    scaled = opset13.multiply(rows, opset13.power(root, np.float32(-1)))
     return opset13.multiply(scaled, weight).output(0)

@@ -1,11 +1,11 @@
 """Rewrites weights in the forms that OpenVINO's fast kernel takes.
 
-Q4_1, Q4_K and Q5_K have an offset for each 32 weights: a weight is s (q - z), with codes q and a
+Q4_1, Q4_K and Q5_K have an offset per 32 weights: a weight is s (q - z), with codes q and a
 zero point z = offset / s that is no whole number. The compressed kernel wants whole ones. So
 
     x W = x [s (q - round z)] + g(x) [s (round z - z)],
 
-where g(x) are the sums of x over the 32 inputs of each group: a second product, 1/32 as large,
+where g(x) are the sums of x over the 32 inputs of a group: a second product, 1/32 as large,
 whose weights are small and are stored in 8 bits. docs/decisions/gguf-weights.md has the figures.
 """
 
@@ -40,12 +40,12 @@ class _Groups(NamedTuple):
 
 
 def exact_zero_points(model: Any, file: GgufFile) -> None:
-    """Rewrite all such matrices of `model`, made of `file`, that are the weights of a product."""
+    """Rewrite all such matrices of `model`, read from `file`, that are the weights of a product."""
     tensors = {tensor.name: tensor for tensor in file.tensors}
     sums: dict[tuple[str, int, int], Any] = {}
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "MatMul" and (found := _groups(node.input_value(1), tensors)):
-            _rewrite(node, found, sums)
+        if node.get_type_name() == "MatMul" and (matrix := _groups(node.input_value(1), tensors)):
+            _rewrite(node, matrix, sums)
 
 
 def regroup_six_bits(model: Any) -> None:
@@ -63,7 +63,7 @@ def regroup_six_bits(model: Any) -> None:
             if multiply.get_type_name() != "Multiply" or convert.get_type_name() != "Convert":
                 continue
             codes, scale = convert.input_value(0).get_node(), _constant(multiply.input_value(1))
-            shape = [int(each) for each in codes.get_output_shape(0)]
+            shape = [*map(int, codes.get_output_shape(0))]
             if scale is not None and len(shape) == 3 and shape[2] == 16 and shape[1] % 2 == 0:
                 if _is_eight_bits(codes) and addresses[_address(codes)] > 1:
                     codes = _copy_of(codes)
@@ -93,7 +93,7 @@ def _as_groups_of_32(codes: Any, scale: Floats) -> Any:
     """
     from openvino import opset13
 
-    out, groups, size = (int(each) for each in codes.get_output_shape(0))
+    out, groups, size = map(int, codes.get_output_shape(0))
     step = np.empty((out, groups // 2, 1), np.float16)
     values = np.asarray(_Writable(codes))
     count = max(_WEIGHTS_AT_ONCE // (groups * size), 1)
@@ -116,7 +116,7 @@ def _regroup(codes: npt.NDArray[np.int8], scale: Floats) -> npt.NDArray[np.float
     rows, groups = codes.shape[:2]
     ends = np.abs(codes).reshape(-1)  # a 6-bit code is at least -32
     while ends.size > rows * groups:
-        # The largest of each pair: much faster in numpy than along short rows.
+        # The larger of two neighbours: much faster in numpy than along short rows.
         ends = np.maximum(ends[0::2], ends[1::2])
     largest = ends.reshape(rows, groups) * np.abs(scale[..., 0])
     largest = largest.reshape(rows, groups // 2, 2).max(axis=2, keepdims=True)
@@ -167,7 +167,7 @@ def _groups(output: Any, tensors: Mapping[str, Tensor]) -> _Groups | None:
     if subtract.get_type_name() != "Subtract":
         return None
     codes = subtract.input_value(0).get_node().input_value(0).get_node()
-    zero, scale = (_constant(each.input_value(1)) for each in (subtract, multiply))
+    zero, scale = (_constant(operation.input_value(1)) for operation in (subtract, multiply))
     if codes.get_type_name() != "Constant" or zero is None or scale is None:
         return None
     if (zero == np.rint(zero)).all():
@@ -188,8 +188,8 @@ _STEP, _OFFSET = 0, 1
 def _offsets(tensor: Tensor, scale: Floats, rounded: Floats) -> Floats | None:
     """Offsets of groups of 32 weights, in order.
 
-    None for a type without offsets, and where rows are not found: the frontend divides the matrix
-    of queries and gates of Qwen3.5, head by head, so a part's rows are those with its scales.
+    None for a type without offsets, and where no rows match: the frontend divides the matrix of
+    queries and gates of Qwen3.5, head by head, so a part's rows are those with its scales.
 
     Args:
         tensor: the matrix in the file.
@@ -248,11 +248,11 @@ def _constant(output: Any) -> Floats | None:
     return values
 
 
-def _rewrite(product: Any, found: _Groups, sums: dict[tuple[str, int, int], Any]) -> None:
+def _rewrite(product: Any, matrix: _Groups, sums: dict[tuple[str, int, int], Any]) -> None:
     from openvino import opset13
 
-    codes, scale, offset = found
-    out, groups, size = (int(each) for each in codes.get_output_shape(0))
+    codes, scale, offset = matrix
+    out, groups, size = map(int, codes.get_output_shape(0))
     kind = codes.get_element_type()
     low, high = (-128, 127) if kind.get_type_name() == "i8" else (0, 2**kind.bitwidth - 1)
     # What rounding moves, beyond the range of the codes too, is in the second product.
@@ -262,13 +262,13 @@ def _rewrite(product: Any, found: _Groups, sums: dict[tuple[str, int, int], Any]
     values = opset13.multiply(steps, opset13.constant(scale.astype(np.float16)))
     shape = np.array([out, groups * size])
     weights = opset13.convert(opset13.reshape(values, shape, False), np.float32)
-    given = product.input_value(0)
-    key = (given.get_node().get_name(), given.get_index(), size)
+    rows = product.input_value(0)
+    key = (rows.get_node().get_name(), rows.get_index(), size)
     if key not in sums:
-        split = opset13.reshape(given, np.array([0, 0, -1, groups, size]), True)
+        split = opset13.reshape(rows, np.array([0, 0, -1, groups, size]), True)
         sums[key] = opset13.reduce_mean(split, np.array([4]), False)
     moved = _in_eight_bits((size * (scale * whole - offset)).reshape(out, groups))
-    first = opset13.matmul(given, weights, False, True)
+    first = opset13.matmul(rows, weights, False, True)
     second = opset13.matmul(sums[key], moved, False, True)
     product.output(0).replace(opset13.add(first, second).output(0))
 

@@ -16,7 +16,7 @@ from paceline.errors import ModelError
 from paceline.storage.openvino import EMBEDDINGS, LANGUAGE, reason_of
 
 WANTED_ROWS = "sampled_tokens_indices"
-"""Input: [wanted] int64, rows of the call that get logits (OpenVINO GenAI's name)."""
+"""Input: [n] int64, the n rows of the call that get logits (OpenVINO GenAI's name)."""
 
 BY_ROW = ".by_row"
 """Ends the names of inputs that describe every row of the call as a sequence of its own.
@@ -74,7 +74,7 @@ def paged_model(path: Path, taps: Sequence[int] = ()) -> Any:
         )
     read_positions(model)
     for port in model.inputs:
-        if POSITIONS in port.names:  # those that the transformation made have several names
+        if POSITIONS in port.names:  # those of the transformation have several names
             port.node.output(0).set_names({POSITIONS})
     _separate_recurrent(model)
     hidden = _gather_before_head(model, path)
@@ -136,7 +136,7 @@ def _add_taps(model: Any, hidden: Any, taps: Sequence[int], path: Path) -> None:
 
 
 def _layer_outputs(model: Any, hidden: Any, path: Path) -> list[Any]:
-    """The residual stream after each layer, in order.
+    """The residual stream after the layers, in order.
 
     The stream is a chain of sums x + f(x), two per layer: attention, then feed-forward. Exporters
     name them differently, so this finds them by form: sums of two computed tensors as wide as the

@@ -24,8 +24,8 @@ def extend_kv(table: PrefillTable, size: int, caches: Caches, arrays: Caches) ->
     Raises CacheFull, and ValueError for arrays of another model.
     """
     blocks = len(next(iter(arrays.values()), ()))
-    wanted = {name: ((blocks, *cache.shape[1:]), cache.dtype) for name, cache in caches.items()}
-    if wanted != {name: (each.shape, each.dtype) for name, each in arrays.items()}:
+    forms = {name: ((blocks, *cache.shape[1:]), cache.dtype) for name, cache in caches.items()}
+    if forms != {name: (array.shape, array.dtype) for name, array in arrays.items()}:
         raise ValueError("the KV is of another model")
     if table.length % size:
         raise ValueError(f"a sequence of {table.length} slots does not end with a block")

@@ -47,6 +47,6 @@ def lfm2(file: GgufFile, path: Path, inputs: Inputs) -> Built:
             else blocks.mixture(normed, layer, about.count("expert_used_count"), products)
         )
         rows = layers[layer] = added(rows, fed, f"{prefix}l_out")
-    last = blocks.norm(blocks.wanted(rows), "token_embd_norm", "result_norm")
+    last = blocks.norm(blocks.output_rows(rows), "token_embd_norm", "result_norm")
     logits = blocks.linear(last, "output") if blocks.has("output") else product(last, embeddings)
     return Built(logits, layers)

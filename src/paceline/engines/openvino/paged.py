@@ -5,8 +5,8 @@ delta rule have a state of fixed size in state blocks, numbered by `la.*`: there
 sequence are one sequence, while attention gets some rows as sequences of their own.
 
 OpenVINO 2026.4 makes PagedCausalConv1D and PagedGatedDeltaNet from patterns alone, in the pass that
-makes PagedAttention. So each is taken out of a template model of its own, which has gone through
-that pass; then it gets its real inputs.
+makes PagedAttention. So they are taken out of template models that have gone through that pass, and
+then get their real inputs.
 """
 
 from collections.abc import Sequence
@@ -27,20 +27,20 @@ _STATES = (
 
 
 class Inputs:
-    """The graph's inputs, made at their first use."""
+    """The graph's inputs, created at their first use."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
+        self._parameters: dict[str, Any] = {}
 
     @property
     def parameters(self) -> list[Any]:
         """Their nodes."""
-        return list(self._made.values())
+        return list(self._parameters.values())
 
     @property
     def has_attention(self) -> bool:
         """Whether the graph reads a KV cache."""
-        return any(name.startswith("key_cache.") for name in self._made)
+        return any(name.startswith("key_cache.") for name in self._parameters)
 
     def take(self, name: str, rank: int = 1) -> Any:
         """The int32 input `name`."""
@@ -59,11 +59,11 @@ class Inputs:
     def _take(self, name: str, kind: Any, shape: Sequence[int]) -> Any:
         from openvino import opset13
 
-        if name not in self._made:
+        if name not in self._parameters:
             node = opset13.parameter(list(shape), kind, name=name)
             node.output(0).set_names({name})
-            self._made[name] = node
-        return self._made[name]
+            self._parameters[name] = node
+        return self._parameters[name]
 
 
 class Heads(NamedTuple):
@@ -89,14 +89,14 @@ def attention(
 ) -> Any:
     """Output [1, rows, query.heads, value.size] of PagedAttention.
 
-    `window` is its sliding window in tokens, 0: none. `sinks` has a logit for each head.
+    `window` is its sliding window in tokens, 0: none. `sinks` has a logit per head.
     """
     from openvino import opset13
     from openvino.op import _PagedAttentionExtension
 
     flat = [
-        opset13.reshape(each.rows, np.array([-1, each.heads * each.size]), False)
-        for each in (query, key, value)
+        opset13.reshape(part.rows, np.array([-1, part.heads * part.size]), False)
+        for part in (query, key, value)
     ]
     none = np.zeros(0, np.int32)
     off = np.int32(0)
@@ -117,7 +117,7 @@ def attention(
         *(off, none, none, none),  # adaptive eviction
         *(none, np.zeros(0, np.uint8), none),  # token types, and a mask between the call's rows
     ]
-    paged = _PagedAttentionExtension([_output(each) for each in arguments])
+    paged = _PagedAttentionExtension([_output(argument) for argument in arguments])
     about = paged.get_rt_info()
     about["k_head_size"], about["num_k_heads"] = key.size, key.heads
     about["v_head_size"], about["num_v_heads"] = value.size, value.heads
@@ -128,7 +128,7 @@ def attention(
 def short_convolution(
     inputs: Inputs, rows: Any, weight: npt.NDArray[np.float32], layer: int
 ) -> Any:
-    """Output [rows, channels]: of each channel the sum over the last `kernel` rows, weighted.
+    """Output [rows, channels]: for every channel, the weighted sum over the last `kernel` rows.
 
     Args:
         inputs: of the graph.
@@ -153,26 +153,26 @@ def short_convolution(
     return operation.output(0)
 
 
-def gated_delta_rule(inputs: Inputs, operation: Any, given: Sequence[Any], layer: int) -> Any:
+def gated_delta_rule(inputs: Inputs, operation: Any, values: Sequence[Any], layer: int) -> Any:
     """Output [rows, heads, value size] of the gated delta rule.
 
     Args:
         inputs: of the graph.
         operation: a GatedDeltaNet, which loses its inputs.
-        given: queries, keys and values, [1, rows, heads, size]; gates and betas, of rows * heads
+        values: queries, keys and values, [1, rows, heads, size]; gates and betas, of rows * heads
             values.
         layer: number of the states.
     """
     from openvino import opset13
 
-    rows = [list(each.get_partial_shape()) for each in given[:3]]
-    shapes = [[int(size.get_length()) for size in each[2:]] for each in rows]
+    partial_shapes = [list(value.get_partial_shape()) for value in values[:3]]
+    shapes = [[int(size.get_length()) for size in shape[2:]] for shape in partial_shapes]
     heads, key_size = shapes[0]
     value_size = shapes[2][1]
     shapes += [[heads], [heads]]
     flat = [
-        opset13.reshape(each, np.array([-1, *shape]), False).output(0)
-        for each, shape in zip(given, shapes, strict=True)
+        opset13.reshape(value, np.array([-1, *shape]), False).output(0)
+        for value, shape in zip(values, shapes, strict=True)
     ]
     paged = _delta_template(operation, heads, key_size, value_size)
     states = inputs.states(f"{_DELTA}{layer}", heads, value_size, key_size)
@@ -186,7 +186,7 @@ def _state_inputs(inputs: Inputs) -> list[Any]:
 
 
 def _convolution_template(channels: int, kernel: int) -> Any:
-    """A PagedCausalConv1D of no use yet."""
+    """A PagedCausalConv1D whose inputs are still to be set."""
     from openvino import opset13
 
     name = "template.past.conv.0"  # the pass looks for ".past.conv."
@@ -203,7 +203,7 @@ def _convolution_template(channels: int, kernel: int) -> Any:
 
 
 def _delta_template(operation: Any, heads: int, key_size: int, value_size: int) -> Any:
-    """A PagedGatedDeltaNet of no use yet, made of the GatedDeltaNet `operation`."""
+    """A PagedGatedDeltaNet from the GatedDeltaNet `operation`; its inputs are still to be set."""
     from openvino import opset13
 
     name = "template.recurrent"
@@ -213,7 +213,7 @@ def _delta_template(operation: Any, heads: int, key_size: int, value_size: int) 
     shape = [1, heads, key_size, value_size]
     start = opset13.constant(np.zeros(shape, np.float32))
     state = opset13.read_value(start, name, np.float32, [-1, *shape[1:]])
-    operation.set_arguments([each.output(0) for each in (*rows, state, *gates)])
+    operation.set_arguments([node.output(0) for node in (*rows, state, *gates)])
     operation.validate_and_infer_types()
     kept = opset13.assign(opset13.relu(operation.output(1)), name)  # it wants a node
     return _after_the_pass([operation.output(0)], [kept], [*rows, *gates], "PagedGatedDeltaNet")
@@ -235,10 +235,10 @@ def _after_the_pass(results: list[Any], sinks: list[Any], inputs: list[Any], kin
     attended = opset13.scaled_dot_product_attention(rows, rows, rows)
     model = ov.Model([*results, attended.output(0)], sinks, [tokens, rows, *inputs])
     paged_attention_transformation(model)
-    found = [node for node in model.get_ordered_ops() if node.get_type_name() == kind]
-    if len(found) != 1:
+    nodes = [node for node in model.get_ordered_ops() if node.get_type_name() == kind]
+    if len(nodes) != 1:
         raise RuntimeError(f"this OpenVINO made no {kind}; paceline needs OpenVINO 2026.4")
-    return found[0]
+    return nodes[0]
 
 
 def _output(value: Any) -> Any:

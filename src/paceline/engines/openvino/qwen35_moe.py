@@ -67,7 +67,7 @@ def qwen35moe(file: GgufFile, path: Path, inputs: Inputs) -> Built:
         chosen = blocks.mixture(normed, layer, used, products, softmax=True)
         fed = added(chosen, blocks.shared_expert(normed, layer))
         rows = layers[layer] = added(rows, fed, f"{prefix}l_out")
-    last = blocks.norm(blocks.wanted(rows), "output_norm", "result_norm")
+    last = blocks.norm(blocks.output_rows(rows), "output_norm", "result_norm")
     logits = blocks.linear(last, "output") if blocks.has("output") else product(last, embeddings)
     return Built(logits, layers)
 
@@ -111,11 +111,11 @@ class _LinearAttention:
         )
         decay = opset13.multiply(opset13.softplus(steps), floats(blocks.tensor(f"{prefix}ssm_a")))
         beta = opset13.sigmoid(blocks.linear(rows, f"{prefix}ssm_beta"))
-        found = gated_delta_rule(self._inputs, self._rule, (q, k, v, decay, beta), layer)
-        found = blocks.norm(opset13.unsqueeze(found, np.int64(0)), f"{prefix}ssm_norm")
+        attended = gated_delta_rule(self._inputs, self._rule, (q, k, v, decay, beta), layer)
+        attended = blocks.norm(opset13.unsqueeze(attended, np.int64(0)), f"{prefix}ssm_norm")
         gate = self._by_head(blocks.linear(rows, f"{prefix}attn_gate"), heads.values)
-        found = opset13.multiply(found, opset13.swish(gate))
-        joined = opset13.reshape(found, np.array([1, 1, -1, heads.values * heads.size]), False)
+        attended = opset13.multiply(attended, opset13.swish(gate))
+        joined = opset13.reshape(attended, np.array([1, 1, -1, heads.values * heads.size]), False)
         return blocks.linear(joined.output(0), f"{prefix}ssm_out")
 
     def _direction(self, part: Any) -> Any:
