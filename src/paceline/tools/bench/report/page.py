@@ -56,11 +56,12 @@ summary { cursor: pointer; }
 def page(title: str, sections: Sequence[Section]) -> str:
     """The page."""
     links = "".join(
-        f'<li><a href="#s{number}">{escape(each.name)}</a>: {escape(each.about)}</li>\n'
-        for number, each in enumerate(sections, start=1)
+        f'<li><a href="#s{number}">{escape(section.name)}</a>: {escape(section.about)}</li>\n'
+        for number, section in enumerate(sections, start=1)
     )
     body = "\n".join(
-        "\n".join(_section(f"s{number}", each)) for number, each in enumerate(sections, start=1)
+        "\n".join(_section(f"s{number}", section))
+        for number, section in enumerate(sections, start=1)
     )
     return f"""<!DOCTYPE html>
 <html lang="en">

@@ -26,16 +26,16 @@ _GRACE_SECONDS = 10.0
 class Worker:
     """A process with a runtime; `ask` it one task at a time."""
 
-    def __init__(self, wanted: Mapping[str, Any], env: Mapping[str, str]) -> None:
+    def __init__(self, setup: Mapping[str, Any], env: Mapping[str, str]) -> None:
         """Start it, and wait until it has answered for the first time.
 
-        `wanted` is the argument of `worker.py`. Raises ModelError if it ends before.
+        `setup` is the argument of `worker.py`. Raises ModelError if it ends before.
         """
-        self.name = str(wanted["runtime"])
+        self.name = str(setup["runtime"])
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         started = perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _WORKER, json.dumps(wanted)],
+            [sys.executable, "-P", "-m", _WORKER, json.dumps(setup)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
