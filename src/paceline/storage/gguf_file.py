@@ -95,7 +95,6 @@ class _Reader:
         self._end = len(data)
 
     def read(self) -> GgufFile:
-        """Read the whole file."""
         self._take(len(_MAGIC) + 4)
         tensor_count, field_count = self._number("<Q"), self._number("<Q")
         fields: dict[str, Any] = {}
@@ -212,7 +211,7 @@ def write_gguf(
         path: the file to write.
         source: its metadata and tensor names are kept.
         forms: tensor name -> its type, a `GGMLQuantizationType`, and its bytes.
-        values: returns the weights of a tensor, of so many bytes.
+        values: returns the weights of a tensor, with its bytes in `forms`.
         update: called with the bytes of weights written so far.
     """
     # Empty lists have lost their type, and the alignment is that of this writer.

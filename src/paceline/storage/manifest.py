@@ -153,7 +153,7 @@ def remember(folder: Path, files: Mapping[str, FileRecord]) -> None:
 
 
 def _mark(folder: Path, files: Mapping[str, FileRecord]) -> Path:
-    """The empty file that says that files in this state have their checksums.
+    """Path of the empty file whose presence means: files in this state had their checksums.
 
     In the user's cache folder, because other folders may be read-only.
     """

@@ -116,7 +116,7 @@ def measure(case: Case, variants: Sequence[Variant], *, rounds: int, start: int 
 def interleaved(
     calls: Mapping[str, Callable[[], _T]], rounds: int, start: int = 0
 ) -> dict[str, list[_T]]:
-    """Run every call once per round, in rotating order: other load on the machine hits all alike.
+    """Run every call once per round, in rotating order: other load affects all calls alike.
 
     `start` is the index of the call that begins the first round: pass another number for every
     case. Returns name -> results, one per round, in the order of `calls`.
@@ -202,7 +202,7 @@ def _row(case: Case, variant: Variant, answers: Mapping[str, Sequence[Result]], 
 
     def ratios(base: str, rate: Callable[[Result], float] = _decode_rate) -> list[float]:
         pairs = zip(results, answers[base], strict=True)
-        return [rate(mine) / rate(theirs) for mine, theirs in pairs]
+        return [rate(result) / rate(base_result) for result, base_result in pairs]
 
     by_round = [measures_of(result) for result in results]
     measures = {measure: [values[measure] for values in by_round] for measure in by_round[0]}
@@ -230,19 +230,19 @@ def _row(case: Case, variant: Variant, answers: Mapping[str, Sequence[Result]], 
 
 def _counts(results: Sequence[Result]) -> dict[str, Any]:
     """Sums over the rounds."""
-    every = [result.stats for result in results]
+    all_stats = [result.stats for result in results]
     counts: dict[str, Any] = {
-        name: sum(getattr(stats, name) for stats in every)
+        name: sum(getattr(stats, name) for stats in all_stats)
         for name in ("steps", "drafted", "accepted")
     }
     for name in ("drafted_by", "accepted_by"):
         sums = Counter[str]()
-        for stats in every:
+        for stats in all_stats:
             sums.update(getattr(stats, name))
         counts[name] = dict(sums)
     for name in ("drafted_at", "accepted_at"):
         positions = Counter[int]()
-        for stats in every:
+        for stats in all_stats:
             positions.update(dict(enumerate(getattr(stats, name))))
         counts[name] = [positions[position] for position in sorted(positions)]
     return counts

@@ -65,14 +65,14 @@ def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Repor
 def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
     fingerprints = [(record.model or {}).get("fingerprint") for record in (base, other)]
     answers = [record.settings.get("max_tokens") for record in (base, other)]
-    for what, (base_value, other_value) in (
+    for difference, (base_value, other_value) in (
         ("another model", fingerprints),
         ("other prompts", (base.suite_sha256, other.suite_sha256)),
         ("answers of another length", answers),
     ):
         if base_value != other_value:
             raise InvalidRequest(
-                f"{path} was measured with {what} than {first} ({_short(other_value)}, not "
+                f"{path} was measured with {difference} than {first} ({_short(other_value)}, not "
                 f"{_short(base_value)}); --anyway compares them nevertheless"
             )
 
@@ -98,10 +98,10 @@ def _means(lines: Sequence[Line], results: int) -> Iterator[tuple[str, str, list
     The `median` of these spreads is the geometric mean.
     """
     for variant in dict.fromkeys(line.variant for line in lines):
-        mine = [line for line in lines if line.variant == variant]
-        kinds = dict.fromkeys(line.kind for line in mine)
+        variant_lines = [line for line in lines if line.variant == variant]
+        kinds = dict.fromkeys(line.kind for line in variant_lines)
         for kind in [*(kinds if len(kinds) > 1 else ()), "all"]:
-            chosen = [line for line in mine if kind in (line.kind, "all")]
+            chosen = [line for line in variant_lines if kind in (line.kind, "all")]
             quotients = [
                 [line.over_first(place).median for line in chosen] for place in range(1, results)
             ]

@@ -223,7 +223,10 @@ def parse_record(value: Any, name: str) -> Record:
     repeated = [key for key, count in Counter(row.key for row in record.rows).items() if count > 1]
     if repeated:
         raise InvalidRequest(
-            listed(name, [f"rows: {case!r} by {who!r} is there twice" for case, who in repeated])
+            listed(
+                name,
+                [f"rows: {case!r} by {contender!r} is there twice" for case, contender in repeated],
+            )
         )
     return record
 

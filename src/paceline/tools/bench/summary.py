@@ -65,7 +65,7 @@ def kind_table(rows: Sequence[Row]) -> Table:
 
 
 def case_table(rows: Sequence[Row]) -> Table:
-    """All rows."""
+    """A line per row: its tokens, speeds, acceptance, and whether its tokens are the same."""
     head = ["prompt", "variant", "tokens", "tok/s", "prefill", "tau", "accepted", "host"]
     single = any("ratio_single_row" in row.measures for row in rows)
     head += ["/ plain", "rounds", *(["/ 1 row"] if single else []), "same"]

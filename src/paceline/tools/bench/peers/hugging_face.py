@@ -31,7 +31,6 @@ class Transformers:
     modes = (PLAIN, LOOKUP)
 
     def __init__(self, target: TargetModel) -> None:
-        """Load the model."""
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging

@@ -44,8 +44,10 @@ def variants_of(ours: PacelinePeer, peers: Sequence[Peer]) -> list[PeerVariant]:
     """Variants of paceline, then of the peers: one per mode."""
     variants = [PeerVariant(mode, PLAIN, ours, mode) for mode in ours.modes]
     for peer in peers:
-        own = f"{peer.name}, {peer.modes[0]}"
-        variants += [PeerVariant(f"{peer.name}, {mode}", own, peer, mode) for mode in peer.modes]
+        plain_name = f"{peer.name}, {peer.modes[0]}"
+        variants += [
+            PeerVariant(f"{peer.name}, {mode}", plain_name, peer, mode) for mode in peer.modes
+        ]
     return variants
 
 
@@ -89,13 +91,13 @@ def measure(
 def _row(
     question: Question, variant: PeerVariant, answers: Mapping[str, Sequence[Answer]], plain: str
 ) -> Row:
-    mine = answers[variant.name]
-    own, ours = answers[variant.own][0], answers[plain][0]
-    rates = [answer.rate for answer in mine]
+    peer_answers = answers[variant.name]
+    peer_plain, paceline_plain = answers[variant.own][0], answers[plain][0]
+    rates = [answer.rate for answer in peer_answers]
     measures: dict[str, Sequence[float | None]] = {
         "decode_tokens_per_second": rates,
-        "first_token_seconds": [answer.first_token_seconds for answer in mine],
-        "decode_seconds": [answer.decode_seconds for answer in mine],
+        "first_token_seconds": [answer.first_token_seconds for answer in peer_answers],
+        "decode_seconds": [answer.decode_seconds for answer in peer_answers],
         "ratio": _ratios(rates, answers[plain]),
     }
     if variant.name != variant.own:
@@ -107,10 +109,10 @@ def _row(
         {name: complete for name, values in measures.items() if (complete := _complete(values))},
         facts={
             "peer": variant.peer.name,
-            "tokens": mine[0].count,
+            "tokens": peer_answers[0].count,
             "prompt_tokens": len(question.tokens),
-            "same_tokens": all(answer.same(own) for answer in mine),
-            "same_as_paceline": all(answer.same(ours) for answer in mine),
+            "same_tokens": all(answer.same(peer_plain) for answer in peer_answers),
+            "same_as_paceline": all(answer.same(paceline_plain) for answer in peer_answers),
         },
     )
 
@@ -118,7 +120,7 @@ def _row(
 def _ratios(rates: Sequence[float | None], others: Sequence[Answer]) -> list[float | None]:
     """Ratios over the others' rates by round; None if one of the two is missing."""
     pairs = zip(rates, [answer.rate for answer in others], strict=True)
-    return [mine / other if mine and other else None for mine, other in pairs]
+    return [rate / other_rate if rate and other_rate else None for rate, other_rate in pairs]
 
 
 def _complete(values: Sequence[float | None]) -> list[float]:

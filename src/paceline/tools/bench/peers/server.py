@@ -95,7 +95,7 @@ class Server:
             self.settings = {**self.settings, "plain_server": _shown(plain_url)}
 
     def endpoint(self, mode: str, max_tokens: int) -> Endpoint:
-        """Where and how requests in one of `modes` are sent."""
+        """URL, model and fields of requests in one of `modes`."""
         return Endpoint(
             self._urls[mode], self._models[mode], max_tokens, self._keys[mode], self._fields[mode]
         )

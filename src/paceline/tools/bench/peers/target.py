@@ -51,7 +51,7 @@ class TargetModel(contextlib.ExitStack):
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """Stop tokens."""
+        """Ids of the tokens that end an answer."""
         return self.files.stop_token_ids
 
     @property

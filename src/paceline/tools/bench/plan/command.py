@@ -16,7 +16,7 @@ def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
     """Cost table of this machine, and work of a call by part.
 
     The work is included only for engines that count it. With `again` the costs are measured anew.
-    Where two engines run the model, and `engine` is `auto`, the other one is measured beside.
+    Where two engines run the model, and `engine` is `auto`, the other one is measured, too.
 
     Args:
         load: loads the model for an engine.

@@ -95,26 +95,26 @@ def _curves(rows: Sequence[Row], place: str) -> Iterator[Chart]:
 def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
     """Speed-up and tokens per step by kind of prompt; by case if there is only one kind."""
     for measure, title, line in (*_CURVES[:2], _OWN):
-        there = [row for row in rows if measure in row.measures]
-        kinds = list(dict.fromkeys(row.kind for row in there))
-        of: Callable[[Row], str] = attrgetter("kind" if len(kinds) > 1 else "case")
-        groups = list(dict.fromkeys(map(of, there)))
+        measured = [row for row in rows if measure in row.measures]
+        kinds = list(dict.fromkeys(row.kind for row in measured))
+        group_of: Callable[[Row], str] = attrgetter("kind" if len(kinds) > 1 else "case")
+        groups = list(dict.fromkeys(map(group_of, measured)))
         names = [
             name
-            for name in dict.fromkeys(row.contender for row in there)
-            if not _is_baseline(measure, [row for row in there if row.contender == name])
+            for name in dict.fromkeys(row.contender for row in measured)
+            if not _is_baseline(measure, [row for row in measured if row.contender == name])
         ]
         if not names:
             continue
         dots: dict[str, list[Spread | None]] = {}
         joined: list[Sequence[Row]] = []
         for name in names:
-            mine = [row for row in there if row.contender == name]
-            columns = [[row for row in mine if of(row) == group] for group in groups]
+            variant_rows = [row for row in measured if row.contender == name]
+            columns = [[row for row in variant_rows if group_of(row) == group] for group in groups]
             joined += columns
-            columns = [mine, *columns] if len(groups) > 1 else columns
+            columns = [variant_rows, *columns] if len(groups) > 1 else columns
             dots[name] = [_joined(column, measure) if column else None for column in columns]
-            if measure == "ratio" and all(_EXPECTED in row.measures for row in mine):
+            if measure == "ratio" and all(_EXPECTED in row.measures for row in variant_rows):
                 expected = [_joined(column, _EXPECTED) if column else None for column in columns]
                 dots[f"{name}, as simulated"] = expected
         what = "kind of prompt" if len(kinds) > 1 else "prompt"
@@ -134,8 +134,9 @@ def _positions(rows: Sequence[Row]) -> Iterator[Chart]:
     """Acceptance rate by position in the draft."""
     curves = {}
     for name in dict.fromkeys(row.contender for row in rows):
-        mine = [row for row in rows if row.contender == name]
-        drafted, accepted = _summed(mine, "drafted_at"), _summed(mine, "accepted_at")
+        variant_rows = [row for row in rows if row.contender == name]
+        drafted = _summed(variant_rows, "drafted_at")
+        accepted = _summed(variant_rows, "accepted_at")
         points = [
             (place, _single(accepted_here / tried))
             for place, (tried, accepted_here) in enumerate(
@@ -163,22 +164,22 @@ def _times(rows: Sequence[Row]) -> Iterator[Chart]:
     """Decode time per token, by part."""
     names, parts = [], {part: [0.0] * 0 for part in (*_PARTS, "the rest of the host")}
     for name in dict.fromkeys(row.contender for row in rows):
-        mine = [
+        variant_rows = [
             row
             for row in rows
             if row.contender == name
             and {"decode_seconds", *_PARTS.values()} <= row.measures.keys()
             and _decoded(row)
         ]
-        tokens = sum(map(_decoded, mine))
+        tokens = sum(map(_decoded, variant_rows))
         if not tokens:
             continue
         names.append(name)
         spent = {
-            part: 1e3 * sum(median(row.measures[measure]) for row in mine) / tokens
+            part: 1e3 * sum(median(row.measures[measure]) for row in variant_rows) / tokens
             for part, measure in _PARTS.items()
         }
-        whole = 1e3 * sum(median(row.measures["decode_seconds"]) for row in mine) / tokens
+        whole = 1e3 * sum(median(row.measures["decode_seconds"]) for row in variant_rows) / tokens
         spent["the rest of the host"] = max(whole - sum(spent.values()), 0.0)
         for part, value in spent.items():
             parts[part].append(value)
@@ -234,15 +235,18 @@ def _loads(rows: Sequence[Row]) -> Iterator[Chart]:
             "The median of the requests; lines from the least to the most.",
         ),
     ):
-        there = [row for row in rows if "requests_per_second" in row.measures]
-        there = [row for row in there if measure in row.measures]
-        groups = list(dict.fromkeys(row.case for row in there))
+        measured = [row for row in rows if "requests_per_second" in row.measures]
+        measured = [row for row in measured if measure in row.measures]
+        groups = list(dict.fromkeys(row.case for row in measured))
         dots = {
             name: [
-                next((r.spread(measure) for r in there if (r.case, r.contender) == (g, name)), None)
+                next(
+                    (r.spread(measure) for r in measured if (r.case, r.contender) == (g, name)),
+                    None,
+                )
                 for g in groups
             ]
-            for name in dict.fromkeys(row.contender for row in there)
+            for name in dict.fromkeys(row.contender for row in measured)
         }
         if dots:
             yield Dots(f"{measure}-by-load", title, note, title.lower(), groups, dots)

@@ -140,13 +140,13 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
 def _same(record: Record) -> Iterator[str]:
     """By variant, the number of cases in which its tokens equal plain decoding's."""
     for name in record.contenders:
-        mine = [
+        verdicts = [
             row.facts["same_tokens"]
             for row in record.rows
             if row.contender == name and "same_tokens" in row.facts
         ]
-        if mine:
-            yield f"{name} {sum(map(bool, mine))} of {len(mine)}"
+        if verdicts:
+            yield f"{name} {sum(map(bool, verdicts))} of {len(verdicts)}"
 
 
 def _every(record: Record) -> Table:

@@ -96,19 +96,19 @@ def _draw_dots(chart: Dots, axes: Any, names: Sequence[str]) -> None:
     axes.figure.set_size_inches(_WIDTH, height)
     axes.set_xlabel(chart.measure)
     if chart.log:
-        every = [spread for column in chart.series.values() for spread in column if spread]
-        _log(axes.xaxis, every, chart.line)
+        spreads = [spread for column in chart.series.values() for spread in column if spread]
+        _log(axes.xaxis, spreads, chart.line)
     if chart.line is not None:
         axes.axvline(chart.line, color="black", linewidth=0.8)
     for number, (name, column) in enumerate(chart.series.items()):
         colour, marker, _, _ = _look(name, names, number)
-        there = [(place, spread) for place, spread in enumerate(column) if spread is not None]
-        heights = [place - 0.4 + room * (number + 0.5) for place, _ in there]
-        middle = [spread.median for _, spread in there]
+        marks = [(place, spread) for place, spread in enumerate(column) if spread is not None]
+        heights = [place - 0.4 + room * (number + 0.5) for place, _ in marks]
+        middle = [spread.median for _, spread in marks]
         axes.hlines(
             heights,
-            [spread.least for _, spread in there],
-            [spread.most for _, spread in there],
+            [spread.least for _, spread in marks],
+            [spread.most for _, spread in marks],
             color=colour,
             linewidth=1.2,
         )
@@ -161,8 +161,8 @@ def _draw_curves(chart: Curves, axes: Any, names: Sequence[str]) -> None:
             elinewidth=1,
         )
     if chart.log:
-        every = [spread for points in chart.series.values() for _, spread in points]
-        _log(axes.yaxis, every, chart.line)
+        spreads = [spread for points in chart.series.values() for _, spread in points]
+        _log(axes.yaxis, spreads, chart.line)
     else:
         axes.set_ylim(bottom=0)
     limits = axes.get_ylim()

@@ -54,7 +54,7 @@ summary { cursor: pointer; }
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """The page."""
+    """HTML of the page, which needs no other file."""
     links = "".join(
         f'<li><a href="#s{number}">{escape(section.name)}</a>: {escape(section.about)}</li>\n'
         for number, section in enumerate(sections, start=1)
@@ -88,7 +88,7 @@ def _section(anchor: str, section: Section) -> Iterator[str]:
     yield f'<h2 id="{anchor}">{escape(section.name)}</h2>'
     yield f"<p>{escape(section.about)}</p>"
     facts = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(what)}</dd>" for name, what in section.facts
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in section.facts
     )
     yield f"<dl>{facts}</dl>"
     for table in section.tables:

@@ -33,7 +33,7 @@ class Dots:
 
     @property
     def table(self) -> Table:
-        """The values."""
+        """The values: a line per group, a column per name."""
         rows = [
             [group, *("" if spread is None else str(spread) for spread in column)]
             for group, column in zip(
@@ -70,7 +70,7 @@ class Curves:
 
     @property
     def table(self) -> Table:
-        """The values."""
+        """The values: a line per x value, a column per name."""
         columns = [dict(points) for points in self.series.values()]
         rows = [
             [
@@ -96,7 +96,7 @@ class Stacks:
 
     @property
     def table(self) -> Table:
-        """The values."""
+        """The values: a line per name, a column per part, and their sum."""
         columns = [*zip(*self.parts.values(), strict=True)]
         rows = [
             [name, *(f"{value:.2f}" for value in column), f"{sum(column):.2f}"]

@@ -104,11 +104,11 @@ def _by_variant(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     ratios = {name: means(rows, name) for name in _RATIOS}
     by_variant: dict[str, dict[str, float]] = {}
     for variant in dict.fromkeys(row.contender for row in rows):
-        mine = [row for row in rows if row.contender == variant]
-        steps = sum(_steps(row) for row in mine)
-        medians = [median(row.measures["ratio"]) for row in mine if "ratio" in row.measures]
+        variant_rows = [row for row in rows if row.contender == variant]
+        steps = sum(_steps(row) for row in variant_rows)
+        medians = [median(row.measures["ratio"]) for row in variant_rows if "ratio" in row.measures]
         by_variant[variant] = {
-            **({"tokens_per_step": sum(map(_decoded, mine)) / steps} if steps else {}),
+            **({"tokens_per_step": sum(map(_decoded, variant_rows)) / steps} if steps else {}),
             **{name: values[variant] for name, values in ratios.items() if variant in values},
             **({"least_ratio": min(medians)} if medians else {}),
         }
@@ -116,9 +116,13 @@ def _by_variant(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 def _line(kind: str, group: dict[str, Any], variant: str) -> list[str]:
-    every, without = (group[name].get(variant, {}) for name in ("with_loops", "without_loops"))
+    with_loops, without_loops = (
+        group[name].get(variant, {}) for name in ("with_loops", "without_loops")
+    )
     count = group["answers"]
-    cells = [f"{_number(every, name)} ({_number(without, name)})" for name, _ in _COLUMNS]
+    cells = [
+        f"{_number(with_loops, name)} ({_number(without_loops, name)})" for name, _ in _COLUMNS
+    ]
     return [kind, f"{count} ({count - group['loops']})", *cells]
 
 

@@ -295,9 +295,9 @@ def _drafted(chunk: dict[str, Any]) -> int:
 
 
 def key_for(url: str, key: str | None) -> str | None:
-    """The API key for a server: `key`, or for one on this machine that of the environment.
+    """The API key for a server: `key`, or PACELINE_API_KEY if the server is on this machine.
 
-    That one is of a server of the user's, and not to be sent to whatever a URL names.
+    The variable has the key of the user's own server, so no other host gets it.
     """
     try:
         host = urlsplit(url).hostname or ""

@@ -2,6 +2,12 @@
 
 The recorded text replaces the engine: it has the token sampled at each row. All else is what real
 requests run: `decoding.Generation`, the drafters, the policies. The cost of calls is from a table.
+
+    recorded  the, cat, sat, on, a
+    block     [the, cat, sat, by]    the last token and a draft of three
+    picks      cat, sat, on,  a      the recorded token after every row, in place of the model's
+    kept       cat, sat, on          two draft tokens accepted, then the bonus token
+
 Invariant: the steps equal, one for one, those of a real request with the same options over the same
 tokens. Two exceptions: drafters that need what a model computes cannot be simulated, and Kelly's
 rule, which reads the clock, gets the table's seconds.
@@ -113,9 +119,9 @@ class EvidenceCounts:
 
     def add(self, other: "EvidenceCounts") -> None:
         """Add the counts of another."""
-        for mine, theirs in ((self.by_match, other.by_match), (self.by_chance, other.by_chance)):
-            for key, (compared, accepted) in theirs.items():
-                counts = mine.setdefault(key, [0, 0])
+        for sums, addends in ((self.by_match, other.by_match), (self.by_chance, other.by_chance)):
+            for key, (compared, accepted) in addends.items():
+                counts = sums.setdefault(key, [0, 0])
                 counts[0] += compared
                 counts[1] += accepted
 
@@ -191,7 +197,7 @@ def simulate(
         )
         acceptance = acceptance.discounted() if carry else Acceptance()
         policy = request.policy_for(lambda: cost, acceptance, len(recording.prompt))
-        yield _one(recording, drafting.create(spec, shared, context), policy, costs)
+        yield _replay(recording, drafting.create(spec, shared, context), policy, costs)
         if carry and spec.uses_earlier_answers:
             shared.history.add(recording.answer)
         done += len(recording.answer)
@@ -237,7 +243,7 @@ class _CallCosts:
         return self._known[index]
 
 
-def _one(
+def _replay(
     recording: Recording, drafters: Sequence[Drafter], policy: Policy, costs: _CallCosts
 ) -> Simulation:
     generation = _generation(recording, drafters, policy)

@@ -42,9 +42,9 @@ class Total:
         self.drafted_at.update(dict(enumerate(simulation.counters.drafted_at)))
         self.accepted_at.update(dict(enumerate(simulation.counters.accepted_at)))
 
-    def sum(self, what: Callable[[Simulation], float]) -> float:
+    def sum(self, value_of: Callable[[Simulation], float]) -> float:
         """Sum over the texts."""
-        return sum(map(what, self.simulations))
+        return sum(map(value_of, self.simulations))
 
     @property
     def steps(self) -> int:
@@ -129,10 +129,10 @@ class Total:
             "prompt_tokens": sum(len(recording.prompt) for recording in recordings),
         }
 
-    def _sums(self, what: Callable[[Simulation], Mapping[str, int]]) -> dict[str, int]:
+    def _sums(self, counts_of: Callable[[Simulation], Mapping[str, int]]) -> dict[str, int]:
         sums = Counter[str]()
         for simulation in self.simulations:
-            sums.update(what(simulation))
+            sums.update(counts_of(simulation))
         return dict(sums)
 
 

@@ -52,7 +52,7 @@ class Texts:
         """
         recordings: dict[str, Recording] = {}
         for path in paths:
-            for recording in self._one(path):
+            for recording in self._recordings_in(path):
                 name = recording.id
                 if name in recordings:
                     name = f"{name} ({len(recordings) + 1})"
@@ -61,7 +61,7 @@ class Texts:
             raise InvalidRequest("there are no answers in these files; expected at least one")
         return [*recordings.values()]
 
-    def _one(self, path: Path) -> Iterator[Recording]:
+    def _recordings_in(self, path: Path) -> Iterator[Recording]:
         if path.is_dir():
             return _answers(path)
         try:

@@ -49,7 +49,7 @@ LONG = 448
 
 _EVERY = 8
 _LONG_CASE = 6
-"""Of so many cases, the one whose answer may be long; it is alone in its calls."""
+"""Index of the case, in every `_EVERY`, whose answer may be long; it is alone in its calls."""
 
 
 class Part(NamedTuple):
@@ -156,18 +156,18 @@ def verify_cases(*, whole: bool, drafters: Sequence[str] = DRAFTERS) -> list[Ver
     The samplings alternate: all of them meet every drafter, policy and block. If not `whole`: a
     subset in which every pair of two parameters' values occurs.
     """
-    every = [
+    all_cases = [
         VerifyCase(drafter, policy, block, how)
         for number, (drafter, policy) in enumerate(product(drafters, POLICIES))
         for block in BLOCKS
         for how in (GREEDY, SAMPLED[(number + block) % len(SAMPLED)])
     ]
     if whole:
-        return every
-    pairs_left = {pair for case in every for pair in _pairs(case)}
+        return all_cases
+    pairs_left = {pair for case in all_cases for pair in _pairs(case)}
     chosen: list[VerifyCase] = []
     rng = np.random.default_rng(0)
-    order = [every[i] for i in rng.permutation(len(every))]
+    order = [all_cases[i] for i in rng.permutation(len(all_cases))]
     while pairs_left:
         case = max(order[:400], key=lambda candidate: len(pairs_left & _pairs(candidate)))
         if not pairs_left & _pairs(case):

@@ -139,7 +139,7 @@ def verify_server(
 
 
 def _passes(modes: Sequence[str], clients: int, rounds: int) -> Iterator[Pass]:
-    """The pass that the others are compared with, and those."""
+    """The reference pass, then those that are compared with it."""
     yield Pass(f"{modes[0]}, alone", 1, modes[0], 0)
     for number in range(rounds):
         for mode in modes:

@@ -181,7 +181,10 @@ def _measure(
             for name, taken in times.items():
                 seconds = [duration for duration in taken if duration is not None]
                 if len(seconds) == rounds:
-                    ratios = [mine / theirs for mine, theirs in zip(ours, seconds, strict=True)]
+                    ratios = [
+                        our_time / peer_time
+                        for our_time, peer_time in zip(ours, seconds, strict=True)
+                    ]
                     measures: dict[str, Sequence[float]] = {"seconds": seconds, "ratio": ratios}
                     if "prompt" in task:
                         rates = [task["prompt"] / duration for duration in seconds]

@@ -44,7 +44,7 @@ class Worker:
             encoding="utf-8",
         )
         self.peak_bytes = 0
-        """Most anonymous memory seen, children included; 0 where the system does not say."""
+        """Most anonymous memory seen, children included; 0 where the system does not report it."""
         try:
             done = threading.Event()
             sampler = threading.Thread(target=self._sample_until, args=(done,), daemon=True)
@@ -96,7 +96,7 @@ class Worker:
         self.close()
 
     def _end(self) -> None:
-        """Wait for the end of the process, which is near; not for long."""
+        """Wait for the end of the process; kill it after `_GRACE_SECONDS`."""
         try:
             self._process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -124,7 +124,7 @@ class Worker:
 
 
 def anonymous_bytes(process: int) -> int:
-    """Anonymous memory of a process and of its children; 0 where the system does not say."""
+    """Anonymous memory of a process and of its children; 0 where the system does not report it."""
     folder = Path("/proc", str(process))
     total = 0
     with suppress(OSError, ValueError, IndexError):

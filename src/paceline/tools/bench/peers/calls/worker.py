@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, TextIO
 
 _FIRST_PROMPT = 16
-"""Tokens. A runtime is ready when it has the first token after so short a prompt."""
+"""Tokens of a prompt. A runtime is ready when it has computed the first token after it."""
 
 
 def main() -> None:
