@@ -1,7 +1,7 @@
 """A file of columns: a line of JSON, then arrays, memory-mapped when read.
 
-The line names the kind, the facts, and each column's type and length. The file appears by one
-rename. Contents are not hashed: whoever reads a column checks that its values are in range.
+The line names the kind, the facts, and the type and length of every column. The file appears by one
+rename. Contents are not hashed: the reader of a column checks that its values are in range.
 """
 
 import json
@@ -19,7 +19,7 @@ from paceline.storage.validation import Count, Limit, validated
 _T = TypeVar("_T")
 
 _ALIGNMENT = 64
-"""Bytes: each array begins at a multiple of this."""
+"""Bytes: every array begins at a multiple of this."""
 
 _LINE_BYTES = 1 << 16
 """Maximum length of the first line."""
@@ -32,17 +32,17 @@ _Columns = dict[str, tuple[Annotated[str, Limit(max_length=16)], Count]]
 def write_columns(
     path: Path, kind: str, facts: Mapping[str, Any], columns: Mapping[str, npt.NDArray[Any]]
 ) -> None:
-    """Write columns of uint8, uint16 or uint32, one dimension each. Raises OSError."""
+    """Write columns of uint8, uint16 or uint32, of one dimension. Raises OSError."""
     about = {
         "kind": kind,
         "version": 1,
         **facts,
-        "columns": {name: (str(each.dtype), len(each)) for name, each in columns.items()},
+        "columns": {name: (str(column.dtype), len(column)) for name, column in columns.items()},
     }
     parts = [json.dumps(about).encode()]
     parts[0] += b" " * (-(len(parts[0]) + 1) % _ALIGNMENT) + b"\n"
-    for each in columns.values():
-        content = each.tobytes()
+    for column in columns.values():
+        content = column.tobytes()
         parts.append(content + b"\0" * (-len(content) % _ALIGNMENT))
     write_bytes(path, b"".join(parts))
 
@@ -68,10 +68,10 @@ def read_columns(path: Path, kind: str, facts: type[_T]) -> tuple[_T, dict[str, 
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} does not begin with a line of JSON") from error
-    found = (value.get("kind"), value.get("version")) if isinstance(value, dict) else (None, None)
-    if found != (kind, 1):
+    stored = (value.get("kind"), value.get("version")) if isinstance(value, dict) else (None, None)
+    if stored != (kind, 1):
         raise ModelError(
-            f"{path} is a {found[0]} of version {found[1]}; expected a {kind} of version 1"
+            f"{path} is a {stored[0]} of version {stored[1]}; expected a {kind} of version 1"
         )
     about = validated(facts, value, str(path), error=ModelError)
     listed = validated(_Columns, value.get("columns"), f"{path}: columns", error=ModelError)

@@ -28,7 +28,7 @@ def read_gguf_graph(path: Path) -> Any:
 
 
 def graph_fault(path: Path, reason: str) -> ModelError:
-    """The error for a complete file of which no graph is made, or one that does not run.
+    """The error for a complete file that OpenVINO cannot convert, or whose graph does not run.
 
     Its metadata may be wrong, or its graph one that paceline does not know.
     """

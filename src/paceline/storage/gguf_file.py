@@ -61,7 +61,7 @@ class GgufFile:
     fields: Mapping[str, Any]
     """Metadata: numbers, strings, lists of strings, and arrays of numbers."""
     raw: Mapping[str, Bytes]
-    """Bytes of each field, including its name and type."""
+    """Field -> its bytes, including its name and type."""
     tensors: list[Tensor]
 
 
@@ -95,7 +95,6 @@ class _Reader:
         self._end = len(data)
 
     def read(self) -> GgufFile:
-        """Read the whole file."""
         self._take(len(_MAGIC) + 4)
         tensor_count, field_count = self._number("<Q"), self._number("<Q")
         fields: dict[str, Any] = {}
@@ -130,8 +129,8 @@ class _Reader:
             raise _FormatError(f"the field {short(repr(name))} is of the unknown type {kind}")
         dtype = np.dtype(_NUMBERS[kind])
         begin = self._take(count * dtype.itemsize)
-        found = self._data[begin : self._at]
-        return found != 0 if dtype == np.bool_ else found.view(dtype)
+        numbers = self._data[begin : self._at]
+        return numbers != 0 if dtype == np.bool_ else numbers.view(dtype)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         """Return name, sizes (innermost first), type, and offset of the data."""
@@ -147,10 +146,10 @@ class _Reader:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         begin = -(-self._at // alignment) * alignment
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         total = 0
         for name, sizes, kind, offset in infos:
-            if name in found:
+            if name in tensors:
                 raise _FormatError(f"tensor {short(repr(name))} occurs twice")
             try:
                 block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
@@ -167,8 +166,10 @@ class _Reader:
             start = begin + offset
             if start + count > self._end or total > self._end:
                 raise _FormatError(f"tensor {short(repr(name))} is truncated")
-            found[name] = Tensor(name, shape, kind, self._data[start : start + count].reshape(rows))
-        return list(found.values())
+            tensors[name] = Tensor(
+                name, shape, kind, self._data[start : start + count].reshape(rows)
+            )
+        return list(tensors.values())
 
     def _text(self) -> str:
         begin = self._take(self._number("<Q"))
@@ -183,7 +184,7 @@ class _Reader:
         return value
 
     def _times(self, count: int, min_bytes: int) -> range:
-        """Return range(count) if the file has `count` items of `min_bytes` each."""
+        """Return range(count) if the file has room for `count` items of at least `min_bytes`."""
         if count * min_bytes > self._end - self._at:
             raise _FormatError(f"it ends before {count} items at byte {self._at}")
         return range(count)
@@ -210,7 +211,7 @@ def write_gguf(
         path: the file to write.
         source: its metadata and tensor names are kept.
         forms: tensor name -> its type, a `GGMLQuantizationType`, and its bytes.
-        values: returns the weights of a tensor, of so many bytes.
+        values: returns the weights of a tensor, with its bytes in `forms`.
         update: called with the bytes of weights written so far.
     """
     # Empty lists have lost their type, and the alignment is that of this writer.

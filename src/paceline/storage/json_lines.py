@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def read_entries(path: Path, kind: type[_T]) -> list[_T]:
-    """`read_journal`, with each entry as a `kind`.
+    """The entries of `read_journal`, validated as a `kind`.
 
     Raises InvalidRequest if the file cannot be read; or for the first line that is no such entry,
     with all its faults.
@@ -37,7 +37,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-    found = []
+    entries = []
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
@@ -45,8 +45,8 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
             raise InvalidRequest(f"line {number} of {path} is not JSON: {error}") from error
         if not isinstance(entry, dict):
             raise InvalidRequest(f"line {number} of {path} is not a JSON object")
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 @contextlib.contextmanager

@@ -47,9 +47,11 @@ def begin_artifact(folder: Path, kind: str) -> None:
         if not os.access(folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if (folder / MANIFEST).exists():
-        found = read_json(folder / MANIFEST).get("kind")
-        if found != kind:
-            raise InvalidRequest(f"{folder} holds a {found}; choose another folder for a {kind}")
+        stored_kind = read_json(folder / MANIFEST).get("kind")
+        if stored_kind != kind:
+            raise InvalidRequest(
+                f"{folder} holds a {stored_kind}; choose another folder for a {kind}"
+            )
 
 
 def write_manifest(folder: Path, kind: str, facts: Mapping[str, Any], files: Iterable[str]) -> None:
@@ -81,9 +83,9 @@ def read_manifest(folder: Path, kind: str, facts: type[_T]) -> _T:
             f"{folder} is a {value.get('kind')} of version {value.get('version')}; expected a "
             f"{kind} of version 1"
         )
-    found = validated(facts, value, str(path), error=ModelError)
+    recorded = validated(facts, value, str(path), error=ModelError)
     _check_listed(folder, value)
-    return found
+    return recorded
 
 
 def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -120,7 +122,7 @@ def is_checked(folder: Path, files: Mapping[str, FileRecord]) -> bool:
 def changed_contents(
     folder: Path, files: Mapping[str, FileRecord], update: Callable[[int], object] | None = None
 ) -> list[str]:
-    """Hash all files; a line for each whose checksum is another. Without any, `is_checked` is true.
+    """Hash all files; a line per file whose checksum differs. Without any, `is_checked` is true.
 
     Calls `update` with the bytes read so far.
     """
@@ -143,7 +145,7 @@ def remember(folder: Path, files: Mapping[str, FileRecord]) -> None:
 
 
 def _mark(folder: Path, files: Mapping[str, FileRecord]) -> Path:
-    """The empty file that says that files in this state have their checksums.
+    """Path of the empty file whose presence means: files in this state had their checksums.
 
     In the user's cache folder, because other folders may be read-only.
     """

@@ -1,4 +1,4 @@
-"""Names of the files of an OpenVINO model, as its exporters write them; what its errors say."""
+"""File names of an OpenVINO model, as its exporters write them; the reason in its errors."""
 
 GRAPH = "openvino_model.xml"
 LANGUAGE = "openvino_language_model.xml"

@@ -1,6 +1,6 @@
 """OpenVINO's PagedAttention as a graph node: attention over keys and values in blocks of 32 slots.
 
-OpenVINO 2026.4 has no function that makes the operation; its 28 inputs are those of the graphs that
+OpenVINO 2026.4 has no function for the operation; its 28 inputs are those of the graphs that
 `paged_attention_transformation` writes.
 """
 
@@ -41,7 +41,7 @@ def paged_attention(
     from openvino.op import _PagedAttentionExtension
 
     none, off = np.zeros(0, np.int32), np.int32(0)
-    given = [
+    parameters = [
         *(np.float32(sizes.head_dim**-0.5), off),  # scale, window
         np.zeros(0, np.float32),  # ALiBi slopes
         longest,
@@ -53,8 +53,8 @@ def paged_attention(
         *(none, np.zeros(0, np.uint8), none),  # token types, and a mask between the call's rows
     ]
     constants = [
-        opset13.constant(each) if isinstance(each, np.ndarray | np.generic) else each
-        for each in given
+        opset13.constant(value) if isinstance(value, np.ndarray | np.generic) else value
+        for value in parameters
     ]
     nodes = [*rows, *caches, *sequences, *constants]
     paged = _PagedAttentionExtension([node.output(0) for node in nodes])

@@ -15,7 +15,7 @@ class Report:
     """Result of a command."""
 
     value: dict[str, Any]
-    """The JSON output; written to --output if given."""
+    """The JSON output; also written to --output."""
     passed: bool = True
     text: str = ""
     tables: Sequence[Table] = field(default_factory=tuple)

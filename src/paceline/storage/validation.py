@@ -1,4 +1,4 @@
-"""Validates parsed JSON against a dataclass: every fault at once, one line each.
+"""Validates parsed JSON against a dataclass: every fault at once, a line per fault.
 
 pydantic does the work; it is imported with the first validation, because it takes a tenth of a
 second that `paceline --help` need not wait for.
@@ -61,18 +61,18 @@ def validated(
     adapter: TypeAdapter[_T] = _adapter(kind)  # type: ignore[arg-type]
     try:
         return adapter.validate_json(to_json(value), strict=True)
-    except ValidationError as found:
-        faults = [_fault(each) for each in found.errors(include_url=False)]
-    except PydanticSerializationError as found:  # half a surrogate pair, which JSON may escape
-        faults = [str(found)]
+    except ValidationError as failure:
+        faults = [_fault(details) for details in failure.errors(include_url=False)]
+    except PydanticSerializationError as failure:  # half a surrogate pair, which JSON may escape
+        faults = [str(failure)]
     raise error(listed(name, faults))
 
 
 def listed(name: str, faults: Sequence[str]) -> str:
-    """One message for all faults of `name`, one line each."""
+    """One message for all faults of `name`, a line per fault."""
     if len(faults) == 1:
         return f"{name}: {faults[0]}"
-    return "\n".join([f"{name} has {len(faults)} faults:", *(f"  {each}" for each in faults)])
+    return "\n".join([f"{name} has {len(faults)} faults:", *(f"  {fault}" for fault in faults)])
 
 
 @cache
@@ -82,10 +82,10 @@ def _adapter(kind: Any) -> "TypeAdapter[Any]":
     return TypeAdapter(kind)
 
 
-def _fault(found: Any) -> str:
+def _fault(details: Any) -> str:
     """Return one fault as `a.b.0: Input should be a valid integer, not 'x'`."""
-    place = ".".join(str(part) for part in found["loc"])
-    message = found["msg"].removeprefix("Value error, ")
-    if found["type"] not in ("missing", "value_error"):
-        message += f", not {repr(found['input'])[:_SHOWN]}"
+    place = ".".join(str(part) for part in details["loc"])
+    message = details["msg"].removeprefix("Value error, ")
+    if details["type"] not in ("missing", "value_error"):
+        message += f", not {repr(details['input'])[:_SHOWN]}"
     return f"{place}: {message}" if place else message

@@ -53,7 +53,7 @@ class Suite:
     def only(
         self, kinds: Sequence[str], per_kind: int | None = None, limit: int | None = None
     ) -> "Suite":
-        """The prompts of some kinds (all if empty), `per_kind` of each; the hash is the file's.
+        """The prompts of some kinds (all if empty), `per_kind` per kind; the hash is the file's.
 
         `limit` is the number of prompts in all: the same number of each kind (one more of the first
         kinds if it does not divide). Of n prompts of a kind, prompt i of k is at floor(i n / k).
@@ -122,14 +122,14 @@ def load_suite(path: Path | None = None) -> Suite:
 
 def _shares(sizes: Sequence[int], total: int) -> list[int]:
     """Numbers that share `total` equally among groups of these sizes; all of a smaller group."""
-    found = [0] * len(sizes)
+    shares = [0] * len(sizes)
     left = min(total, sum(sizes))
     while left:
-        open_groups = [at for at, size in enumerate(sizes) if found[at] < size]
+        open_groups = [at for at, size in enumerate(sizes) if shares[at] < size]
         for at in open_groups[:left]:
-            found[at] += 1
+            shares[at] += 1
         left -= len(open_groups[:left])
-    return found
+    return shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,25 +51,25 @@ def test_a_run_has_speed_and_tau_by_kind_acceptance_and_time():
     ]
     speed = the(Dots, found["ratio-by-kind"])
     assert speed.groups == ["all", "chat", "code"]
-    assert [*speed.found] == ["x", "y"], "plain is what the others are measured by"
+    assert [*speed.series] == ["x", "y"], "plain is what the others are measured by"
     # Medians of the rounds are 1.25 times the first; of several cases the geometric mean.
-    whole, chat, code = speed.found["x"]
+    whole, chat, code = speed.series["x"]
     assert close(chat, 1.25 * math.sqrt(1.25 * 2), 1.25 * 1.25, 1.25 * 2)
     assert close(whole, 1.25 * 10 ** (1 / 3), 1.25 * 1.25, 1.25 * 4)
     assert close(code, 5.0, 4.0, 6.0), "of one case its rounds"
     assert (speed.line, speed.log) == (1.0, True)
     tau = the(Dots, found["tokens_per_step-by-kind"])
-    assert close(tau.found["y"][1], (0.625 + 1) / 2, 0.625, 1.0)
+    assert close(tau.series["y"][1], (0.625 + 1) / 2, 0.625, 1.0)
 
 
 def test_acceptance_is_charted_by_position_where_enough_was_drafted():
     found = the(Curves, charts(RUN)["acceptance-by-position"])
-    assert [*found.found] == ["x", "y"]
-    points = found.found["x"]
+    assert [*found.series] == ["x", "y"]
+    points = found.series["x"]
     assert [at for at, _ in points] == [1, 2, 3, 4]
     assert [each.median for _, each in points] == [0.75, 0.5, 0.0, 0.0]
     few = charts(replace(RUN, rows=RUN.rows[:3]))
-    assert [at for at, _ in the(Curves, few["acceptance-by-position"]).found["x"]] == [1, 2, 3]
+    assert [at for at, _ in the(Curves, few["acceptance-by-position"]).series["x"]] == [1, 2, 3]
 
 
 def test_time_is_milliseconds_a_token_in_four_parts():
@@ -94,21 +94,21 @@ def test_a_sweep_has_curves_and_cold_apart_from_warm():
         "cold-and-warm",
     ]
     speed = the(Curves, found["ratio-by-prompt_tokens"])
-    assert [(at, *each) for at, each in speed.found["x"]] == [
+    assert [(at, *each) for at, each in speed.series["x"]] == [
         (100, 2.5, 2.0, 3.0),
         (800, 11.25, 9.0, 13.5),
     ]
-    assert [*the(Curves, found["decode_tokens_per_second-by-prompt_tokens"]).found] == [
+    assert [*the(Curves, found["decode_tokens_per_second-by-prompt_tokens"]).series] == [
         "plain",
         "x",
     ]
     cold = the(Dots, found["cold-and-warm"])
-    assert [each.median for each in cold.found["x"] if each] == [2.0, 1.0, 0.375]
+    assert [each.median for each in cold.series["x"] if each] == [2.0, 1.0, 0.375]
 
 
 def test_contenders_that_differ_in_their_block_alone_are_one_curve():
     speed = the(Curves, charts(BLOCKS)["ratio-by-block"])
-    assert {name: [at for at, _ in points] for name, points in speed.found.items()} == {
+    assert {name: [at for at, _ in points] for name, points in speed.series.items()} == {
         "suffix, fixed": [2, 4, 8],
         "suffix, kelly": [2, 4, 8],
     }
@@ -122,8 +122,8 @@ def test_two_numbers_that_run_have_a_curve_each_over_the_mean_of_the_other():
     ]
     found = charts(Record("sweep", rows, **HEAD))
     depth_cases, by_heat = (the(Curves, found[f"ratio-by-{name}"]) for name in ("depth", "heat"))
-    assert close(dict(depth_cases.found["x"])[0], 1.25 * math.sqrt(8), 2.5, 5.0)
-    assert close(dict(by_heat.found["x"])[1], 5.0, 5.0, 5.0)
+    assert close(dict(depth_cases.series["x"])[0], 1.25 * math.sqrt(8), 2.5, 5.0)
+    assert close(dict(by_heat.series["x"])[1], 5.0, 5.0, 5.0)
 
 
 def test_a_server_has_its_loads():
@@ -131,13 +131,13 @@ def test_a_server_has_its_loads():
     assert [*found] == ["tokens_per_second-by-load", "first_token_seconds-by-load"]
     first = the(Dots, found["first_token_seconds-by-load"])
     assert first.groups == ["1 clients", "8 clients"]
-    assert close(first.found["m"][1], 1.6, 0.8, 2.4)
+    assert close(first.series["m"][1], 1.6, 0.8, 2.4)
 
 
 def test_simulated_speed_ups_are_charted_beside_measured_ones():
     speed = the(Dots, charts(SIMULATED)["ratio-by-prompt"])
-    assert [*speed.found] == ["x", "x, as simulated"]
-    assert close(speed.found["x, as simulated"][0], 2.5, 2.5, 2.5)
+    assert [*speed.series] == ["x", "x, as simulated"]
+    assert close(speed.series["x, as simulated"][0], 2.5, 2.5, 2.5)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_plan_has_costs_and_what_drafting_must_bring():
     found = charts(plan_record(PLAN, "it"))
     costs = the(Curves, found["cost-by-rows"])
     assert {
-        name: [(at, each.median) for at, each in points] for name, points in costs.found.items()
+        name: [(at, each.median) for at, each in points] for name, points in costs.series.items()
     } == {
         "m, here": [(1, 1.0), (2, 1.0), (4, 1.2)],
         "the same at a context of 4096 tokens": [(1, 1.0), (2, 2.1)],
@@ -222,7 +222,7 @@ def test_a_plan_has_costs_and_what_drafting_must_bring():
     assert costs.bound is not None
     assert costs.bound[1] == [(1, 1), (2, 2), (4, 4)]
     even = the(Curves, found["break-even-by-rows"])
-    assert [*even.found] == ["m, here"], "at the longer context even certainty does not pay"
+    assert [*even.series] == ["m, here"], "at the longer context even certainty does not pay"
 
 
 @pytest.mark.parametrize(

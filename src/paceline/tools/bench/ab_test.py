@@ -1,6 +1,6 @@
 """Interleaved A/B test of variants: every variant answers the same cases, and rows come out.
 
-In each round all variants answer a case, each with a fresh cache and drafter, and a ratio is taken
+In every round all variants answer a case, with fresh caches and drafters, and a ratio is taken
 within the round. Every answer is compared with plain decoding's, token by token. Prefill and decode
 are measured separately.
 """
@@ -76,9 +76,9 @@ def drafter_name(spec: str) -> str:
 
 
 def warm_up(variants: Sequence[Variant], case: Case) -> None:
-    """Answer once with each, so that work of the first request alone is not measured."""
-    for each in variants:
-        each.answer(case)
+    """Answer once with every variant, so that the work of a first request is not measured."""
+    for variant in variants:
+        variant.answer(case)
 
 
 def measure_all(
@@ -103,9 +103,9 @@ def measure(case: Case, variants: Sequence[Variant], *, rounds: int, start: int 
     The first variant is plain decoding, the baseline of `ratio`; one called `SINGLE_ROW` is the
     baseline of `ratio_single_row`. The first row's facts have the tokens of answer and prompt.
     """
-    calls = {each.name: partial(each.answer, case) for each in variants}
+    calls = {variant.name: partial(variant.answer, case) for variant in variants}
     answers = interleaved(calls, rounds, start)
-    first, *others = (_row(case, each, answers, variants[0].name) for each in variants)
+    first, *others = (_row(case, variant, answers, variants[0].name) for variant in variants)
     # With its tokens a case can be simulated.
     tokens = {"token_ids": answers[first.contender][0].token_ids}
     if case.keep_prompt:
@@ -116,18 +116,18 @@ def measure(case: Case, variants: Sequence[Variant], *, rounds: int, start: int 
 def interleaved(
     calls: Mapping[str, Callable[[], _T]], rounds: int, start: int = 0
 ) -> dict[str, list[_T]]:
-    """Run every call once per round, in rotating order: other load on the machine hits all alike.
+    """Run every call once per round, in rotating order: other load affects all calls alike.
 
-    `start` is the index of the call that begins the first round: pass another number for each
+    `start` is the index of the call that begins the first round: pass another number for every
     case. Returns name -> results, one per round, in the order of `calls`.
     """
-    found: dict[str, list[_T]] = {name: [] for name in calls}
+    results: dict[str, list[_T]] = {name: [] for name in calls}
     names = [*calls]
     for turn in range(start, start + rounds):
         shift = turn % len(names)
         for name in [*names[shift:], *names[:shift]]:
-            found[name].append(calls[name]())
-    return found
+            results[name].append(calls[name]())
+    return results
 
 
 def about(model: Model) -> dict[str, Any]:
@@ -141,11 +141,11 @@ def about(model: Model) -> dict[str, Any]:
 def variant_options(
     drafters: Sequence[str], policies: Sequence[str], blocks: Sequence[int]
 ) -> dict[str, Options]:
-    """Variant -> its options: plain decoding, then each drafter with each policy and block.
+    """Variant -> its options: plain decoding, then every drafter with every policy and block.
 
     Raises InvalidRequest if the part of a policy after its colon is no number.
     """
-    found: dict[str, Options] = {PLAIN: {"drafter": "none"}}
+    variants: dict[str, Options] = {PLAIN: {"drafter": "none"}}
     for drafter in drafters or ["auto"]:
         for policy in policies or (["fixed"] if blocks else ["auto"]):
             rule, colon, rows = policy.partition(":")
@@ -158,14 +158,15 @@ def variant_options(
                 name = drafter_name(drafter)
                 if rule != "auto" or block:
                     name += f", {rule}{f' {block}' if block else ''}"
-                found[name] = {"drafter": drafter, "policy": rule, "max_block": block}
-    return found
+                variants[name] = {"drafter": drafter, "policy": rule, "max_block": block}
+    return variants
 
 
 def options_facts(options: Mapping[str, Options]) -> dict[str, Any]:
     """The options of variants by name, for a record's settings: drafters without folders."""
     return {
-        name: {**each, "drafter": drafter_name(each["drafter"])} for name, each in options.items()
+        name: {**settings, "drafter": drafter_name(settings["drafter"])}
+        for name, settings in options.items()
     }
 
 
@@ -201,10 +202,10 @@ def _row(case: Case, variant: Variant, answers: Mapping[str, Sequence[Result]], 
 
     def ratios(base: str, rate: Callable[[Result], float] = _decode_rate) -> list[float]:
         pairs = zip(results, answers[base], strict=True)
-        return [rate(mine) / rate(theirs) for mine, theirs in pairs]
+        return [rate(result) / rate(base_result) for result, base_result in pairs]
 
-    each = [measures_of(result) for result in results]
-    measures = {measure: [found[measure] for found in each] for measure in each[0]}
+    by_round = [measures_of(result) for result in results]
+    measures = {measure: [values[measure] for values in by_round] for measure in by_round[0]}
     measures["ratio"] = ratios(plain)
     if SINGLE_ROW in answers:
         measures["ratio_single_row"] = ratios(SINGLE_ROW)
@@ -229,19 +230,19 @@ def _row(case: Case, variant: Variant, answers: Mapping[str, Sequence[Result]], 
 
 def _counts(results: Sequence[Result]) -> dict[str, Any]:
     """Sums over the rounds."""
-    every = [result.stats for result in results]
-    found: dict[str, Any] = {
-        name: sum(getattr(stats, name) for stats in every)
+    all_stats = [result.stats for result in results]
+    counts: dict[str, Any] = {
+        name: sum(getattr(stats, name) for stats in all_stats)
         for name in ("steps", "drafted", "accepted")
     }
     for name in ("drafted_by", "accepted_by"):
         sums = Counter[str]()
-        for stats in every:
+        for stats in all_stats:
             sums.update(getattr(stats, name))
-        found[name] = dict(sums)
+        counts[name] = dict(sums)
     for name in ("drafted_at", "accepted_at"):
         positions = Counter[int]()
-        for stats in every:
+        for stats in all_stats:
             positions.update(dict(enumerate(getattr(stats, name))))
-        found[name] = [positions[position] for position in sorted(positions)]
-    return found
+        counts[name] = [positions[position] for position in sorted(positions)]
+    return counts

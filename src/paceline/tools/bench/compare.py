@@ -23,12 +23,12 @@ class Line(NamedTuple):
     case: str
     kind: str
     variant: str
-    found: Sequence[Spread]
+    spreads: Sequence[Spread]
     """One per result."""
 
     def over_first(self, place: int) -> Spread:
         """Value of the result at index `place` over the first one's."""
-        base, other = self.found[0], self.found[place]
+        base, other = self.spreads[0], self.spreads[place]
         return Spread(other.median / base.median, other.least / base.most, other.most / base.least)
 
 
@@ -55,7 +55,7 @@ def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Repor
     value = {
         "measure": measure,
         "results": [_about(path, record) for path, record in zip(paths, records, strict=True)],
-        "means": [_mean(*each) for each in _means(lines, len(paths))],
+        "means": [_mean(*mean) for mean in _means(lines, len(paths))],
         "rows": [_row(line) for line in lines],
     }
     tables = [_mean_table(lines, names, measure), _case_table(lines, names, measure)]
@@ -65,15 +65,15 @@ def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Repor
 def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
     fingerprints = [(record.model or {}).get("fingerprint") for record in (base, other)]
     answers = [record.settings.get("max_tokens") for record in (base, other)]
-    for what, (one, two) in (
+    for difference, (base_value, other_value) in (
         ("another model", fingerprints),
         ("other prompts", (base.suite_sha256, other.suite_sha256)),
         ("answers of another length", answers),
     ):
-        if one != two:
+        if base_value != other_value:
             raise InvalidRequest(
-                f"{path} was measured with {what} than {first} ({_short(two)}, not {_short(one)}); "
-                "--anyway compares them nevertheless"
+                f"{path} was measured with {difference} than {first} ({_short(other_value)}, not "
+                f"{_short(base_value)}); --anyway compares them nevertheless"
             )
 
 
@@ -82,33 +82,33 @@ def _lines(records: Sequence[Record], measure: str) -> Iterator[Line]:
     by_key: list[dict[tuple[str, str], Row]] = [
         {row.key: row for row in record.rows} for record in records
     ]
-    for key, row in by_key[0].items():
-        if measure == "ratio" and row.contender == PLAIN:
+    for key, first in by_key[0].items():
+        if measure == "ratio" and first.contender == PLAIN:
             continue  # the baseline: always 1
-        rows = [each.get(key) for each in by_key]
-        found = [each.spread(measure) for each in rows if each is not None]
-        spreads = [each for each in found if each is not None and each.least > 0]
+        rows = [record_rows.get(key) for record_rows in by_key]
+        measured = [row.spread(measure) for row in rows if row is not None]
+        spreads = [spread for spread in measured if spread is not None and spread.least > 0]
         if len(spreads) == len(records):
-            yield Line(row.case, row.kind, row.contender, spreads)
+            yield Line(first.case, first.kind, first.contender, spreads)
 
 
 def _means(lines: Sequence[Line], results: int) -> Iterator[tuple[str, str, list[Spread]]]:
-    """(variant, kind or `all`, spreads over the cases of each further result's quotients).
+    """(variant, kind or `all`, one spread over the cases per further result, of its quotients).
 
     The `median` of these spreads is the geometric mean.
     """
     for variant in dict.fromkeys(line.variant for line in lines):
-        mine = [line for line in lines if line.variant == variant]
-        kinds = dict.fromkeys(line.kind for line in mine)
+        variant_lines = [line for line in lines if line.variant == variant]
+        kinds = dict.fromkeys(line.kind for line in variant_lines)
         for kind in [*(kinds if len(kinds) > 1 else ()), "all"]:
-            chosen = [line for line in mine if kind in (line.kind, "all")]
+            chosen = [line for line in variant_lines if kind in (line.kind, "all")]
             quotients = [
                 [line.over_first(place).median for line in chosen] for place in range(1, results)
             ]
             yield (
                 variant,
                 kind,
-                [Spread(geometric_mean(each), min(each), max(each)) for each in quotients],
+                [Spread(geometric_mean(ratios), min(ratios), max(ratios)) for ratios in quotients],
             )
 
 
@@ -119,8 +119,8 @@ def _about(path: Path, record: Record) -> dict[str, Any]:
 
 
 def _mean(variant: str, kind: str, over: Sequence[Spread]) -> dict[str, Any]:
-    found = [each._asdict() for each in over]
-    return {"contender": variant, "kind": kind, "over_first": found}
+    spreads = [spread._asdict() for spread in over]
+    return {"contender": variant, "kind": kind, "over_first": spreads}
 
 
 def _row(line: Line) -> dict[str, Any]:
@@ -128,8 +128,8 @@ def _row(line: Line) -> dict[str, Any]:
         "case": line.case,
         "kind": line.kind,
         "contender": line.variant,
-        "found": [each._asdict() for each in line.found],
-        "over_first": [line.over_first(n)._asdict() for n in range(1, len(line.found))],
+        "found": [spread._asdict() for spread in line.spreads],
+        "over_first": [line.over_first(n)._asdict() for n in range(1, len(line.spreads))],
     }
 
 
@@ -147,7 +147,7 @@ def _case_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Ta
         [
             line.case,
             line.variant,
-            *map(str, line.found),
+            *map(str, line.spreads),
             *(str(line.over_first(place)) for place in range(1, len(names))),
         ]
         for line in lines

@@ -73,7 +73,7 @@ def open_journal(output: Path | None, head: Record) -> Iterator[Journal]:
 
     `head` is the record of this run, without rows. Raises InvalidRequest: see `resuming`.
     """
-    about = {name: each for name, each in head.as_dict().items() if name not in _MAY_DIFFER}
+    about = {name: value for name, value in head.as_dict().items() if name not in _MAY_DIFFER}
     with resuming(output, about) as (entries, append):
         measured = [
             validated(_Entry, entry, f"line {number} of {journal_path(output)}")
@@ -105,12 +105,12 @@ def resuming(
         yield [*enumerate(entries[1:], start=2)], append
 
 
-def _check_same_run(path: Path, found: Any, about: Mapping[str, Any]) -> None:
-    if not isinstance(found, dict):
+def _check_same_run(path: Path, recorded: Any, about: Mapping[str, Any]) -> None:
+    if not isinstance(recorded, dict):
         raise InvalidRequest(f"{path} is no journal of `paceline bench`; choose another output")
     for name in about:
-        if found.get(name) != about[name]:
-            was, now = _differing(found.get(name), about[name])
+        if recorded.get(name) != about[name]:
+            was, now = _differing(recorded.get(name), about[name])
             raise InvalidRequest(
                 f"{path} has an interrupted run with another {name} ({was}, not {now}); resume "
                 "it with the same options, remove it, or choose another output"

@@ -54,7 +54,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement: a case by a variant. A record has one row at most for each such pair."""
+    """One measurement: a case by a variant. A record has one row at most per pair."""
 
     case: str
     """Id of the prompt, or another unique name of the case, such as `code, 372 tokens`."""
@@ -63,7 +63,7 @@ class Row:
     contender: str
     """Name of the variant that answered. The baseline is called `plain`."""
     measures: Mapping[str, Sequence[_Number]]
-    """Name -> its value in each round. All variants of a case took part in the same rounds, so the
+    """Name -> its values, by round. All variants of a case took part in the same rounds, so the
     values at one index belong together. Usual names: `ratio` (decode speed over plain decoding's
     in the same round), `ratio_single_row` (over single-row plain decoding's), `ratio_with_prefill`
     (over plain decoding's, prefill included), `decode_tokens_per_second`,
@@ -150,7 +150,9 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON: the head, then the rows."""
-        names = [each.name for each in fields(self) if each.name not in ("rows", "kind")]
+        names = [
+            attribute.name for attribute in fields(self) if attribute.name not in ("rows", "kind")
+        ]
         head = ["made", "command", "paceline", "versions", "machine", "model", "engine"]
         names.sort(key=lambda name: head.index(name) if name in head else len(head))
         return {
@@ -221,7 +223,10 @@ def parse_record(value: Any, name: str) -> Record:
     repeated = [key for key, count in Counter(row.key for row in record.rows).items() if count > 1]
     if repeated:
         raise InvalidRequest(
-            listed(name, [f"rows: {case!r} by {who!r} is there twice" for case, who in repeated])
+            listed(
+                name,
+                [f"rows: {case!r} by {contender!r} is there twice" for case, contender in repeated],
+            )
         )
     return record
 

@@ -16,11 +16,11 @@ def means(
 
     Rows without the measure do not count; a variant without other rows is left out.
     """
-    found: dict[str, list[float]] = {}
+    medians: dict[str, list[float]] = {}
     for row in rows:
         if measure in row.measures and kind in (None, row.kind):
-            found.setdefault(row.contender, []).append(median(row.measures[measure]))
-    return {name: geometric_mean(values) for name, values in found.items()}
+            medians.setdefault(row.contender, []).append(median(row.measures[measure]))
+    return {name: geometric_mean(values) for name, values in medians.items()}
 
 
 def worst(rows: Sequence[Row], variant: str) -> float:
@@ -55,8 +55,8 @@ def kind_table(rows: Sequence[Row]) -> Table:
     names = [name for name in all_means if name != PLAIN]
     lines = []
     for kind in dict.fromkeys(row.kind for row in rows):
-        found = means(rows, kind=kind)
-        lines.append([kind, *(f"{found[name]:.2f}" for name in names)])
+        kind_means = means(rows, kind=kind)
+        lines.append([kind, *(f"{kind_means[name]:.2f}" for name in names)])
     lines.append(["all", *(f"{all_means[name]:.2f}" for name in names)])
     lines.append(["worst prompt", *(f"{worst(rows, name):.2f}" for name in names)])
     if single:
@@ -65,7 +65,7 @@ def kind_table(rows: Sequence[Row]) -> Table:
 
 
 def case_table(rows: Sequence[Row]) -> Table:
-    """All rows."""
+    """A line per row: its tokens, speeds, acceptance, and whether its tokens are the same."""
     head = ["prompt", "variant", "tokens", "tok/s", "prefill", "tau", "accepted", "host"]
     single = any("ratio_single_row" in row.measures for row in rows)
     head += ["/ plain", "rounds", *(["/ 1 row"] if single else []), "same"]

@@ -66,7 +66,7 @@ def bench_peers(
             rows=[],
             settings={
                 "peers": {peer.name: peer.settings for peer in opened},
-                "contenders": [each.name for each in variants],
+                "contenders": [variant.name for variant in variants],
                 "rounds": rounds,
                 "max_tokens": max_tokens,
                 "prompts": len(questions),
@@ -77,8 +77,8 @@ def bench_peers(
             **here([*PACKAGES, *dict.fromkeys(name for peer in opened for name in peer.packages)]),
         )
         with open_journal(output, head) as journal:
-            for each in variants:  # warm-up
-                each.answer(questions[0], max_tokens)
+            for variant in variants:  # warm-up
+                variant.answer(questions[0], max_tokens)
             rows = measure_all(
                 questions,
                 variants,
@@ -87,15 +87,18 @@ def bench_peers(
                 journal=journal,
                 progress=progress,
             )
-    found = PeerRows(rows)
-    record = replace(head, rows=rows, summary=summary(found))
+    peer_rows = PeerRows(rows)
+    record = replace(head, rows=rows, summary=summary(peer_rows))
     return Report(
-        record.as_dict(), is_exact(found), tables=[*tables(found)], journal=journal_path(output)
+        record.as_dict(),
+        is_exact(peer_rows),
+        tables=[*tables(peer_rows)],
+        journal=journal_path(output),
     )
 
 
 def _questions(prompts: Suite, model: Model) -> list[Question]:
     return [
-        Question(each.id, each.kind, each.messages, model.tokens(each.messages))
-        for each in prompts.prompts
+        Question(prompt.id, prompt.kind, prompt.messages, model.tokens(prompt.messages))
+        for prompt in prompts.prompts
     ]

@@ -78,10 +78,10 @@ class GenAi:
             config.max_ngram_size = _NGRAM
         ids = np.array([question.tokens], dtype=np.int64)
         inputs = genai.TokenizedInputs(ov.Tensor(ids), ov.Tensor(np.ones_like(ids)))
-        found = self._pipelines[mode].generate(inputs, config)
-        first = found.perf_metrics.get_ttft().mean / 1e3
-        whole = found.perf_metrics.get_generate_duration().mean / 1e3
-        return self._target.answered(found.tokens[0], first, whole - first)
+        result = self._pipelines[mode].generate(inputs, config)
+        first = result.perf_metrics.get_ttft().mean / 1e3
+        whole = result.perf_metrics.get_generate_duration().mean / 1e3
+        return self._target.answered(result.tokens[0], first, whole - first)
 
 
 def scheduler() -> Any:

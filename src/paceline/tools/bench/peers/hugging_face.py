@@ -31,7 +31,6 @@ class Transformers:
     modes = (PLAIN, LOOKUP)
 
     def __init__(self, target: TargetModel) -> None:
-        """Load the model."""
         import torch
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
@@ -65,17 +64,17 @@ class Transformers:
         ids = torch.tensor([list(question.tokens)])
         times = _Times()
         began = perf_counter()
-        found = self._model.generate(
+        output_ids = self._model.generate(
             ids, attention_mask=torch.ones_like(ids), generation_config=config, streamer=times
         )
         ended = perf_counter()
-        answer = found[0, len(question.tokens) :].tolist()
+        answer = output_ids[0, len(question.tokens) :].tolist()
         first, at_first = times.first
         return self._target.answered(answer, first - began, ended - first, at_first=at_first)
 
 
 class _Times:
-    """A streamer that measures when tokens arrive: first the prompt, then those of each step."""
+    """A streamer that measures when tokens arrive: first the prompt, then those of every step."""
 
     def __init__(self) -> None:
         self._puts: list[tuple[float, int]] = []

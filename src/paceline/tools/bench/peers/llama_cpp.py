@@ -32,7 +32,6 @@ class LlamaCpp:
     modes = (PLAIN, *(f"lookup {tokens}" for tokens in _DRAFT_TOKENS))
 
     def __init__(self, target: TargetModel) -> None:
-        """Load the model."""
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 

@@ -41,12 +41,14 @@ class PeerVariant(NamedTuple):
 
 
 def variants_of(ours: PacelinePeer, peers: Sequence[Peer]) -> list[PeerVariant]:
-    """Variants of paceline, then of each peer, one per mode."""
-    found = [PeerVariant(mode, PLAIN, ours, mode) for mode in ours.modes]
+    """Variants of paceline, then of the peers: one per mode."""
+    variants = [PeerVariant(mode, PLAIN, ours, mode) for mode in ours.modes]
     for peer in peers:
-        own = f"{peer.name}, {peer.modes[0]}"
-        found += [PeerVariant(f"{peer.name}, {mode}", own, peer, mode) for mode in peer.modes]
-    return found
+        plain_name = f"{peer.name}, {peer.modes[0]}"
+        variants += [
+            PeerVariant(f"{peer.name}, {mode}", plain_name, peer, mode) for mode in peer.modes
+        ]
+    return variants
 
 
 def measure_all(
@@ -81,21 +83,21 @@ def measure(
     The first variant is paceline's plain decoding; `start` is as for `interleaved`. Raises
     ModelError if a peer fails.
     """
-    calls = {each.name: partial(each.answer, question, max_tokens) for each in variants}
+    calls = {variant.name: partial(variant.answer, question, max_tokens) for variant in variants}
     answers = interleaved(calls, rounds, start)
-    return [_row(question, each, answers, variants[0].name) for each in variants]
+    return [_row(question, variant, answers, variants[0].name) for variant in variants]
 
 
 def _row(
     question: Question, variant: PeerVariant, answers: Mapping[str, Sequence[Answer]], plain: str
 ) -> Row:
-    mine = answers[variant.name]
-    own, ours = answers[variant.own][0], answers[plain][0]
-    rates = [each.rate for each in mine]
+    peer_answers = answers[variant.name]
+    peer_plain, paceline_plain = answers[variant.own][0], answers[plain][0]
+    rates = [answer.rate for answer in peer_answers]
     measures: dict[str, Sequence[float | None]] = {
         "decode_tokens_per_second": rates,
-        "first_token_seconds": [each.first_token_seconds for each in mine],
-        "decode_seconds": [each.decode_seconds for each in mine],
+        "first_token_seconds": [answer.first_token_seconds for answer in peer_answers],
+        "decode_seconds": [answer.decode_seconds for answer in peer_answers],
         "ratio": _ratios(rates, answers[plain]),
     }
     if variant.name != variant.own:
@@ -104,24 +106,24 @@ def _row(
         question.id,
         question.kind,
         variant.name,
-        {name: found for name, each in measures.items() if (found := _complete(each))},
+        {name: complete for name, values in measures.items() if (complete := _complete(values))},
         facts={
             "peer": variant.peer.name,
-            "tokens": mine[0].count,
+            "tokens": peer_answers[0].count,
             "prompt_tokens": len(question.tokens),
-            "same_tokens": all(each.same(own) for each in mine),
-            "same_as_paceline": all(each.same(ours) for each in mine),
+            "same_tokens": all(answer.same(peer_plain) for answer in peer_answers),
+            "same_as_paceline": all(answer.same(paceline_plain) for answer in peer_answers),
         },
     )
 
 
 def _ratios(rates: Sequence[float | None], others: Sequence[Answer]) -> list[float | None]:
     """Ratios over the others' rates by round; None if one of the two is missing."""
-    pairs = zip(rates, [each.rate for each in others], strict=True)
-    return [mine / other if mine and other else None for mine, other in pairs]
+    pairs = zip(rates, [answer.rate for answer in others], strict=True)
+    return [rate / other_rate if rate and other_rate else None for rate, other_rate in pairs]
 
 
 def _complete(values: Sequence[float | None]) -> list[float]:
     """The values; none if one is missing, because an index is a round."""
-    found = [value for value in values if value is not None]
-    return found if len(found) == len(values) else []
+    numbers = [value for value in values if value is not None]
+    return numbers if len(numbers) == len(values) else []

@@ -71,7 +71,7 @@ class MlxLm:
     def _tokens(
         self, prompt: Sequence[int], max_tokens: int, mode: str
     ) -> Iterator[tuple[int, bool]]:
-        """Tokens, each with whether it was drafted."""
+        """(token, whether it was drafted) of an answer."""
         import mlx.core as mx
         from mlx_lm.generate import generate_step, speculative_generate_step
 

@@ -27,13 +27,13 @@ class PacelinePeer:
     def answer(self, question: Question, max_tokens: int, mode: str) -> Answer:
         """See `Peer`."""
         options: Options = {**GREEDY, "max_tokens": max_tokens, "drafter": _DRAFTERS[mode]}
-        found = self._model.fresh().generate(question.tokens, **options)
+        result = self._model.fresh().generate(question.tokens, **options)
         stops = self._model.files.stop_token_ids
-        ended = found.token_ids[-1] in stops
+        ended = result.token_ids[-1] in stops
         return Answer(
-            found.text,
-            found.token_ids[: -1 if ended else None],
-            found.completion_tokens,
-            found.stats.first_token_seconds,
-            found.stats.decode_seconds,
+            result.text,
+            result.token_ids[: -1 if ended else None],
+            result.completion_tokens,
+            result.stats.first_token_seconds,
+            result.stats.decode_seconds,
         )

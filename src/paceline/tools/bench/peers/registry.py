@@ -38,7 +38,7 @@ KNOWN = {
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Check that each name is an installed peer or a server's base URL.
+    """Check that all names are installed peers or servers' base URLs.
 
     Raises:
         InvalidRequest: there is no such peer.
@@ -61,18 +61,18 @@ def open_all(
 
     Raises PacelineError if a named peer cannot run the model.
     """
-    found: list[Peer] = []
+    peers: list[Peer] = []
     for name in dict.fromkeys(names or KNOWN):
         try:
             if not _is_url(name):
                 _check_installed(name)
             with progress.task(f"opening {name}"):
-                found += _open(name, target, access)
+                peers += _open(name, target, access)
         except PacelineError as error:
             if names:
                 raise
             progress.say(f"{name} is skipped: {error}")
-    return found
+    return peers
 
 
 def _open(name: str, target: TargetModel, access: Access) -> Sequence[Peer]:

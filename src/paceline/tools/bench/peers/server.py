@@ -43,9 +43,9 @@ class Access:
 
         With a second server, one may be missing.
         """
-        for name, given in (("--plain", self.plain), ("--speculation", self.speculation)):
-            if given is not None and not isinstance(_parsed(given), dict):
-                raise InvalidRequest(f"{name} is {given!r}; expected a JSON object")
+        for name, text in (("--plain", self.plain), ("--speculation", self.speculation)):
+            if text is not None and not isinstance(_parsed(text), dict):
+                raise InvalidRequest(f"{name} is {text!r}; expected a JSON object")
         if self.plain_url is None and (self.plain is None) != (self.speculation is None):
             raise InvalidRequest(
                 "--plain and --speculation go together: a server's plain answers are compared with "
@@ -83,19 +83,19 @@ class Server:
             self._models[PLAIN] = access.model or model_of(plain_url, self._keys[PLAIN])
         self.name = _shown(url)
         fields: Mapping[str, Any] = {AS_SERVED: {}}
-        given = {PLAIN: access.plain, SPECULATION: access.speculation}
+        texts = {PLAIN: access.plain, SPECULATION: access.speculation}
         if access.plain_url is not None or access.plain is not None:
-            fields = {mode: _parsed(text or "{}") for mode, text in given.items()}
+            fields = {mode: _parsed(text or "{}") for mode, text in texts.items()}
         elif _is_paceline(url, self._keys[AS_SERVED]):
             fields = _PACELINE
         self.modes = tuple(fields)
-        self._fields = {mode: json.dumps(each) for mode, each in fields.items()}
+        self._fields = {mode: json.dumps(extra) for mode, extra in fields.items()}
         self.settings: Mapping[str, Any] = {"model": model, "fields": fields}
         if access.plain_url is not None:
             self.settings = {**self.settings, "plain_server": _shown(plain_url)}
 
     def endpoint(self, mode: str, max_tokens: int) -> Endpoint:
-        """Where and how requests in one of `modes` are sent."""
+        """URL, model and fields of requests in one of `modes`."""
         return Endpoint(
             self._urls[mode], self._models[mode], max_tokens, self._keys[mode], self._fields[mode]
         )
@@ -104,14 +104,14 @@ class Server:
         """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
         endpoint = self.endpoint(mode, max_tokens)
         prompt = SuitePrompt(question.id, question.kind, question.messages)
-        found = closed_loop(endpoint, [prompt], clients=1, requests=1).samples[0]
-        if found.error is not None:
-            raise ModelError(found.error.partition(": ")[2])
-        if found.tokens < 1:
+        sample = closed_loop(endpoint, [prompt], clients=1, requests=1).samples[0]
+        if sample.error is not None:
+            raise ModelError(sample.error.partition(": ")[2])
+        if sample.tokens < 1:
             raise ModelError("the answer has no token count (usage)")
-        whole = found.ended - found.started
-        first = whole if found.first is None else found.first
-        return Answer(found.text, None, found.tokens, first, whole - first)
+        whole = sample.ended - sample.started
+        first = whole if sample.first is None else sample.first
+        return Answer(sample.text, None, sample.tokens, first, whole - first)
 
 
 def _shown(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Aggregates of the rows: speed of each variant, changed texts, and speed of paceline over it.
+"""Aggregates of the rows: speed of the variants, changed texts, and speed of paceline over them.
 
 Every figure is a geometric mean over questions of medians over rounds of ratios within a round. A
 ratio between answers with different texts compares the speed of two texts, so there are also means
@@ -43,7 +43,7 @@ class PeerRows:
         return self._means(lambda row: row.measures.get(OWN))
 
     def auto_over(self, of: Callable[[Row], bool] = lambda _: True) -> Means:
-        """Decode speed of paceline's auto over each other variant, in the rows that pass `of`."""
+        """Decode speed of paceline's auto over every other variant, in the rows that pass `of`."""
 
         def ratios(row: Row) -> list[float] | None:
             auto, other = self._auto(row).measures.get(_RATE), row.measures.get(_RATE)
@@ -70,11 +70,11 @@ class PeerRows:
         values: Callable[[Row], Sequence[float] | None],
         of: Callable[[Row], bool] = lambda _: True,
     ) -> Means:
-        found: dict[str, list[float]] = {}
+        medians: dict[str, list[float]] = {}
         for row in self.rows:
-            if of(row) and (each := values(row)):
-                found.setdefault(row.contender, []).append(median(each))
-        return {name: geometric_mean(each) for name, each in found.items()}
+            if of(row) and (ratios := values(row)):
+                medians.setdefault(row.contender, []).append(median(ratios))
+        return {name: geometric_mean(case_medians) for name, case_medians in medians.items()}
 
 
 def is_exact(rows: PeerRows) -> bool:
@@ -106,33 +106,33 @@ def summary(rows: PeerRows) -> dict[str, Any]:
 
 def tables(rows: PeerRows) -> Iterator[Table]:
     """The same to print."""
-    found = summary(rows)
-    questions = found["questions"]
+    aggregates = summary(rows)
+    questions = aggregates["questions"]
     head = ["variant", "/ own plain", "changed its text", "auto / it", "text kept", "text ours"]
     head += ["has our text", "first token / auto's"]
     lines = []
     for name in rows.contenders:
-        changed = found["texts_changed"].get(name)
-        ours = found["texts_of_paceline"].get(name)
+        changed = aggregates["texts_changed"].get(name)
+        ours = aggregates["texts_of_paceline"].get(name)
         lines.append(
             [
                 name,
-                _number(found["over_own_plain"].get(name)),
+                _number(aggregates["over_own_plain"].get(name)),
                 "-" if changed is None else f"{changed} of {questions}",
-                _number(found["auto_over"].get(name)),
-                _number(found["auto_over_where_text_is_kept"].get(name)),
-                _number(found["auto_over_where_text_is_paceline's"].get(name)),
+                _number(aggregates["auto_over"].get(name)),
+                _number(aggregates["auto_over_where_text_is_kept"].get(name)),
+                _number(aggregates["auto_over_where_text_is_paceline's"].get(name)),
                 "-" if ours is None else f"{ours} of {questions}",
-                _number(found["first_token_over_auto"].get(name)),
+                _number(aggregates["first_token_over_auto"].get(name)),
             ]
         )
     yield "decode speed, geometric means of ratios within a round", head, lines
-    by_kind = found["auto_over_by_kind"]
+    by_kind = aggregates["auto_over_by_kind"]
     yield (
         "speed of paceline's auto over each, by kind of prompt",
         ["variant", *by_kind],
         [
-            [name, *(_number(each.get(name)) for each in by_kind.values())]
+            [name, *(_number(means.get(name)) for means in by_kind.values())]
             for name in rows.contenders
             if name != AUTO
         ],

@@ -1,4 +1,4 @@
-"""The model that all peers run, in the format that each needs.
+"""The model that all peers run, in the formats that they need.
 
 Invariant: all formats are one model. The GGUF file is the one that paceline's form was made from,
 and the Hugging Face checkpoint is transformers' conversion of that file.
@@ -21,7 +21,7 @@ _MAKES_CHECKPOINTS = ("torch", "transformers", "accelerate", "gguf")
 
 
 class TargetModel(contextlib.ExitStack):
-    """A model's formats, made on first use and deleted at the end of the `with` block."""
+    """A model's formats, created on first use and deleted at the end of the `with` block."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class TargetModel(contextlib.ExitStack):
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """Stop tokens."""
+        """Ids of the tokens that end an answer."""
         return self.files.stop_token_ids
 
     @property
     def cores(self) -> int:
-        """CPU threads: the given number, or one per core that this process may use."""
+        """CPU threads: `threads`, or one per core that this process may use."""
         return cpu_cores() if self.threads is None else self.threads
 
     @cached_property
@@ -73,7 +73,7 @@ class TargetModel(contextlib.ExitStack):
 
         Raises:
             MissingExtra: a package that converts the GGUF file is not installed.
-            ModelError: there is no checkpoint, and none can be made.
+            ModelError: there is no checkpoint, and none can be converted.
         """
         if self.files.engine == "mlx":  # paceline runs the checkpoint itself
             return self.files.folder

@@ -16,29 +16,31 @@ def plan(load: Callable[[str], Model], engine: str, *, again: bool) -> Report:
     """Cost table of this machine, and work of a call by part.
 
     The work is included only for engines that count it. With `again` the costs are measured anew.
-    Where two engines run the model, and `engine` is `auto`, the other one is measured beside.
+    Where two engines run the model, and `engine` is `auto`, the other one is measured, too.
 
     Args:
         load: loads the model for an engine.
-        engine: the engine that is wanted.
+        engine: name of an engine, or `auto`.
         again: measure anew.
     """
     model = load(engine)
     measurement = model.measure_profile(again=again)
     engines = _compare_engines(model, load, again=again)
-    here = measurement.cost
+    cost = measurement.cost
     value = {
         "model": model.files.name,
         "engine": model.engine.describe(),
         "context": measurement.context,
         "row_invariant": measurement.row_invariant,
-        "exactness": {name: each.as_dict() for name, each in measurement.compared.items()},
-        **_cost_facts(here),
+        "exactness": {
+            name: comparison.as_dict() for name, comparison in measurement.compared.items()
+        },
+        **_cost_facts(cost),
         **({} if engines is None else {"engines": engines}),
     }
-    tables = [_cost_table(f"{model.files.name} on this machine", here)]
+    tables = [_cost_table(f"{model.files.name} on this machine", cost)]
     if measurement.deep_context:
-        deep = here.at_context(measurement.deep_context)
+        deep = cost.at_context(measurement.deep_context)
         value["deep"] = {"context": deep.context, **_cost_facts(deep)}
         tables.append(_cost_table(f"the same at a context of {deep.context} tokens", deep))
     if isinstance(model.engine, flops.CountsWork):
@@ -57,7 +59,7 @@ _COMPARED_ROWS = (1, 2, 4, 8, 16)
 def _compare_engines(
     model: Model, load: Callable[[str], Model], *, again: bool
 ) -> dict[str, Any] | None:
-    """Costs of each engine that runs the model, and the one that `auto` takes from now on.
+    """Costs of every engine that runs the model, and the one that `auto` takes from now on.
 
     None: there is no other engine, or one was named.
     """
@@ -114,12 +116,12 @@ def _exactness_table(compared: Mapping[str, Compared]) -> Table:
     rows = [
         [
             name.replace("_", " "),
-            str(each.rows),
-            f"{each.differing} ({100 * each.differing / max(each.rows, 1):.0f} %)",
-            f"{each.other_picks} ({100 * each.other_picks / max(each.rows, 1):.0f} %)",
-            f"{each.largest_difference:.3g}",
+            str(counts.rows),
+            f"{counts.differing} ({100 * counts.differing / max(counts.rows, 1):.0f} %)",
+            f"{counts.other_picks} ({100 * counts.other_picks / max(counts.rows, 1):.0f} %)",
+            f"{counts.largest_difference:.3g}",
         ]
-        for name, each in compared.items()
+        for name, counts in compared.items()
     ]
     return "exactness: rows against plain decoding's of a sequence alone, bit for bit", head, rows
 

@@ -49,7 +49,7 @@ def _calls(work: Work) -> Mapping[str, Mapping[int, Parts]]:
 
 
 def bounds(work: Work) -> Iterator[Bound]:
-    """Break-even of drafting, by bytes and by MACs, for each of `_calls`."""
+    """Break-even of drafting, by bytes and by MACs, for every entry of `_calls`."""
     for computed, calls in _calls(work).items():
         for unit, by in _UNITS.items():
             cost = CostTable({rows: getattr(total(parts), unit) for rows, parts in calls.items()})
@@ -77,13 +77,13 @@ def tables(work: Work) -> Iterator[Table]:
     """Work by part and rows, and the break-even of drafting, to print."""
     for computed, calls in _calls(work).items():
         yield f"work of a call, {computed}", *_by_part(calls)
-    if found := list(bounds(work)):
+    if all_bounds := list(bounds(work)):
         head = ["computed", "if time goes by", "rows", "/ fewest rows", "break-even p"]
-        yield "when drafting pays, at both ends", head, [_row(bound) for bound in found]
+        yield "when drafting pays, at both ends", head, [_row(bound) for bound in all_bounds]
 
 
 def _by_part(calls: Mapping[int, Parts]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: counts by rows, their growth, and each part's share of the longest call."""
+    """Head and rows: counts by rows, their growth, and every part's share of the longest call."""
     fewest, most = min(calls), max(calls)
     sums = {rows: total(parts) for rows, parts in calls.items()}
     head, table = ["part"], [[part] for part in (*calls[most], "all")]

@@ -37,7 +37,7 @@ def plan_rows(cost: CostTable) -> list[dict[str, Any]]:
 def best(cost: CostTable, chance: float) -> tuple[int, float]:
     """(T, speed-up) with the largest speed-up at this chance per draft token; T = 1: no draft."""
     options = {rows: speed_up(cost, [chance] * (rows - 1)) for rows in (1, *cost.seconds)}
-    rows = max(options, key=lambda each: options[each])
+    rows = max(options, key=lambda count: options[count])
     return rows, options[rows]
 
 
@@ -52,7 +52,7 @@ def is_plan(value: Any) -> bool:
 
 
 def plan_record(value: Mapping[str, Any], name: str) -> Record:
-    """Convert the JSON of `paceline plan` to a record with a row for each T and cost table.
+    """Convert the JSON of `paceline plan` to a record with a row per T and cost table.
 
     Raises InvalidRequest if the JSON is not a plan; `name` names it in the message.
     """

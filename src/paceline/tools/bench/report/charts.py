@@ -42,14 +42,14 @@ def record_charts(record: Record) -> list[Chart]:
     """The charts of a record, the most important first."""
     warm = [row for row in record.rows if row.at.get("state") != "cold"]
     cold = [row for row in record.rows if row.at.get("state") == "cold"]
-    found: list[Chart] = []
+    charts: list[Chart] = []
     axes = _axes(warm)
     for axis in axes:
-        found += _curves(warm, axis)
+        charts += _curves(warm, axis)
     if not axes:
-        found += _by_group(warm)
-    found += [*_positions(warm), *_times(warm), *_first(cold, warm), *_loads(warm)]
-    return [*found, *cost_charts(warm)]
+        charts += _by_group(warm)
+    charts += [*_positions(warm), *_times(warm), *_first(cold, warm), *_loads(warm)]
+    return [*charts, *cost_charts(warm)]
 
 
 def _axes(rows: Sequence[Row]) -> list[str]:
@@ -59,7 +59,7 @@ def _axes(rows: Sequence[Row]) -> list[str]:
         for name, value in row.at.items():
             if not isinstance(value, str):
                 values.setdefault(name, set()).add(value)
-    return [name for name, found in values.items() if len(found) > 1]
+    return [name for name, numbers in values.items() if len(numbers) > 1]
 
 
 def _curves(rows: Sequence[Row], place: str) -> Iterator[Chart]:
@@ -72,21 +72,21 @@ def _curves(rows: Sequence[Row], place: str) -> Iterator[Chart]:
             # Variants that differ in the block alone are one line.
             name = str(row.facts.get("way", row.contender)) if place == "block" else row.contender
             groups.setdefault(name, {}).setdefault(float(at), []).append(row)
-        found = {
-            name: [(at, _joined(each, measure)) for at, each in sorted(places.items())]
+        curves = {
+            name: [(at, _joined(rows_at, measure)) for at, rows_at in sorted(places.items())]
             for name, places in groups.items()
-            if not _is_baseline(measure, [row for each in places.values() for row in each])
+            if not _is_baseline(measure, [row for rows_at in places.values() for row in rows_at])
         }
-        joined = [each for places in groups.values() for each in places.values()]
+        joined = [rows_at for places in groups.values() for rows_at in places.values()]
         over = _OVER.get(place, place)
-        if found:
+        if curves:
             yield Curves(
                 f"{measure}-by-{place}",
                 f"{title}, by {over}",
                 _range_note(joined, measure),
                 over,
                 title.lower(),
-                found,
+                curves,
                 line,
                 digits=0 if measure == "prefill_tokens_per_second" else 2,
             )
@@ -95,28 +95,28 @@ def _curves(rows: Sequence[Row], place: str) -> Iterator[Chart]:
 def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
     """Speed-up and tokens per step by kind of prompt; by case if there is only one kind."""
     for measure, title, line in (*_CURVES[:2], _OWN):
-        there = [row for row in rows if measure in row.measures]
-        kinds = list(dict.fromkeys(row.kind for row in there))
-        of: Callable[[Row], str] = attrgetter("kind" if len(kinds) > 1 else "case")
-        groups = list(dict.fromkeys(map(of, there)))
+        measured = [row for row in rows if measure in row.measures]
+        kinds = list(dict.fromkeys(row.kind for row in measured))
+        group_of: Callable[[Row], str] = attrgetter("kind" if len(kinds) > 1 else "case")
+        groups = list(dict.fromkeys(map(group_of, measured)))
         names = [
             name
-            for name in dict.fromkeys(row.contender for row in there)
-            if not _is_baseline(measure, [row for row in there if row.contender == name])
+            for name in dict.fromkeys(row.contender for row in measured)
+            if not _is_baseline(measure, [row for row in measured if row.contender == name])
         ]
         if not names:
             continue
-        found: dict[str, list[Spread | None]] = {}
+        dots: dict[str, list[Spread | None]] = {}
         joined: list[Sequence[Row]] = []
         for name in names:
-            mine = [row for row in there if row.contender == name]
-            columns = [[row for row in mine if of(row) == group] for group in groups]
+            variant_rows = [row for row in measured if row.contender == name]
+            columns = [[row for row in variant_rows if group_of(row) == group] for group in groups]
             joined += columns
-            columns = [mine, *columns] if len(groups) > 1 else columns
-            found[name] = [_joined(column, measure) if column else None for column in columns]
-            if measure == "ratio" and all(_EXPECTED in row.measures for row in mine):
+            columns = [variant_rows, *columns] if len(groups) > 1 else columns
+            dots[name] = [_joined(column, measure) if column else None for column in columns]
+            if measure == "ratio" and all(_EXPECTED in row.measures for row in variant_rows):
                 expected = [_joined(column, _EXPECTED) if column else None for column in columns]
-                found[f"{name}, as simulated"] = expected
+                dots[f"{name}, as simulated"] = expected
         what = "kind of prompt" if len(kinds) > 1 else "prompt"
         yield Dots(
             f"{measure}-by-{what.split(maxsplit=1)[0]}",
@@ -124,7 +124,7 @@ def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
             _range_note(joined, measure),
             title.lower(),
             ["all", *groups] if len(groups) > 1 else groups,
-            found,
+            dots,
             line,
             log=measure.startswith("ratio"),
         )
@@ -132,10 +132,11 @@ def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
 
 def _positions(rows: Sequence[Row]) -> Iterator[Chart]:
     """Acceptance rate by position in the draft."""
-    found = {}
+    curves = {}
     for name in dict.fromkeys(row.contender for row in rows):
-        mine = [row for row in rows if row.contender == name]
-        drafted, accepted = _summed(mine, "drafted_at"), _summed(mine, "accepted_at")
+        variant_rows = [row for row in rows if row.contender == name]
+        drafted = _summed(variant_rows, "drafted_at")
+        accepted = _summed(variant_rows, "accepted_at")
         points = [
             (place, _single(accepted_here / tried))
             for place, (tried, accepted_here) in enumerate(
@@ -144,8 +145,8 @@ def _positions(rows: Sequence[Row]) -> Iterator[Chart]:
             if tried >= _MIN_DRAFTS
         ]
         if points:
-            found[name] = points
-    if found:
+            curves[name] = points
+    if curves:
         yield Curves(
             "acceptance-by-position",
             "Acceptance rate by position in the draft",
@@ -154,7 +155,7 @@ def _positions(rows: Sequence[Row]) -> Iterator[Chart]:
             "where acceptance is likely, so a line may rise.",
             "position in the draft",
             "acceptance rate",
-            found,
+            curves,
             spacing="linear",
         )
 
@@ -163,22 +164,22 @@ def _times(rows: Sequence[Row]) -> Iterator[Chart]:
     """Decode time per token, by part."""
     names, parts = [], {part: [0.0] * 0 for part in (*_PARTS, "the rest of the host")}
     for name in dict.fromkeys(row.contender for row in rows):
-        mine = [
+        variant_rows = [
             row
             for row in rows
             if row.contender == name
             and {"decode_seconds", *_PARTS.values()} <= row.measures.keys()
             and _decoded(row)
         ]
-        tokens = sum(map(_decoded, mine))
+        tokens = sum(map(_decoded, variant_rows))
         if not tokens:
             continue
         names.append(name)
         spent = {
-            part: 1e3 * sum(median(row.measures[measure]) for row in mine) / tokens
+            part: 1e3 * sum(median(row.measures[measure]) for row in variant_rows) / tokens
             for part, measure in _PARTS.items()
         }
-        whole = 1e3 * sum(median(row.measures["decode_seconds"]) for row in mine) / tokens
+        whole = 1e3 * sum(median(row.measures["decode_seconds"]) for row in variant_rows) / tokens
         spent["the rest of the host"] = max(whole - sum(spent.values()), 0.0)
         for part, value in spent.items():
             parts[part].append(value)
@@ -198,17 +199,17 @@ def _first(cold: Sequence[Row], warm: Sequence[Row]) -> Iterator[Chart]:
     """Time to first token of the first request after loading, and of the same request later."""
     if not cold:
         return
-    found: dict[str, list[Spread | None]] = {}
+    dots: dict[str, list[Spread | None]] = {}
     for row in cold:
         same = {name: value for name, value in row.at.items() if name != "state"}
         later = [
-            each
-            for each in warm
-            if each.contender == row.contender
-            and "first_token_seconds" in each.measures
-            and same.items() <= each.at.items()
+            warm_row
+            for warm_row in warm
+            if warm_row.contender == row.contender
+            and "first_token_seconds" in warm_row.measures
+            and same.items() <= warm_row.at.items()
         ]
-        found[row.contender] = [
+        dots[row.contender] = [
             row.spread("load_seconds"),
             row.spread("first_token_seconds"),
             _joined(later, "first_token_seconds") if later else None,
@@ -220,7 +221,7 @@ def _first(cold: Sequence[Row], warm: Sequence[Row]) -> Iterator[Chart]:
         "range over the rounds.",
         "seconds",
         ["loading", "first token, cold", "first token, warm"],
-        found,
+        dots,
     )
 
 
@@ -234,18 +235,21 @@ def _loads(rows: Sequence[Row]) -> Iterator[Chart]:
             "The median of the requests; lines from the least to the most.",
         ),
     ):
-        there = [row for row in rows if "requests_per_second" in row.measures]
-        there = [row for row in there if measure in row.measures]
-        groups = list(dict.fromkeys(row.case for row in there))
-        found = {
+        measured = [row for row in rows if "requests_per_second" in row.measures]
+        measured = [row for row in measured if measure in row.measures]
+        groups = list(dict.fromkeys(row.case for row in measured))
+        dots = {
             name: [
-                next((r.spread(measure) for r in there if (r.case, r.contender) == (g, name)), None)
+                next(
+                    (r.spread(measure) for r in measured if (r.case, r.contender) == (g, name)),
+                    None,
+                )
                 for g in groups
             ]
-            for name in dict.fromkeys(row.contender for row in there)
+            for name in dict.fromkeys(row.contender for row in measured)
         }
-        if found:
-            yield Dots(f"{measure}-by-load", title, note, title.lower(), groups, found)
+        if dots:
+            yield Dots(f"{measure}-by-load", title, note, title.lower(), groups, dots)
 
 
 def _joined(rows: Sequence[Row], measure: str) -> Spread:
@@ -261,7 +265,7 @@ def _joined(rows: Sequence[Row], measure: str) -> Spread:
 
 
 def _range_note(joined: Sequence[Sequence[Row]], measure: str) -> str:
-    """Note on what a mark and its line show; `joined` has the rows of each mark."""
+    """Note on what a mark and its line show; `joined` has the rows per mark."""
     if any(len(rows) > 1 for rows in joined):
         return "The mean of the cases (geometric for ratios); lines from the least to the most."
     if all(len(row.measures[measure]) == 1 for rows in joined for row in rows):

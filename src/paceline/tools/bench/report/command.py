@@ -96,7 +96,7 @@ def read_result(path: Path) -> Record:
 def _names(paths: Sequence[Path]) -> list[str]:
     """Names of the results: those of their files, numbered if they are the same.
 
-    Raises InvalidRequest if a file is given twice.
+    Raises InvalidRequest if a file is named twice.
     """
     names: list[str] = []
     if len(set(paths)) < len(paths):
@@ -113,16 +113,16 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     model, engine = record.model or {}, record.engine or {}
     yield "command", record.command
     yield "made", record.made
-    yield "machine", ", ".join(f"{name} {each}" for name, each in record.machine.items())
+    yield "machine", ", ".join(f"{name} {value}" for name, value in record.machine.items())
     if model:
         yield "model", f"{model.get('name')} ({model.get('fingerprint', '')[:12]})"
-    yield "engine", ", ".join(f"{name} {each}" for name, each in engine.items() if each)
+    yield "engine", ", ".join(f"{name} {value}" for name, value in engine.items() if value)
     yield (
         "versions",
         ", ".join(
-            f"{name} {each}"
-            for name, each in {"paceline": record.paceline, **record.versions}.items()
-            if each
+            f"{name} {version}"
+            for name, version in {"paceline": record.paceline, **record.versions}.items()
+            if version
         ),
     )
     if record.suite_sha256:
@@ -133,25 +133,27 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     if record.kind == "run" and record.rows:
         yield "answers", next(notes(record.rows))
     if skipped := record.summary.get("skipped"):
-        names = [str(each.get("case")) for each in skipped if isinstance(each, dict)]
+        names = [str(turn.get("case")) for turn in skipped if isinstance(turn, dict)]
         yield "skipped: they do not fit the context", ", ".join(names)
 
 
 def _same(record: Record) -> Iterator[str]:
-    """Number of cases in which each variant's tokens equal plain decoding's."""
+    """By variant, the number of cases in which its tokens equal plain decoding's."""
     for name in record.contenders:
-        mine = [
+        verdicts = [
             row.facts["same_tokens"]
             for row in record.rows
             if row.contender == name and "same_tokens" in row.facts
         ]
-        if mine:
-            yield f"{name} {sum(map(bool, mine))} of {len(mine)}"
+        if verdicts:
+            yield f"{name} {sum(map(bool, verdicts))} of {len(verdicts)}"
 
 
 def _every(record: Record) -> Table:
-    """All rows, with a column for each measure that any has."""
-    columns = [each for each in _COLUMNS if any(each[0] in row.measures for row in record.rows)]
+    """All rows, with a column per measure that any of them has."""
+    columns = [
+        column for column in _COLUMNS if any(column[0] in row.measures for row in record.rows)
+    ]
     same = any("same_tokens" in row.facts for row in record.rows)
     head = ["case", "variant", *(title for _, title, _ in columns), *(["same"] if same else [])]
     rows = [
@@ -167,8 +169,8 @@ def _every(record: Record) -> Table:
 
 
 def _cell(row: Row, measure: str, digits: int) -> str:
-    found = row.spread(measure)
-    return "" if found is None else found.rounded(digits)
+    spread = row.spread(measure)
+    return "" if spread is None else spread.rounded(digits)
 
 
 def _yes(value: object) -> str:

@@ -9,7 +9,7 @@ from paceline.tools.bench.report.shapes import Chart, Curves, Point
 def cost_charts(rows: Sequence[Row]) -> Iterator[Chart]:
     """Charts of the rows with `cost_ratio` and `break_even`."""
     if ratios := _points(rows, "cost_ratio"):
-        numbers = sorted({at for each in ratios.values() for at, _ in each})
+        numbers = sorted({at for points in ratios.values() for at, _ in points})
         yield Curves(
             "cost-by-rows",
             "Cost of a call by its rows",
@@ -38,9 +38,9 @@ def cost_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 def _points(rows: Sequence[Row], measure: str) -> Mapping[str, Sequence[Point]]:
     """Variant -> a point per T of 1 or more, ascending."""
-    found: dict[str, dict[float, Point]] = {}
+    by_variant: dict[str, dict[float, Point]] = {}
     for row in rows:
-        at, each = row.at.get("rows", ""), row.spread(measure)
-        if each is not None and not isinstance(at, str) and at >= 1:
-            found.setdefault(row.contender, {})[float(at)] = (float(at), each)
-    return {name: [points[at] for at in sorted(points)] for name, points in found.items()}
+        at, spread = row.at.get("rows", ""), row.spread(measure)
+        if spread is not None and not isinstance(at, str) and at >= 1:
+            by_variant.setdefault(row.contender, {})[float(at)] = (float(at), spread)
+    return {name: [points[at] for at in sorted(points)] for name, points in by_variant.items()}

@@ -50,13 +50,13 @@ _SETTINGS: Mapping[str, Any] = {
 def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()) -> bytes:
     """A chart as a picture.
 
-    A PNG has its title; an SVG is for a page that has the title as text. Each of `names` has the
-    same colour and marker in all charts that get the same `names`. Raises MissingExtra if
+    A PNG has its title; an SVG is for a page that has the title as text. A name has the same
+    colour and marker in all charts that get the same `names`. Raises MissingExtra if
     matplotlib is not installed.
     """
     with new_figure() as figure:
         axes = figure.add_subplot()
-        if not isinstance(chart, Stacks) and chart.found.keys().isdisjoint(names):
+        if not isinstance(chart, Stacks) and chart.series.keys().isdisjoint(names):
             names = ()
         if isinstance(chart, Dots):
             _draw_dots(chart, axes, names)
@@ -91,24 +91,24 @@ def new_figure() -> Iterator[Any]:
 
 
 def _draw_dots(chart: Dots, axes: Any, names: Sequence[str]) -> None:
-    room = 0.8 / len(chart.found)
-    height = 1.6 + len(chart.groups) * (0.22 + 0.17 * len(chart.found))
+    room = 0.8 / len(chart.series)
+    height = 1.6 + len(chart.groups) * (0.22 + 0.17 * len(chart.series))
     axes.figure.set_size_inches(_WIDTH, height)
     axes.set_xlabel(chart.measure)
     if chart.log:
-        every = [each for column in chart.found.values() for each in column if each]
-        _log(axes.xaxis, every, chart.line)
+        spreads = [spread for column in chart.series.values() for spread in column if spread]
+        _log(axes.xaxis, spreads, chart.line)
     if chart.line is not None:
         axes.axvline(chart.line, color="black", linewidth=0.8)
-    for number, (name, column) in enumerate(chart.found.items()):
+    for number, (name, column) in enumerate(chart.series.items()):
         colour, marker, _, _ = _look(name, names, number)
-        there = [(place, each) for place, each in enumerate(column) if each is not None]
-        heights = [place - 0.4 + room * (number + 0.5) for place, _ in there]
-        middle = [each.median for _, each in there]
+        marks = [(place, spread) for place, spread in enumerate(column) if spread is not None]
+        heights = [place - 0.4 + room * (number + 0.5) for place, _ in marks]
+        middle = [spread.median for _, spread in marks]
         axes.hlines(
             heights,
-            [each.least for _, each in there],
-            [each.most for _, each in there],
+            [spread.least for _, spread in marks],
+            [spread.most for _, spread in marks],
             color=colour,
             linewidth=1.2,
         )
@@ -142,14 +142,14 @@ def _draw_curves(chart: Curves, axes: Any, names: Sequence[str]) -> None:
         axes.minorticks_off()
     if chart.line is not None:
         axes.axhline(chart.line, color="black", linewidth=0.8)
-    for number, (name, points) in enumerate(chart.found.items()):
+    for number, (name, points) in enumerate(chart.series.items()):
         colour, marker, dashes, _ = _look(name, names, number)
-        x = [where[at] for at, _ in points]
-        middle = [each.median for _, each in points]
-        below = [each.median - each.least for _, each in points]
-        above = [each.most - each.median for _, each in points]
+        positions = [where[at] for at, _ in points]
+        middle = [spread.median for _, spread in points]
+        below = [spread.median - spread.least for _, spread in points]
+        above = [spread.most - spread.median for _, spread in points]
         axes.errorbar(
-            x,
+            positions,
             middle,
             yerr=(below, above) if any(below) or any(above) else None,
             color=colour,
@@ -161,8 +161,8 @@ def _draw_curves(chart: Curves, axes: Any, names: Sequence[str]) -> None:
             elinewidth=1,
         )
     if chart.log:
-        every = [each for points in chart.found.values() for _, each in points]
-        _log(axes.yaxis, every, chart.line)
+        spreads = [spread for points in chart.series.values() for _, spread in points]
+        _log(axes.yaxis, spreads, chart.line)
     else:
         axes.set_ylim(bottom=0)
     limits = axes.get_ylim()
@@ -213,10 +213,10 @@ def _look(name: str, names: Sequence[str], number: int) -> tuple[str, str, Any, 
     return LOOKS[place % len(LOOKS)]
 
 
-def _log(axis: Any, found: Sequence[Spread], line: float | None) -> None:
+def _log(axis: Any, spreads: Sequence[Spread], line: float | None) -> None:
     """Make an axis logarithmic, with round numbers as ticks."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    ends = [value for each in found for value in (each.least, each.most)]
+    ends = [value for spread in spreads for value in (spread.least, spread.most)]
     ends += [] if line is None else [line]
     least, most = min(ends), max(ends)
     known = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64]

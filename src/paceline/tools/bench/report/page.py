@@ -54,13 +54,14 @@ summary { cursor: pointer; }
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """The page."""
+    """HTML of the page, which needs no other file."""
     links = "".join(
-        f'<li><a href="#s{number}">{escape(each.name)}</a>: {escape(each.about)}</li>\n'
-        for number, each in enumerate(sections, start=1)
+        f'<li><a href="#s{number}">{escape(section.name)}</a>: {escape(section.about)}</li>\n'
+        for number, section in enumerate(sections, start=1)
     )
     body = "\n".join(
-        "\n".join(_section(f"s{number}", each)) for number, each in enumerate(sections, start=1)
+        "\n".join(_section(f"s{number}", section))
+        for number, section in enumerate(sections, start=1)
     )
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -87,7 +88,7 @@ def _section(anchor: str, section: Section) -> Iterator[str]:
     yield f'<h2 id="{anchor}">{escape(section.name)}</h2>'
     yield f"<p>{escape(section.about)}</p>"
     facts = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(what)}</dd>" for name, what in section.facts
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in section.facts
     )
     yield f"<dl>{facts}</dl>"
     for table in section.tables:

@@ -1,6 +1,6 @@
 """Three kinds of chart as plain data: dots by group, curves over a number, stacked bars.
 
-Each has its values as a table, too. `drawing.py` draws them.
+They have their values as tables, too. `drawing.py` draws them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Point = tuple[float, Spread]
 
 @dataclass(frozen=True, slots=True)
 class Dots:
-    """Groups below each other, with a mark per name: for ratios."""
+    """Groups one below the other, with a mark per name: for ratios."""
 
     slug: str
     title: str
@@ -25,7 +25,7 @@ class Dots:
     measure: str
     """Label of the x axis."""
     groups: Sequence[str]
-    found: Mapping[str, Sequence[Spread | None]]
+    series: Mapping[str, Sequence[Spread | None]]
     """Name -> one value per group."""
     line: float | None = None
     """Value of the baseline."""
@@ -33,14 +33,14 @@ class Dots:
 
     @property
     def table(self) -> Table:
-        """The values."""
+        """The values: a line per group, a column per name."""
         rows = [
-            [group, *("" if each is None else str(each) for each in column)]
+            [group, *("" if spread is None else str(spread) for spread in column)]
             for group, column in zip(
-                self.groups, zip(*self.found.values(), strict=True), strict=True
+                self.groups, zip(*self.series.values(), strict=True), strict=True
             )
         ]
-        return self.measure, ["", *self.found], rows
+        return self.measure, ["", *self.series], rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Curves:
     over: str
     """Label of the x axis."""
     measure: str
-    found: Mapping[str, Sequence[Point]]
+    series: Mapping[str, Sequence[Point]]
     line: float | None = None
     bound: tuple[str, Sequence[tuple[float, float]]] | None = None
     """A dotted line that was not measured: its name and points."""
@@ -66,12 +66,12 @@ class Curves:
     @property
     def places(self) -> list[float]:
         """The x values of all points, ascending."""
-        return sorted({at for points in self.found.values() for at, _ in points})
+        return sorted({at for points in self.series.values() for at, _ in points})
 
     @property
     def table(self) -> Table:
-        """The values."""
-        columns = [dict(points) for points in self.found.values()]
+        """The values: a line per x value, a column per name."""
+        columns = [dict(points) for points in self.series.values()]
         rows = [
             [
                 f"{at:g}",
@@ -79,7 +79,7 @@ class Curves:
             ]
             for at in self.places
         ]
-        return self.measure, [self.over, *self.found], rows
+        return self.measure, [self.over, *self.series], rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Stacks:
 
     @property
     def table(self) -> Table:
-        """The values."""
+        """The values: a line per name, a column per part, and their sum."""
         columns = [*zip(*self.parts.values(), strict=True)]
         rows = [
             [name, *(f"{value:.2f}" for value in column), f"{sum(column):.2f}"]

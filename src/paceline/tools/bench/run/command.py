@@ -17,7 +17,7 @@ from paceline.tools.bench.summary import all_same_tokens, case_table, kind_table
 from paceline.tools.suite import load_suite
 
 _MAX_PRINTED = 64
-"""Cases. Of a longer run only the result file has a row for each."""
+"""Cases. Of a longer run only the result file has the rows."""
 
 
 def bench_run(
@@ -38,8 +38,8 @@ def bench_run(
 ) -> Report:
     """Plain decoding, single-row plain decoding and the drafters on a suite, interleaved.
 
-    All answers are greedy, or sampled with the same seed. `load` opens the model with at least the
-    given number of rows per call. Rows are journaled beside `output` until it is written. Raises
+    All answers are greedy, or sampled with the same seed. `load` opens the model with at least that
+    number of rows per call. Rows are journaled beside `output` until it is written. Raises
     InvalidRequest if an option or the suite is invalid, or no prompt fits the context.
     """
     prompts = load_suite(suite).only(kinds, per_kind, limit)
@@ -59,7 +59,7 @@ def bench_run(
         "run",
         rows=[],
         settings={
-            "drafters": [each.name for each in variants[2:]],
+            "drafters": [variant.name for variant in variants[2:]],
             "policy": policy,
             "rounds": rounds,
             "max_tokens": max_tokens,
@@ -81,7 +81,7 @@ def bench_run(
             journal=journal,
             progress=progress,
         )
-    skips = {"skipped": [each._asdict() for each in skipped]}
+    skips = {"skipped": [turn._asdict() for turn in skipped]}
     record = replace(head, rows=rows, summary={**summary(rows), **group_summary(rows), **skips})
     tables = [kind_table(rows), *group_tables(rows)]
     if len(record.cases) <= _MAX_PRINTED:

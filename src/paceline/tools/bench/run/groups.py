@@ -1,7 +1,7 @@
 """Speed by kind of prompt, with the answers that are loops and without them.
 
 A loop is an answer that repeats itself: drafters are fast on it, and it is of no use. An answer of
-n tokens has n - 7 8-grams, one at each position where eight tokens begin. Its repeated share is the
+n tokens has n - 7 8-grams, one per position where eight tokens begin. Its repeated share is the
 share of these that equal an earlier 8-gram of the same answer; over 0.3 it is a loop. An answer of
 fewer than eight tokens has a share of 0. The prompt does not count: quoting it is no loop.
 
@@ -53,13 +53,13 @@ def group_summary(rows: Sequence[Row]) -> dict[str, Any]:
     cases = dict.fromkeys(row.case for row in rows)
     looping = {row.case for row in rows if row.contender == PLAIN and is_loop(_tokens(row))}
     kinds = dict.fromkeys(row.kind for row in rows)
-    found = {kind: _group([row for row in rows if row.kind == kind], looping) for kind in kinds}
+    groups = {kind: _group([row for row in rows if row.kind == kind], looping) for kind in kinds}
     return {
         "loop_cases": [case for case in cases if case in looping],
         "single_row_texts_differing": sum(
             row.contender == SINGLE_ROW and row.facts.get("same_tokens") is False for row in rows
         ),
-        "groups": {**found, ALL: _group(rows, looping)},
+        "groups": {**groups, ALL: _group(rows, looping)},
     }
 
 
@@ -80,13 +80,13 @@ def group_tables(rows: Sequence[Row]) -> list[Table]:
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
     """Lines about loops and exactness, which a table of speeds does not show."""
-    found = group_summary(rows)
-    answers, loops = found["groups"][ALL]["answers"], found["groups"][ALL]["loops"]
+    aggregates = group_summary(rows)
+    answers, loops = aggregates["groups"][ALL]["answers"], aggregates["groups"][ALL]["loops"]
     yield f"{answers} answers, of which {loops} are loops ({100 * loops / answers:.0f} %)"
     equal = "equal" if all_same_tokens(rows) else "do NOT all equal"
     yield f"the drafters' tokens {equal} plain decoding's"
     if any(row.contender == SINGLE_ROW for row in rows):
-        differing = found["single_row_texts_differing"]
+        differing = aggregates["single_row_texts_differing"]
         yield f"{SINGLE_ROW}: {differing} of {answers} answers differ from plain decoding's"
 
 
@@ -102,34 +102,38 @@ def _group(rows: Sequence[Row], looping: set[str]) -> dict[str, Any]:
 
 def _by_variant(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     ratios = {name: means(rows, name) for name in _RATIOS}
-    found: dict[str, dict[str, float]] = {}
+    by_variant: dict[str, dict[str, float]] = {}
     for variant in dict.fromkeys(row.contender for row in rows):
-        mine = [row for row in rows if row.contender == variant]
-        steps = sum(_steps(row) for row in mine)
-        medians = [median(row.measures["ratio"]) for row in mine if "ratio" in row.measures]
-        found[variant] = {
-            **({"tokens_per_step": sum(map(_decoded, mine)) / steps} if steps else {}),
-            **{name: each[variant] for name, each in ratios.items() if variant in each},
+        variant_rows = [row for row in rows if row.contender == variant]
+        steps = sum(_steps(row) for row in variant_rows)
+        medians = [median(row.measures["ratio"]) for row in variant_rows if "ratio" in row.measures]
+        by_variant[variant] = {
+            **({"tokens_per_step": sum(map(_decoded, variant_rows)) / steps} if steps else {}),
+            **{name: values[variant] for name, values in ratios.items() if variant in values},
             **({"least_ratio": min(medians)} if medians else {}),
         }
-    return found
+    return by_variant
 
 
 def _line(kind: str, group: dict[str, Any], variant: str) -> list[str]:
-    every, without = (group[name].get(variant, {}) for name in ("with_loops", "without_loops"))
+    with_loops, without_loops = (
+        group[name].get(variant, {}) for name in ("with_loops", "without_loops")
+    )
     count = group["answers"]
-    cells = [f"{_number(every, name)} ({_number(without, name)})" for name, _ in _COLUMNS]
+    cells = [
+        f"{_number(with_loops, name)} ({_number(without_loops, name)})" for name, _ in _COLUMNS
+    ]
     return [kind, f"{count} ({count - group['loops']})", *cells]
 
 
-def _number(found: dict[str, float], name: str) -> str:
-    return f"{found[name]:.2f}" if name in found else "-"
+def _number(figures: dict[str, float], name: str) -> str:
+    return f"{figures[name]:.2f}" if name in figures else "-"
 
 
 def _tokens(row: Row) -> list[int]:
     """Token ids of an answer; none if the record does not have them."""
     tokens = row.facts.get("token_ids")
-    if not isinstance(tokens, list) or not all(isinstance(each, int) for each in tokens):
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         return []
     return tokens
 

@@ -61,12 +61,12 @@ def measure_turns(
     journal: Journal,
     progress: Progress,
 ) -> Measured:
-    """Answer each turn with all variants, the first of which is plain decoding.
+    """Answer every turn with all variants, the first of which is plain decoding.
 
     `options` are those of all variants, with a `max_tokens`. Raises InvalidRequest if no prompt
     fits the context.
     """
-    room = min(max_context(each.model) for each in variants)
+    room = min(max_context(variant.model) for variant in variants)
     plain = variants[0]
     first_turns = [_first_turn(plain.model, prompt, options) for prompt in prompts]
     fitting = next((case for case in first_turns if _size(case, plain) <= room), None)
@@ -77,19 +77,19 @@ def measure_turns(
         )
     warm_up(variants, fitting)
     total = sum(1 + len(prompt.turns) for prompt in prompts)
-    found = Measured([], [])
+    measured = Measured([], [])
     for prompt, first in zip(prompts, first_turns, strict=True):
         case, messages = first, [*prompt.messages]
         for turn, following in enumerate([*prompt.turns, None], start=1):
             if (size := _size(case, plain)) > room:
                 for name in _names(prompt, turn):
-                    found.skipped.append(Skipped(name, size, room))
-                    progress.say(str(found.skipped[-1]))
+                    measured.skipped.append(Skipped(name, size, room))
+                    progress.say(str(measured.skipped[-1]))
                 break
-            number = len(found.rows) // len(variants) + len(found.skipped) + 1
+            number = len(measured.rows) // len(variants) + len(measured.skipped) + 1
             call = partial(measure, case, variants, rounds=rounds, start=number)
             rows = journal.get_or_measure(case.id, call, progress, f"{number}/{total}")
-            found.rows.extend(rows)
+            measured.rows.extend(rows)
             if following is not None:
                 messages += [
                     {"role": "assistant", "content": _answer(plain, rows)},
@@ -104,7 +104,7 @@ def measure_turns(
                     facts={**case.facts, "turn": turn + 1},
                     keep_prompt=False,
                 )
-    return found
+    return measured
 
 
 def _first_turn(model: Model, prompt: SuitePrompt, options: Options) -> Case:

@@ -36,7 +36,7 @@ def bench_serve(
     extra: str,
     progress: Progress,
 ) -> Report:
-    """Measure a server with each number of clients, and at each rate of requests per second.
+    """Measure a server with every number of clients, and at every rate of requests per second.
 
     Raises InvalidRequest if there is no server at the URL, or a value is out of range.
     """
@@ -83,8 +83,10 @@ def _row(endpoint: Endpoint, run: LoadRun) -> Row:
     measures = {
         "tokens_per_second": [facts.pop("tokens_per_second")],
         "requests_per_second": [facts.pop("requests_per_second")],
-        "first_token_seconds": [one.first for one in good if one.first is not None],
-        "per_token_seconds": [each for one in good if (each := one.per_token) is not None],
+        "first_token_seconds": [sample.first for sample in good if sample.first is not None],
+        "per_token_seconds": [
+            seconds for sample in good if (seconds := sample.per_token) is not None
+        ],
     }
     measured = {name: values for name, values in measures.items() if values}
     return Row(facts.pop("load"), "any", endpoint.model, measured, facts=facts)

@@ -1,7 +1,7 @@
 """Load on an OpenAI-compatible server: throughput, time to first token, time per output token.
 
-Closed loop: a number of clients, each of which sends a request when its last answer has ended.
-Open loop: requests at random times with a given rate, however many wait (Poisson, seeded).
+Closed loop: several clients; a client sends a request when its last answer has ended.
+Open loop: requests at random times, at a fixed mean rate, however many wait (Poisson, seeded).
 Tokens are counted by the server (`usage`), times by the client. Time per output token is the time
 after the first delta over the tokens after the first: a delta may have several tokens.
 """
@@ -88,18 +88,20 @@ class LoadRun:
             "completion_tokens": tokens,
             "tokens_per_second": tokens / self.seconds,
             "requests_per_second": len(good) / self.seconds,
-            "first_token": percentiles(one.first for one in good if one.first is not None),
-            "per_token": percentiles(t for one in good if (t := one.per_token) is not None),
+            "first_token": percentiles(sample.first for sample in good if sample.first is not None),
+            "per_token": percentiles(
+                seconds for sample in good if (seconds := sample.per_token) is not None
+            ),
         }
 
 
 def percentiles(values: Iterator[float]) -> dict[str, float] | None:
     """Median, 90th and 99th percentile and maximum; None without values."""
-    found = sorted(values)
-    if not found:
+    ordered = sorted(values)
+    if not ordered:
         return None
-    cuts = quantiles(found, n=100, method="inclusive") if len(found) > 1 else found * 99
-    return {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98], "max": found[-1]}
+    cuts = quantiles(ordered, n=100, method="inclusive") if len(ordered) > 1 else ordered * 99
+    return {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98], "max": ordered[-1]}
 
 
 def model_of(url: str, key: str | None = None) -> str:
@@ -137,7 +139,7 @@ def closed_loop(
     requests: int,
     watch: Callable[[Sample], None] = lambda _: None,
 ) -> LoadRun:
-    """Send `requests` in all from `clients`, each of which sends one at a time."""
+    """Send `requests` in all from `clients`; a client sends one at a time."""
     remaining = islice(cycle(prompts), requests)
 
     async def run(send: Callable[[SuitePrompt], Any]) -> None:
@@ -163,13 +165,13 @@ def open_loop(
     gaps = random.Random(seed)
 
     async def run(send: Callable[[SuitePrompt], Any]) -> None:
-        async def one(prompt: SuitePrompt, after: float) -> None:
+        async def send_later(prompt: SuitePrompt, after: float) -> None:
             await asyncio.sleep(after)
             watch(await send(prompt))
 
         at, pending = 0.0, []
         for prompt in islice(cycle(prompts), requests):
-            pending.append(one(prompt, at))
+            pending.append(send_later(prompt, at))
             at += gaps.expovariate(rate)
         await asyncio.gather(*pending)
 
@@ -212,7 +214,7 @@ async def _send(client: Any, endpoint: Endpoint, prompt: SuitePrompt, began: flo
         "stream_options": {"include_usage": True},
         **json.loads(endpoint.extra),
     }
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     pieces: list[str] = []
     ended = False
     try:
@@ -221,24 +223,26 @@ async def _send(client: Any, endpoint: Endpoint, prompt: SuitePrompt, began: flo
         ) as answer:
             await _check(answer)
             async for line in answer.aiter_lines():
-                ended |= _read_line(line, started, found, pieces)
+                ended |= _read_line(line, started, fields, pieces)
         if not ended:
-            found["error"] = "the stream ended without a finish_reason or [DONE]"
+            fields["error"] = "the stream ended without a finish_reason or [DONE]"
     except httpx.HTTPError as error:
-        found["error"] = f"{type(error).__name__}: {error}"
+        fields["error"] = f"{type(error).__name__}: {error}"
     except _NotAnsweredError as error:
-        found["error"] = str(error)
+        fields["error"] = str(error)
     except (ValueError, LookupError, TypeError, AttributeError):
-        found["error"] = "an event is no chunk of a chat completion"
-    return Sample(prompt.id, started - began, perf_counter() - began, text="".join(pieces), **found)
+        fields["error"] = "an event is no chunk of a chat completion"
+    return Sample(
+        prompt.id, started - began, perf_counter() - began, text="".join(pieces), **fields
+    )
 
 
 async def _check(answer: Any) -> None:
     if answer.status_code != 200:
         await answer.aread()
-        said = _one_line(answer.text)
+        reason = _one_line(answer.text)
         key = "; give another API key with --api-key" if answer.status_code in (401, 403) else ""
-        raise _NotAnsweredError(f"status {answer.status_code}: {said}{key}")
+        raise _NotAnsweredError(f"status {answer.status_code}: {reason}{key}")
 
 
 def _one_line(error: object) -> str:
@@ -250,8 +254,8 @@ class _NotAnsweredError(PacelineError):
     """The server returned an error."""
 
 
-def _read_line(line: str, started: float, found: dict[str, Any], pieces: list[str]) -> bool:
-    """Read one line of the event stream into `found` and `pieces`; whether it ends the answer."""
+def _read_line(line: str, started: float, fields: dict[str, Any], pieces: list[str]) -> bool:
+    """Read one line of the event stream into `fields` and `pieces`; whether it ends the answer."""
     if not line.startswith("data:"):
         return False
     if line.removeprefix("data:").strip() == "[DONE]":
@@ -265,15 +269,15 @@ def _read_line(line: str, started: float, found: dict[str, Any], pieces: list[st
         ended |= bool(choice.get("finish_reason"))
         thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
         if text := thought + (delta.get("content") or ""):
-            found.setdefault("first", perf_counter() - started)
+            fields.setdefault("first", perf_counter() - started)
             pieces.append(text)
     if usage := chunk.get("usage"):
-        found["tokens"] = usage.get("completion_tokens", 0)
-        found["prompt_tokens"] = usage.get("prompt_tokens", 0)
+        fields["tokens"] = usage.get("completion_tokens", 0)
+        fields["prompt_tokens"] = usage.get("prompt_tokens", 0)
         details = usage.get("prompt_tokens_details") or {}
-        found["cached_tokens"] = details.get("cached_tokens") or 0
+        fields["cached_tokens"] = details.get("cached_tokens") or 0
     if drafted := _drafted(chunk):
-        found["drafted"] = drafted
+        fields["drafted"] = drafted
     return ended
 
 
@@ -291,9 +295,9 @@ def _drafted(chunk: dict[str, Any]) -> int:
 
 
 def key_for(url: str, key: str | None) -> str | None:
-    """The API key for a server: `key`, or for one on this machine that of the environment.
+    """The API key for a server: `key`, or PACELINE_API_KEY if the server is on this machine.
 
-    That one is of a server of the user's, and not to be sent to whatever a URL names.
+    The variable has the key of the user's own server, so no other host gets it.
     """
     try:
         host = urlsplit(url).hostname or ""

@@ -51,7 +51,7 @@ def bench_simulate_check(
     output: Path | None = None,
     progress: Progress,
 ) -> Report:
-    """Answer a suite, interleaved, and simulate each answer; the report passes if they agree.
+    """Answer a suite, interleaved, and simulate the answers; the report passes if they agree.
 
     Rows are journaled beside `output` until it is written.
 
@@ -62,12 +62,12 @@ def bench_simulate_check(
     prompts = load_suite(suite).only(kinds, per_kind)
     options = variant_options(drafters, policies, blocks)
     shared = drafter_resources(
-        model, {n: each for n, each in options.items() if n != PLAIN}, progress
+        model, {name: settings for name, settings in options.items() if name != PLAIN}, progress
     )
     opened = load()
     cost = opened.profile.cost
     opened.fix_costs()  # else steps would change from answer to answer
-    variants = [Variant(name, opened, each) for name, each in options.items()]
+    variants = [Variant(name, opened, settings) for name, settings in options.items()]
     cases = [
         Case(prompt.id, prompt.kind, prompt.messages, {"max_tokens": max_tokens})
         for prompt in prompts.prompts
@@ -100,11 +100,11 @@ def bench_simulate_check(
                     max_tokens,
                 )
                 known = [plain]
-                for row, each in zip(others, variants[1:], strict=True):
-                    request = check(each.options)
-                    (found,) = simulate([recording], request, cost, shared)
+                for row, variant in zip(others, variants[1:], strict=True):
+                    request = check(variant.options)
+                    (simulation,) = simulate([recording], request, cost, shared)
                     exact = request.policy != _READS_THE_CLOCK
-                    known.append(_with_expected(row, found, rounds, exact=exact))
+                    known.append(_with_expected(row, simulation, rounds, exact=exact))
                 journal.add(case.id, known)
             rows += known
             progress.say(f"{number}/{len(cases)} {case.id}")
@@ -128,18 +128,20 @@ def bench_simulate_check(
     return Report(record.as_dict(), passed, text, [_table(rows)], journal_path(output))
 
 
-def _with_expected(row: Row, found: Simulation, rounds: int, *, exact: bool) -> Row:
+def _with_expected(row: Row, simulation: Simulation, rounds: int, *, exact: bool) -> Row:
     """A measured row with the simulated steps and the expected ratio."""
-    counts = found.counters
+    counts = simulation.counters
     expected = {"steps": counts.steps, "drafted": counts.drafted, "accepted": counts.accepted}
     facts: dict[str, Any] = {**row.facts, "simulated": expected}
     if exact:
         facts["same_steps"] = all(row.counts[n] == rounds * value for n, value in expected.items())
-    return replace(row, measures={**row.measures, "expected_ratio": [found.speed_up]}, facts=facts)
+    return replace(
+        row, measures={**row.measures, "expected_ratio": [simulation.speed_up]}, facts=facts
+    )
 
 
 def _pairs(rows: Sequence[Row], variant: str) -> list[tuple[float, float]]:
-    """(expected, measured) median ratio of each case."""
+    """(expected, measured) median ratio by case."""
     return [
         (row.measures["expected_ratio"][0], median(row.measures["ratio"]))
         for row in rows
@@ -153,7 +155,7 @@ def _error_of_mean(rows: Sequence[Row], variant: str) -> float:
 
 
 def _largest_error(rows: Sequence[Row], variant: str) -> float:
-    return max((found / base - 1 for found, base in _pairs(rows, variant)), key=abs)
+    return max((expected / measured - 1 for expected, measured in _pairs(rows, variant)), key=abs)
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -164,15 +166,15 @@ def _table(rows: Sequence[Row]) -> Table:
             continue
         expected, measured = row.measures["expected_ratio"][0], median(row.measures["ratio"])
         rounds = len(row.measures["ratio"])
-        found = row.facts["simulated"]
+        simulated = row.facts["simulated"]
         lines.append(
             [
                 row.case,
                 row.contender,
                 f"{row.counts['steps'] / rounds:g}",  # type: ignore[operator]
-                str(found["steps"]),
+                str(simulated["steps"]),
                 f"{row.counts['accepted'] / rounds:g}",  # type: ignore[operator]
-                str(found["accepted"]),
+                str(simulated["accepted"]),
                 f"{measured:.2f}",
                 f"{expected:.2f}",
                 f"{100 * (expected / measured - 1):+.0f} %",

@@ -53,22 +53,24 @@ def bench_simulate(
         ModelError: a drafter cannot be read.
     """
     options = {
-        name: each
-        for name, each in variant_options(drafters, policies, blocks).items()
+        name: settings
+        for name, settings in variant_options(drafters, policies, blocks).items()
         if name != PLAIN
     }
     shared = drafter_resources(model, options, progress)
     recordings = Texts(files, raw=raw, prompt_tokens=prompt_tokens).read(texts)
     costs = parse_costs(cost, lambda: load().profile.cost)
-    tokens = sum(len(each.answer) for each in recordings)
+    tokens = sum(len(recording.answer) for recording in recordings)
     began = perf_counter()
     totals = {}
-    for name, each in options.items():
+    for name, settings in options.items():
         totals[name] = total = Total()
-        request = check_options(each)
+        request = check_options(settings)
         with progress.task(f"simulating {name}", tokens, unit="tokens") as reach:
-            for one in simulate(recordings, request, costs.table, shared, carry=carry, watch=reach):
-                total.add(one)
+            for simulation in simulate(
+                recordings, request, costs.table, shared, carry=carry, watch=reach
+            ):
+                total.add(simulation)
     took = perf_counter() - began
     record = Record(
         "simulate",
@@ -83,7 +85,9 @@ def bench_simulate(
         summary={name: summary(total) for name, total in totals.items()},
         **here(),
     )
-    drafting = sum(total.sum(lambda one: one.draft_seconds) for total in totals.values())
+    drafting = sum(
+        total.sum(lambda simulation: simulation.draft_seconds) for total in totals.values()
+    )
     steps = sum(total.steps for total in totals.values())
     text = (
         f"{len(recordings)} texts, {tokens:,} tokens of answers, simulated in {took:.1f} s "
@@ -110,8 +114,8 @@ def drafter_resources(
         shipped={k: path for k, path in drafting.shipped(model).items() if k != "mtp"},
         find=lambda name: resolve_drafter(name, progress),
     )
-    for each in options.values():
-        spec = check_options(each).drafter
+    for settings in options.values():
+        spec = check_options(settings).drafter
         check(spec, shared)
         for part in spec.resolve(shared.shipped).parts:
             if part.kind != "table" or part.name in shared.tables:
@@ -126,18 +130,18 @@ def drafter_resources(
 def as_dict(costs: Costs) -> dict[str, Any]:
     """The cost table as JSON for the record."""
     table = costs.table
-    found = {
+    facts = {
         "name": costs.name,
         "milliseconds": {str(rows): seconds * 1e3 for rows, seconds in table.seconds.items()},
         "context": table.context,
     }
     if table.per_token:
         per_token = {str(rows): seconds * 1e3 for rows, seconds in table.per_token.items()}
-        found["milliseconds_per_token_of_context"] = per_token
-    return found
+        facts["milliseconds_per_token_of_context"] = per_token
+    return facts
 
 
 def digest(recordings: Sequence[Recording]) -> str:
     """SHA-256 of all tokens."""
-    text = json.dumps([[[*each.prompt], [*each.answer]] for each in recordings])
+    text = json.dumps([[[*recording.prompt], [*recording.answer]] for recording in recordings])
     return sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Cost tables for a simulation: measured here, recorded or published elsewhere, or given."""
+"""Cost tables for a simulation: measured here, recorded or published elsewhere, or listed."""
 
 import json
 from collections.abc import Callable
@@ -54,8 +54,8 @@ class _Calls:
     @property
     def seconds(self) -> dict[int, float]:
         """Rows -> seconds of a call."""
-        found = {row.rows: row.milliseconds / 1e3 for row in self.rows}
-        return {1: self.plain_milliseconds / 1e3, **found}
+        blocks = {row.rows: row.milliseconds / 1e3 for row in self.rows}
+        return {1: self.plain_milliseconds / 1e3, **blocks}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,12 @@
 
 The recorded text replaces the engine: it has the token sampled at each row. All else is what real
 requests run: `decoding.Generation`, the drafters, the policies. The cost of calls is from a table.
+
+    recorded  the, cat, sat, on, a
+    block     [the, cat, sat, by]    the last token and a draft of three
+    picks      cat, sat, on,  a      the recorded token after every row, in place of the model's
+    kept       cat, sat, on          two draft tokens accepted, then the bonus token
+
 Invariant: the steps equal, one for one, those of a real request with the same options over the same
 tokens. Two exceptions: drafters that need what a model computes cannot be simulated, and Kelly's
 rule, which reads the clock, gets the table's seconds.
@@ -55,7 +61,7 @@ _NEEDS = dict.fromkeys(("dflash", "mtp"), "the model's hidden states")
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A prompt and its recorded answer: token ids, at least one each."""
+    """A prompt and its recorded answer: token ids, neither of them empty."""
 
     id: str
     kind: str
@@ -104,20 +110,20 @@ class EvidenceCounts:
         for at in range(min(len(proposal.tokens), new_tokens, accepted + 1)):
             if proposal.probabilities:
                 key = source, int(proposal.probabilities[at] * CHANCE_STEPS)
-                found = self.by_chance.setdefault(key, [0, 0])
+                counts = self.by_chance.setdefault(key, [0, 0])
             else:
                 # With i accepted tokens the match is i tokens longer.
-                found = self.by_match.setdefault((source, min(match + at, LONGEST_MATCH)), [0, 0])
-            found[0] += 1
-            found[1] += at < accepted
+                counts = self.by_match.setdefault((source, min(match + at, LONGEST_MATCH)), [0, 0])
+            counts[0] += 1
+            counts[1] += at < accepted
 
     def add(self, other: "EvidenceCounts") -> None:
         """Add the counts of another."""
-        for mine, theirs in ((self.by_match, other.by_match), (self.by_chance, other.by_chance)):
-            for key, (compared, accepted) in theirs.items():
-                found = mine.setdefault(key, [0, 0])
-                found[0] += compared
-                found[1] += accepted
+        for sums, addends in ((self.by_match, other.by_match), (self.by_chance, other.by_chance)):
+            for key, (compared, accepted) in addends.items():
+                counts = sums.setdefault(key, [0, 0])
+                counts[0] += compared
+                counts[1] += accepted
 
 
 @dataclass(slots=True)
@@ -161,7 +167,7 @@ def simulate(
     kept: KeptText | None = None,
     watch: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Simulation]:
-    """Replay each recording.
+    """Replay all recordings.
 
     Args:
         recordings: prompts and answers.
@@ -169,7 +175,7 @@ def simulate(
         cost: seconds of a call by rows.
         shared: resources of the drafters; its history of answers is cleared.
         carry: the recordings are requests of one process, and learn from those before them;
-            otherwise each is the first. The drafter `kept` then drafts from their answers.
+            otherwise every one is the first. The drafter `kept` then drafts from their answers.
         kept: answers from before, for the drafter `kept`.
         watch: called with the number of answer tokens that are done.
 
@@ -186,17 +192,17 @@ def simulate(
     for at, recording in enumerate(recordings):
         expected = bool(recording.prediction)
         spec = request.drafter.resolve(shared.shipped, prediction=expected)
-        own = RequestContext(
+        context = RequestContext(
             prediction=recording.prediction, prompt_length=len(recording.prompt), kept=kept
         )
         acceptance = acceptance.discounted() if carry else Acceptance()
         policy = request.policy_for(lambda: cost, acceptance, len(recording.prompt))
-        yield _one(recording, drafting.create(spec, shared, own), policy, costs)
+        yield _replay(recording, drafting.create(spec, shared, context), policy, costs)
         if carry and spec.uses_earlier_answers:
             shared.history.add(recording.answer)
         done += len(recording.answer)
         if carry and spec.has("kept") and due(done, counted):
-            answers = [each.answer for each in recordings[: at + 1]]
+            answers = [earlier.answer for earlier in recordings[: at + 1]]
             counted, kept = done, KeptText.count(answers, 1 + max(map(max, answers)))
         watch(done)
 
@@ -206,8 +212,8 @@ def steps(
 ) -> Iterator[SimulatedStep]:
     """Steps after prefill. They depend on `cost` only if the policy reads the clock."""
     generation = _generation(recording, drafters, policy)
-    for _, each in _steps(generation, recording, _CallCosts(cost)):
-        yield each
+    for _, step in _steps(generation, recording, _CallCosts(cost)):
+        yield step
 
 
 def check(spec: DrafterSpec, shared: DrafterResources) -> None:
@@ -237,7 +243,7 @@ class _CallCosts:
         return self._known[index]
 
 
-def _one(
+def _replay(
     recording: Recording, drafters: Sequence[Drafter], policy: Policy, costs: _CallCosts
 ) -> Simulation:
     generation = _generation(recording, drafters, policy)
@@ -275,7 +281,7 @@ def _generation(recording: Recording, drafters: Sequence[Drafter], policy: Polic
 def _steps(
     generation: Generation, recording: Recording, costs: _CallCosts
 ) -> Iterator[tuple[float, SimulatedStep]]:
-    """Steps after prefill, each with the seconds that drafting took."""
+    """(seconds that drafting took, step) of every step after prefill."""
     # Tokens after the end are arbitrary: none of them is read.
     text = np.array([*recording.prompt, *recording.answer, *[0] * MAX_ROWS])
     while not generation.finished:

@@ -35,51 +35,53 @@ class Total:
     drafted_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
 
-    def add(self, one: Simulation) -> None:
+    def add(self, simulation: Simulation) -> None:
         """Add a simulation."""
-        self.simulations.append(one)
-        self.evidence.add(one.evidence)
-        self.drafted_at.update(dict(enumerate(one.counters.drafted_at)))
-        self.accepted_at.update(dict(enumerate(one.counters.accepted_at)))
+        self.simulations.append(simulation)
+        self.evidence.add(simulation.evidence)
+        self.drafted_at.update(dict(enumerate(simulation.counters.drafted_at)))
+        self.accepted_at.update(dict(enumerate(simulation.counters.accepted_at)))
 
-    def sum(self, what: Callable[[Simulation], float]) -> float:
+    def sum(self, value_of: Callable[[Simulation], float]) -> float:
         """Sum over the texts."""
-        return sum(map(what, self.simulations))
+        return sum(map(value_of, self.simulations))
 
     @property
     def steps(self) -> int:
         """Steps after prefill."""
-        return int(self.sum(lambda one: one.counters.steps))
+        return int(self.sum(lambda simulation: simulation.counters.steps))
 
     @property
     def ideal(self) -> float:
         """Tokens per step: speed over plain decoding if every call cost the same."""
-        return self.sum(lambda one: one.decoded) / max(self.steps, 1)
+        return self.sum(lambda simulation: simulation.decoded) / max(self.steps, 1)
 
     @property
     def expected(self) -> float:
         """Speed over plain decoding by the cost table, all texts together."""
-        took = self.sum(lambda one: one.seconds)
-        return self.sum(lambda one: one.plain_seconds) / took if took else 1.0
+        took = self.sum(lambda simulation: simulation.seconds)
+        return self.sum(lambda simulation: simulation.plain_seconds) / took if took else 1.0
 
     def mean(self) -> float:
         """Geometric mean of the texts' expected speed-ups."""
-        return geometric_mean([one.speed_up for one in self.simulations])
+        return geometric_mean([simulation.speed_up for simulation in self.simulations])
 
     @property
     def slower(self) -> int:
         """Texts that take longer than by plain decoding."""
-        return sum(one.speed_up < 1 for one in self.simulations)
+        return sum(simulation.speed_up < 1 for simulation in self.simulations)
 
     def of(self, kind: str) -> "Total":
         """Total of the texts of a kind."""
-        return total_of(one for one in self.simulations if one.recording.kind == kind)
+        return total_of(
+            simulation for simulation in self.simulations if simulation.recording.kind == kind
+        )
 
     def row(self, case: str, kind: str, variant: str) -> Row:
         """The total as a row of a record."""
-        seconds = self.sum(lambda one: one.seconds)
-        drafted = int(self.sum(lambda one: one.counters.drafted))
-        accepted = int(self.sum(lambda one: one.counters.accepted))
+        seconds = self.sum(lambda simulation: simulation.seconds)
+        drafted = int(self.sum(lambda simulation: simulation.counters.drafted))
+        accepted = int(self.sum(lambda simulation: simulation.counters.accepted))
         measures = {
             "ratio": self.expected,
             "tokens_per_step": self.ideal,
@@ -95,8 +97,8 @@ class Total:
                 "steps": self.steps,
                 "drafted": drafted,
                 "accepted": accepted,
-                "drafted_by": self._sums(lambda one: one.counters.drafted_by),
-                "accepted_by": self._sums(lambda one: one.counters.accepted_by),
+                "drafted_by": self._sums(lambda simulation: simulation.counters.drafted_by),
+                "accepted_by": self._sums(lambda simulation: simulation.counters.accepted_by),
                 "drafted_at": _in_order(self.drafted_at),
                 "accepted_at": _in_order(self.accepted_at),
             },
@@ -105,41 +107,45 @@ class Total:
 
     def plain_row(self, case: str, kind: str) -> Row:
         """Plain decoding of the same texts as a row."""
-        seconds = self.sum(lambda one: one.plain_seconds)
+        seconds = self.sum(lambda simulation: simulation.plain_seconds)
         measures = {"ratio": 1.0, "tokens_per_step": 1.0, "decode_seconds": seconds}
         return Row(
             case,
             kind,
             PLAIN,
             {name: [value] for name, value in measures.items()},
-            counts={"steps": int(self.sum(lambda one: one.decoded)), "drafted": 0, "accepted": 0},
+            counts={
+                "steps": int(self.sum(lambda simulation: simulation.decoded)),
+                "drafted": 0,
+                "accepted": 0,
+            },
             facts=self._facts(),
         )
 
     def _facts(self) -> dict[str, int]:
-        recordings = [one.recording for one in self.simulations]
+        recordings = [simulation.recording for simulation in self.simulations]
         return {
-            "tokens": sum(len(each.answer) for each in recordings),
-            "prompt_tokens": sum(len(each.prompt) for each in recordings),
+            "tokens": sum(len(recording.answer) for recording in recordings),
+            "prompt_tokens": sum(len(recording.prompt) for recording in recordings),
         }
 
-    def _sums(self, what: Callable[[Simulation], Mapping[str, int]]) -> dict[str, int]:
+    def _sums(self, counts_of: Callable[[Simulation], Mapping[str, int]]) -> dict[str, int]:
         sums = Counter[str]()
-        for one in self.simulations:
-            sums.update(what(one))
+        for simulation in self.simulations:
+            sums.update(counts_of(simulation))
         return dict(sums)
 
 
 def total_of(simulations: Iterable[Simulation]) -> Total:
     """Total of some simulations."""
     total = Total()
-    for one in simulations:
-        total.add(one)
+    for simulation in simulations:
+        total.add(simulation)
     return total
 
 
 def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
-    """Rows of plain decoding and of each variant: per text, or per kind if there are many texts."""
+    """Rows of plain decoding and of all variants: per text, or per kind if there are many texts."""
     first = next(iter(totals.values()))
     if len(first.simulations) > _MAX_TEXT_ROWS:
         for kind in kinds_of(first):
@@ -149,16 +155,16 @@ def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
                 total.of(kind).row(f"{count} texts", kind, n) for n, total in totals.items()
             )
         return
-    for place, one in enumerate(first.simulations):
-        case, kind = one.recording.id, one.recording.kind
-        yield total_of([one]).plain_row(case, kind)
+    for place, simulation in enumerate(first.simulations):
+        case, kind = simulation.recording.id, simulation.recording.kind
+        yield total_of([simulation]).plain_row(case, kind)
         for name, total in totals.items():
             yield total_of([total.simulations[place]]).row(case, kind, name)
 
 
 def kinds_of(total: Total) -> list[str]:
     """Kinds of texts, in order of appearance."""
-    return list(dict.fromkeys(one.recording.kind for one in total.simulations))
+    return list(dict.fromkeys(simulation.recording.kind for simulation in total.simulations))
 
 
 def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
@@ -167,7 +173,7 @@ def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
     kinds = kinds_of(next(iter(totals.values())))
     if len(kinds) > 1:
         means = ((kind, [total.of(kind).mean() for total in totals.values()]) for kind in kinds)
-        lines = [[kind, *(f"{mean:.2f}" for mean in found)] for kind, found in means]
+        lines = [[kind, *(f"{mean:.2f}" for mean in kind_means)] for kind, kind_means in means]
         yield "expected speed-up, geometric means by kind", ["kind", *totals], lines
     yield _by_position(totals)
     yield _by_match(totals)
@@ -180,11 +186,11 @@ def summary(total: Total) -> dict[str, Any]:
     drafted, accepted = total.drafted_at, total.accepted_at
     return {
         "passes": total.steps,
-        "tokens": int(total.sum(lambda one: one.decoded)),
+        "tokens": int(total.sum(lambda simulation: simulation.decoded)),
         "ideal": total.ideal,
         "expected": total.expected,
         "expected_geometric_mean": total.mean(),
-        "expected_worst": min(one.speed_up for one in total.simulations),
+        "expected_worst": min(simulation.speed_up for simulation in total.simulations),
         "slower": total.slower,
         "accepted_by_place": [accepted[at] / drafted[at] for at in sorted(drafted)],
         "by_match": [
@@ -202,19 +208,19 @@ def _overall(totals: Mapping[str, Total]) -> Table:
     head = ["variant", "tokens", "steps", "drafted", "accepted", "ideal", "expected"]
     lines = []
     for name, total in totals.items():
-        drafted = total.sum(lambda one: one.counters.drafted)
-        accepted = total.sum(lambda one: one.counters.accepted)
+        drafted = total.sum(lambda simulation: simulation.counters.drafted)
+        accepted = total.sum(lambda simulation: simulation.counters.accepted)
         lines.append(
             [
                 name,
-                f"{total.sum(lambda one: one.decoded):.0f}",
+                f"{total.sum(lambda simulation: simulation.decoded):.0f}",
                 str(total.steps),
                 f"{drafted:.0f}",
                 f"{100 * accepted / max(drafted, 1):.0f} %",
                 f"{total.ideal:.2f}",
                 f"{total.expected:.2f}",
                 f"{total.mean():.2f}",
-                f"{min(one.speed_up for one in total.simulations):.2f}",
+                f"{min(simulation.speed_up for simulation in total.simulations):.2f}",
                 str(total.slower),
             ]
         )
@@ -234,13 +240,13 @@ def _by_match(totals: Mapping[str, Total]) -> Table:
     names = [_span(*span) for span in MATCHES]
     lines = []
     for name, total in totals.items():
-        found = total.evidence.by_match
-        for source in dict.fromkeys(source for source, _ in sorted(found)):
+        by_match = total.evidence.by_match
+        for source in dict.fromkeys(source for source, _ in sorted(by_match)):
             cells = []
             for first, last in MATCHES:
                 inside = [
                     counts
-                    for (by, match), counts in found.items()
+                    for (by, match), counts in by_match.items()
                     if by == source and first <= match <= last
                 ]
                 cells.append(_share(sum(s for _, s in inside), sum(c for c, _ in inside)))
@@ -253,9 +259,9 @@ def _by_chance(totals: Mapping[str, Total]) -> Table:
     steps = range(CHANCE_STEPS + 1)
     lines = []
     for name, total in totals.items():
-        found = total.evidence.by_chance
-        for source in dict.fromkeys(source for source, _ in sorted(found)):
-            pairs = (found.get((source, step), [0, 0]) for step in steps)
+        by_chance = total.evidence.by_chance
+        for source in dict.fromkeys(source for source, _ in sorted(by_chance)):
+            pairs = (by_chance.get((source, step), [0, 0]) for step in steps)
             lines.append([name, source, *(_share(accepted, seen) for seen, accepted in pairs)])
     head = [f"{step / CHANCE_STEPS:.1f}" for step in steps]
     return "acceptance rate by the drafter's own probability", ["variant", "source", *head], lines

@@ -50,16 +50,18 @@ class Texts:
             InvalidRequest: a file cannot be read, or has another format.
             ModelError: the model's files are missing or invalid.
         """
-        found: dict[str, Recording] = {}
+        recordings: dict[str, Recording] = {}
         for path in paths:
-            for each in self._one(path):
-                name = each.id if each.id not in found else f"{each.id} ({len(found) + 1})"
-                found[name] = replace(each, id=name)
-        if not found:
+            for recording in self._recordings_in(path):
+                name = recording.id
+                if name in recordings:
+                    name = f"{name} ({len(recordings) + 1})"
+                recordings[name] = replace(recording, id=name)
+        if not recordings:
             raise InvalidRequest("there are no answers in these files; expected at least one")
-        return [*found.values()]
+        return [*recordings.values()]
 
-    def _one(self, path: Path) -> Iterator[Recording]:
+    def _recordings_in(self, path: Path) -> Iterator[Recording]:
         if path.is_dir():
             return _answers(path)
         try:
@@ -120,7 +122,9 @@ class Texts:
             return self._tokens(
                 entry, ("prompt_token_ids", "prompt"), "a prompt (or messages)", special=True
             )
-        if not (isinstance(messages, list) and all(isinstance(each, dict) for each in messages)):
+        if not (
+            isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
+        ):
             raise ValueError("messages is no list of objects")
         files = self._files()
         control = files.control_text()
@@ -150,11 +154,11 @@ def _answers(folder: Path) -> Iterator[Recording]:
     if manifest.get("kind") != KIND:
         raise InvalidRequest(f"{folder} has no answers: its {MANIFEST} is of another kind")
     limit = manifest.get("max_tokens")
-    for each in read_entries(folder / ANSWERS, Answer):
-        ended = each.finish == "stop" and isinstance(limit, int)
-        if each.prompt and each.answer:
+    for entry in read_entries(folder / ANSWERS, Answer):
+        ended = entry.finish == "stop" and isinstance(limit, int)
+        if entry.prompt and entry.answer:
             yield Recording(
-                str(each.number), "any", each.prompt, each.answer, limit if ended else None
+                str(entry.number), "any", entry.prompt, entry.answer, limit if ended else None
             )
 
 

@@ -130,13 +130,13 @@ def max_context(model: Model) -> int:
 
 
 def _numbers(counts: Sequence[TokenCount], limit: int, what: str) -> list[int]:
-    found = [max(limit, 0) if count == "max" else count for count in counts]
-    for count in found:
+    lengths = [max(limit, 0) if count == "max" else count for count in counts]
+    for count in lengths:
         if count > limit:
             raise InvalidRequest(
                 f"a {what} of {count} tokens does not fit; expected at most {limit}, or max"
             )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(lengths))
 
 
 def _temperature(sampling: Options) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """`bench sweep`: plain decoding against drafters and policies, over lengths, depths, temperatures.
 
-All in one process. First, each variant's first request after loading the model (cold). Then, after
+All in one process. First, every variant's first request after loading the model (cold). Then, after
 a warm-up, every case with all variants interleaved (warm).
 """
 
@@ -67,8 +67,8 @@ def bench_sweep(
         raise InvalidRequest("--suite, --kind and --per-kind are for --depth")
     options = variant_options(drafters, policies, blocks)
     sampled: list[Options] = [{"temperature": value, "seed": seed} for value in temperatures]
-    for each in [*options.values(), *sampled]:
-        check(each)
+    for settings in [*options.values(), *sampled]:
+        check(settings)
     prompts, content, digest = None, "", ""
     if depths:
         prompts = load_suite(suite).only(kinds, per_kind or 1)
@@ -101,7 +101,7 @@ def bench_sweep(
             del model
             first, model = _measure_cold(load, options, cases[0], progress)
             cold = journal.add(COLD, first)
-        variants = [Variant(name, model, each) for name, each in options.items()]
+        variants = [Variant(name, model, settings) for name, settings in options.items()]
         warm_up(variants, cases[0])
         warm = measure_all(cases, variants, rounds=rounds, journal=journal, progress=progress)
     record = replace(head, rows=[*cold, *warm], summary=summary(warm))
@@ -113,22 +113,22 @@ def bench_sweep(
 def _measure_cold(
     load: Callable[[], Model], options: Mapping[str, Options], case: Case, progress: Progress
 ) -> tuple[list[Row], Model]:
-    """Rows of each variant's first request after loading, and the model that was loaded last."""
+    """Rows of the variants' first requests after loading, and the model that was loaded last."""
     rows = []
     model: Any = None
     with progress.task("first requests after loading", len(options), unit="requests") as reach:
-        for number, (name, each) in enumerate(options.items(), start=1):
+        for number, (name, settings) in enumerate(options.items(), start=1):
             model = None  # not two of them in memory
             gc.collect()
             model = load()
-            result = Variant(name, model, each).answer(case)
-            found = {"load_seconds": model.load_seconds, **measures_of(result)}
+            result = Variant(name, model, settings).answer(case)
+            measures = {"load_seconds": model.load_seconds, **measures_of(result)}
             rows.append(
                 Row(
                     f"{case.id}, {COLD}",
                     case.kind,
                     name,
-                    {measure: [value] for measure, value in found.items()},
+                    {measure: [value] for measure, value in measures.items()},
                     at={**case.at, "state": COLD},
                     facts={
                         "tokens": result.completion_tokens,

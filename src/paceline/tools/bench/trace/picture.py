@@ -1,4 +1,4 @@
-"""A trace as a picture: draft, accepted and bonus tokens of each step, and its time by part.
+"""A trace as a picture: draft, accepted and bonus tokens of every step, and its time by part.
 
 Invariants: hatches and outlines distinguish what colours do; the same trace gives the same bytes.
 """
@@ -85,13 +85,13 @@ def _draw_times(steps: Sequence[TracedStep], axes: Any) -> None:
 
 
 def _spent(steps: Sequence[TracedStep]) -> list[list[float]]:
-    """Milliseconds of each of `_PARTS`, by step."""
+    """Milliseconds by part (`_PARTS`) and step."""
     times = [step.seconds for step in steps]
     return [
-        [1e3 * each.verify for each in times],
-        [1e3 * each.draft for each in times],
-        [1e3 * each.sample for each in times],
-        [1e3 * max(each.host - each.draft - each.sample, 0.0) for each in times],
+        [1e3 * seconds.verify for seconds in times],
+        [1e3 * seconds.draft for seconds in times],
+        [1e3 * seconds.sample for seconds in times],
+        [1e3 * max(seconds.host - seconds.draft - seconds.sample, 0.0) for seconds in times],
     ]
 
 

@@ -42,7 +42,7 @@ class TracedStep:
     tokens: _Tokens
     """New tokens: the accepted ones, then the bonus token."""
     pieces: list[str]
-    """Text of each of `tokens`."""
+    """Text of `tokens`, one piece per token."""
     seconds: Seconds
 
     @property
@@ -163,7 +163,7 @@ def parse_trace(lines: Sequence[str], name: str) -> RecordedTrace:
         else:
             steps.append(validated(TracedStep, value, where))
     return RecordedTrace(
-        about={key: each for key, each in head.items() if key != "prompt_token_ids"},
+        about={key: fact for key, fact in head.items() if key != "prompt_token_ids"},
         prompt=start.prompt_token_ids,
         cached=start.cached,
         first=first.tokens,

@@ -33,15 +33,15 @@ def totals(trace: RecordedTrace) -> dict[str, Any]:
 
 def headline(trace: RecordedTrace) -> str:
     """The totals in one line."""
-    found = totals(trace)
-    drafted, accepted = sum(found["drafted_by"].values()), sum(found["accepted_by"].values())
+    sums = totals(trace)
+    drafted, accepted = sum(sums["drafted_by"].values()), sum(sums["accepted_by"].values())
     drafts = f"{accepted} of {drafted} draft tokens accepted" if drafted else "no drafts"
-    took = found["seconds"]["whole"]
+    took = sums["seconds"]["whole"]
     rate = f", {sum(len(s.tokens) for s in trace.steps) / took:.1f} tokens/s" if took else ""
-    end = "" if found["ended"] else "; interrupted"
+    end = "" if sums["ended"] else "; interrupted"
     return (
-        f"{found['model']}: {found['tokens']} tokens, {found['tokens_per_step']:.2f} a step in "
-        f"{found['steps']} steps, {drafts}{rate}{end}"
+        f"{sums['model']}: {sums['tokens']} tokens, {sums['tokens_per_step']:.2f} a step in "
+        f"{sums['steps']} steps, {drafts}{rate}{end}"
     )
 
 

@@ -49,7 +49,7 @@ LONG = 448
 
 _EVERY = 8
 _LONG_CASE = 6
-"""Of so many cases, the one whose answer may be long; it is alone in its calls."""
+"""Index of the case, in every `_EVERY`, whose answer may be long; it is alone in its calls."""
 
 
 class Part(NamedTuple):
@@ -70,7 +70,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """Numbers of comparisons, and the differences found."""
+    """Numbers of comparisons, and the differences."""
 
     conditions: dict[str, Compared] = field(default_factory=dict)
     """Condition of `engines/invariance.py` -> rows compared under it."""
@@ -100,23 +100,23 @@ class Verdict:
             "rows_differing": self.rows.differing,
             "largest_difference": self.rows.largest_difference,
             **asdict(self),
-            "conditions": {name: each.as_dict() for name, each in self.conditions.items()},
+            "conditions": {name: compared.as_dict() for name, compared in self.conditions.items()},
         }
 
     def load_rows(self, rows: Mapping[str, Any]) -> None:
         """Set `conditions` from a journal's JSON. Raises InvalidRequest if it is invalid."""
-        found = validated(dict[str, Compared], rows, "rows of the journal")
-        if unknown := found.keys() - {*CONDITIONS}:
+        conditions = validated(dict[str, Compared], rows, "rows of the journal")
+        if unknown := conditions.keys() - {*CONDITIONS}:
             raise InvalidRequest(f"the journal has other conditions ({', '.join(sorted(unknown))})")
-        self.conditions = found
+        self.conditions = conditions
 
-    def add(self, condition: str, found: Logits, expected: Logits) -> None:
+    def add(self, condition: str, computed: Logits, expected: Logits) -> None:
         """Compare logits computed under a condition with those of a sequence alone.
 
         Both are [rows, vocab] float32.
         """
         so_far = self.conditions.get(condition, Compared())
-        self.conditions[condition] = so_far + compare(found, expected)
+        self.conditions[condition] = so_far + compare(computed, expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,27 +153,27 @@ def default_drafters(model: Model) -> list[str]:
 def verify_cases(*, whole: bool, drafters: Sequence[str] = DRAFTERS) -> list[VerifyCase]:
     """Every drafter x policy x block, greedy and sampled.
 
-    The samplings alternate, so that each meets every drafter, policy and block. If not `whole`: a
+    The samplings alternate: all of them meet every drafter, policy and block. If not `whole`: a
     subset in which every pair of two parameters' values occurs.
     """
-    every = [
+    all_cases = [
         VerifyCase(drafter, policy, block, how)
         for number, (drafter, policy) in enumerate(product(drafters, POLICIES))
         for block in BLOCKS
         for how in (GREEDY, SAMPLED[(number + block) % len(SAMPLED)])
     ]
     if whole:
-        return every
-    wanted = {pair for case in every for pair in _pairs(case)}
+        return all_cases
+    pairs_left = {pair for case in all_cases for pair in _pairs(case)}
     chosen: list[VerifyCase] = []
     rng = np.random.default_rng(0)
-    order = [every[i] for i in rng.permutation(len(every))]
-    while wanted:
-        case = max(order[:400], key=lambda each: len(wanted & _pairs(each)))
-        if not wanted & _pairs(case):
+    order = [all_cases[i] for i in rng.permutation(len(all_cases))]
+    while pairs_left:
+        case = max(order[:400], key=lambda candidate: len(pairs_left & _pairs(candidate)))
+        if not pairs_left & _pairs(case):
             order = order[400:]
             continue
-        wanted -= _pairs(case)
+        pairs_left -= _pairs(case)
         chosen.append(case)
     return chosen
 
@@ -191,9 +191,9 @@ def check_tokens(
     journal: VerifyJournal | None = None,
     seconds: float = inf,
 ) -> Part:
-    """Answer the suite's prompts with each case in turn, and compare with plain decoding.
+    """Answer the suite's prompts with the cases in turn, and compare with plain decoding.
 
-    `together` has sequences per call, for each case in turn (1: alone); if they do not fit into the
+    `together` has sequences per call, by case in turn (1: alone); if they do not fit into the
     free slots, there are fewer. Answers have `max_tokens` tokens, one of eight cases `long` if that
     is more. Prompts that do not fit are left out. Cases in `journal` are not checked again, and
     after `seconds` no further case is. Raises InvalidRequest if no prompt fits.
@@ -218,8 +218,8 @@ def check_tokens(
         if known is not None:
             return known
         alone: Options = {**NEUTRAL, **sampling, "drafter": "none", "max_tokens": length}
-        found = model.generate(prompts[at], **alone).token_ids
-        return journal.add_plain(at, name, found)
+        token_ids = model.generate(prompts[at], **alone).token_ids
+        return journal.add_plain(at, name, token_ids)
 
     def check(case: VerifyCase, group: Sequence[int], length: int) -> CaseResult:
         options: Options = {**case.options, "max_tokens": length}
@@ -227,10 +227,10 @@ def check_tokens(
         run_together(streams)
         tokens, differing = 0, []
         for at, stream in zip(group, streams, strict=True):
-            found, wanted = stream.result.token_ids, expected(at, case.sampling, length)
-            tokens += len(wanted)
-            if found != wanted:
-                pairs = zip([*found, -1], [*wanted, -1], strict=False)
+            token_ids, plain_ids = stream.result.token_ids, expected(at, case.sampling, length)
+            tokens += len(plain_ids)
+            if token_ids != plain_ids:
+                pairs = zip([*token_ids, -1], [*plain_ids, -1], strict=False)
                 first = next(i for i, (a, b) in enumerate(pairs) if a != b)
                 differing.append(
                     f"{suite.prompts[at].id} ({case}, {len(group)} together): token {first} differs"
@@ -239,25 +239,25 @@ def check_tokens(
 
     def group_of(first: int, count: int) -> list[int]:
         """Up to `count` prompts from a place on, as many as fit into the free slots together."""
-        found: list[int] = []
+        group: list[int] = []
         free = engine.free_slots
         for at in range(first, first + count):
             prompt = fitting[at % len(fitting)]
             free -= slots_of(engine, min(len(prompts[prompt]) + max_tokens, engine.context_length))
-            if found and free < 0:
+            if group and free < 0:
                 break
-            found.append(prompt)
-        return found
+            group.append(prompt)
+        return group
 
     place = done = 0
     for number, case in enumerate(cases):
         length = max(max_tokens, long) if number % _EVERY == _LONG_CASE else max_tokens
         group = group_of(place, together[number % len(together)] if together else 1)
         place = (place + len(group)) % len(fitting)
-        found = journal.case(number) or journal.add_case(number, check(case, group, length))
-        verdict.answers_compared += found.answers
-        verdict.tokens_compared += found.tokens
-        verdict.answers_differing += found.differing
+        result = journal.case(number) or journal.add_case(number, check(case, group, length))
+        verdict.answers_compared += result.answers
+        verdict.tokens_compared += result.tokens
+        verdict.answers_differing += result.differing
         done = number + 1
         watch(done)
         if perf_counter() - started > seconds:

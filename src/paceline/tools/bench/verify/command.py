@@ -50,7 +50,7 @@ def verify(
 ) -> Report:
     """Check row invariance and token parity; the report passes if the model is exact here.
 
-    `whole` checks all cases, not only enough to cover each pair of their parameters; `quick` those
+    `whole` checks all cases, not only enough to cover every pair of their parameters; `quick` those
     that fit into a minute, and estimates how long all of them take. Without `drafters` they are
     `default_drafters`. Results are journaled beside `output` until it is written.
 
@@ -70,14 +70,14 @@ def verify(
     about = {**_about(model, prompts), "max_tokens": max_tokens, "whole": whole, "quick": quick}
     settings = {"drafters": [drafter_name(name) for name in named], "cases": len(cases)}
     verdict = Verdict()
-    fixed = {name: each for name, each in {**about, **settings}.items() if name != "date"}
+    fixed = {name: fact for name, fact in {**about, **settings}.items() if name != "date"}
     with open_verify_journal(output, fixed) as journal:
         checks = len(row_checks(model.engine))
         with progress.task("comparing rows", checks, unit="contexts") as reach:
             if journal.rows is None:
                 seconds = left(_QUICK_ROWS_SECONDS)
                 rows = check_rows(model.engine, verdict, seconds=seconds, watch=reach)
-                measured = {name: asdict(each) for name, each in verdict.conditions.items()}
+                measured = {name: asdict(compared) for name, compared in verdict.conditions.items()}
                 journal.add_rows({"part": rows, "conditions": measured})
             else:
                 rows = Part(*journal.rows["part"])
@@ -115,7 +115,7 @@ def _text(model: Model, verdict: Verdict) -> str:
     lines = [
         f"rows: {rows.rows} compared, {rows.differing} differ"
         + (f" by up to {rows.largest_difference:.3g}" if rows.differing else ""),
-        *(_condition_line(name, each) for name, each in verdict.conditions.items()),
+        *(_condition_line(name, compared) for name, compared in verdict.conditions.items()),
         f"answers: {verdict.answers_compared} compared ({verdict.tokens_compared} tokens), "
         f"{len(verdict.answers_differing)} differ",
         *verdict.answers_differing[:10],
@@ -141,9 +141,9 @@ def _left_out(prompts: Sequence[str]) -> list[str]:
     return [f"prompts that do not fit into the context: {len(prompts)} ({', '.join(prompts)})"]
 
 
-def _condition_line(name: str, found: Compared) -> str:
-    rates = f"{found.differing} of {found.rows} differ"
-    picks = f", {found.other_picks} pick another token" if found.differing else ""
+def _condition_line(name: str, compared: Compared) -> str:
+    rates = f"{compared.differing} of {compared.rows} differ"
+    picks = f", {compared.other_picks} pick another token" if compared.differing else ""
     return f"  {name.replace('_', ' ')}: {rates}{picks}"
 
 

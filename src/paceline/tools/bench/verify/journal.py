@@ -1,6 +1,6 @@
 """Journal of a verification, beside its output, so that an interrupted one can be resumed.
 
-Its entries are the row comparisons (one entry), each plain answer, and each case. An entry is on
+Its entries: one of the row comparisons, one per plain answer, and one per case. An entry is on
 disk when the call that adds it returns.
 """
 
@@ -15,7 +15,7 @@ from paceline.tools.bench.journal import journal_path, resuming
 
 
 class CaseResult(NamedTuple):
-    """Answers and tokens compared in one case, and a line for each answer that differed."""
+    """Answers and tokens compared in one case, and a line per answer that differed."""
 
     answers: int
     tokens: int
@@ -32,10 +32,10 @@ class VerifyJournal:
         self._plain: dict[tuple[int, str], list[int]] = {}
         self._cases: dict[int, CaseResult] = {}
 
-    def add_rows(self, found: dict[str, Any]) -> None:
+    def add_rows(self, rows: dict[str, Any]) -> None:
         """Add the row comparisons."""
-        self._append({"rows": found})
-        self.rows = found
+        self._append({"rows": rows})
+        self.rows = rows
 
     def plain(self, prompt: int, sampling: str) -> list[int] | None:
         """Plain decoding's tokens for a prompt; None if it has not been answered."""
@@ -51,11 +51,11 @@ class VerifyJournal:
         """Result of a case; None if it has not been checked."""
         return self._cases.get(number)
 
-    def add_case(self, number: int, found: CaseResult) -> CaseResult:
+    def add_case(self, number: int, result: CaseResult) -> CaseResult:
         """Add the result of a case."""
-        self._append({"case": number, **found._asdict()})
-        self._cases[number] = found
-        return found
+        self._append({"case": number, **result._asdict()})
+        self._cases[number] = result
+        return result
 
     def read(self, entry: Mapping[str, Any]) -> bool:
         """Add an entry of the file; False if it is not an entry of a verification."""

@@ -62,7 +62,7 @@ def check_rows(
 
 
 def row_checks(engine: Engine) -> list[Callable[[Verdict], None]]:
-    """The comparisons at each context that fits, and around each threshold that does."""
+    """The comparisons at every context that fits, and around every threshold that does."""
     return [
         *(
             partial(_check_context, engine, context)

@@ -60,7 +60,7 @@ class Pass:
     clients: int
     mode: str
     turn: int
-    """Number of prompts that the order is rotated by: another company in each round."""
+    """Number of prompts that the order is rotated by: another company in every round."""
 
 
 def verify_server(
@@ -90,29 +90,31 @@ def verify_server(
     conditions: dict[str, dict[str, int]] = {}
     changed: list[Changed] = []
     drafted = dict.fromkeys(server.modes, 0)
-    failed = [f"{one.prompt} (first): {one.error}" for one in expected.values() if one.error]
-    for each in others:
-        order = [*prompts.prompts[each.turn :], *prompts.prompts[: each.turn]]
-        endpoint = endpoints[each.mode]
-        requests = max(len(order), each.clients)  # few prompts are repeated
-        with progress.task(each.condition, requests, unit="requests") as reach:
+    failed = [
+        f"{sample.prompt} (first): {sample.error}" for sample in expected.values() if sample.error
+    ]
+    for pass_ in others:
+        order = [*prompts.prompts[pass_.turn :], *prompts.prompts[: pass_.turn]]
+        endpoint = endpoints[pass_.mode]
+        requests = max(len(order), pass_.clients)  # few prompts are repeated
+        with progress.task(pass_.condition, requests, unit="requests") as reach:
             run = closed_loop(
                 endpoint,
                 order,
-                clients=each.clients,
+                clients=pass_.clients,
                 requests=requests,
                 watch=_counting(reach),
             )
-        samples = [_checked(one, each.mode) for one in run.samples]
-        found = [one for one in samples if not expected[one.prompt].error]
-        drafted[each.mode] += sum(one.drafted for one in samples)
-        failures = [one for one in found if one.error]
-        differing = [*_differing(each.condition, found, expected)]
-        counted = conditions.setdefault(each.condition, {"texts": 0, "changed": 0, "failed": 0})
-        counted["texts"] += len(found) - len(failures)
+        samples = [_checked(sample, pass_.mode) for sample in run.samples]
+        compared = [sample for sample in samples if not expected[sample.prompt].error]
+        drafted[pass_.mode] += sum(sample.drafted for sample in samples)
+        failures = [sample for sample in compared if sample.error]
+        differing = [*_differing(pass_.condition, compared, expected)]
+        counted = conditions.setdefault(pass_.condition, {"texts": 0, "changed": 0, "failed": 0})
+        counted["texts"] += len(compared) - len(failures)
         counted["changed"] += len(differing)
         counted["failed"] += len(failures)
-        failed += [f"{one.prompt} ({each.condition}): {one.error}" for one in failures]
+        failed += [f"{sample.prompt} ({pass_.condition}): {sample.error}" for sample in failures]
         changed += differing
     exact = not (changed or failed)
     warnings = [_SILENT] if drafted.get(SPECULATION) == 0 else []
@@ -127,7 +129,7 @@ def verify_server(
         "clients": clients,
         "rounds": rounds,
         "conditions": conditions,
-        "changed": [asdict(each) for each in changed],
+        "changed": [asdict(change) for change in changed],
         "failed": failed,
         "drafted": drafted,
         "warnings": warnings,
@@ -137,7 +139,7 @@ def verify_server(
 
 
 def _passes(modes: Sequence[str], clients: int, rounds: int) -> Iterator[Pass]:
-    """The pass that the others are compared with, and those."""
+    """The reference pass, then those that are compared with it."""
     yield Pass(f"{modes[0]}, alone", 1, modes[0], 0)
     for number in range(rounds):
         for mode in modes:
@@ -161,47 +163,47 @@ def _texts(
     endpoint: Endpoint, mode: str, prompts: Sequence[SuitePrompt], reach: Callable[[int], None]
 ) -> Mapping[str, Sample]:
     """Prompt -> its first answer. Raises InvalidRequest if the first of all fails."""
-    found: dict[str, Sample] = {}
+    answers: dict[str, Sample] = {}
     for number, prompt in enumerate(prompts, start=1):
         (sample,) = closed_loop(endpoint, [prompt], clients=1, requests=1).samples
         if not (sample.text or sample.error):
             sample = replace(sample, error="the answer has no text to compare")
         sample = _checked(sample, mode)
-        if mode == PLAIN and sample.drafted and not found:
+        if mode == PLAIN and sample.drafted and not answers:
             raise InvalidRequest(
                 f"{endpoint.url}: {sample.error}, so speculation would be compared with itself; "
                 "start a second server without speculation, and give it with --plain-url"
             )
-        if sample.error and not found:
+        if sample.error and not answers:
             raise InvalidRequest(
                 f"{endpoint.url} does not answer for the model {endpoint.model}: {sample.error}"
             )
-        found[prompt.id] = sample
+        answers[prompt.id] = sample
         reach(number)
-    return found
+    return answers
 
 
 def _differing(
     condition: str, samples: Sequence[Sample], expected: Mapping[str, Sample]
 ) -> Iterator[Changed]:
-    for one in samples:
-        first = expected[one.prompt].text
-        if one.error or one.text == first:
+    for sample in samples:
+        first = expected[sample.prompt].text
+        if sample.error or sample.text == first:
             continue
-        pairs = zip(first, one.text, strict=False)
+        pairs = zip(first, sample.text, strict=False)
         same = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
-        at = min(len(first), len(one.text)) if same is None else same
+        at = min(len(first), len(sample.text)) if same is None else same
         end = at + _EXCERPT
-        yield Changed(one.prompt, condition, at, first[at:end], one.text[at:end])
+        yield Changed(sample.prompt, condition, at, first[at:end], sample.text[at:end])
 
 
 def _table(name: str, conditions: Mapping[str, Mapping[str, int]]) -> Table:
-    rows = [[each, *map(str, found.values())] for each, found in conditions.items()]
+    rows = [[condition, *map(str, counts.values())] for condition, counts in conditions.items()]
     return (f"texts of {name}", ("requests", "texts", "changed", "failed"), rows)
 
 
 def _text(value: Mapping[str, Any], changed: Sequence[Changed]) -> str:
-    texts = sum(each["texts"] for each in value["conditions"].values())
+    texts = sum(counts["texts"] for counts in value["conditions"].values())
     lines = [*map(str, changed[:_SHOWN]), *value["failed"][:_SHOWN]]
     more = len(changed) + len(value["failed"]) - len(lines)
     if more:

@@ -1,6 +1,6 @@
 """`bench peers --calls`: paceline and other runtimes on one GGUF file, interleaved.
 
-In every round each runtime makes the same calls in turn, and a ratio is taken within the round.
+In every round all runtimes make the same calls in turn, and a ratio is taken within the round.
 """
 
 import os
@@ -44,13 +44,13 @@ def bench_calls(
     rounds: int,
     progress: Progress,
 ) -> Report:
-    """Calls of 1 to 16 rows, a prompt, start and memory, for each number of threads.
+    """Calls of 1 to 16 rows, a prompt, start and memory, for every number of threads.
 
     Args:
         name: a model that comes as a GGUF file.
         peers: names in `PEERS`; none: those that are installed.
         threads: None: several numbers, up to one per core.
-        rounds: repetitions of each measurement; one of the start.
+        rounds: repetitions of a measurement; one of the start.
         progress: shows what is measured.
 
     Raises:
@@ -68,17 +68,17 @@ def bench_calls(
         if not gguf.is_file():
             raise NotComparable(f"{origin.name} is not a GGUF file, which all runtimes can read")
         for count in counts:
-            wanted = {"gguf": str(gguf), "threads": count, "context": PROMPT}
+            setup = {"gguf": str(gguf), "threads": count, "context": PROMPT}
             cache = Path(work) / f"cache-{count}"
             with ExitStack() as stack:
-                workers, found = _start(chosen, wanted, cache, stack, progress)
-                rows += found
-                ready |= {each.name: each.ready for each in workers.values()}
+                workers, start_rows = _start(chosen, setup, cache, stack, progress)
+                rows += start_rows
+                ready |= {worker.name: worker.ready for worker in workers.values()}
                 rows += _measure(workers, count, rounds, progress)
                 _add_peaks(rows, workers)
         size = gguf.stat().st_size
     engine, fingerprint = (ready[OURS]["facts"][key] for key in ("engine", "fingerprint"))
-    packages = [package for each in ready.values() for package in each["packages"]]
+    packages = [package for message in ready.values() for package in message["packages"]]
     record = Record(
         "peer-calls",
         rows=rows,
@@ -115,28 +115,28 @@ def _chosen(peers: Sequence[str], progress: Progress) -> list[str]:
     for peer in peers:
         if peer not in PEERS:
             raise InvalidRequest(f"--calls compares with {' and '.join(PEERS)}, not with {peer}")
-    found = []
+    installed = []
     for peer in peers or PEERS:
         try:
             check_names([peer])
-            found.append(peer)
+            installed.append(peer)
         except MissingExtra as error:
             if peers:
                 raise
             progress.say(f"{peer} is skipped: {error}")
-    if not found:
+    if not installed:
         raise MissingExtra(f"no peer is installed; install {' or '.join(PEERS)} with pip")
-    return found
+    return installed
 
 
 def _start(
     peers: Sequence[str],
-    wanted: Mapping[str, Any],
+    setup: Mapping[str, Any],
     cache: Path,
     stack: ExitStack,
     progress: Progress,
 ) -> tuple[dict[str, Worker], list[Row]]:
-    """Start each runtime twice, and keep the second; rows of how long that took.
+    """Start every runtime twice, and keep the second; rows of how long that took.
 
     The first time the file is not in the page cache, and paceline's own cache is empty. A peer that
     cannot run the model is left out, with a line.
@@ -145,10 +145,10 @@ def _start(
     workers: dict[str, Worker] = {}
     rows = []
     for name in (OURS, *peers):
-        task = {**wanted, "runtime": name}
-        drop_page_cache(Path(wanted["gguf"]))
+        task = {**setup, "runtime": name}
+        drop_page_cache(Path(setup["gguf"]))
         try:
-            with progress.task(f"starting {name}, {wanted['threads']} threads"):
+            with progress.task(f"starting {name}, {setup['threads']} threads"):
                 with Worker(task, env) as first:
                     cold = first.ready_seconds
                 worker = stack.enter_context(Worker(task, env))
@@ -159,7 +159,7 @@ def _start(
             continue
         workers[name] = worker
         measures = {"cold_seconds": [cold], "warm_seconds": [worker.ready_seconds]}
-        rows.append(_row(_START, name, wanted["threads"], measures))
+        rows.append(_row(_START, name, setup["threads"], measures))
     return workers, rows
 
 
@@ -176,15 +176,18 @@ def _measure(
     with progress.task(label, len(cases), unit="cases") as update:
         for number, (case, task) in enumerate(cases.items(), start=1):
             calls = {name: partial(worker.ask, task) for name, worker in workers.items()}
-            found = interleaved(calls, rounds, number)
-            ours = [seconds for seconds in found[OURS] if seconds is not None]
-            for name, taken in found.items():
-                seconds = [each for each in taken if each is not None]
+            times = interleaved(calls, rounds, number)
+            ours = [seconds for seconds in times[OURS] if seconds is not None]
+            for name, taken in times.items():
+                seconds = [duration for duration in taken if duration is not None]
                 if len(seconds) == rounds:
-                    ratios = [mine / theirs for mine, theirs in zip(ours, seconds, strict=True)]
+                    ratios = [
+                        our_time / peer_time
+                        for our_time, peer_time in zip(ours, seconds, strict=True)
+                    ]
                     measures: dict[str, Sequence[float]] = {"seconds": seconds, "ratio": ratios}
                     if "prompt" in task:
-                        rates = [task["prompt"] / each for each in seconds]
+                        rates = [task["prompt"] / duration for duration in seconds]
                         measures["prefill_tokens_per_second"] = rates
                     at = {key: count for key, count in task.items() if key == "rows"}
                     rows.append(_row(case, name, threads, measures, at))
@@ -214,12 +217,12 @@ def _add_peaks(rows: list[Row], workers: Mapping[str, Worker]) -> None:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Median of each measure, by case and runtime."""
-    found: dict[str, Any] = {}
+    """Medians of the measures, by case and runtime."""
+    by_case: dict[str, Any] = {}
     for row in rows:
         medians = {name: median(values) for name, values in row.measures.items()}
-        found.setdefault(row.case, {})[row.contender] = medians
-    return found
+        by_case.setdefault(row.case, {})[row.contender] = medians
+    return by_case
 
 
 def tables(rows: Sequence[Row], file_bytes: int) -> list[Table]:
@@ -227,14 +230,16 @@ def tables(rows: Sequence[Row], file_bytes: int) -> list[Table]:
     names = list(dict.fromkeys(row.contender for row in rows))
     medians = summary(rows)
     calls, starts = [], []
-    for case, found in medians.items():
+    for case, by_runtime in medians.items():
         if case.startswith(_START):
-            starts += [_start_line(case, name, each, file_bytes) for name, each in found.items()]
+            starts += [
+                _start_line(case, name, figures, file_bytes) for name, figures in by_runtime.items()
+            ]
             continue
-        times = [found.get(name, {}).get("seconds") for name in names]
-        line = [case, *("-" if each is None else f"{each * 1e3:.1f}" for each in times)]
-        ratios = [found.get(name, {}).get("ratio") for name in names if name != OURS]
-        calls.append([*line, *("-" if each is None else f"{each:.2f}" for each in ratios)])
+        times = [by_runtime.get(name, {}).get("seconds") for name in names]
+        line = [case, *("-" if seconds is None else f"{seconds * 1e3:.1f}" for seconds in times)]
+        ratios = [by_runtime.get(name, {}).get("ratio") for name in names if name != OURS]
+        calls.append([*line, *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)])
     over = [f"{OURS} / {name}" for name in names if name != OURS]
     return [
         (
@@ -250,13 +255,13 @@ def tables(rows: Sequence[Row], file_bytes: int) -> list[Table]:
     ]
 
 
-def _start_line(case: str, name: str, found: Mapping[str, float], file_bytes: int) -> list[str]:
-    peak = found.get("peak_anonymous_bytes", 0)
+def _start_line(case: str, name: str, medians: Mapping[str, float], file_bytes: int) -> list[str]:
+    peak = medians.get("peak_anonymous_bytes", 0)
     return [
         case.removeprefix(f"{_START}, "),
         name,
-        f"{found['cold_seconds']:.1f}",
-        f"{found['warm_seconds']:.1f}",
+        f"{medians['cold_seconds']:.1f}",
+        f"{medians['warm_seconds']:.1f}",
         f"{peak / 1e9:.2f}" if peak else "-",
         f"{peak / file_bytes:.2f}" if peak else "-",
     ]

@@ -26,16 +26,16 @@ _GRACE_SECONDS = 10.0
 class Worker:
     """A process with a runtime; `ask` it one task at a time."""
 
-    def __init__(self, wanted: Mapping[str, Any], env: Mapping[str, str]) -> None:
+    def __init__(self, setup: Mapping[str, Any], env: Mapping[str, str]) -> None:
         """Start it, and wait until it has answered for the first time.
 
-        `wanted` is the argument of `worker.py`. Raises ModelError if it ends before.
+        `setup` is the argument of `worker.py`. Raises ModelError if it ends before.
         """
-        self.name = str(wanted["runtime"])
+        self.name = str(setup["runtime"])
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         started = perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _WORKER, json.dumps(wanted)],
+            [sys.executable, "-P", "-m", _WORKER, json.dumps(setup)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -44,7 +44,7 @@ class Worker:
             encoding="utf-8",
         )
         self.peak_bytes = 0
-        """Most anonymous memory seen, children included; 0 where the system does not say."""
+        """Most anonymous memory seen, children included; 0 where the system does not report it."""
         try:
             done = threading.Event()
             sampler = threading.Thread(target=self._sample_until, args=(done,), daemon=True)
@@ -96,7 +96,7 @@ class Worker:
         self.close()
 
     def _end(self) -> None:
-        """Wait for the end of the process, which is near; not for long."""
+        """Wait for the end of the process; kill it after `_GRACE_SECONDS`."""
         try:
             self._process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -124,7 +124,7 @@ class Worker:
 
 
 def anonymous_bytes(process: int) -> int:
-    """Anonymous memory of a process and of its children; 0 where the system does not say."""
+    """Anonymous memory of a process and of its children; 0 where the system does not report it."""
     folder = Path("/proc", str(process))
     total = 0
     with suppress(OSError, ValueError, IndexError):

@@ -1,6 +1,6 @@
 """The runtimes as a worker process has them: one GGUF file, calls of n rows, prompts of n tokens.
 
-Independent of processes and records. Each imports its packages when it is opened. Prompts are
+Independent of processes and records. A runtime imports its packages when it is opened. Prompts are
 random tokens, so that no cache of earlier prompts helps.
 """
 
@@ -138,17 +138,17 @@ class LlamaCpp:
         """Drop the sequence's tokens from `length` on."""
         self._lib.llama_memory_seq_rm(self._memory, 0, length, -1)
 
-    def _decode(self, tokens: Sequence[int], past: int, wanted: int) -> None:
-        """Run one call, and find the best token of the last `wanted` rows."""
+    def _decode(self, tokens: Sequence[int], past: int, logit_rows: int) -> None:
+        """Run one call, and pick the best token of its last `logit_rows` rows."""
         batch, count = self._batch, len(tokens)
         batch.n_tokens = count
         for row, token in enumerate(tokens):
             batch.token[row], batch.pos[row] = token, past + row
             batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
-            batch.logits[row] = row >= count - wanted
+            batch.logits[row] = row >= count - logit_rows
         if self._lib.llama_decode(self._context, batch):
             raise ValueError(f"llama.cpp cannot run {count} rows at a context of {past} tokens")
-        for row in range(count - wanted, count):
+        for row in range(count - logit_rows, count):
             logits = self._lib.llama_get_logits_ith(self._context, row)
             np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax()
 

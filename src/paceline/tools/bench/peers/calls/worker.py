@@ -13,22 +13,22 @@ from statistics import median
 from typing import Any, TextIO
 
 _FIRST_PROMPT = 16
-"""Tokens. A runtime is ready when it has the first token after so short a prompt."""
+"""Tokens of a prompt. A runtime is ready when it has computed the first token after it."""
 
 
 def main() -> None:
     """Serve; the argument is JSON with `runtime`, `gguf`, `threads` and `context`."""
-    wanted = json.loads(sys.argv[1])
+    setup = json.loads(sys.argv[1])
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
-        _serve(wanted, answers)
+        _serve(setup, answers)
 
 
-def _serve(wanted: dict[str, Any], answers: TextIO) -> None:
+def _serve(setup: dict[str, Any], answers: TextIO) -> None:
     from paceline.tools.bench.peers.calls.runtimes import RUNTIMES, CallRuntime, prompt_of
 
-    runtime: CallRuntime = RUNTIMES[wanted["runtime"]](
-        Path(wanted["gguf"]), threads=wanted["threads"], context=wanted["context"]
+    runtime: CallRuntime = RUNTIMES[setup["runtime"]](
+        Path(setup["gguf"]), threads=setup["threads"], context=setup["context"]
     )
 
     def seconds(task: dict[str, int]) -> float | None:
@@ -44,10 +44,12 @@ def _serve(wanted: dict[str, Any], answers: TextIO) -> None:
     answer({"packages": [*runtime.packages], "facts": dict(runtime.facts)})
     for line in sys.stdin:
         task = json.loads(line)
-        found: list[float] = []
+        times: list[float] = []
         if seconds(task) is not None:  # not timed
-            found = [each for _ in range(task["calls"]) if (each := seconds(task)) is not None]
-        answer({"seconds": median(found) if found else None})
+            times = [
+                duration for _ in range(task["calls"]) if (duration := seconds(task)) is not None
+            ]
+        answer({"seconds": median(times) if times else None})
 
 
 if __name__ == "__main__":
