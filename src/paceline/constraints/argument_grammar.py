@@ -61,7 +61,7 @@ class ArgumentGrammar:
         self._any = ""
 
     def lines(self) -> list[str]:
-        """The rules; the one with the given name is the arguments, with the braces around them.
+        """The rules; the one called `name` is the arguments, with the braces around them.
 
         Raises InvalidRequest if a parameter's name cannot be written.
         """
@@ -197,8 +197,8 @@ class ArgumentGrammar:
         if isinstance(values, list) and values:
             return self._choice(values)
         for name in ("anyOf", "oneOf"):
-            if isinstance(each := schema.get(name), list) and each:
-                return self._rule(" | ".join(map(self._value, each)))
+            if isinstance(alternatives := schema.get(name), list) and alternatives:
+                return self._rule(" | ".join(map(self._value, alternatives)))
         kinds = schema.get("type")
         if kinds is None:
             kinds = "object" if "properties" in schema else "array" if "items" in schema else ""
@@ -252,11 +252,11 @@ class ArgumentGrammar:
 
     def _literal(self, value: Any) -> str:
         text = written_value(self._form, value)
-        found = self._written(text) if text else _EMPTY
+        lark = self._written(text) if text else _EMPTY
         if self._python and isinstance(value, str) and _UNESCAPED.fullmatch(value):
             single = json.dumps(f"'{value}'", ensure_ascii=False)  # as models write it too
-            return f"({found} | {single})"
-        return found
+            return f"({lark} | {single})"
+        return lark
 
     def _anything(self) -> str:
         """A rule for a value of any type."""

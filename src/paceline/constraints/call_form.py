@@ -16,7 +16,7 @@ class Syntax(Enum):
     JSON = auto()
     """{"city": "Paris"}"""
     TAGS = auto()
-    """<parameter=city>Paris</parameter>: each value between tags, strings as they are"""
+    """<parameter=city>Paris</parameter>: values between tags, strings as they are"""
     PYTHON = auto()
     """city="Paris", days=[1, 2]: keyword arguments of a Python call"""
     BRACES = auto()
