@@ -101,10 +101,13 @@ class ArgumentGrammar:
             return _EMPTY if closed else f"({free} ({between} {free})*)?"
         required = schema.get("required")
         needed = set(map(str, required)) if isinstance(required, list) else set()
-        rest = first = _EMPTY  # what may follow a member, and what may begin
+        # From the last property on, first is what may begin, rest what may follow a member:
+        #     b, optional   first  b | ""            rest  ", " b | ""
+        #     a, required   first  a (rest of b)     rest  ", " a (rest of b)
+        rest = first = _EMPTY
         for key, value in reversed(list(properties.items())):
-            item = self._rule(member(key, value))
-            begun, begins = f"{between} {item} {rest}", f"{item} {rest}"
+            member_rule = self._rule(member(key, value))
+            begun, begins = f"{between} {member_rule} {rest}", f"{member_rule} {rest}"
             optional = key not in needed
             first = self._rule(f"{begins} | {first}" if optional else begins)
             rest = self._rule(f"{begun} | {rest}" if optional else begun)
@@ -223,15 +226,15 @@ class ArgumentGrammar:
         return self._rule(makers[kind](schema)) if kind in makers else self._anything()
 
     def _array(self, schema: Mapping[str, Any]) -> str:
-        item = self._value(schema.get("items"))
+        element = self._value(schema.get("items"))
         least, most = _whole(schema.get("minItems")) or 0, _whole(schema.get("maxItems"))
         if most == 0:
             return '"[]"'
         more = max(least - 1, 0)
         end = "" if most is None else str(max(most - 1, more))
         comma = json.dumps(", " if self._python else ",")
-        items = f"{item} ({comma} {item}){{{more},{end}}}"
-        return f'"[" ({items}){"" if least else "?"} "]"'
+        elements = f"{element} ({comma} {element}){{{more},{end}}}"
+        return f'"[" ({elements}){"" if least else "?"} "]"'
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         if self._python:
