@@ -54,7 +54,11 @@ class ToolForm:
 
     A call is `before`, the function's name, `after`, the arguments, `end`. A group is `mark`,
     `lead`, its calls with `between` in between, and `close`; an answer has groups with `separator`
-    in between.
+    in between. `HERMES`, one call in a line of its own:
+
+        <tool_call>                                             mark, lead
+        {"name": "add", "arguments": {"a": 1}}                  before add after {"a": 1} end
+        </tool_call>                                            close
     """
 
     name: str
