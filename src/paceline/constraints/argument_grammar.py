@@ -61,7 +61,7 @@ class ArgumentGrammar:
         self._any = ""
 
     def lines(self) -> list[str]:
-        """The rules; the one with the given name is the arguments, with the braces around them.
+        """The rules; the one called `name` is the arguments, with the braces around them.
 
         Raises InvalidRequest if a parameter's name cannot be written.
         """
@@ -101,10 +101,13 @@ class ArgumentGrammar:
             return _EMPTY if closed else f"({free} ({between} {free})*)?"
         required = schema.get("required")
         needed = set(map(str, required)) if isinstance(required, list) else set()
-        rest = first = _EMPTY  # what may follow a member, and what may begin
+        # From the last property on, first is what may begin, rest what may follow a member:
+        #     b, optional   first  b | ""            rest  ", " b | ""
+        #     a, required   first  a (rest of b)     rest  ", " a (rest of b)
+        rest = first = _EMPTY
         for key, value in reversed(list(properties.items())):
-            item = self._rule(member(key, value))
-            begun, begins = f"{between} {item} {rest}", f"{item} {rest}"
+            member_rule = self._rule(member(key, value))
+            begun, begins = f"{between} {member_rule} {rest}", f"{member_rule} {rest}"
             optional = key not in needed
             first = self._rule(f"{begins} | {first}" if optional else begins)
             rest = self._rule(f"{begun} | {rest}" if optional else begun)
@@ -197,8 +200,8 @@ class ArgumentGrammar:
         if isinstance(values, list) and values:
             return self._choice(values)
         for name in ("anyOf", "oneOf"):
-            if isinstance(each := schema.get(name), list) and each:
-                return self._rule(" | ".join(map(self._value, each)))
+            if isinstance(alternatives := schema.get(name), list) and alternatives:
+                return self._rule(" | ".join(map(self._value, alternatives)))
         kinds = schema.get("type")
         if kinds is None:
             kinds = "object" if "properties" in schema else "array" if "items" in schema else ""
@@ -223,15 +226,15 @@ class ArgumentGrammar:
         return self._rule(makers[kind](schema)) if kind in makers else self._anything()
 
     def _array(self, schema: Mapping[str, Any]) -> str:
-        item = self._value(schema.get("items"))
+        element = self._value(schema.get("items"))
         least, most = _whole(schema.get("minItems")) or 0, _whole(schema.get("maxItems"))
         if most == 0:
             return '"[]"'
         more = max(least - 1, 0)
         end = "" if most is None else str(max(most - 1, more))
         comma = json.dumps(", " if self._python else ",")
-        items = f"{item} ({comma} {item}){{{more},{end}}}"
-        return f'"[" ({items}){"" if least else "?"} "]"'
+        elements = f"{element} ({comma} {element}){{{more},{end}}}"
+        return f'"[" ({elements}){"" if least else "?"} "]"'
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         if self._python:
@@ -252,11 +255,11 @@ class ArgumentGrammar:
 
     def _literal(self, value: Any) -> str:
         text = written_value(self._form, value)
-        found = self._written(text) if text else _EMPTY
+        lark = self._written(text) if text else _EMPTY
         if self._python and isinstance(value, str) and _UNESCAPED.fullmatch(value):
             single = json.dumps(f"'{value}'", ensure_ascii=False)  # as models write it too
-            return f"({found} | {single})"
-        return found
+            return f"({lark} | {single})"
+        return lark
 
     def _anything(self) -> str:
         """A rule for a value of any type."""

@@ -16,7 +16,7 @@ class Syntax(Enum):
     JSON = auto()
     """{"city": "Paris"}"""
     TAGS = auto()
-    """<parameter=city>Paris</parameter>: each value between tags, strings as they are"""
+    """<parameter=city>Paris</parameter>: values between tags, strings as they are"""
     PYTHON = auto()
     """city="Paris", days=[1, 2]: keyword arguments of a Python call"""
     BRACES = auto()
@@ -54,7 +54,11 @@ class ToolForm:
 
     A call is `before`, the function's name, `after`, the arguments, `end`. A group is `mark`,
     `lead`, its calls with `between` in between, and `close`; an answer has groups with `separator`
-    in between.
+    in between. `HERMES`, one call in a line of its own:
+
+        <tool_call>                                             mark, lead
+        {"name": "add", "arguments": {"a": 1}}                  before add after {"a": 1} end
+        </tool_call>                                            close
     """
 
     name: str

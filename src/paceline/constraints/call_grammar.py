@@ -53,7 +53,7 @@ class CallGrammar:
         self._mark = written(form.mark)
 
     def forced(self, *, parallel: bool, thoughts: ReasoningMarks | None) -> str:
-        """Grammar of answers that are calls, after thoughts in the given form if there are any.
+        """Grammar of answers that are calls, after `thoughts`, if there are any.
 
         A call may be followed by one token of text, which ends the answer. Without it a model that
         has called, and goes on with a line of text, would have to call again.
@@ -84,8 +84,8 @@ class CallGrammar:
         lines += [f"free: TEXT <[{tokens}]>" if tokens else 'free: ""']
         if form.bare or form.channels:
             after = f"(<[{tokens}]> TEXT)*" if tokens else _EMPTY
-            made = self._free_bare(after) if form.bare else self._free_channels(after)
-            return "\n".join([*lines, *made])
+            rules = self._free_bare(after) if form.bare else self._free_channels(after)
+            return "\n".join([*lines, *rules])
         prefix, rest = cut_at_token(mark)
         if not rest and mark != _EMPTY:
             # Lazy: text ends as soon as the mark is complete, even inside a token.
@@ -111,10 +111,10 @@ class CallGrammar:
             head = f"{head} /{text}/ {self._text(form.after)}"
         line = f"{name}: {head} {name}p {self._text(form.end)}"
         if form.syntax is not Syntax.JSON:
-            made = ArgumentGrammar(
+            arguments = ArgumentGrammar(
                 form, f"{name}p", schema, written=self._written, settings=self._settings
             )
-            return [line, *made.lines()]
+            return [line, *arguments.lines()]
         # Each schema is its own document, because its references start at its root.
         document = json.dumps({"x-guidance": self._settings, **schema})
         return [line, f"{name}p: %json {document}"]
@@ -139,7 +139,7 @@ class CallGrammar:
         ]
 
     def _free_channels(self, after: str) -> list[str]:
-        """Messages, each of which names its channel, and of which some are calls."""
+        """Messages that name their channels, some of which are calls."""
         begins = escaped_text(self._form.before)
         return [
             rf"OTHER: {_TEXT} & ~/{begins}(.|\n)*/",

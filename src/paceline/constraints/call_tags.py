@@ -70,19 +70,19 @@ def _value(form: ToolForm, close: str, source: CallText, emit: Emit) -> Reader[N
     assert form.tags is not None
     tag, line = close.lstrip(), close.startswith("\n")
     while True:
-        found = source.text.find(tag, source.at)
-        if found < 0:
+        place = source.text.find(tag, source.at)
+        if place < 0:
             text = source.text[source.at :]
             keep = max(overlap(text, tag), overlap(text, close))
             emit(text[: len(text) - keep])
             source.at += len(text) - keep
             yield from source.more()
             continue
-        has_line = line and found > source.at and source.text[found - 1] == "\n"
-        start = found - 1 if has_line else found
+        has_line = line and place > source.at and source.text[place - 1] == "\n"
+        start = place - 1 if has_line else place
         emit(source.text[source.at : start])
-        text = source.text[start : found + len(tag)]
-        source.at = found + len(tag)
+        text = source.text[start : place + len(tag)]
+        source.at = place + len(tag)
         after = source.at
         yield from source.next()
         for end in (form.tags.open, (form.end or form.close).strip()):
@@ -95,8 +95,8 @@ def _value(form: ToolForm, close: str, source: CallText, emit: Emit) -> Reader[N
 def parameter_types(schema: Schema, key: str) -> set[str]:
     """JSON types of a parameter; none if its schema does not say."""
     properties = schema.get("properties")
-    found = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types(found, schema, 0)
+    parameter = properties.get(key) if isinstance(properties, Mapping) else None
+    return _types(parameter, schema, 0)
 
 
 def _types(schema: Any, root: Schema, depth: int) -> set[str]:
@@ -104,32 +104,32 @@ def _types(schema: Any, root: Schema, depth: int) -> set[str]:
         return set()
     if "type" in schema:
         named = schema["type"]
-        return {str(each) for each in (named if isinstance(named, list) else [named])}
+        return {str(kind) for kind in (named if isinstance(named, list) else [named])}
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         return {_type_of(value) for value in values}
     if isinstance(reference := schema.get("$ref"), str):
         return _types(resolved(root, reference), root, depth + 1)
-    found: set[str] = set()
+    types: set[str] = set()
     for name in ("anyOf", "oneOf", "allOf"):
         listed = schema.get(name)
-        for each in listed if isinstance(listed, list) else ():
-            types = _types(each, root, depth + 1)
-            if not types and name != "allOf":
+        for alternative in listed if isinstance(listed, list) else ():
+            kinds = _types(alternative, root, depth + 1)
+            if not kinds and name != "allOf":
                 return set()
-            found |= types
-    return found
+            types |= kinds
+    return types
 
 
 def resolved(root: Schema, reference: str) -> Any:
     """The schema at a reference such as "#/$defs/city"; None if it is not there."""
-    found: Any = root
+    target: Any = root
     if not reference.startswith("#"):
         return None
     for step in filter(None, reference[1:].split("/")):
         name = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+        target = target.get(name) if isinstance(target, Mapping) else None
+    return target
 
 
 def _type_of(value: Any) -> str:

@@ -61,16 +61,16 @@ class CallText:
     def begins(self, literal: str) -> Reader[bool]:
         """Whether the text goes on with `literal`, which is not skipped."""
         while True:
-            found = self.text[self.at : self.at + len(literal)]
-            if found == literal or self.ended or not literal.startswith(found):
-                return found == literal
+            text = self.text[self.at : self.at + len(literal)]
+            if text == literal or self.ended or not literal.startswith(text):
+                return text == literal
             yield
 
     def skip(self, literal: str) -> Reader[bool]:
         """Skip `literal`, if the text goes on with it."""
-        found = yield from self.begins(literal)
-        self.at += len(literal) if found else 0
-        return found
+        follows = yield from self.begins(literal)
+        self.at += len(literal) if follows else 0
+        return follows
 
     def skip_last(self, literal: str) -> Reader[None]:
         """Skip `literal`, or the part of it with which the text ends."""
@@ -88,19 +88,19 @@ class CallText:
         """Skip the longest run of characters that `pattern` matches, and return it."""
         start = self.at
         while True:
-            found = pattern.match(self.text, self.at)
-            self.at = found.end() if found else self.at
+            match = pattern.match(self.text, self.at)
+            self.at = match.end() if match else self.at
             if self.at < len(self.text) or self.ended:
                 return self.text[start : self.at]
             yield
 
     def json_string(self) -> Reader[str]:
         """Read a JSON string. Raises NotACall if there is none."""
-        found: list[str] = []
+        pieces: list[str] = []
         if (yield from self.next()) != '"':
             raise NotACall
-        yield from self.json(found.append)
-        value = decoded("".join(found))
+        yield from self.json(pieces.append)
+        value = decoded("".join(pieces))
         assert isinstance(value, str)
         return value
 
@@ -124,8 +124,8 @@ class CallText:
         depth, quoted = 0, False
         while True:
             pattern = _IN_STRING if quoted else _BETWEEN_STRINGS
-            found = pattern.match(self.text, self.at)
-            piece(found.end() if found else self.at)
+            match = pattern.match(self.text, self.at)
+            piece(match.end() if match else self.at)
             if self.at == len(self.text):
                 yield from self.more()
                 continue

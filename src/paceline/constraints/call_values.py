@@ -20,7 +20,7 @@ _PYTHON_KEY = re.compile(r"[\w.\-]*")
 _BARE_KEY = re.compile(r"[^\s:=,{}()\[\]<>\"']*")
 _SCALAR = re.compile(r"[^,{}\[\]()<>\"'\n]*")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
-_ESCAPES |= {each: each for each in "\\'\""}
+_ESCAPES |= {character: character for character in "\\'\""}
 _HEX = {"x": 2, "u": 4, "U": 8}
 
 
@@ -50,13 +50,13 @@ def written_arguments(form: ToolForm, text: str) -> str:
     if form.syntax is Syntax.BRACES:
         return written_value(form, value)
     if form.syntax is Syntax.PYTHON:
-        return ", ".join(f"{key}={_python(each)}" for key, each in value.items())
+        return ", ".join(f"{key}={_python(argument)}" for key, argument in value.items())
     tags = form.tags
     assert tags is not None
     return "".join(
-        f"{tags.open}{key}{tags.head(is_text=isinstance(each, str))}{written_value(form, each)}"
-        f"{tags.close}{tags.after}"
-        for key, each in value.items()
+        f"{tags.open}{key}{tags.head(is_text=isinstance(argument, str))}"
+        f"{written_value(form, argument)}{tags.close}{tags.after}"
+        for key, argument in value.items()
     )
 
 
@@ -72,7 +72,7 @@ def written_value(form: ToolForm, value: Any) -> str:
         members = (f"{brace_key(form, k)}:{written_value(form, v)}" for k, v in value.items())
         return "{" + ",".join(members) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(written_value(form, each) for each in value) + "]"
+        return "[" + ",".join(written_value(form, element) for element in value) + "]"
     return json.dumps(value)
 
 
@@ -98,7 +98,7 @@ def _python(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
-        members = (f"{_python(str(key))}: {_python(each)}" for key, each in value.items())
+        members = (f"{_python(str(key))}: {_python(member)}" for key, member in value.items())
         return "{" + ", ".join(members) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_python, value)) + "]"
@@ -188,15 +188,15 @@ class _Literals:
             end = end * 3 if (yield from source.begins(end * 3)) else end
         source.at += len(end)
         while True:
-            found = source.text.find(end, source.at)
+            quote = source.text.find(end, source.at)
             slash = source.text.find("\\", source.at) if escapes else -1
-            if slash >= 0 and not 0 <= found < slash:
+            if slash >= 0 and not 0 <= quote < slash:
                 emit(quoted(source.text[source.at : slash]))
                 source.at = slash
                 emit(quoted((yield from self._escape())))
-            elif found >= 0:
-                emit(quoted(source.text[source.at : found]))
-                source.at = found + len(end)
+            elif quote >= 0:
+                emit(quoted(source.text[source.at : quote]))
+                source.at = quote + len(end)
                 return
             else:
                 text = source.text[source.at :]
@@ -212,9 +212,9 @@ class _Literals:
         kind = source.text[source.at + 1]
         digits = _HEX.get(kind)
         if digits is None:
-            found = source.text[source.at : source.at + 2]
+            escape = source.text[source.at : source.at + 2]
             source.at += 2
-            return "" if kind == "\n" else _ESCAPES.get(kind, found)
+            return "" if kind == "\n" else _ESCAPES.get(kind, escape)
         yield from source.has(2 + digits)
         text = source.text[source.at + 2 : source.at + 2 + digits]
         try:
@@ -246,8 +246,8 @@ def _members(values: _Literals, end: str, colon: str) -> Reader[None]:
 
 def _separator(source: CallText, end: str) -> Reader[None]:
     """Skip a comma, if the end does not come next."""
-    found = yield from source.next()
-    if found == ",":
+    character = yield from source.next()
+    if character == ",":
         source.at += 1
-    elif found != end:
+    elif character != end:
         raise NotACall

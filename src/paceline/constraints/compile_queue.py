@@ -4,10 +4,10 @@ Independent of how they are compiled. A grammar is first tried for a short time,
 nearly all; one that takes longer waits until its client has no other that was tried less often:
 
     arrives    harmful 1, harmful 2, harmful 3, good
-    compiles   0.03 s of each harmful one, good, 0.2 s of each harmful one, 1 s of harmful 1, ...
+    compiles   0.03 s of harmful 1 to 3, good, 0.2 s of harmful 1 to 3, 1 s of harmful 1, ...
 
-Invariants: clients take turns, so one that has few grammars here waits for one of each other
-client's at most; and what no caller waits for any more is not compiled, not even to its end.
+Invariants: clients take turns, so one that has few grammars here waits for at most one of
+every other client's; and what no caller waits for any more is not compiled, not even to its end.
 """
 
 import itertools
@@ -155,7 +155,7 @@ class CompileQueue:
         waiting = [(job, caller.client) for job in self._jobs.values() for caller in job.callers]
         job, client = min(waiting, key=rank)
         clients = {client for _, client in waiting}
-        self._turns = {one: turn for one, turn in self._turns.items() if one in clients}
+        self._turns = {client: turn for client, turn in self._turns.items() if client in clients}
         self._turns[client] = next(self._numbers)
         return job
 

@@ -66,7 +66,7 @@ class Grammars:
 
         Raises as `json_object`; constraints of the result also raise Busy.
         """
-        assert self._processes  # made once, for all
+        assert self._processes  # started once, for all
         bound = copy(self)
         bound._caller = caller
         return bound
@@ -86,7 +86,7 @@ class Grammars:
             InvalidRequest: the schema is invalid, unsatisfiable, or not supported by llguidance.
         """
         what = "the JSON schema"
-        return self._made(what, _document("json_schema", _schema(what, schema)))
+        return self._constraint(what, _document("json_schema", _schema(what, schema)))
 
     def regex(self, text: str) -> Constraint:
         """Constrain answers to full matches of a regular expression (Rust's, no look-around).
@@ -95,7 +95,7 @@ class Grammars:
         """
         what = "the regular expression"
         check_text(what, text)
-        return self._made(what, library().LLMatcher.grammar_from_regex(text))
+        return self._constraint(what, library().LLMatcher.grammar_from_regex(text))
 
     def lark(self, text: str) -> Constraint:
         """Constrain answers to the rule `start` of a grammar in llguidance's Lark syntax.
@@ -104,7 +104,7 @@ class Grammars:
         """
         what = "the grammar"
         check_lark(what, text)
-        return self._made(what, _document("lark_grammar", json.dumps(text)))
+        return self._constraint(what, _document("lark_grammar", json.dumps(text)))
 
     def tools(
         self,
@@ -118,8 +118,8 @@ class Grammars:
         """Constrain tool calls: their arguments match the functions' parameters.
 
         Args:
-            functions: each {"name": ..., "parameters": JSON schema}; without parameters it takes
-                none. Other keys are ignored, and so are keywords that llguidance does not know.
+            functions: objects {"name": ..., "parameters": JSON schema}; "parameters" may be
+                left out. Other keys, and keywords that llguidance does not know, are ignored.
             choice: "auto" allows any text around calls; "required" allows only calls; a function's
                 name allows only calls of it.
             parallel: whether several calls are allowed. Otherwise the answer ends after the first.
@@ -136,7 +136,7 @@ class Grammars:
                 raise InvalidRequest(f"there is no function {choice!r} to call; expected {known}")
             parameters = {choice: parameters[choice]}
         try:
-            made = CallGrammar(
+            calls = CallGrammar(
                 form,
                 parameters,
                 written=lambda text: self._written(text, form),
@@ -144,17 +144,17 @@ class Grammars:
                 settings=_LENIENT,
             )
             if choice == "auto":
-                lark = made.free(parallel=parallel, tokens=self._specials(form))
+                lark = calls.free(parallel=parallel, tokens=self._specials(form))
             else:
-                lark = made.forced(parallel=parallel, thoughts=thoughts)
+                lark = calls.forced(parallel=parallel, thoughts=thoughts)
         except RecursionError:
             raise InvalidRequest("the functions' parameters are nested too deeply") from None
         try:
             if form.syntax is not Syntax.JSON:  # its own grammar ignores what it does not know
                 schemas = (json.dumps(schema) for schema in parameters.values())
-                every = "start: " + " | ".join(f"%json {schema}" for schema in schemas)
-                self._made("the functions", _document("lark_grammar", json.dumps(every)))
-            return self._made("the functions", _document("lark_grammar", json.dumps(lark)))
+                union = "start: " + " | ".join(f"%json {schema}" for schema in schemas)
+                self._constraint("the functions", _document("lark_grammar", json.dumps(union)))
+            return self._constraint("the functions", _document("lark_grammar", json.dumps(lark)))
         except InvalidRequest:
             with suppress(Busy):
                 self._check_schemas(parameters)
@@ -169,7 +169,7 @@ class Grammars:
         """Raise InvalidRequest, which names the function, for a schema that is none."""
         for name, schema in parameters.items():
             what = f"the parameters of the function {name!r}"
-            self._made(what, _document("json_schema", _schema(what, schema)))
+            self._constraint(what, _document("json_schema", _schema(what, schema)))
 
     def _written(self, text: str, form: ToolForm) -> str:
         """Return a text in Lark, with the model's tokens for the form's marks."""
@@ -188,7 +188,7 @@ class Grammars:
 
     def _specials(self, form: ToolForm) -> str:
         """Return Lark ranges of the special tokens that free text may contain, such as <think>."""
-        marks = {form.mark, *(each for each in form.tokens if each in form.close)}
+        marks = {form.mark, *(text for text in form.tokens if text in form.close)}
         barred = {self._tokenizer.token_id(mark) for mark in marks}
         return _ranges(token for token in self._special_ids if token not in barred)
 
@@ -196,7 +196,7 @@ class Grammars:
     def _special_ids(self) -> list[int]:
         return self._processes.special_tokens()
 
-    def _made(self, what: str, grammar: str) -> Constraint:
+    def _constraint(self, what: str, grammar: str) -> Constraint:
         caller = self._caller or Caller()
         return GrammarConstraint(what, self._processes, grammar, self._vocab_size, caller)
 
@@ -225,13 +225,13 @@ def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
     """Return name -> JSON schema of the arguments."""
     if not 1 <= len(functions) <= MAX_FUNCTIONS:
         raise InvalidRequest(f"there are {len(functions)} functions; expected 1 to {MAX_FUNCTIONS}")
-    found: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, dict[str, Any]] = {}
     size = 0
     for place, function in enumerate(functions):
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"function {place} has no name; expected a string")
-        if name in found:
+        if name in schemas:
             raise InvalidRequest(f"two functions are called {name!r}; expected unique names")
         what = f"the parameters of the function {name!r}"
         schema = function.get("parameters")
@@ -240,13 +240,13 @@ def _parameters(functions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
         if isinstance(schema, Mapping) and schema.get("type", "object") != "object":
             raise InvalidRequest(f"{what} are of type {schema['type']!r}; expected 'object'")
         size += len(_schema(what, schema, {"type": "object"}))
-        found[name] = {"type": "object", "x-guidance": _LENIENT, **schema}
+        schemas[name] = {"type": "object", "x-guidance": _LENIENT, **schema}
     if size > 4 * MAX_CHARACTERS:
         raise InvalidRequest(
             f"the parameters of all functions have {size} characters together; expected at most "
             f"{4 * MAX_CHARACTERS}"
         )
-    return found
+    return schemas
 
 
 def _schema(what: str, schema: Mapping[str, Any], also: Mapping[str, Any] | None = None) -> str:

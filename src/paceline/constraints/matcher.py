@@ -25,7 +25,7 @@ _SECONDS, _TOKEN_SECONDS = 1.0, 0.02
 take 0.1 ms, of 8,000 alternatives 10 ms (2026-11-25, EPYC). All running answers wait for them."""
 
 _TRIALS = 3
-"""How often a matcher is asked that was opened again each time."""
+"""Attempts at a request when its matcher is lost and opened again."""
 
 
 class GrammarConstraint:

@@ -22,7 +22,7 @@ grammar or a token, and {"unknown": true} for an unknown id. A state is
      "stuck": why no token is allowed next, "seconds": CPU seconds}
 
 Answers come from a child of this process; for one that has ended see `WorkerProcess.ask`.
-A run is text that is forced here, as the tokenizer encodes it; where there is one, no mask is made.
+A run is text that is forced here, as the tokenizer encodes it; a state with a run has no mask.
 """
 
 import gc

@@ -71,8 +71,8 @@ class CallStream:
     ) -> None:
         """Prepare.
 
-        With `whole` a call is given when its group is complete, else not at all. With `forced` too,
-        and there is no content: what else is in the answer was not to be written.
+        With `whole` only calls of complete groups are returned. With `forced` too, and no content:
+        the grammar allows nothing but calls, so other text is not the model's intent.
         """
         self._form = form
         self._functions = functions or {}
@@ -155,10 +155,10 @@ class CallStream:
         """Read content up to a mark, which is not skipped; False at the end of the text."""
         source, mark = self._source, self._form.mark
         while True:
-            found = source.text.find(mark, source.at)
-            if found >= 0:
-                self._say(source.text[source.at : found])
-                source.at = found
+            start = source.text.find(mark, source.at)
+            if start >= 0:
+                self._say(source.text[source.at : start])
+                source.at = start
                 return True
             text = source.text[source.at :]
             keep = 0 if source.ended else overlap(text, mark)

@@ -371,4 +371,4 @@ def tool_form(template: str | None) -> ToolForm | None:
     if template is None or "tools" not in template:
         known = template is not None and all(sign.search(template) for sign in DEEPSEEK.signs)
         return DEEPSEEK if known and "```json" not in (template or "") else HERMES
-    return next((form for form in FORMS if all(each.search(template) for each in form.signs)), None)
+    return next((form for form in FORMS if all(sign.search(template) for sign in form.signs)), None)

@@ -27,7 +27,7 @@ VERSION = 1
 CAUSAL_LM = "causal-lm"
 """Task of a model that predicts the next token."""
 TOKEN_CLASSIFICATION = "token-classification"
-"""Task of a model that gives each token of a whole text one of its labels."""
+"""Task of a model that labels the tokens of a whole text."""
 ROTARY = "rotary.npy"
 """[2, slots, r] float32: cosines and sines of every position."""
 
@@ -55,7 +55,7 @@ class Artifact:
     labels: tuple[str, ...]
     """Labels of a classifier; empty for other tasks."""
     reach: Count
-    """Tokens that a classifier's rows attend to on each side; 0 for other tasks."""
+    """Tokens that a classifier's rows attend to on either side; 0 for other tasks."""
     layers: Positive
     hidden_size: Positive
     stream_size: Positive
@@ -105,45 +105,48 @@ def read_artifact(folder: Path) -> Artifact:
             f"{folder} is a {value.get('kind')} of version {value.get('version')}; expected a "
             f"{KIND} of version {VERSION}"
         )
-    found = replace(validated(Artifact, value, str(path), error=ModelError), folder=folder)
-    faults = [*_contradictions(found)]
+    artifact = replace(validated(Artifact, value, str(path), error=ModelError), folder=folder)
+    faults = [*_contradictions(artifact)]
     if not faults:
-        check_files(folder, found.files, required=(EMBEDDINGS, ROTARY))
-        if not is_checked(folder, found.files):
-            faults = changed_contents(folder, found.files)
+        check_files(folder, artifact.files, required=(EMBEDDINGS, ROTARY))
+        if not is_checked(folder, artifact.files):
+            faults = changed_contents(folder, artifact.files)
     if faults:
         hint = "convert the model again, or copy it anew"
         raise ModelError(f"{listed(str(path), faults)}; {hint}")
-    return found
+    return artifact
 
 
-def _contradictions(found: Artifact) -> Iterator[str]:
+def _contradictions(artifact: Artifact) -> Iterator[str]:
     """Values that are valid alone and contradict each other."""
-    if found.task == CAUSAL_LM:
-        if found.labels:
-            yield f"it has {len(found.labels)} labels, expected none for the task {found.task}"
-        yield from _shard_faults(found, found.head_shards, found.vocab_size, "token")
+    if artifact.task == CAUSAL_LM:
+        if artifact.labels:
+            count = len(artifact.labels)
+            yield f"it has {count} labels, expected none for the task {artifact.task}"
+        yield from _shard_faults(artifact, artifact.head_shards, artifact.vocab_size, "token")
     else:
-        yield from _classifier_faults(found)
-        yield from _shard_faults(found, found.head_shards, len(found.labels), "label")
-    yield from _shard_faults(found, found.layer_shards, found.layers, "layer")
+        yield from _classifier_faults(artifact)
+        yield from _shard_faults(artifact, artifact.head_shards, len(artifact.labels), "label")
+    yield from _shard_faults(artifact, artifact.layer_shards, artifact.layers, "layer")
 
 
-def _classifier_faults(found: Artifact) -> Iterator[str]:
-    task, rows, functions = f"for the task {found.task}", found.rows, list(found.functions)
-    if not found.labels or len({*found.labels}) < len(found.labels):
-        yield f"it has the labels {[*found.labels]}, expected at least one, and each once"
-    if not found.reach:
+def _classifier_faults(artifact: Artifact) -> Iterator[str]:
+    task, rows, functions = f"for the task {artifact.task}", artifact.rows, list(artifact.functions)
+    if not artifact.labels or len({*artifact.labels}) < len(artifact.labels):
+        yield f"it has the labels {[*artifact.labels]}, expected at least one, and each once"
+    if not artifact.reach:
         yield f"reach is 0, expected a number of 1 or more {task}"
     if rows not in functions:
         yield f"functions is {functions}, expected one for {rows} rows {task}"
-    if len(found.head_shards) > 1:
-        yield f"it has {len(found.head_shards)} head_shards, expected one {task}"
-    if found.slots < rows:
-        yield f"slots is {found.slots}, expected at least the {rows} rows of a call {task}"
+    if len(artifact.head_shards) > 1:
+        yield f"it has {len(artifact.head_shards)} head_shards, expected one {task}"
+    if artifact.slots < rows:
+        yield f"slots is {artifact.slots}, expected at least the {rows} rows of a call {task}"
 
 
-def _shard_faults(found: Artifact, shards: Sequence[Shard], whole: int, what: str) -> Iterator[str]:
+def _shard_faults(
+    artifact: Artifact, shards: Sequence[Shard], whole: int, what: str
+) -> Iterator[str]:
     """Shards must cover [0, whole) in order, without gap or overlap."""
     reached = 0
     for shard in shards:
@@ -158,7 +161,7 @@ def _shard_faults(found: Artifact, shards: Sequence[Shard], whole: int, what: st
         if any(not start <= tap < end for tap in shard.taps):
             taps = list(shard.taps)
             yield f"{path} has taps {taps}, not all of them layers from {start} to {end - 1}"
-        if not any(name.startswith(f"{path}/") for name in found.files):
+        if not any(name.startswith(f"{path}/") for name in artifact.files):
             yield f"the files of {path} are not listed"
     if reached != whole:
         yield f"the last shard ends at {what} {reached}, expected {whole}"

@@ -34,7 +34,7 @@ class ArtifactCall:
     """A call of all shards."""
 
     def __init__(self, bucket: Bucket, parts: dict[str, float], states: Sequence[Any]) -> None:
-        """Adds seconds to `parts`; `states` has the sequence's state for each shard of layers."""
+        """Adds seconds to `parts`; `states` are the sequence's, one per shard of layers."""
         self._bucket, self._parts, self._states = bucket, parts, states
 
     def layers(
@@ -49,7 +49,7 @@ class ArtifactCall:
 
         Returns:
             The residual stream after the last layer, [1, stream_size, rows, 1], and
-            [T, hidden_size] for each tap.
+            [T, hidden_size] per tap.
         """
         bucket = self._bucket
         count, size = embeddings.shape
@@ -59,38 +59,39 @@ class ArtifactCall:
         stream, tapped = bucket.stream, {}
         shards = bucket.artifact.layer_shards
         for shard, package, state in zip(shards, bucket.packages.layers, self._states, strict=True):
-            given = {"hidden": stream, **inputs}
-            found = self._timed("layers", shard.path, package, given, state)
-            stream = found["out_hidden"]
+            outputs = self._timed(
+                "layers", shard.path, package, {"hidden": stream, **inputs}, state
+            )
+            stream = outputs["out_hidden"]
             for tap in set(shard.taps) & set(taps):
-                tapped[tap_name(tap)] = found[f"tap_{tap}"][0, :, :count, 0].T
+                tapped[tap_name(tap)] = outputs[f"tap_{tap}"][0, :, :count, 0].T
         return stream, tapped
 
     def head(self, stream: Floats, first: int, logits: Logits, best: Best | None) -> None:
         """Run the head for rows from `first` on.
 
-        Fills `best` [rows] if given, without keeping logits; else `logits` [rows, vocab].
+        Fills `best` [rows] without keeping logits; if it is None, `logits` [rows, vocab].
         """
         bucket = self._bucket
         rows = slice(first, first + len(logits if best is None else best.tokens))
         for shard, package in zip(bucket.artifact.head_shards, bucket.packages.heads, strict=True):
-            found = self._timed("head", shard.path, package, {"hidden": stream})
-            part = found["logits"][0, :, rows, 0].T
+            outputs = self._timed("head", shard.path, package, {"hidden": stream})
+            part = outputs["logits"][0, :, rows, 0].T
             if best is None:
                 logits[:, shard.start : shard.end] = part
             else:
                 keep_best(best, part, shard.start)
 
     def _timed(
-        self, part: str, path: str, package: Package, given: Mapping[str, Any], state: Any = None
+        self, part: str, path: str, package: Package, inputs: Mapping[str, Any], state: Any = None
     ) -> Mapping[str, Floats]:
         started = perf_counter()
-        found = package.predict(given, state)
+        outputs = package.predict(inputs, state)
         if path not in self._bucket.called:
             self._bucket.called.add(path)
             part = "first calls"
         self._parts[part] = self._parts.get(part, 0.0) + perf_counter() - started
-        return found
+        return outputs
 
 
 def keep_best(best: Best, part: Logits, start: int) -> None:

@@ -26,7 +26,7 @@ class Labelled:
     """Labels and scores of one text."""
 
     labels: tuple[str, ...]
-    """Best label of each token."""
+    """Best labels of the tokens."""
     scores: Floats
     """[tokens, labels] logits, in the order of `TextClassifier.labels`."""
 
@@ -47,7 +47,7 @@ class TextClassifier:
         Args:
             folder: the artifact.
             functions: bucket sizes in rows to load; empty: all. A call takes the smallest bucket
-                that holds its texts; each is loaded separately and takes memory.
+                that holds its texts; buckets are loaded separately and take memory.
             units: compute units, on a Mac: see `packages.UNITS`.
             rounding: rounding of the rehearsal, elsewhere: "f16" or "f32".
 
@@ -60,7 +60,7 @@ class TextClassifier:
         if artifact.task != TOKEN_CLASSIFICATION:
             raise ModelError(
                 f"{folder} is for {artifact.task} and has no labels; expected one for "
-                f"{TOKEN_CLASSIFICATION}, made of such a model"
+                f"{TOKEN_CLASSIFICATION}, converted from such a model"
             )
         unknown = sorted(set(functions) - set(artifact.functions))
         if unknown:
@@ -86,7 +86,7 @@ class TextClassifier:
         """Classify the tokens of texts, in as few calls as their order allows.
 
         Args:
-            texts: token ids of each text, from the model's own tokenizer.
+            texts: token ids per text, from the model's own tokenizer.
 
         Returns:
             One result per text, in order.
@@ -96,10 +96,10 @@ class TextClassifier:
         """
         for number, text in enumerate(texts):
             self._check(text, f"text {number + 1} of {len(texts)}")
-        found: list[Labelled] = []
+        results: list[Labelled] = []
         for packed in _pack(texts, self.longest):
-            found += self._run(packed)
-        return found
+            results += self._run(packed)
+        return results
 
     def _check(self, text: Sequence[int], which: str) -> None:
         if not text:
@@ -157,9 +157,9 @@ def packed_inputs(
     Args:
         cos: [positions, r]
         sin: [positions, r]
-        lengths: tokens of each text.
+        lengths: tokens per text.
         width: T, at least the sum of lengths.
-        window: tokens that a row attends to on each side.
+        window: tokens that a row attends to on either side.
     """
     padding = width - sum(lengths)
     positions = np.concatenate([*map(np.arange, lengths), np.zeros(padding, np.int64)])

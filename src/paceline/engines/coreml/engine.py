@@ -36,7 +36,7 @@ from paceline.storage.coreml import EMBEDDINGS
 Floats = npt.NDArray[np.float32]
 
 _DEFAULT_SEQUENCES = 4
-"""Default number of open sequences; each has its own states."""
+"""Default number of open sequences; every one has its own states."""
 
 
 class CoreMlSequence(BlockTable):
@@ -165,9 +165,9 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         tables = self._reserve(work)
         started = perf_counter()
         self._parts = {}
-        wanted = sum(block.rows for _, block in work if not block.best)
-        if wanted > len(self._logits):
-            self._logits = np.zeros((wanted, self.vocab_size), np.float32)
+        logit_rows = sum(block.rows for _, block in work if not block.best)
+        if logit_rows > len(self._logits):
+            self._logits = np.zeros((logit_rows, self.vocab_size), np.float32)
         logits, best, taps = [], [], []
         at = 0
         for table, (_, block) in zip(tables, work, strict=True):
@@ -207,13 +207,13 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
     def _run(
         self, table: BlockTable, block: Block, logits: Logits, best: Best | None
     ) -> dict[str, Floats]:
-        """Run one sequence's block in as few calls as possible; returns its taps, [T, d] each."""
+        """Run one sequence's block in as few calls as possible; returns tap name -> [T, d]."""
         states = self._states_of(table)
         count, most = len(block.tokens), self._buckets[-1].rows
         tapped: dict[str, list[Floats]] = {tap_name(tap): [] for tap in self.taps}
         for at in range(0, count, most):
             tokens = block.tokens[at : at + most]
-            bucket = next(each for each in self._buckets if each.rows >= len(tokens))
+            bucket = next(bucket for bucket in self._buckets if bucket.rows >= len(tokens))
             embeddings = self._embeddings[list(tokens)]
             call = ArtifactCall(bucket, self._parts, states)
             stream, taps = call.layers(embeddings, table.length + at, self.taps)
@@ -223,18 +223,19 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
             if first >= len(tokens):
                 continue
             begin = at + first - (count - block.rows)
-            wanted = slice(begin, begin + len(tokens) - first)
+            logit_rows = slice(begin, begin + len(tokens) - first)
             call.head(
                 stream,
                 first,
-                logits[wanted],
-                None if best is None else Best(best.tokens[wanted], best.scores[wanted]),
+                logits[logit_rows],
+                None if best is None else Best(best.tokens[logit_rows], best.scores[logit_rows]),
             )
         return {name: np.concatenate(rows) for name, rows in tapped.items()}
 
     def _states_of(self, table: BlockTable) -> list[Any]:
-        """The states of a sequence, one for each shard of layers; new if it is empty."""
+        """The states of a sequence, one per shard of layers; new if it is empty."""
         (number,) = table.blocks(0) or table.blocks(1)
         if table.length == 0:
-            self._states[number] = [one.make_state() for one in self._buckets[0].packages.layers]
+            packages = self._buckets[0].packages.layers
+            self._states[number] = [package.make_state() for package in packages]
         return self._states[number]

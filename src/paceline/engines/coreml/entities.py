@@ -26,7 +26,7 @@ class Entity(NamedTuple):
 
 
 def probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """[tokens]: the softmax probability of each token's best label; `logits`: [tokens, labels]."""
+    """[tokens]: softmax probabilities of the tokens' best labels; `logits`: [tokens, labels]."""
     exponents = np.exp(logits - logits.max(-1, keepdims=True))
     best: npt.NDArray[np.float32] = exponents.max(-1) / exponents.sum(-1)
     return best
@@ -39,11 +39,11 @@ def entities(
 
     Args:
         text: the text.
-        offsets: start and end of each token, in characters. An empty token is in no entity.
-        labels: best label of each token.
-        scores: probability of each token's label.
+        offsets: start and end of the tokens, in characters. An empty token is in no entity.
+        labels: best label per token.
+        scores: probabilities of these labels.
     """
-    found: list[Entity] = []
+    spans: list[Entity] = []
     tokens: list[float] = []  # scores of the open entity's tokens
     open_name = ""
     for (start, end), label, score in zip(offsets, labels, scores, strict=True):
@@ -55,12 +55,12 @@ def entities(
             continue
         if name == open_name and place not in "BS":
             tokens.append(float(score))
-            found[-1] = Entity(name, found[-1].start, end, sum(tokens) / len(tokens))
+            spans[-1] = Entity(name, spans[-1].start, end, sum(tokens) / len(tokens))
         else:
             tokens = [float(score)]
-            found.append(Entity(name, start, end, tokens[0]))
+            spans.append(Entity(name, start, end, tokens[0]))
         open_name = "" if place in ("E", "S") else name
-    return [each for entity in found if (each := _trimmed(text, entity)).start < each.end]
+    return [trimmed for entity in spans if (trimmed := _trimmed(text, entity)).start < trimmed.end]
 
 
 def _split(label: str) -> tuple[str, str]:

@@ -38,7 +38,7 @@ class PartWork(NamedTuple):
     macs: int
     """Multiply-accumulates."""
     weight_bytes: int
-    """Bytes of weights, each read once."""
+    """Bytes of weights, read once."""
 
 
 Parts = Mapping[str, PartWork]
@@ -59,7 +59,7 @@ class Work(NamedTuple):
     whole: Mapping[int, Parts]
     """Work of the whole graph: all experts, for all rows."""
     chosen: Mapping[int, Parts]
-    """Work with each expert computed for the rows that use it, and read if any row does.
+    """Work with experts computed only for the rows that use them, and read if any row does.
 
     A mean over consecutive rows. Empty for a model without experts."""
 
@@ -90,11 +90,11 @@ def work_of(artifact: Artifact) -> Work:
 
 
 def only_chosen(parts: Parts, has: Bools, rows: int) -> Parts:
-    """Work of a call of `rows` rows with each expert computed only for the rows that use it.
+    """Work of a call of `rows` rows with experts computed only for the rows that use them.
 
     Args:
         parts: work of such a call with all experts.
-        has: [layers, N, experts]: the experts of each row of a text, N at least `rows`.
+        has: [layers, N, experts]: whether a row of a text uses an expert; N at least `rows`.
         rows: T.
     """
     experts = parts[EXPERTS]
@@ -113,7 +113,7 @@ def experts_read(has: Bools, rows: int) -> float:
 
 
 def count(artifact: Artifact, blocks: Sequence[Sequence[int]]) -> list[CallWork]:
-    """Run a text in one call per block; returns the work of each call.
+    """Run a text in one call per block; returns the work per call.
 
     One shard at a time is in memory.
 
@@ -168,7 +168,7 @@ class _Text:
         self._lengths = [len(block) for block in blocks]
         self._starts = np.cumsum([0, *self._lengths]).tolist()
         self.streams: list[Floats] = []
-        """For each call the output of the last shard, [1, stream_size, rows, 1]."""
+        """Per call the output of the last shard, [1, stream_size, rows, 1]."""
         for block in blocks:
             stream = np.zeros((1, artifact.stream_size, len(block), 1), np.float32)
             stream[0, : artifact.hidden_size, :, 0] = embeddings[list(block)].T
@@ -181,7 +181,7 @@ class _Text:
 
 
 class _Shard:
-    """A shard that counts its work and records the experts of each row."""
+    """A shard that counts its work and records which experts the rows use."""
 
     def __init__(self, artifact: Artifact, path: str, widths: set[int]) -> None:
         package = read_package(artifact.folder / path)
@@ -209,8 +209,8 @@ class _Opened:
         block = replace(function.block, outputs=(*function.block.outputs, *watched))
         self._plan = make_plan(package, replace(function, block=block), _ROUNDING)
 
-    def run(self, given: Mapping[str, Any], tally: "_Tally") -> Mapping[str, Any]:
-        values: dict[str, Any] = {**self._plan.constants, **given}
+    def run(self, inputs: Mapping[str, Any], tally: "_Tally") -> Mapping[str, Any]:
+        values: dict[str, Any] = {**self._plan.constants, **inputs}
         with np.errstate(all="ignore"):
             for step in self._plan.steps:
                 macs = step.run(values)

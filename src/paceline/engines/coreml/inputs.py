@@ -1,7 +1,16 @@
 """Inputs of a Core ML shard that depend on positions: RoPE tables, masks, cache write positions.
 
-Independent of models and sequences. Arrays are allocated once for each number of rows, and a call
+Independent of models and sequences. Arrays are allocated once per number of rows, and a call
 updates only what changed. They are float32 and contiguous, which Core ML takes without a copy.
+
+A call of width 3 with 2 rows from position 2 on, in 6 slots; 0 attends, - is hidden:
+
+    slot             0 1 2 3 4 5                      0 1 2 3 4 5
+    row 0   mask     0 0 0 - - -     kv_write_mask    . . 1 . . .    its key goes to slot 2
+    row 1            0 0 0 0 - -     (transposed)     . . . 1 . .
+    row 2            0 0 0 0 0 -                      . . . . . .    padding is not written
+
+A convolution's rows are in a ring: position p is in slot p % conv_slots.
 """
 
 from collections.abc import Mapping

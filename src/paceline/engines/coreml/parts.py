@@ -1,4 +1,4 @@
-"""Maps each operation of a shard to a part of the model: attention, experts, head, ...
+"""Maps the operations of a shard to parts of the model: attention, experts, head, ...
 
 Shards name weights and states `layers_N_` plus the path of their module, or `final_` and `head_`,
 with underscores for dots. Invariant: names decide. An operation without a named operand, such as a
@@ -38,17 +38,17 @@ class Traced(NamedTuple):
     shares: Mapping[int, tuple[str, ...]]
     """Layer with experts -> names of its routing weights, values [1, n, 1, T].
 
-    Together they have one number for each expert and row, 0 if the row does not use the expert."""
+    Together they have one number per expert and row, 0 if the row does not use the expert."""
 
 
 def part_of(name: str) -> str | None:
     """The part of a weight or a state, by its name; None: unknown."""
-    found = _NAMED.match(name)
-    if found is None:
+    match = _NAMED.match(name)
+    if match is None:
         return None
-    if found[2] is None:
+    if match[2] is None:
         return HEAD
-    return next((part for part, begins in _BEGINNINGS if begins.match(found[2])), REST)
+    return next((part for part, begins in _BEGINNINGS if begins.match(match[2])), REST)
 
 
 def trace(block: Block) -> Traced:
@@ -69,17 +69,17 @@ def trace(block: Block) -> Traced:
         counts = named or OPS[op.type].macs is not None
         parts[op.name] = (part_of(origin) if origin and counts else None) or REST
         if origin is not None:
-            origins |= dict.fromkeys((made.name for made in op.outputs), origin)
+            origins |= dict.fromkeys((output.name for output in op.outputs), origin)
     return Traced(parts, shares)
 
 
 def _operands(op: Op) -> Iterator[str]:
     """Names of an operation's operands, its weight first."""
-    for parameter in sorted(op.inputs, key=lambda each: (each != "weight", each)):
-        yield from (one for one in op.inputs[parameter] if isinstance(one, str))
+    for parameter in sorted(op.inputs, key=lambda name: (name != "weight", name)):
+        yield from (operand for operand in op.inputs[parameter] if isinstance(operand, str))
 
 
 def _layer_of(name: str) -> int:
-    found = _NAMED.match(name)
-    assert found is not None
-    return int(found[1])
+    match = _NAMED.match(name)
+    assert match is not None
+    return int(match[1])

@@ -41,12 +41,12 @@ class Work(NamedTuple):
     @property
     def macs(self) -> int:
         """All multiply-accumulates."""
-        return sum(one.macs for one in self.ops)
+        return sum(op.macs for op in self.ops)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights, as stored in the package."""
-        return sum(one.weight_bytes for one in self.ops)
+        return sum(op.weight_bytes for op in self.ops)
 
 
 class RehearsalState:
@@ -55,8 +55,8 @@ class RehearsalState:
     def __init__(self, owner: object, states: tuple[Feature, ...], rounding: str) -> None:
         """All zeros. Models with an equal `owner` may use it."""
         self.owner = owner
-        self._finish = {one.name: finisher(one.dtype, rounding) for one in states}
-        self.cells = {one.name: Cell(np.zeros(one.shape, np.float32)) for one in states}
+        self._finish = {feature.name: finisher(feature.dtype, rounding) for feature in states}
+        self.cells = {feature.name: Cell(np.zeros(feature.shape, np.float32)) for feature in states}
 
     def read_state(self, name: str) -> npt.NDArray[np.float32]:
         """A copy of a state's numbers. Raises InvalidRequest for an unknown name."""
@@ -69,17 +69,17 @@ class RehearsalState:
         float32, float64 and int32, which coremltools accepts.
         """
         cell = self._cell(name)
-        found = np.asarray(value)
-        if found.dtype.name not in _STATE_DTYPES:
+        array = np.asarray(value)
+        if array.dtype.name not in _STATE_DTYPES:
             raise InvalidRequest(
-                f"state {name!r} cannot be written from {found.dtype.name}; expected "
+                f"state {name!r} cannot be written from {array.dtype.name}; expected "
                 f"{', '.join(_STATE_DTYPES)}"
             )
-        if found.shape != cell.array.shape:
+        if array.shape != cell.array.shape:
             raise InvalidRequest(
-                f"state {name!r} has shape {list(cell.array.shape)}, got {list(found.shape)}"
+                f"state {name!r} has shape {list(cell.array.shape)}, got {list(array.shape)}"
             )
-        cell.array = np.array(self._finish[name](found))
+        cell.array = np.array(self._finish[name](array))
 
     def _cell(self, name: str) -> Cell:
         if name not in self.cells:
@@ -115,13 +115,15 @@ class RehearsalModel:
         """Work of the last `predict`."""
         self._plan = make_plan(self.package, self.function, rounding)
         self._rounding = rounding
-        self._inputs = {one.name: one for one in self.function.inputs}
+        self._inputs = {feature.name: feature for feature in self.function.inputs}
         self._finish = {
-            one.name: finisher(one.dtype, rounding) for one in self.function.block.inputs
+            value.name: finisher(value.dtype, rounding) for value in self.function.block.inputs
         }
         _check_names(self.package, self.function)
         # Functions of one package may share a state, as in Core ML.
-        states = tuple((one.name, one.shape, one.dtype) for one in self.function.states)
+        states = tuple(
+            (feature.name, feature.shape, feature.dtype) for feature in self.function.states
+        )
         self._owner = (self.package.path.resolve(), states, rounding)
 
     def make_state(self) -> RehearsalState:
@@ -134,11 +136,11 @@ class RehearsalModel:
         """Run the function once.
 
         Args:
-            data: an array for each input, with a declared shape. fp16 inputs are rounded to fp16.
+            data: input name -> array, with a declared shape. fp16 inputs are rounded to fp16.
             state: from `make_state`; the call changes it. Required if the model has states.
 
         Returns:
-            An array for each output: float32, or int32 for integers.
+            Output name -> array: float32, or int32 for integers.
 
         Raises:
             InvalidRequest: an input is missing, unknown, or of another shape or type than declared;
@@ -146,10 +148,8 @@ class RehearsalModel:
             ModelError: an operation got incompatible operands.
         """
         if state is None and self.function.states:
-            raise InvalidRequest(
-                f"the model keeps {', '.join(one.name for one in self.function.states)}; pass a "
-                "state from make_state()"
-            )
+            names = ", ".join(feature.name for feature in self.function.states)
+            raise InvalidRequest(f"the model keeps {names}; pass a state from make_state()")
         if state is not None and state.owner != self._owner:
             raise InvalidRequest(
                 "the state is another model's; make one with this model's make_state()"
@@ -164,54 +164,54 @@ class RehearsalModel:
                 if macs or step.weight_bytes:
                     work.append(OpWork(step.op.name, step.op.type, macs, step.weight_bytes))
         self.last_work = Work(tuple(work))
-        return {one.name: _returned(values[one.name]) for one in self.function.outputs}
+        return {feature.name: _returned(values[feature.name]) for feature in self.function.outputs}
 
     def _checked(self, data: Mapping[str, Array]) -> dict[str, Array]:
         """The inputs, validated and in their declared types."""
         faults = [f"{name} is missing" for name in self._inputs if name not in data]
         faults += [f"{name} is no input of this model" for name in data if name not in self._inputs]
-        found = {name: np.asarray(data[name]) for name in self._inputs if name in data}
-        for name, array in found.items():
+        arrays = {name: np.asarray(data[name]) for name in self._inputs if name in data}
+        for name, array in arrays.items():
             faults += _input_faults(self._inputs[name], array)
         if faults:
             raise InvalidRequest(f"{self.package.path.name}: {'; '.join(faults)}")
-        return {name: np.array(self._finish[name](array)) for name, array in found.items()}
+        return {name: np.array(self._finish[name](array)) for name, array in arrays.items()}
 
 
 def _check_names(package: Package, function: Function) -> None:
     """Raise ModelError if the declared inputs, states or outputs differ from the program's."""
-    inputs = {one.name for one in (*function.inputs, *function.states)}
-    outputs = {one.name for one in function.outputs}
-    for kind, declared, found in (
-        ("inputs", inputs, {one.name for one in function.block.inputs}),
+    inputs = {feature.name for feature in (*function.inputs, *function.states)}
+    outputs = {feature.name for feature in function.outputs}
+    for kind, declared, defined in (
+        ("inputs", inputs, {value.name for value in function.block.inputs}),
         ("outputs", outputs, set(function.block.outputs)),
     ):
-        if declared != found:
+        if declared != defined:
             raise ModelError(
                 f"{package.path}: {function.name} declares the {kind} {sorted(declared)}, and its "
-                f"program has {sorted(found)}"
+                f"program has {sorted(defined)}"
             )
 
 
-def _input_faults(declared: Feature, found: Array) -> list[str]:
+def _input_faults(declared: Feature, array: Array) -> list[str]:
     """Faults for which Core ML would reject an input."""
-    whole = found.dtype.kind in "iub"
+    whole = array.dtype.kind in "iub"
     if declared.dtype.startswith("int") and not whole:
-        return [f"{declared.name} is {found.dtype.name}, expected whole numbers"]
-    if not (whole or found.dtype.kind == "f"):
-        return [f"{declared.name} is {found.dtype.name}, expected numbers"]
+        return [f"{declared.name} is {array.dtype.name}, expected whole numbers"]
+    if not (whole or array.dtype.kind == "f"):
+        return [f"{declared.name} is {array.dtype.name}, expected numbers"]
     if declared.choices:
-        if found.shape in declared.choices:
+        if array.shape in declared.choices:
             return []
-        expected = " or ".join(str(list(one)) for one in declared.choices)
+        expected = " or ".join(str(list(shape)) for shape in declared.choices)
     else:
-        if len(found.shape) == len(declared.lower) and all(
+        if len(array.shape) == len(declared.lower) and all(
             low <= size and (high is None or size <= high)
-            for size, low, high in zip(found.shape, declared.lower, declared.upper, strict=True)
+            for size, low, high in zip(array.shape, declared.lower, declared.upper, strict=True)
         ):
             return []
         expected = str(_ranges(declared))
-    return [f"{declared.name} has shape {list(found.shape)}, expected {expected}"]
+    return [f"{declared.name} has shape {list(array.shape)}, expected {expected}"]
 
 
 def _ranges(declared: Feature) -> str:

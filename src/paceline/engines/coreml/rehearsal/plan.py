@@ -51,7 +51,7 @@ class Step(NamedTuple):
     moving: tuple[_Moving, ...]
     """Arguments to look up: parameter, value name(s), conversion."""
     finish: tuple[tuple[str, Shape, Finish], ...]
-    """For each output its name, its declared shape, and the conversion to its type."""
+    """Per output its name, its declared shape, and the conversion to its type."""
     weight_bytes: int
     done: tuple[str, ...] = ()
     """Values whose last use is this step."""
@@ -65,15 +65,15 @@ class Step(NamedTuple):
         arguments = dict(self.fixed)
         for parameter, source, form in self.moving:
             if isinstance(source, str):
-                found = values[source]
-                arguments[parameter] = found if form is None else form(found)
+                operand = values[source]
+                arguments[parameter] = operand if form is None else form(operand)
             else:
                 arguments[parameter] = tuple([values[name] for name in source])
         try:
-            made = self.entry.run(**arguments)
+            output = self.entry.run(**arguments)
         except (ValueError, IndexError, TypeError) as error:
             raise ModelError(f"{self.op.type} {self.op.name!r}: {error}") from error
-        results = made if isinstance(made, tuple) else (made,)
+        results = output if isinstance(output, tuple) else (output,)
         if len(results) != len(self.finish):
             raise ModelError(
                 f"{self.op.type} {self.op.name!r} makes {len(results)} values; "
@@ -108,7 +108,7 @@ def finisher(dtype: str, rounding: str, *, moves: bool = False) -> Finish:
     if dtype in ("fp16", "fp32"):
         return _floats
     held = DTYPES[dtype].held
-    return lambda found: np.asarray(found).astype(held, copy=False)
+    return lambda numbers: np.asarray(numbers).astype(held, copy=False)
 
 
 def make_plan(package: Package, function: Function, rounding: str) -> Plan:
@@ -121,9 +121,11 @@ def make_plan(package: Package, function: Function, rounding: str) -> Plan:
     if rounding not in ROUNDINGS:
         raise InvalidRequest(f"rounding is {rounding!r}; expected {' or '.join(ROUNDINGS)}")
     faults = _Faults(function)
-    if faults.found:
-        more = f" and {len(faults.found) - 8} more" if len(faults.found) > 8 else ""
-        raise ModelError(f"{package.path} cannot be rehearsed: {'; '.join(faults.found[:8])}{more}")
+    if faults.messages:
+        more = f" and {len(faults.messages) - 8} more" if len(faults.messages) > 8 else ""
+        raise ModelError(
+            f"{package.path} cannot be rehearsed: {'; '.join(faults.messages[:8])}{more}"
+        )
     return _Folding(package.path, rounding).plan(function.block)
 
 
@@ -131,20 +133,21 @@ class _Faults:
     """All unsupported parts of a function."""
 
     def __init__(self, function: Function) -> None:
-        self.found: list[str] = []
-        self._made = {one.name for one in function.block.inputs}
+        self.messages: list[str] = []
+        self._defined = {value.name for value in function.block.inputs}
         self._constants: dict[str, Constant] = {}
         for op in function.block.ops:
             entry = OPS.get(op.type)
             if entry is None or op.blocks:
-                self.found.append(f"{op.type} {op.name!r} is an operation that is not known here")
+                fault = f"{op.type} {op.name!r} is an operation that is not known here"
+                self.messages.append(fault)
             else:
-                self.found += [f"{op.type} {op.name!r} {fault}" for fault in self._of(op, entry)]
-            self._made |= {one.name for one in op.outputs}
-        self.found += [
+                self.messages += [f"{op.type} {op.name!r} {fault}" for fault in self._of(op, entry)]
+            self._defined |= {output.name for output in op.outputs}
+        self.messages += [
             f"nothing makes the output {name}"
             for name in function.block.outputs
-            if name not in self._made
+            if name not in self._defined
         ]
 
     def _of(self, op: Op, entry: Entry) -> Iterator[str]:
@@ -157,17 +160,17 @@ class _Faults:
             elif len(operands) != 1 and parameter not in entry.several:
                 yield f"has {len(operands)} values for {parameter}, expected one"
             for operand in operands:
-                if isinstance(operand, str) and operand not in self._made:
+                if isinstance(operand, str) and operand not in self._defined:
                     yield f"reads {operand}, which nothing before it makes"
                 elif parameter in entry.accepts:
                     accepted = sorted(entry.accepts[parameter])
-                    found = self._option(operand)
-                    if found not in accepted:
-                        yield f"has the {parameter} {found}, expected one of {', '.join(accepted)}"
+                    option = self._option(operand)
+                    if option not in accepted:
+                        yield f"has the {parameter} {option}, expected one of {', '.join(accepted)}"
         if op.type == "const":
-            for made, operand in zip(op.outputs, op.inputs.get("val", ()), strict=False):
+            for output, operand in zip(op.outputs, op.inputs.get("val", ()), strict=False):
                 if isinstance(operand, Constant):
-                    self._constants[made.name] = operand
+                    self._constants[output.name] = operand
 
     def _option(self, operand: str | Constant) -> str:
         constant = self._constants.get(operand) if isinstance(operand, str) else operand
@@ -205,16 +208,16 @@ class _Folding:
                 stored += sum(map(self._stored_bytes, operands))
             several = parameter in entry.several
             if all(map(self._is_constant, operands)):
-                found = [self._constant(operand) for operand in operands]
-                one = tuple(found) if several else found[0]
-                fixed[parameter] = one if form is None else form(one)
+                constants = [self._constant(operand) for operand in operands]
+                argument = tuple(constants) if several else constants[0]
+                fixed[parameter] = argument if form is None else form(argument)
             elif several:
                 moving.append((parameter, tuple(map(self._name, operands)), form))
             else:
                 moving.append((parameter, self._name(operands[0]), form))
         finish = tuple(
-            (one.name, one.shape, finisher(one.dtype, self._rounding, moves=entry.moves))
-            for one in op.outputs
+            (output.name, output.shape, finisher(output.dtype, self._rounding, moves=entry.moves))
+            for output in op.outputs
         )
         # A call reads only a few rows of a table that it gathers from.
         touched = 0 if op.type == "gather" else stored
@@ -223,10 +226,11 @@ class _Folding:
         return Step(op, entry, fixed, tuple(moving), finish, touched)
 
     def _fold(self, op: Op, step: Step) -> None:
-        made: dict[str, Any] = {}
-        step.run(made)
-        stored = sum(self._stored_bytes(one) for all_of in op.inputs.values() for one in all_of)
-        for name, value in made.items():
+        outputs: dict[str, Any] = {}
+        step.run(outputs)
+        operands = (operand for several in op.inputs.values() for operand in several)
+        stored = sum(map(self._stored_bytes, operands))
+        for name, value in outputs.items():
             self._constants[name] = np.ascontiguousarray(value) if np.ndim(value) > 1 else value
             self._stored[name] = stored
 
@@ -257,7 +261,7 @@ def _shortened(
 ) -> Plan:
     """Free every value after its last use, and drop constants that no step looks up."""
     later = set(outputs)
-    wanted = set(outputs)
+    looked_up = set(outputs)
     kept = []
     for step in reversed(list(steps)):
         used = {
@@ -265,16 +269,16 @@ def _shortened(
             for _, source, _ in step.moving
             for name in ([source] if isinstance(source, str) else source)
         }
-        made = {name for name, _, _ in step.finish}
-        kept.append(step._replace(done=tuple((used | made) - later)))
+        results = {name for name, _, _ in step.finish}
+        kept.append(step._replace(done=tuple((used | results) - later)))
         later |= used
-        wanted |= used
-    found = {name: value for name, value in constants.items() if name in wanted}
-    return Plan(tuple(reversed(kept)), found)
+        looked_up |= used
+    used_constants = {name: value for name, value in constants.items() if name in looked_up}
+    return Plan(tuple(reversed(kept)), used_constants)
 
 
-def _floats(found: Any) -> Array:
-    return np.asarray(found).astype(np.float32, copy=False)
+def _floats(numbers: Any) -> Array:
+    return np.asarray(numbers).astype(np.float32, copy=False)
 
 
 @lru_cache(4096)  # called for every operation of every call, with few shapes

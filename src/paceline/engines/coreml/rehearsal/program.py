@@ -79,7 +79,7 @@ class Feature:
     """The default shape; empty if none is declared, as usual for outputs."""
     lower: tuple[int, ...]
     upper: tuple[int | None, ...]
-    """Inclusive bounds of each dimension, equal if it is fixed; None: unbounded."""
+    """Inclusive bounds per dimension, equal if it is fixed; None: unbounded."""
     choices: tuple[tuple[int, ...], ...] = ()
     """The allowed shapes, if they are enumerated (EnumeratedShapes)."""
 
@@ -113,13 +113,13 @@ class Package:
 
     def function(self, name: str | None = None) -> Function:
         """A function by name, the default one for None. Raises ModelError for an unknown one."""
-        wanted = self.default_function if name is None else name
-        if wanted not in self.functions:
+        name = self.default_function if name is None else name
+        if name not in self.functions:
             raise ModelError(
-                f"{self.path} has no function {wanted!r}; expected one of "
+                f"{self.path} has no function {name!r}; expected one of "
                 f"{', '.join(sorted(self.functions))}"
             )
-        return self.functions[wanted]
+        return self.functions[name]
 
 
 def read_package(path: Path) -> Package:
@@ -152,8 +152,8 @@ def _model_file(path: Path) -> Path:
         raise ModelError(f"{path} has no Manifest.json; expected a Core ML package (.mlpackage)")
     value = read_json(manifest)
     items, root = value.get("itemInfoEntries"), value.get("rootModelIdentifier")
-    item = items.get(root) if isinstance(items, dict) else None
-    inside = item.get("path") if isinstance(item, dict) else None
+    entry = items.get(root) if isinstance(items, dict) else None
+    inside = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(inside, str):
         raise ModelError(f"{manifest} does not say where the model is")
     return path / "Data" / inside
@@ -182,7 +182,7 @@ class _Reader:
         }
 
     def package(self, spec: Any) -> Package:
-        described = {one.name: one for one in spec.description.functions}
+        described = {function.name: function for function in spec.description.functions}
         default = spec.description.defaultFunctionName or "main"
         functions = {
             name: self.function(name, function, described.get(name, spec.description))
@@ -213,8 +213,8 @@ class _Reader:
     def feature(self, feature: Any) -> Feature:
         kind = feature.type.WhichOneof("Type")
         if kind not in ("multiArrayType", "stateType") or feature.type.isOptional:
-            found = "optional" if feature.type.isOptional else f"a {kind}"
-            raise ModelError(f"{self._path}: {feature.name} is {found}; expected an array")
+            description = "optional" if feature.type.isOptional else f"a {kind}"
+            raise ModelError(f"{self._path}: {feature.name} is {description}; expected an array")
         is_state = kind == "stateType"
         array = feature.type.stateType.arrayType if is_state else feature.type.multiArrayType
         dtype = self._feature_dtypes.get(array.dataType)
@@ -226,9 +226,9 @@ class _Reader:
         shape: tuple[int, ...] = tuple(array.shape)
         lower, upper = shape, cast(Shape, shape)
         if ranges := array.shapeRange.sizeRanges:
-            lower = tuple(one.lowerBound for one in ranges)
-            upper = tuple(None if one.upperBound < 0 else one.upperBound for one in ranges)
-        choices = tuple(tuple(one.shape) for one in array.enumeratedShapes.shapes)
+            lower = tuple(bounds.lowerBound for bounds in ranges)
+            upper = tuple(None if bounds.upperBound < 0 else bounds.upperBound for bounds in ranges)
+        choices = tuple(tuple(choice.shape) for choice in array.enumeratedShapes.shapes)
         return Feature(feature.name, dtype, shape, lower, upper, choices)
 
     def block(self, block: Any) -> Block:
@@ -249,8 +249,10 @@ class _Reader:
         name = str(named.value()) if named else outputs[0].name if outputs else op.type
         inputs = {
             parameter: tuple(
-                one.name if one.WhichOneof("binding") == "name" else self.constant(one.value, name)
-                for one in argument.arguments
+                binding.name
+                if binding.WhichOneof("binding") == "name"
+                else self.constant(binding.value, name)
+                for binding in argument.arguments
             )
             for parameter, argument in op.inputs.items()
         }
@@ -274,8 +276,8 @@ class _Reader:
         if dtype not in DTYPES:
             raise ModelError(f"{self._path}: {name} has numbers of an unknown type {dtype}")
         return dtype, tuple(
-            one.constant.size if one.WhichOneof("dimension") == "constant" else None
-            for one in tensor.dimensions
+            dimension.constant.size if dimension.WhichOneof("dimension") == "constant" else None
+            for dimension in tensor.dimensions
         )
 
     def constant(self, value: Any, owner: str) -> Constant:
@@ -292,11 +294,11 @@ class _Reader:
         kind = tensor.WhichOneof("value")
         if kind is None:
             raise ModelError(f"{self._path}: {owner} has a constant without numbers")
-        found = getattr(tensor, kind).values
-        if dtype == "string" and kind == "strings" and len(found) == 1 and not shape:
-            return Constant(dtype, shape, str(found[0]))
+        values = getattr(tensor, kind).values
+        if dtype == "string" and kind == "strings" and len(values) == 1 and not shape:
+            return Constant(dtype, shape, str(values[0]))
         try:
-            held = found if kind == "bytes" else np.array(found, DTYPES[dtype].held)
+            held = values if kind == "bytes" else np.array(values, DTYPES[dtype].held)
         except (ValueError, OverflowError) as error:
             raise ModelError(f"{self._path}: a constant of {owner}: {error}") from error
         data = np.frombuffer(held, np.uint8)

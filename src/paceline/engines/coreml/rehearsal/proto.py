@@ -24,13 +24,13 @@ def messages(module: str) -> ModuleType:
     if "coremltools" in sys.modules:
         return importlib.import_module(f"coremltools.proto.{module}")
     if _ALONE not in sys.modules:
-        found = importlib.util.find_spec("coremltools")
-        if found is None or not found.submodule_search_locations:
+        spec = importlib.util.find_spec("coremltools")
+        if spec is None or not spec.submodule_search_locations:
             raise MissingExtra(
                 "reading a Core ML package needs coremltools; install it with: "
                 "pip install 'paceline[coreml]'"
             )
-        folder = Path(found.submodule_search_locations[0]) / "proto"
+        folder = Path(spec.submodule_search_locations[0]) / "proto"
         package = ModuleType(_ALONE)
         package.__path__ = [str(folder)]
         sys.modules[_ALONE] = package

@@ -24,7 +24,7 @@ _SIGN: Final = np.uint32(0x80000000)
 
 
 def to_half(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """The nearest fp16 of each number, as a new float32 array."""
+    """The nearest fp16 numbers, as a new float32 array."""
     x = np.asarray(numbers, np.float32)
     if x.ndim == 0 or x.size == 0 or not (x.max() < _OVERFLOW and x.min() > -_OVERFLOW):
         return np.array(x.astype(np.float16), np.float32)  # infinities and NaN
@@ -32,9 +32,9 @@ def to_half(numbers: npt.ArrayLike) -> npt.NDArray[np.float32]:
     bits = x.view(np.uint32)
     shift = np.maximum((bits & _EXPONENT).view(np.float32), _LEAST_NORMAL)
     shift *= _SHIFT
-    found = x + shift
-    found -= shift
+    rounded = x + shift
+    rounded -= shift
     # The sum loses the sign of a zero.
-    signed = found.view(np.uint32)
+    signed = rounded.view(np.uint32)
     signed |= bits & _SIGN
-    return found
+    return rounded

@@ -1,6 +1,6 @@
 """Numbers as stored in a Core ML package: MIL's types, and the weight file.
 
-Independent of programs. A weight file has a header of 64 bytes and, for each array, a record of 64
+Independent of programs. A weight file has a header of 64 bytes and, per array, a record of 64
 bytes with its type, size and offset (MILBlob's storage format, version 2, little-endian).
 Invariant: a record that differs from the program's declaration is an error on reading the package.
 """
@@ -82,7 +82,7 @@ class WeightFile:
         return data
 
     def record(self, offset: int, dtype: str, count: int) -> npt.NDArray[np.uint8]:
-        """Bytes of `count` numbers of a type, given the offset of their record.
+        """Bytes of `count` numbers of a type from the offset of their record.
 
         Raises ModelError if the record is missing, or has another type or size.
         """
@@ -139,10 +139,10 @@ def unpacked(data: npt.NDArray[np.uint8], dtype: str, count: int) -> Array:
     if 8 % bits == 0:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
         parts = (data[:, None] >> shifts) & np.uint8((1 << bits) - 1)
-        found = parts.reshape(-1)[:count]
+        numbers = parts.reshape(-1)[:count]
     else:  # numbers that cross bytes
-        each = np.unpackbits(data, bitorder="little")[: count * bits].reshape(count, bits)
-        found = np.packbits(each, axis=1, bitorder="little")[:, 0]
+        bit_rows = np.unpackbits(data, bitorder="little")[: count * bits].reshape(count, bits)
+        numbers = np.packbits(bit_rows, axis=1, bitorder="little")[:, 0]
     if dtype == "int4":
-        return (found.astype(np.int8) ^ 8) - 8
-    return found.astype(held, copy=False)
+        return (numbers.astype(np.int8) ^ 8) - 8
+    return numbers.astype(held, copy=False)

@@ -25,11 +25,11 @@ def _constexpr_cast(source_val: Array, output_dtype: str) -> Array:
 @op("constexpr_blockwise_shift_scale")
 def _blockwise_shift_scale(data: Array, scale: Array, offset: Array | None = None) -> Array:
     """(data - offset) * scale, with one offset and one scale per block of the data."""
-    found = data.astype(np.float32)
+    numbers = data.astype(np.float32)
     if offset is not None:
-        found -= _spread(offset, data.shape)
-    found *= _spread(scale, data.shape)
-    return found
+        numbers -= _spread(offset, data.shape)
+    numbers *= _spread(scale, data.shape)
+    return numbers
 
 
 @op("constexpr_affine_dequantize")
@@ -37,10 +37,10 @@ def _affine_dequantize(quantized_data: Array, zero_point: Array, scale: Array, a
     """(data - zero point) * scale, with one number in all or one per index of `axis`."""
     shape = [1] * quantized_data.ndim
     shape[axis] = -1
-    found = quantized_data.astype(np.float32)
-    found -= zero_point.reshape(shape).astype(np.float32)
-    found *= scale.reshape(shape)
-    return found
+    numbers = quantized_data.astype(np.float32)
+    numbers -= zero_point.reshape(shape).astype(np.float32)
+    numbers *= scale.reshape(shape)
+    return numbers
 
 
 @op("constexpr_lut_to_dense")
@@ -63,25 +63,25 @@ def _packed_lut(indices: Array, lut: Array, shape: Ints) -> Array:
 def _blockwise_lut(indices: Array, lut: Array, vector_axis: int | None) -> Array:
     """IOS 18: one table per block of indices, of numbers or of vectors.
 
-    indices: [...], lut: [tables for each axis ..., numbers, vector].
+    indices: [...], lut: [tables per axis ..., numbers, vector].
     """
     *tables, _, width = lut.shape
-    # For each axis the table of every index; they broadcast to the indices' shape.
+    # Per axis the table of every index; they broadcast to the indices' shape.
     where = np.ix_(
         *(
             np.arange(size) // (size // count)
             for size, count in zip(indices.shape, tables, strict=True)
         )
     )
-    found: Array = lut[(*where, indices)]  # [..., vector]
+    values: Array = lut[(*where, indices)]  # [..., vector]
     if width == 1 and vector_axis is None:
-        return found[..., 0]
+        return values[..., 0]
     if vector_axis is None:
         raise ValueError(f"the table holds vectors of {width}, and there is no vector_axis")
     axis = vector_axis % indices.ndim
     out = list(indices.shape)
     out[axis] *= width
-    return np.moveaxis(found, -1, axis + 1).reshape(out)
+    return np.moveaxis(values, -1, axis + 1).reshape(out)
 
 
 @op("constexpr_sparse_to_dense")
@@ -89,9 +89,9 @@ def _sparse_to_dense(nonzero_data: Array, mask: Array, shape: Ints | None = None
     """The data where the mask is set, else 0. iOS 16 gives a mask packed into bytes and a shape."""
     if shape is not None:
         mask = unpacked(mask, "uint1", math.prod(shape)).reshape(shape)
-    found = np.zeros(mask.shape, nonzero_data.dtype)
-    found[mask != 0] = nonzero_data
-    return found
+    dense = np.zeros(mask.shape, nonzero_data.dtype)
+    dense[mask != 0] = nonzero_data
+    return dense
 
 
 def _spread(blocks: Array, shape: Ints) -> Array:

@@ -25,9 +25,9 @@ def by_lanes(function: Callable[..., Array], *arrays: Array) -> Array:
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
     over = -flat[0].size % _LANES
     if over:
-        flat = [np.concatenate([one, np.ones(over, one.dtype)]) for one in flat]
-    found = function(*flat)
-    return found[: found.size - over].reshape(shape)
+        flat = [np.concatenate([vector, np.ones(over, vector.dtype)]) for vector in flat]
+    numbers = function(*flat)
+    return numbers[: numbers.size - over].reshape(shape)
 
 
 def exp(x: Array) -> Array:
@@ -52,8 +52,8 @@ def smaller(x: Array, y: Array | float) -> Array:
 
 def _error_function(x: Array) -> Array:
     """The standard library's erf, number by number: it is rare, and numpy has none."""
-    each: Any = (math.erf(value) for value in np.ravel(x).tolist())
-    return np.fromiter(each, np.float32, x.size).reshape(x.shape)
+    numbers: Any = (math.erf(value) for value in np.ravel(x).tolist())
+    return np.fromiter(numbers, np.float32, x.size).reshape(x.shape)
 
 
 def _unary(function: Callable[[Array], Array]) -> Callable[..., Array]:
@@ -156,8 +156,8 @@ def _gelu(x: Array, mode: str = "EXACT") -> Array:
         gate = by_lanes(np.tanh, math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))
     else:
         gate = _error_function(x * math.sqrt(0.5))
-    found: Array = 0.5 * x * (1 + gate)
-    return found
+    output: Array = 0.5 * x * (1 + gate)
+    return output
 
 
 @op("clip")

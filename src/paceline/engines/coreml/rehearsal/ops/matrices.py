@@ -86,7 +86,7 @@ def _conv(
 
 
 def _padding(pad_type: str, pad: Ints, extent: list[int]) -> list[tuple[int, int]]:
-    """Zeros before and after, for each axis."""
+    """Zeros before and after, per axis."""
     if pad_type == "custom":
         return list(zip(pad[::2], pad[1::2], strict=True))
     if pad_type == "valid":

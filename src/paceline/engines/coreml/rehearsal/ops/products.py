@@ -1,7 +1,7 @@
 """Sums of products: the one function that multiplies every matrix of a program.
 
-Why rows are independent: each number of a product is a dot product of two contiguous vectors,
-computed by a separate call (`vecdot` makes one BLAS `sdot` for each). The number and position of
+Why rows are independent: a number of a product is the dot product of two contiguous vectors,
+computed by a separate call (`vecdot` makes one BLAS `sdot` per pair). The number and position of
 the vectors do not matter. A matrix-vector or matrix-matrix routine gets the whole block, and may
 choose its kernel, and so its order of summation, by the number of rows.
 
@@ -32,10 +32,10 @@ def dots(a: Array, b: Array) -> Array:
         a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
         # One pass over the matrix with more vectors.
         if a.shape[-2] >= b.shape[-2]:
-            found: Array = np.vecdot(a[..., :, None, :], b[..., None, :, :])
+            products: Array = np.vecdot(a[..., :, None, :], b[..., None, :, :])
         else:
-            found = np.vecdot(a[..., None, :, :], b[..., :, None, :]).swapaxes(-1, -2)
-        return found
+            products = np.vecdot(a[..., None, :, :], b[..., :, None, :]).swapaxes(-1, -2)
+        return products
     shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     total = np.zeros((*shape, a.shape[-2], b.shape[-2]), np.result_type(a, b))
     for term in range(terms):

@@ -20,8 +20,8 @@ def reduced(function: np.ufunc, x: Array, axes: Ints | None) -> Array:
     staying = [axis for axis in range(x.ndim) if axis not in going]
     count = math.prod(x.shape[axis] for axis in going)
     moved = np.ascontiguousarray(x.transpose(*staying, *sorted(going)))
-    found: Array = function.reduce(moved.reshape(-1, count), axis=-1, dtype=x.dtype)
-    return found.reshape([1 if axis in going else size for axis, size in enumerate(x.shape)])
+    values: Array = function.reduce(moved.reshape(-1, count), axis=-1, dtype=x.dtype)
+    return values.reshape([1 if axis in going else size for axis, size in enumerate(x.shape)])
 
 
 def total(x: Array, axes: Ints | None) -> Array:
@@ -42,16 +42,16 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 def mean(x: Array, axes: Ints | None) -> Array:
     """The mean along axes, kept with size 1."""
-    found = total(x, axes)
-    return found / (x.size // found.size)
+    sums = total(x, axes)
+    return sums / (x.size // sums.size)
 
 
 def _reduction(compute: Callable[[Array, Ints | None], Array]) -> Callable[..., Array]:
     def run(x: Array, axes: Ints | None = None, keep_dims: bool = False) -> Array:
-        found = compute(x, axes)
+        values = compute(x, axes)
         if keep_dims:
-            return found
-        return np.squeeze(found, None if axes is None else tuple(axis % x.ndim for axis in axes))
+            return values
+        return np.squeeze(values, None if axes is None else tuple(axis % x.ndim for axis in axes))
 
     return run
 
@@ -74,8 +74,8 @@ for _name, _compute in _REDUCTIONS.items():
 def _argmax(
     x: Array, axis: int = -1, keep_dims: bool = False, output_dtype: str = "int32"
 ) -> Array:
-    found: Array = np.argmax(x, axis, keepdims=keep_dims)
-    return found
+    indices: Array = np.argmax(x, axis, keepdims=keep_dims)
+    return indices
 
 
 @op("argsort")
@@ -105,12 +105,12 @@ def _topk(
 @op("cumsum")
 def _cumsum(x: Array, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Array:
     x = np.flip(x, axis) if reverse else x
-    found = np.cumsum(x, axis, dtype=x.dtype)
+    sums = np.cumsum(x, axis, dtype=x.dtype)
     if exclusive:
-        first = np.zeros_like(np.take(found, [0], axis))
-        before = np.take(found, range(x.shape[axis] - 1), axis)
-        found = np.concatenate([first, before], axis)
-    return np.flip(found, axis) if reverse else found
+        first = np.zeros_like(np.take(sums, [0], axis))
+        before = np.take(sums, range(x.shape[axis] - 1), axis)
+        sums = np.concatenate([first, before], axis)
+    return np.flip(sums, axis) if reverse else sums
 
 
 @op("softmax")
@@ -130,10 +130,10 @@ def _layer_norm(
     shape = [size if axis in going else 1 for axis, size in enumerate(x.shape)]
     count = math.prod(shape)
     away = x - total(x, axes) / count
-    found = away / np.sqrt(total(np.square(away), axes) / count + epsilon)
+    normalized = away / np.sqrt(total(np.square(away), axes) / count + epsilon)
     if gamma is not None:
-        found = found * gamma.reshape(shape)
-    return found if beta is None else found + beta.reshape(shape)
+        normalized = normalized * gamma.reshape(shape)
+    return normalized if beta is None else normalized + beta.reshape(shape)
 
 
 @op("l2_norm")

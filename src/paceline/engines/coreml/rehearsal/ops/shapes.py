@@ -123,8 +123,8 @@ def _gather(
     if not batch_dims:
         return np.take(x, indices, axis)
     shared = x.shape[:batch_dims]
-    each = [np.take(x[at], indices[at], axis - batch_dims) for at in np.ndindex(shared)]
-    return np.stack(each).reshape(*shared, *each[0].shape)
+    parts = [np.take(x[at], indices[at], axis - batch_dims) for at in np.ndindex(shared)]
+    return np.stack(parts).reshape(*shared, *parts[0].shape)
 
 
 @op("gather_along_axis", moves=True)
@@ -182,7 +182,7 @@ def _band_part(x: Array, lower: int = -1, upper: int = -1) -> Array:
 
 @op("pad", mode=("constant",), moves=True)
 def _pad(x: Array, pad: Ints, mode: str = "constant", constant_val: float = 0.0) -> Array:
-    """`pad` has two numbers, before and after, for each of the last axes."""
+    """`pad` has two numbers, before and after, per axis, for the last axes."""
     missing = x.ndim - len(pad) // 2
     widths = [(0, 0)] * missing + list(zip(pad[::2], pad[1::2], strict=True))
     return np.pad(x, widths, constant_values=constant_val)

@@ -1,7 +1,7 @@
 """The table of operations: name, accepted constants, and the function that computes it.
 
 A function takes a MIL operation's parameters under MIL's names and returns its output or a tuple of
-outputs. Its annotations give the form of each parameter. A package with an unknown parameter or a
+outputs. Its annotations give the forms of its parameters. A package with an unknown parameter or a
 constant that is not accepted fails when it is opened.
 
 Arithmetic is float32, or the integers' own. A function does not convert or round its result: the
@@ -101,11 +101,11 @@ def _form(annotation: Any) -> Callable[[Any], Any] | None:
 
 
 def _ints(value: Array) -> Ints:
-    return tuple(int(one) for one in np.ravel(value).tolist())
+    return tuple(int(number) for number in np.ravel(value).tolist())
 
 
 def _bools(value: Array) -> Bools:
-    return tuple(bool(one) for one in np.ravel(value).tolist())
+    return tuple(bool(flag) for flag in np.ravel(value).tolist())
 
 
 _FORMS: dict[Any, Callable[[Any], Any] | None] = {
