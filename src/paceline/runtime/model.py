@@ -29,6 +29,7 @@ from paceline.engines.invariance import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PR
 from paceline.engines.profile import CostProfile, load_profile, warm_up
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
+from paceline.runtime.conversation import Conversation
 from paceline.runtime.defaults import Defaults
 from paceline.runtime.kept import kept_answers
 from paceline.runtime.options import Options, Request, check, defaults_of
@@ -38,7 +39,6 @@ from paceline.runtime.result import Result, Stats
 from paceline.runtime.stream import Stream
 
 if TYPE_CHECKING:
-    from paceline.runtime.conversation import Conversation
     from paceline.runtime.engine_choice import EngineChoice
 
 
@@ -197,10 +197,8 @@ class Model:
         """
         return check(options, self.defaults)
 
-    def conversation(self, messages: Sequence[Message] = ()) -> "Conversation":
+    def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
         """Return a chat that keeps the KV of its earlier turns; see `Conversation`."""
-        from paceline.runtime.conversation import Conversation
-
         return Conversation(self, messages)
 
     def exactness(

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -26,7 +25,6 @@ import numpy.typing as npt
 
 from paceline.engines.base import Engine, KeepsKV, KVSequence
 from paceline.errors import CacheFull
-from paceline.server.prefix_cache import CachedPrefix
 from paceline.storage.files import digest_of, write_bytes
 
 log = logging.getLogger("paceline.server")
@@ -87,17 +85,17 @@ class PromptStore:
         except OSError as error:
             self._give_up(error)
 
-    def extend(self, prefix: CachedPrefix, prompt: Tokens) -> CachedPrefix:
-        """Add what the files have of a prompt after the prefix that is in memory.
+    def extend(self, sequence: KVSequence, prompt: Tokens) -> int:
+        """Add what the files have of a prompt after its tokens in memory; returns the tokens added.
 
         Args:
-            prefix: an open sequence with the KV of the prompt's first tokens.
+            sequence: open, with the KV of the prompt's first tokens.
             prompt: [n] token ids.
         """
         engine = self._engine  # the writer may give up meanwhile
-        start = prefix.sequence.length
+        start = sequence.length
         if engine is None or start % self._length:
-            return prefix
+            return 0
         for at, path in self._files(prompt):
             if at < start:
                 continue
@@ -105,12 +103,11 @@ class PromptStore:
             if arrays is None:
                 break
             try:
-                engine.extend_kv(prefix.sequence, arrays)
+                engine.extend_kv(sequence, arrays)
             except (CacheFull, ValueError) as error:
                 log.info("prompts on disk were not used: %s", error)
                 break
-        added = prefix.sequence.length - start
-        return replace(prefix, hit_tokens=prefix.hit_tokens + added) if added else prefix
+        return sequence.length - start
 
     def save(self, sequence: KVSequence, tokens: Tokens) -> None:
         """Write the KV of a prompt, as far as there is no file of it, in the background."""

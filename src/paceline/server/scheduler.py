@@ -79,7 +79,7 @@ class Scheduler:
         self.prefix_cache = PrefixCache(model.engine, store)
         self.admission = Admission(model.engine, self.prefix_cache, model.draft_slots)
         self.load = Load()
-        self._max_waiting, self._max_running = max_waiting, max_running
+        self.max_waiting, self._max_running = max_waiting, max_running
         self._waiting: deque[QueuedRequest] = deque()
         self._running: list[QueuedRequest] = []
         self._unfinished = 0  # submitted and not ended
@@ -144,7 +144,7 @@ class Scheduler:
         with self._wake:
             if self._draining:
                 raise Draining("the server is shutting down and accepts no more requests")
-            if len(self._waiting) >= self._max_waiting:
+            if len(self._waiting) >= self.max_waiting:
                 self.load.rejected += 1
                 raise QueueFull(f"{len(self._waiting)} requests wait already; try again later")
             self._waiting.append(queued)

@@ -39,7 +39,7 @@ from paceline.server.readers import Readers
 from paceline.server.request import ServerRequest
 from paceline.server.scheduler import Scheduler
 from paceline.server.settings import Settings
-from paceline.server.stream_text import Answer
+from paceline.server.stream_text import Answer, Answers
 
 _SAMPLED_CHARACTERS = 16
 """Characters of a long text, for each token of the context, that are tokenized to see whether it
@@ -122,6 +122,10 @@ class Service:
         """Accept nothing new; end what still runs after `grace` seconds. Blocks."""
         self.scheduler.close(grace)
         self.readers.close()
+
+    def answers(self, requests: Sequence[ServerRequest]) -> Answers:
+        """The answers to the requests of one client; entering them submits the requests."""
+        return Answers(self.scheduler, requests, self.observer.on_answer)
 
     @staticmethod
     def now() -> int:

@@ -239,7 +239,7 @@ def answering(service: Service, kind: type[ApiRequest[Any]]) -> Work:
                 peer_of(reply.scope), _GRAMMAR_SECONDS
             ) as caller:  # it leaves with its client
                 await service.readers.run(Lane.GRAMMAR, request.compile, caller)
-        with Answers(service, request.requests) as answers:
+        with service.answers(request.requests) as answers:
             if request.streamed:
                 await _stream(request, answers, reply, service)
             else:
