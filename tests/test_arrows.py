@@ -15,10 +15,11 @@ SOURCE = Path(paceline.__file__).parent
 
 # The rooms of paceline that a room may import from besides itself. "" is the package: its version.
 BELOW = {"errors", "storage"}
-MODEL = BELOW | {"decoding", "drafters", "engines", "models", ""}
+MODEL = BELOW | {"options", "decoding", "drafters", "engines", "models", ""}
 ALLOWED = {
     "errors": set[str](),
     "storage": {"errors"},
+    "options": {"decoding"},
     "decoding": set[str](),
     "drafters": BELOW | {"decoding"},
     "engines": BELOW | {"decoding"},
@@ -28,7 +29,7 @@ ALLOWED = {
     "server": MODEL | {"constraints", "runtime"},
     "tools": MODEL | {"constraints", "runtime"},
     "cli": MODEL | {"constraints", "runtime", "server", "tools"},
-    "": {"runtime"},
+    "": {"options", "runtime"},
     "__main__": {"cli"},
 }
 

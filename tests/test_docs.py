@@ -8,7 +8,7 @@ import pytest
 
 import paceline
 from paceline.decoding.types import Drafter
-from paceline.runtime.options import Options
+from paceline.options import Options
 from test_arrows import ALLOWED
 
 ROOT = Path(__file__).parents[1]

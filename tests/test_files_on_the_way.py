@@ -16,8 +16,8 @@ import pytest
 
 import paceline
 from paceline.cli.app import main
+from paceline.options import GREEDY
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY
 from support.server import running
 
 SOURCE = f"{Path(paceline.__file__).parent}/"

@@ -98,18 +98,6 @@ def test_an_impossible_prompt_is_rejected(settings: dict[str, Any], message: str
         made(**settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_tokens": 0}, "max_tokens is 0; expected 1 or more"),
-        ({"stop": ("a", "")}, "a stop string is empty"),
-    ],
-)
-def test_impossible_stopping_options_are_rejected(settings: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        Stopping(**settings)
-
-
 # -- decode ----------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from paceline.models.generation_config import (
     read_generation_config,
 )
 from paceline.models.registry import DEFAULT_MODEL, REGISTRY
-from paceline.runtime.options import defaults_of
+from paceline.runtime.request import defaults_of
 from support.tiny import write_tiny
 
 # As llama.cpp's converter writes them; a GGUF file has f32.

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.models import QUIET
-from paceline.runtime.defaults import Defaults
 from paceline.runtime.model import Model
-from paceline.runtime.options import Request, check
+from paceline.runtime.request import Defaults, Request, check
 from paceline.tools.bench.ab_test import Case, Variant
 from paceline.tools.bench.peers.base import Question
 from paceline.tools.bench.peers.paceline_peer import PacelinePeer

@@ -24,8 +24,8 @@ from paceline.engines.base import StepResult
 from paceline.engines.profile import CostProfile
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
-from paceline.runtime.options import check
 from paceline.runtime.pooled import Embedding
+from paceline.runtime.request import check
 from paceline.runtime.result import Result
 from paceline.server import admission
 from paceline.server.request import Event, ServerRequest

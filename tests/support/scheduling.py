@@ -4,7 +4,7 @@ import queue
 from typing import Any
 
 from paceline.decoding.types import Step
-from paceline.runtime.options import check
+from paceline.runtime.request import check
 from paceline.runtime.result import Result
 from paceline.server.request import Event, QueuedRequest, ServerRequest
 from paceline.server.scheduler import Scheduler

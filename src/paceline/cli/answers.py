@@ -14,8 +14,8 @@ from paceline.cli.options import MAX_TOKENS, SAMPLING, GenerationConfig, ModelOp
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Step
+    from paceline.options import Options
     from paceline.runtime.model import Model
-    from paceline.runtime.options import Options
     from paceline.runtime.result import Result
     from paceline.runtime.stream import Stream
 
@@ -27,7 +27,7 @@ _SAME_NAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "max_tokens", "drafter", "policy", "max_block", "probe"),
 )
-"""Options that `paceline.runtime.options.Options` has under the same name."""
+"""Options that `paceline.Options` has under the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +76,41 @@ class AnswerOptions:
     ] = None
     generation_config: GenerationConfig = "auto"
     temperature: Annotated[
-        float | None, _sampling(parser=numbers.TEMPERATURE, help="0 is greedy")
+        float | None, _sampling(parser=numbers.real("temperature"), help="0 is greedy")
     ] = None
     top_k: Annotated[
-        int | None, _sampling(parser=numbers.Whole(0), help="keep the k most likely tokens")
+        int | None, _sampling(parser=numbers.whole("top_k"), help="keep the k most likely tokens")
     ] = None
     top_p: Annotated[
         float | None,
         _sampling(
-            parser=numbers.Real(0, 1, open=True),
+            parser=numbers.real("top_p"),
             help="keep the fewest tokens with this much probability",
         ),
     ] = None
     min_p: Annotated[
         float | None,
-        _sampling(parser=numbers.PROBABILITY, help="keep tokens this likely relative to the best"),
+        _sampling(
+            parser=numbers.real("min_p"), help="keep tokens this likely relative to the best"
+        ),
     ] = None
     repetition_penalty: Annotated[
         float | None,
         _sampling(
-            parser=numbers.Real(0, 100, open=True),
+            parser=numbers.real("repetition_penalty"),
             help="divide the logits of tokens in the context",
         ),
     ] = None
     presence_penalty: Annotated[
         float | None,
-        _sampling(parser=numbers.PENALTY, help="subtract from the logits of tokens in the answer"),
+        _sampling(
+            parser=numbers.real("presence_penalty"),
+            help="subtract from the logits of tokens in the answer",
+        ),
     ] = None
     frequency_penalty: Annotated[
-        float | None, _sampling(parser=numbers.PENALTY, help="the same, for each occurrence")
+        float | None,
+        _sampling(parser=numbers.real("frequency_penalty"), help="the same, for each occurrence"),
     ] = None
     seed: Annotated[
         int | None, _sampling(parser=numbers.SEED, help="the same seed gives the same tokens")

@@ -41,7 +41,7 @@ def chat(
 ) -> int:
     """Chat. Of the earlier turns, only the last answer is prefilled again."""
     # The exit code of a script is 2 if a message was not answered; at a terminal it is 0.
-    from paceline.runtime.options import check
+    from paceline.runtime.request import check
 
     check(answer.request())  # before the model is loaded
     system = [] if answer.system is None else [{"role": "system", "content": answer.system}]

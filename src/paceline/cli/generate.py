@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from paceline.decoding.types import Step
+    from paceline.options import Options
     from paceline.runtime.model import Model
-    from paceline.runtime.options import Options
     from paceline.runtime.stream import Stream
 
 app = group()

@@ -130,7 +130,7 @@ def serve(
     output: Output,
 ) -> int:
     """Serve a model over HTTP, with OpenAI's API."""
-    from paceline.runtime.options import check
+    from paceline.runtime.request import check
     from paceline.server.api_keys import api_keys
     from paceline.server.settings import Settings
 

@@ -18,8 +18,9 @@ from paceline.drafters import DraftKV
 from paceline.engines.base import Engine, KVSequence
 from paceline.errors import ContextFull, InvalidRequest
 from paceline.models import ModelFiles
-from paceline.runtime.options import Options, Request
+from paceline.options import Options
 from paceline.runtime.prompt import Message, Prompt
+from paceline.runtime.request import Request
 from paceline.runtime.stream import Stream
 
 _PINNED = ("system", "developer")

@@ -12,10 +12,9 @@ from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve
 from paceline.models.template import PROCESS
-from paceline.runtime.defaults import Defaults
 from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
 from paceline.runtime.model import MEASUREMENTS, Model, drafter_resources, warmed_up
-from paceline.runtime.options import defaults_of
+from paceline.runtime.request import Defaults, defaults_of
 
 PACKED = "packed"
 """Folder of the cache with copies of weights in an engine's own form."""

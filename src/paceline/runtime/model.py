@@ -29,12 +29,12 @@ from paceline.engines.invariance import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PR
 from paceline.engines.profile import CostProfile, load_profile, warm_up
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
+from paceline.options import Options
 from paceline.runtime.conversation import Conversation
-from paceline.runtime.defaults import Defaults
 from paceline.runtime.kept import kept_answers
-from paceline.runtime.options import Options, Request, check, defaults_of
 from paceline.runtime.profile import ModelProfile
 from paceline.runtime.prompt import Message, Prompt, encode_prompt
+from paceline.runtime.request import Defaults, Request, check, defaults_of
 from paceline.runtime.result import Result, Stats
 from paceline.runtime.stream import Stream
 

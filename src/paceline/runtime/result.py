@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.decoding.types import Counters, FinishReason, TokenLogprob
 from paceline.engines.invariance import Compared
-from paceline.runtime.defaults import Setting
+from paceline.runtime.request import Setting
 
 
 @dataclass(slots=True)

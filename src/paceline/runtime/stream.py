@@ -22,7 +22,7 @@ from paceline.decoding.types import Block, FinishReason, Policy, Step, TokenLogp
 from paceline.drafters import Probe
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.invariance import Compared
-from paceline.runtime.options import Request
+from paceline.runtime.request import Request
 from paceline.runtime.result import Result, Stats
 
 _KEPT_CALLS = 4096

@@ -10,8 +10,8 @@ from paceline.decoding.types import Constraint, Step
 from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
 from paceline.models.manifest import Pooling
-from paceline.runtime.options import Request
 from paceline.runtime.pooled import Embedding, PooledStream
+from paceline.runtime.request import Request
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
 from paceline.server.prefix_cache import CachedPrefix

@@ -23,9 +23,10 @@ from paceline.errors import ModelError
 from paceline.models.infill import infill_of
 from paceline.models.manifest import TOKENIZER
 from paceline.models.tokenizer import TokenBytes
-from paceline.runtime.options import Options, check
+from paceline.options import Options
 from paceline.runtime.pooled import Embedding
 from paceline.runtime.prompt import RenderedChat, render_chat
+from paceline.runtime.request import check
 from paceline.server.api.errors import ApiError, prompt_too_long, unknown_model
 from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.schema import (

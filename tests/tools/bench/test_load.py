@@ -9,9 +9,9 @@ import pytest
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET
-from paceline.runtime.defaults import Defaults
+from paceline.options import GREEDY
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY
+from paceline.runtime.request import Defaults
 from paceline.tools.bench.record import parse_record
 from paceline.tools.bench.serve.command import bench_serve
 from paceline.tools.bench.serve.load import (

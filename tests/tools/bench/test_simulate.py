@@ -15,9 +15,9 @@ from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Policy
 from paceline.drafters import DrafterResources, DrafterSpec, KeptText, RequestContext, create
 from paceline.errors import InvalidRequest
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
-from paceline.runtime.options import check as check_options
+from paceline.runtime.request import check as check_options
 from paceline.runtime.trace import Trace
 from paceline.tools.bench.simulate.replay import (
     Recording,

@@ -10,7 +10,7 @@ from paceline.constraints.tool_calls import CallStream, Part, ToolCall, parse_to
 from paceline.constraints.tool_forms import HERMES
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
-from paceline.runtime.options import TEMPLATE_NAMES
+from paceline.options import TEMPLATE_NAMES
 from paceline.runtime.prompt import RenderedChat
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.errors import ApiError
@@ -19,6 +19,7 @@ from paceline.server.api.schema import (
     MAX_MESSAGES,
     Effort,
     GenerationBody,
+    Logprobs,
     Message,
     NamedTool,
     Prediction,
@@ -44,7 +45,7 @@ class ChatBody(GenerationBody):
     """-1 is no limit, as in llama.cpp; 0 computes the prompt alone."""
     max_completion_tokens: int | None = Field(default=None, ge=-1)
     logprobs: bool = False
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Logprobs | None = None
     tools: list[Tool] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True

@@ -9,7 +9,7 @@ from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.errors import ApiError
 from paceline.server.api.http import event
 from paceline.server.api.logprobs import completion_logprobs
-from paceline.server.api.schema import GenerationBody, Prediction, Prompts
+from paceline.server.api.schema import GenerationBody, Logprobs, Prediction, Prompts
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece, prompt_pieces
 
@@ -25,7 +25,7 @@ class CompletionBody(GenerationBody):
     prompt: Prompts = Field(min_length=1, max_length=_MAX_PROMPTS)
     max_tokens: int = Field(default=_DEFAULT_TOKENS, ge=-1)
     echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0, le=20)
+    logprobs: Logprobs | None = None
     suffix: str = ""
     """The text after the answer, for models that fill in the middle."""
     best_of: int | None = None

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from pydantic import Field
 
 from paceline.decoding.types import FINAL_NORM
-from paceline.runtime.options import check
 from paceline.runtime.pooled import Embedding, normalized
+from paceline.runtime.request import check
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.errors import ApiError
 from paceline.server.api.http import Reply

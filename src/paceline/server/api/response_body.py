@@ -13,6 +13,7 @@ from paceline.server.api.schema import (
     Effort,
     Function,
     GenerationBody,
+    Logprobs,
     Message,
     NamedSchema,
     NamedTool,
@@ -91,7 +92,7 @@ class ResponsesBody(GenerationBody):
     text: TextOptions = TextOptions()
     reasoning: Reasoning = Reasoning()
     include: list[str] = Field(default=[])
-    top_logprobs: int = Field(default=0, ge=0, le=20)
+    top_logprobs: Logprobs = 0
     metadata: dict[str, str] = Field(default={})
     tools: list[
         Annotated[

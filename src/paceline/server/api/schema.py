@@ -3,7 +3,7 @@
 Independent of tokens and of the served model. Invariants: an unknown field is ignored, `null` means
 absent, and the error for a wrong value names its field.
 
-`paceline.runtime.options` checks the ranges of sampling options.
+`paceline.options` has the ranges of sampling options.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
+from paceline.options import RANGES
 from paceline.server.api.errors import ApiError
 
 MAX_ANSWERS = 8
@@ -116,6 +117,10 @@ class TextPart(Body):
 
 Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
 """A string, or a list of text parts."""
+
+_LOGPROBS = RANGES["logprobs"]
+Logprobs = Annotated[int, Field(ge=_LOGPROBS.least, le=_LOGPROBS.most)]
+"""How many of the likeliest tokens are listed."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """OpenAI's reasoning efforts."""

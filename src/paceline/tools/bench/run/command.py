@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.models import Progress
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options, check
+from paceline.runtime.request import check
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW, Variant, about, drafter_name
 from paceline.tools.bench.journal import journal_path, open_journal

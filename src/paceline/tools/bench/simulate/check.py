@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.models import Progress
 from paceline.runtime.model import Model
-from paceline.runtime.options import check
+from paceline.runtime.request import check
 from paceline.storage.report import Report, Table
 from paceline.tools.bench.ab_test import (
     PLAIN,

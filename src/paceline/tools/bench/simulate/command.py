@@ -13,9 +13,9 @@ from paceline.drafters import Table as Successors
 from paceline.drafters.table import KIND as TABLE
 from paceline.drafters.table import TableFacts
 from paceline.models import ModelFiles, Progress, resolve_drafter
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
-from paceline.runtime.options import check as check_options
+from paceline.runtime.request import check as check_options
 from paceline.storage.manifest import read_manifest
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import PLAIN, options_facts, variant_options

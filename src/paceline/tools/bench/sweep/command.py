@@ -12,8 +12,9 @@ from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options, check
+from paceline.runtime.request import check
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import (
     Case,
