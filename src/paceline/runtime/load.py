@@ -7,6 +7,7 @@ from time import perf_counter
 
 from paceline import drafters as drafting
 from paceline.decoding.types import FINAL_NORM
+from paceline.drafters import DrafterSpec
 from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
@@ -108,12 +109,14 @@ def load(
         PROCESS.start()  # ready when the model is
 
     def open_with(taps: tuple[int, ...]) -> Engine:
-        wanted = replace(settings, taps=taps)
-        opened = open_engine(files.engine, files.path, files.context_length, wanted)
+        opened = open_engine(
+            files.engine, files.path, files.context_length, replace(settings, taps=taps)
+        )
         return warmed_up(opened, progress)
 
     resources = drafter_resources(files, progress)
-    taps = {tap for spec in drafters for tap in drafting.taps(spec, resources)}
+    specs = [DrafterSpec.parse(drafter).resolve(resources.shipped) for drafter in drafters]
+    taps = {tap for spec in specs for tap in drafting.taps(spec, resources)}
     if embeddings and files.facts.pooling is not None:
         taps.add(FINAL_NORM)
     defaults = defaults_of(files) if generation_config == "auto" else Defaults()

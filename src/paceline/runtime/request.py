@@ -90,6 +90,7 @@ class Request:
     stop: tuple[str, ...]
     ignore_eos: bool
     drafter: DrafterSpec
+    """Without `auto` in a request of `Model.request`."""
     policy: str
     max_block: int
     probe: DrafterSpec | None
@@ -104,6 +105,8 @@ class Request:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     thoughts: ReasoningMarks | None = None
     """How the model's reasoning is marked; None: all of the text is the answer."""
+    private: bool = False
+    """Whether the answer is neither kept nor drafted from kept ones."""
     shown: Mapping[int, str] = field(default_factory=dict)
     """Control tokens that are in the answer's text: id -> text."""
     repetition: Repetition | None = None

@@ -262,8 +262,6 @@ class Scheduler:
                     end=lambda _: None,
                     memory=prefix.memory,
                     shared=True,
-                    # A salt divides clients: speed may not show what another one was answered.
-                    private=bool(request.salt) or request.prefill_only,
                     fault=lambda drafter, error: self._drafter_failed(queued, drafter, error),
                 )
             elif isinstance(queued.stream, Stream):

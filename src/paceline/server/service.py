@@ -26,7 +26,6 @@ from paceline.models.tokenizer import TokenBytes
 from paceline.options import Options
 from paceline.runtime.pooled import Embedding
 from paceline.runtime.prompt import RenderedChat, render_chat
-from paceline.runtime.request import check
 from paceline.server.api.errors import ApiError, prompt_too_long, unknown_model
 from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.schema import (
@@ -273,7 +272,14 @@ class Service:
             asked["seed"] = None if seed is None else (seed + index) % 2**64
             request = ServerRequest(
                 tokens,
-                replace(check(asked, self.defaults), thoughts=thoughts, shown=shown),
+                replace(
+                    # A salt divides clients: speed may not show what another one was answered.
+                    self.scheduler.model.request(
+                        asked, self.defaults, private=bool(body.cache_salt) or limit == 0
+                    ),
+                    thoughts=thoughts,
+                    shown=shown,
+                ),
                 body.cache_salt,
                 body.cache_prompt,
                 self.settings.request_seconds,

@@ -16,7 +16,6 @@ from pydantic import Field
 
 from paceline.decoding.types import FINAL_NORM
 from paceline.runtime.pooled import Embedding, normalized
-from paceline.runtime.request import check
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.errors import ApiError
 from paceline.server.api.http import Reply
@@ -73,7 +72,7 @@ def _requests(service: Service, text: bytes) -> tuple[EmbeddingsBody, list[Serve
             status=HTTPStatus.NOT_IMPLEMENTED,
             code="not_implemented",
         )
-    options = check({"max_tokens": 1, "drafter": "none"}, service.defaults)
+    options = service.scheduler.model.request({"max_tokens": 1, "drafter": "none"})
     found = []
     for prompt in body.input:
         tokens = service.prompt_tokens(prompt, field="input")
