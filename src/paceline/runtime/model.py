@@ -152,8 +152,15 @@ class Model:
         return self.encode_prompt(prompt, check({"raw": raw}))[0]
 
     def encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
-        """See `prompt.encode_prompt`."""
-        return encode_prompt(self.files, prompt, request)
+        """See `prompt.encode_prompt`; also raises InvalidRequest for an unknown token id."""
+        tokens, request = encode_prompt(self.files, prompt, request)
+        least, most = min(tokens, default=0), max(tokens, default=0)
+        if least < 0 or most >= self.engine.vocab_size:
+            raise InvalidRequest(
+                f"the prompt has the token id {least if least < 0 else most}; expected 0 to "
+                f"{self.engine.vocab_size - 1}, the model's vocabulary"
+            )
+        return tokens, request
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
         """Return the whole answer; `Options` has what can be set.

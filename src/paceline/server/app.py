@@ -19,11 +19,12 @@ from paceline.server.api.chat import Chat
 from paceline.server.api.completions import Completions
 from paceline.server.api.embeddings import embeddings
 from paceline.server.api.endpoint import Host, generation, observed
-from paceline.server.api.errors import ApiError
 from paceline.server.api.info import InfoHandlers
 from paceline.server.api.messages import Messages, count_tokens
 from paceline.server.api.openapi import openapi_route
+from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.responses import ResponseHandlers, responses
+from paceline.server.errors import ApiError
 from paceline.server.middleware import ApiKeyMiddleware, HostMiddleware
 from paceline.server.service import Service
 
@@ -40,17 +41,18 @@ def make_app(
     none yet.
     """
     info = InfoHandlers(service)
+    store = ResponseStore()
     posts: dict[str, Any] = {
         "/chat/completions": generation(service, Chat),
         "/completions": generation(service, Completions),
-        "/responses": responses(service),
+        "/responses": responses(service, store),
         "/embeddings": embeddings(service),
         "/messages": generation(service, Messages),
         "/messages/count_tokens": count_tokens(service),
         "/tokenize": info.tokenize(),
         "/detokenize": info.detokenize(),
     }
-    stored = ResponseHandlers(service.responses)
+    stored = ResponseHandlers(store)
     gets: dict[str, Any] = {
         "/models": info.models,
         "/models/{name:path}": info.model,

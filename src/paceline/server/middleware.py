@@ -13,9 +13,9 @@ from http import HTTPStatus
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.api.errors import ApiError
 from paceline.server.api.http import Reply
 from paceline.server.api_keys import encode_keys
+from paceline.server.errors import ApiError
 from paceline.server.settings import Settings
 
 _ID = re.compile(r"[\x21-\x7e]{1,128}")

@@ -118,7 +118,7 @@ class Scheduler:
         """Fraction of the slots that running requests hold, 0 to 1; shared slots count for each."""
         return self.admission.usage(list(self._running))
 
-    def submit(self, request: ServerRequest, listener: Listener) -> QueuedRequest:
+    def submit(self, ticket: ServerRequest, listener: Listener) -> QueuedRequest:
         """Put a request into the queue.
 
         The listener gets the request's events in the engine's thread, and must return quickly.
@@ -128,18 +128,18 @@ class Scheduler:
             QueueFull: too many requests wait.
             Draining: the server is shutting down.
         """
-        missing = self.model.taps_for(request.options) - set(self.model.engine.taps)
+        missing = self.model.taps_for(ticket.request) - set(self.model.engine.taps)
         if missing:
             raise InvalidRequest(
-                f"drafter {request.options.drafter} needs hidden states that the model was loaded "
+                f"drafter {ticket.request.drafter} needs hidden states that the model was loaded "
                 "without; start the server with that drafter"
             )
-        request = self.admission.limited(request)
+        ticket = self.admission.limited(ticket)
         queued = QueuedRequest(
-            request,
+            ticket,
             listener,
-            len(request.tokens) + (request.options.max_tokens or 0),
-            None if request.timeout is None else monotonic() + request.timeout,
+            len(ticket.tokens) + (ticket.request.max_tokens or 0),
+            None if ticket.timeout is None else monotonic() + ticket.timeout,
         )
         with self._wake:
             if self._draining:
@@ -227,11 +227,11 @@ class Scheduler:
         for queued in list(self._waiting):
             if len(self._running) >= self._max_running:
                 return
-            request = queued.request
+            ticket = queued.ticket
             try:
-                if request.cached and queued.stream is None:
-                    prompt = np.array(request.tokens, np.int64)
-                    if self.prefix_cache.pending_prefix(prompt, request.salt) >= _MIN_PENDING:
+                if ticket.cached and queued.stream is None:
+                    prompt = np.array(ticket.tokens, np.int64)
+                    if self.prefix_cache.pending_prefix(prompt, ticket.salt) >= _MIN_PENDING:
                         continue
                 prefix = self.admission.admit(queued, self._running)
             except Exception as error:  # any error here is of this request
@@ -245,18 +245,18 @@ class Scheduler:
         """Start an admitted request, or continue it after a preemption."""
         memory = prefix.memory if queued.memory is None else queued.memory
         queued.prefix = CachedPrefix(prefix.sequence, memory)
-        request = queued.request
+        ticket = queued.ticket
         try:
-            if request.cached:
-                prompt = np.array(request.tokens, np.int64)
-                prefix = self.prefix_cache.extend(prefix, prompt, request.salt)
-                self.prefix_cache.register(prompt, queued.prefix, request.salt)
-            if request.pooling is not None:
-                queued.stream = PooledStream(prefix.sequence, request.tokens, request.pooling)
+            if ticket.cached:
+                prompt = np.array(ticket.tokens, np.int64)
+                prefix = self.prefix_cache.extend(prefix, prompt, ticket.salt)
+                self.prefix_cache.register(prompt, queued.prefix, ticket.salt)
+            if ticket.pooling is not None:
+                queued.stream = PooledStream(prefix.sequence, ticket.tokens, ticket.pooling)
             elif queued.stream is None:
                 queued.stream = self.model.open_stream(
-                    request.tokens,
-                    request.options,
+                    ticket.tokens,
+                    ticket.request,
                     prefix.sequence,
                     queued.submitted,
                     end=lambda _: None,
@@ -325,7 +325,7 @@ class Scheduler:
         stream, prefix = queued.stream, queued.prefix
         assert stream is not None
         assert prefix is not None
-        tokens = queued.request.tokens
+        tokens = queued.ticket.tokens
         try:
             if stream.prefilling:
                 stream.close()
@@ -347,7 +347,7 @@ class Scheduler:
 
     def _drafter_failed(self, queued: QueuedRequest, drafter: str, error: Exception) -> None:
         log.warning("drafter %s is silenced for a request: %s", drafter, type(error).__name__)
-        self.load.silenced[drafter] += 1
+        self.load.failed_drafters[drafter] += 1
         queued.drafter_failed = True
 
     def _end(self, queued: QueuedRequest, error: Exception | None) -> None:
@@ -390,11 +390,11 @@ class Scheduler:
         """
         try:
             self.prefix_cache.unregister(prefix)
-            if tokens is not None and queued.request.cached:
+            if tokens is not None and queued.ticket.cached:
                 if queued.drafter_failed:
                     prefix.memory.clear()
                 array = np.array(tokens, np.int64)
-                self.prefix_cache.insert(array, prefix, queued.request.salt)
+                self.prefix_cache.insert(array, prefix, queued.ticket.salt)
                 return
         except Exception:
             log.exception("cannot keep the KV of a request")

@@ -207,7 +207,7 @@ class Answers:
         self.unfinished = len(requests)
         stops = scheduler.model.files.stop_token_ids
         self.all = [
-            Answer(() if request.options.ignore_eos else stops, index, request.prefill_only)
+            Answer(() if request.request.ignore_eos else stops, index, request.prefill_only)
             for index, request in enumerate(requests)
         ]
 

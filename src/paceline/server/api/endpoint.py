@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from paceline.constraints.compile_queue import Caller
-from paceline.server.api.errors import ApiError, api_error
 from paceline.server.api.http import (
     DONE,
     KEEPALIVE,
@@ -28,8 +27,10 @@ from paceline.server.api.http import (
     event,
     read_body,
 )
-from paceline.server.api.schema import GenerationBody, parse
 from paceline.server.api.usage import telemetry, usage
+from paceline.server.body import GenerationBody
+from paceline.server.errors import ApiError, api_error
+from paceline.server.json_body import parse
 from paceline.server.middleware import peer_of
 from paceline.server.readers import Lane
 from paceline.server.request import ServerRequest
@@ -64,14 +65,11 @@ class ApiRequest(ABC, Generic[_B]):
     """What a stream sends while there is nothing new."""
     requests: Sequence[ServerRequest]
     """The answers to compute: `body.n` for each prompt, in the order of the prompts."""
-    prompts: Sequence[list[int]]
-    """Token ids of the prompts."""
     _predicted = False
     """Whether the request has a prediction."""
 
     def __init__(self, service: Service, body: _B) -> None:
         """Prepare. Raises ApiError or PacelineError if the body is wrong."""
-        service.check_model(body.model)
         self._service, self._body = service, body
         self.streamed = body.stream
         self._base: dict[str, Any] = {
@@ -82,6 +80,11 @@ class ApiRequest(ABC, Generic[_B]):
             "system_fingerprint": service.fingerprint,
         }
         self._sent = set[int]()  # answers with a chunk
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Token ids of the prompts."""
+        return [request.tokens for request in self.requests[:: self._body.n]]
 
     @property
     def constrained(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from paceline.server.api.errors import ApiError
+from paceline.server.errors import ApiError
 from paceline.server.settings import Settings
 
 DONE = b"data: [DONE]\n\n"

@@ -7,12 +7,12 @@ from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paceline.server.api.chat import template_chat
 from paceline.server.api.endpoint import Endpoint
-from paceline.server.api.errors import ApiError, prompt_too_long
 from paceline.server.api.http import Reply
 from paceline.server.api.models import model_entry, model_list
-from paceline.server.api.schema import MAX_MESSAGES, Body, Message, parse
+from paceline.server.body import MAX_MESSAGES, Message
+from paceline.server.errors import ApiError, prompt_too_long
+from paceline.server.json_body import Body, parse
 from paceline.server.readers import Lane
 from paceline.server.service import Service
 
@@ -120,8 +120,8 @@ class InfoHandlers:
         service = self._service
         service.check_model(body.model)
         if body.messages is not None:
-            chat = template_chat(service, body.messages)
-            prompt = service.render_chat(chat, generate=body.add_generation_prompt).text
+            chat = service.prompts.messages(body.messages)
+            prompt = service.prompts.render(chat, generate=body.add_generation_prompt).text
             tokens = service.files.control_text().encode(prompt)
         else:
             given = body.prompt if body.content is None else body.content

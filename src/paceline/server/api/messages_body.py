@@ -12,24 +12,21 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from paceline.errors import InvalidRequest
 from paceline.models.thinking import Thinking
-from paceline.server.api.chat import ChatBody
-from paceline.server.api.errors import ApiError
-from paceline.server.api.schema import (
+from paceline.server.body import (
     MAX_MESSAGES,
-    Body,
     Called,
     CalledFunction,
+    ChatBody,
     Function,
     GenerationBody,
     Message,
     NamedSchema,
     NamedTool,
     ResponseFormat,
-    Text,
-    TextPart,
     Tool,
-    tag_by_type,
 )
+from paceline.server.errors import ApiError
+from paceline.server.json_body import Body, Text, TextPart, tag_by_type
 
 _BILLING = "x-anthropic-billing-header:"
 """Begins a block that Claude Code sends for the API, not for the model. It differs in each request,

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from paceline.constraints.tool_calls import CallPiece, CallStream
-from paceline.server.api.chat import Chat
-from paceline.server.api.schema import Called, CalledFunction, Message
-from paceline.server.api.tool_calls import call_id
+from paceline.server.api.chat import Chat, call_id
+from paceline.server.body import Called, CalledFunction, Message
 from paceline.server.stream_text import Answer, Delta, Piece
 
 

@@ -4,12 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from paceline.server.api.chat import ChatBody
-from paceline.server.api.errors import ApiError
 from paceline.server.api.response_items import Item
-from paceline.server.api.schema import (
+from paceline.server.body import (
     MAX_MESSAGES,
-    Body,
+    ChatBody,
     Effort,
     Function,
     GenerationBody,
@@ -20,6 +18,8 @@ from paceline.server.api.schema import (
     ResponseFormat,
     Tool,
 )
+from paceline.server.errors import ApiError
+from paceline.server.json_body import Body
 
 LOGPROBS = "message.output_text.logprobs"
 """In `include`: return the logprobs of the text."""

@@ -11,17 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from paceline.server.api.errors import ApiError
 from paceline.server.api.parts import Part, PartKind
-from paceline.server.api.schema import (
-    MAX_MESSAGES,
-    Body,
-    Called,
-    CalledFunction,
-    Message,
-    Text,
-    tag_by_type,
-)
+from paceline.server.body import MAX_MESSAGES, Called, CalledFunction, Message
+from paceline.server.errors import ApiError
+from paceline.server.json_body import Body, Text, tag_by_type
 
 _PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
 

@@ -11,9 +11,9 @@ from http import HTTPStatus
 from threading import Lock
 from typing import Any, NamedTuple
 
-from paceline.server.api.errors import ApiError
 from paceline.server.api.http import to_json
-from paceline.server.api.schema import Message
+from paceline.server.body import Message
+from paceline.server.errors import ApiError
 
 _MAX_RESPONSES = 1000
 _MAX_BYTES = 64 * 2**20

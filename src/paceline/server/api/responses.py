@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse, Response
 from paceline.decoding.types import FinishReason
 from paceline.server.api.chat import Chat
 from paceline.server.api.endpoint import ApiRequest, Endpoint, Work, answering
-from paceline.server.api.errors import ApiError
 from paceline.server.api.http import Reply, event
 from paceline.server.api.logprobs import chat_logprobs
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream, as_message
@@ -22,7 +21,8 @@ from paceline.server.api.response_items import (
     item_of,
 )
 from paceline.server.api.response_store import ResponseStore
-from paceline.server.api.schema import Message
+from paceline.server.body import Message
+from paceline.server.errors import ApiError
 from paceline.server.middleware import client_of
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece
@@ -50,6 +50,7 @@ class Responses(ApiRequest[ResponsesBody]):
     body_kind = ResponsesBody
     kind = chunk_kind = "response"
     id_prefix = "resp_"
+    store: ClassVar[ResponseStore]
     client: ClassVar[int] = 0
     """Of `client_of`: it sees only the responses that are stored for it."""
 
@@ -58,16 +59,16 @@ class Responses(ApiRequest[ResponsesBody]):
         super().__init__(service, body)
         earlier = tuple[Message, ...]()
         if body.previous_response_id is not None:
-            earlier = service.responses.messages(self.client, body.previous_response_id)
-        stored_item = partial(service.responses.item, self.client)
+            earlier = self.store.messages(self.client, body.previous_response_id)
+        stored_item = partial(self.store.item, self.client)
         self._messages = conversation(earlier, body.input, stored_item)
         try:
             chat = Chat(service, body.chat(self._messages))
         except ApiError as error:
             error.fields["param"] = _PARAMS.get(error.fields["param"], error.fields["param"])
             raise
-        self.requests, self.prompts = chat.requests, chat.prompts
-        self._settings = self.requests[0].options.settings
+        self.requests = chat.requests
+        self._settings = self.requests[0].request.settings
         self._parts = PartStream(chat)
         self._events = 0
 
@@ -157,7 +158,7 @@ class Responses(ApiRequest[ResponsesBody]):
         }
         if self._body.store:
             message = as_message(parts)
-            self._service.responses.add(self.client, found, [*self._messages, message])
+            self.store.add(self.client, found, [*self._messages, message])
         return found
 
     def _status(self, part: Part, answer: Answer) -> str:
@@ -205,14 +206,16 @@ class Responses(ApiRequest[ResponsesBody]):
         return chat_logprobs(self._service.token_bytes, pieces)
 
 
-def responses(service: Service) -> Endpoint:
-    """The endpoint. Each client has work of its own, with the responses that are stored for it."""
+def responses(service: Service, store: ResponseStore) -> Endpoint:
+    """The endpoint. Each client has work of its own, with what `store` has for it."""
     works: dict[int, Work] = {}
 
     async def work(body: bytes, reply: Reply) -> None:
         client = client_of(reply.scope)
         if client not in works:
-            kind: type[Responses] = type("Responses", (Responses,), {"client": client})
+            kind: type[Responses] = type(
+                "Responses", (Responses,), {"client": client, "store": store}
+            )
             works[client] = answering(service, kind)
         await works[client](body, reply)
 

@@ -23,11 +23,11 @@ from paceline.models import Listed
 from paceline.models.fit import memory_needed
 from paceline.runtime.pooled import Embedding
 from paceline.server.api.endpoint import Endpoint
-from paceline.server.api.errors import ApiError, unknown_model
 from paceline.server.api.http import Reply
 from paceline.server.api.models import model_entry, model_list
 from paceline.server.api.openapi import openapi_route
-from paceline.server.api.schema import Body, parse
+from paceline.server.errors import ApiError, unknown_model
+from paceline.server.json_body import Body, parse
 from paceline.server.middleware import CLIENT_HEADER, client_of
 from paceline.server.readers import Lane
 from paceline.server.request import ServerRequest, TimedOut
