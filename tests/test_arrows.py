@@ -136,9 +136,9 @@ def imported(name: str, files: Container[str]) -> str:
     return "" if found == "paceline.__init__" else found  # its names are imported when asked for
 
 
-def circle(sources: Mapping[str, str]) -> list[str]:
-    """A circle of the imports of modules, those for the type checker included; empty: none."""
-    graph = {
+def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """A module -> those that it imports, for the type checker or in a function included."""
+    return {
         module: {
             file
             for one in imports(ast.parse(source), module)
@@ -146,8 +146,12 @@ def circle(sources: Mapping[str, str]) -> list[str]:
         }
         for module, source in sources.items()
     }
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """A circle of the imports of modules, those for the type checker included; empty: none."""
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(arrows(sources)).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []
@@ -156,6 +160,15 @@ def circle(sources: Mapping[str, str]) -> list[str]:
 def test_no_module_imports_itself_by_way_of_others_typing_included():
     sources = {module: path.read_text(encoding="utf-8") for module, path in modules()}
     assert circle(sources) == []
+
+
+def test_the_service_imports_nothing_of_the_apis():
+    graph = arrows({module: path.read_text(encoding="utf-8") for module, path in modules()})
+    below, new = set[str](), {"paceline.server.service"}
+    while new:
+        below |= new
+        new = set().union(*(graph.get(module, set()) for module in new)) - below
+    assert [module for module in below if module.startswith("paceline.server.api.")] == []
 
 
 def test_a_circle_of_imports_for_the_type_checker_is_found():
