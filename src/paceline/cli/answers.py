@@ -31,8 +31,8 @@ _SAME_NAME = (
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """Options of an answer."""
+class AnswerArguments:
+    """What the command line says of an answer; `options` has it as `Options`."""
 
     system: Annotated[str | None, Option(help="a system message")] = None
     tint: Annotated[bool, Option("--tint", help="colour the accepted draft tokens")] = False
@@ -143,28 +143,28 @@ class AnswerOptions:
         ),
     ] = False
 
-    def request(self, *, raw: bool = False) -> "Options":
-        """The options as those of `Model.stream`, without the ones that were not given."""
-        chosen: Any = {
+    def options(self, *, raw: bool = False) -> "Options":
+        """The options of `Model.stream`, without those that were left out."""
+        options: Any = {
             name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None
         }
         if self.max_tokens == -1:
-            chosen["max_tokens"] = None
+            options["max_tokens"] = None
         detect = self.repetition_detection
-        chosen["repetition_detection"] = not self.ignore_eos if detect is None else detect
+        options["repetition_detection"] = not self.ignore_eos if detect is None else detect
         if self.stop:
-            chosen["stop"] = self.stop
+            options["stop"] = self.stop
         if self.logit_bias:
-            chosen["logit_bias"] = dict(self.logit_bias)
+            options["logit_bias"] = dict(self.logit_bias)
         if self.chat_template_kwargs is not None:
-            chosen["template_kwargs"] = self.chat_template_kwargs
-        chosen |= {"think": self.think, "ignore_eos": self.ignore_eos, "raw": raw}
-        chosen["parse_special"] = self.parse_special
-        request: Options = chosen
-        return request
+            options["template_kwargs"] = self.chat_template_kwargs
+        options |= {"think": self.think, "ignore_eos": self.ignore_eos, "raw": raw}
+        options["parse_special"] = self.parse_special
+        result: Options = options
+        return result
 
 
-def load_for_answers(model: ModelOptions, answer: AnswerOptions, output: Output) -> "Model":
+def load_for_answers(model: ModelOptions, answer: AnswerArguments, output: Output) -> "Model":
     """The model, with MAX_TOKENS as the limit of answers without one."""
     drafters = [answer.drafter or "auto", *([] if answer.probe is None else [answer.probe])]
     check_kept(drafters, keep=answer.keep)
@@ -180,7 +180,7 @@ def load_for_answers(model: ModelOptions, answer: AnswerOptions, output: Output)
 
 
 def step_printer(
-    answer: AnswerOptions, output: Output, stream: "Stream"
+    answer: AnswerArguments, output: Output, stream: "Stream"
 ) -> "Callable[[Step], None]":
     """A function that prints the steps of one answer; with --json it prints nothing.
 

@@ -28,10 +28,10 @@ from paceline.decoding.types import (
     Constraint,
     Counters,
     DecodeOutcome,
+    DeferredRows,
     Drafter,
     FinishReason,
     Logits,
-    Pending,
     Policy,
     Proposal,
     Step,
@@ -350,7 +350,7 @@ class Generation:
         for drafter in self._drafters:
             drafter.before_verify(self._tokens, draft)
         # Does not wait for a pending draft.
-        tokens = draft.after(last) if isinstance(draft, Pending) else [last, *draft]
+        tokens = draft.after(last) if isinstance(draft, DeferredRows) else [last, *draft]
         return Block(tokens, len(tokens), self._best)
 
     def _append(self, token: int) -> TextPiece:

@@ -230,8 +230,8 @@ def exponentials(key: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.floa
     mixed *= np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     # 52 bits and a half: neither 0 nor 1.
-    found: npt.NDArray[np.float64] = -np.log(((mixed >> np.uint64(12)) + 0.5) * 2.0**-52)
-    return found
+    numbers: npt.NDArray[np.float64] = -np.log(((mixed >> np.uint64(12)) + 0.5) * 2.0**-52)
+    return numbers
 
 
 _TAIL = np.array([-1])

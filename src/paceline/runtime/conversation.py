@@ -92,8 +92,8 @@ class Conversation:
         """Tokens that all turns may have: the context length, or fewer in a small KV cache."""
         engine = self.model.engine
         size = engine.block_size
-        own = -(-self._sequence.length // size) * size
-        return min(engine.context_length, own + engine.free_slots)
+        held = -(-self._sequence.length // size) * size
+        return min(engine.context_length, held + engine.free_slots)
 
     @property
     def turns(self) -> int:
@@ -137,9 +137,9 @@ class Conversation:
             self._answering = False
             self._held = stream.tokens[: self._sequence.length]
             if not stream.failed and stream.answer:
-                found = stream.result
-                thoughts = self.model.files.thinking().message_fields(found.reasoning)
-                self.messages = [*turns, {"role": "assistant", "content": found.text, **thoughts}]
+                result = stream.result
+                thoughts = self.model.files.thinking().message_fields(result.reasoning)
+                self.messages = [*turns, {"role": "assistant", "content": result.text, **thoughts}]
 
         stream = self.model.open_stream(
             tokens, request, self._sequence, started, end=end, memory=self._memory
@@ -181,9 +181,9 @@ class Conversation:
             messages = [*_split(self.messages, turns)[1], user]
             return len(self.model.encode_prompt(messages, request)[0])
 
-        wanted = max(min(request.max_tokens or context, context // _ANSWER_SHARE), 1)
+        room = max(min(request.max_tokens or context, context // _ANSWER_SHARE), 1)
         drops = range(self.turns + 1)
-        turns = bisect_left(drops, -(context - wanted), key=lambda drop: -length(drop))
+        turns = bisect_left(drops, -(context - room), key=lambda drop: -length(drop))
         turns = min(turns, self.turns)  # a short answer is better than none
         fits = length(turns) < context
         about = f"the conversation and the new message have {count} tokens, and the context holds "

@@ -164,8 +164,8 @@ class Result:
             "drafter": self.drafter,
             "policy": self.policy,
             "exact": self.exact,
-            "exactness": {name: each.as_dict() for name, each in self.exactness.items()},
+            "exactness": {name: compared.as_dict() for name, compared in self.exactness.items()},
             "seed": self.seed,
-            "settings": {name: each._asdict() for name, each in self.settings.items()},
+            "settings": {name: setting._asdict() for name, setting in self.settings.items()},
             "stats": self.stats.as_dict(),
         }
