@@ -128,12 +128,12 @@ class _Chat:
             return False
         _say(f"The context is full: {_counts(full)}, with the new message.")
         while True:
-            said = _line(f"Drop {turns} and go on? [y]es, [n]o, [s]ave first: ").strip().lower()
-            if said in ("y", "yes"):
+            answer = _line(f"Drop {turns} and go on? [y]es, [n]o, [s]ave first: ").strip().lower()
+            if answer in ("y", "yes"):
                 return True
-            if said in ("s", "save"):
+            if answer in ("s", "save"):
                 _save(self._conversation)
-            elif said in ("", "n", "no"):
+            elif answer in ("", "n", "no"):
                 _say("Nothing was dropped, and the message was not sent.")
                 return False
 

@@ -72,14 +72,14 @@ def real(name: str) -> Real:
 class Wholes:
     """Whole numbers with commas between them, each in a range; or one word instead."""
 
-    each: Whole
+    number: Whole
     word: str | None = None
 
     def __call__(self, text: str) -> tuple[int, ...] | str:
         """Parse a value."""
         if text == self.word:
             return text
-        return tuple(self.each(part) for part in text.split(","))
+        return tuple(self.number(part) for part in text.split(","))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class Admission:
             else CachedPrefix(self._engine.open())
         )
         try:
-            needed = sum(self._growth(each, each.held) for each in running)
+            needed = sum(self._growth(other, other.held) for other in running)
             needed += self._growth(queued, prefix.sequence.length)
             if self._prefix_cache.evict_for(needed) or not running:
                 return prefix
@@ -112,7 +112,7 @@ class Admission:
 
     def usage(self, running: Sequence[QueuedRequest]) -> float:
         """Fraction of the slots that requests hold, 0 to 1; shared slots count for each."""
-        return min(sum(self._round_up(each.held) for each in running) / self._slots, 1.0)
+        return min(sum(self._round_up(queued.held) for queued in running) / self._slots, 1.0)
 
     def _fits_drafter(self, queued: QueuedRequest, running: Sequence[QueuedRequest]) -> bool:
         """Whether the drafter's own KV cache has slots for the request beside its other users."""
@@ -122,7 +122,7 @@ class Admission:
             return True
         users = [queued]
         users += (r for r in running if self._draft_slots(r.ticket.request.drafter) == slots)
-        return sum(self._round_up(self._goal(each)) for each in users) <= slots
+        return sum(self._round_up(self._goal(user)) for user in users) <= slots
 
     def _growth(self, queued: QueuedRequest, held: int) -> int:
         """Slots that a request holding `held` is expected to take soon."""

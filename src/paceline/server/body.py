@@ -140,7 +140,7 @@ class NamedSchema(Body):
     """OpenAI's wrapper of a JSON schema."""
 
     name: str | None = None
-    wanted: dict[str, Any] = Field(alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(Body):
@@ -291,9 +291,9 @@ class ChatBody(GenerationBody):
     @property
     def max_answer_tokens(self) -> int | None:
         """Limit of the answer's tokens; None: the rest of the context."""
-        given = self.max_completion_tokens
-        given = self.max_tokens if given is None else given
-        return None if given == -1 else given
+        limit = self.max_completion_tokens
+        limit = self.max_tokens if limit is None else limit
+        return None if limit == -1 else limit
 
     @property
     def calling(self) -> bool:

@@ -51,7 +51,7 @@ def _joined(value: Any) -> Any:
     """Join text parts with newlines, as llama.cpp and vLLM do."""
     if not isinstance(value, list):
         return value
-    found = []
+    texts = []
     for place, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("text") if isinstance(part, dict) else None
@@ -61,12 +61,12 @@ def _joined(value: Any) -> Any:
             )
         if not isinstance(text, str):
             raise invalid(f"part {place} has no text")
-        found.append(text)
-    return "\n".join(found)
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def _prompts(value: Any) -> Any:
-    ids = isinstance(value, list) and value and all(type(each) is int for each in value)
+    ids = isinstance(value, list) and value and all(type(token) is int for token in value)
     return [value] if isinstance(value, str) or ids else value
 
 
@@ -112,12 +112,12 @@ def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
 
 def _path(data: Any, steps: tuple[int | str, ...]) -> str:
     """`messages[0].content`, without pydantic's names of the union members that it tried."""
-    found = ""
+    path = ""
     for step in steps:
         if isinstance(step, int):
-            found += f"[{step}]"
+            path += f"[{step}]"
             data = data[step] if isinstance(data, list) and step < len(data) else None
         elif isinstance(data, dict) and (step in data or step.islower()):
-            found += f".{step}" if found else step
+            path += f".{step}" if path else step
             data = data.get(step)
-    return found
+    return path

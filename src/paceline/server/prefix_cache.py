@@ -113,9 +113,9 @@ class PrefixCache:
         for entry in self._entries:
             # The last prompt token is always computed: its row picks the answer's first token.
             match = entry.match(prompt[:-1]) if entry.salt == salt else 0
-            found = entry.sequence.fork_length(match), match
-            if found > most:
-                best, most = entry, found
+            shared = entry.sequence.fork_length(match), match
+            if shared > most:
+                best, most = entry, shared
         if best is not None:
             self._entries.remove(best)
             self._entries.append(best)
@@ -154,7 +154,7 @@ class PrefixCache:
         if not len(tokens):
             close_sequence(sequence)
             return
-        for entry in [each for each in self._owned() if each.salt == salt]:
+        for entry in [covered for covered in self._owned() if covered.salt == salt]:
             # The new one has all of it.
             if common_prefix_length(entry.tokens, tokens) == len(entry.tokens):
                 self._remove(entry)

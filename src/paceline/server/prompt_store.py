@@ -122,7 +122,7 @@ class PromptStore:
                 if self._pending > _MOST_PENDING:
                     return
             arrays = engine.kv_of(sequence, at, at + self._length)
-            size = sum(each.nbytes for each in arrays.values())
+            size = sum(array.nbytes for array in arrays.values())
             with self._lock:
                 self._pending += size
             self._queue.put(_Write(path, arrays, size))
@@ -198,15 +198,15 @@ class PromptStore:
 
     def _prune(self) -> None:
         """Count the files of all models; if they are too large, remove the least recently used."""
-        found = []
+        files = []
         for path in self._root.glob("*/*.kv"):
             with suppress(OSError):
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        self._used = sum(size for _, size, _ in found)
+                files.append((status.st_mtime, status.st_size, path))
+        self._used = sum(size for _, size, _ in files)
         if self._used <= self._most:
             return
-        for _, size, path in sorted(found):
+        for _, size, path in sorted(files):
             if self._used <= _PRUNED_SHARE * self._most:
                 return
             with suppress(OSError):

@@ -154,7 +154,7 @@ class Prompts:
         if not self._parse_special:
             chat = self.files.control_text().guarded_messages(chat)
         if self._template_has_tools:
-            if not any(message.get("tool_calls") or message["role"] == "tool" for message in chat):
+            if not any({"tool_calls", "tool_call_id"} & message.keys() for message in chat):
                 return chat
             return fit_calls(chat, self.tool_form, self.files.chat_template or "")
         texts = [self._guarded(tool.model_dump_json(exclude_none=True)) for tool in tools]
@@ -213,7 +213,7 @@ def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[d
     `thinking` has the names under which the template expects the thoughts of earlier answers.
     Raises ApiError for a tool's result without its call.
     """
-    found = []
+    chat = []
     called: set[str | None] = set()
     for place, message in enumerate(messages):
         called |= {call.id for call in message.tool_calls or ()}
@@ -224,14 +224,14 @@ def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[d
                 param=f"messages[{place}].tool_call_id",
             )
         role = "system" if message.role == "developer" else message.role
-        made: dict[str, Any] = {"role": role, "content": message.content or ""}
-        made |= thinking.message_fields(message.reasoning_content)
+        fields: dict[str, Any] = {"role": role, "content": message.content or ""}
+        fields |= thinking.message_fields(message.reasoning_content)
         if message.name is not None:
-            made["name"] = message.name
+            fields["name"] = message.name
         if message.tool_call_id is not None:
-            made["tool_call_id"] = message.tool_call_id
+            fields["tool_call_id"] = message.tool_call_id
         if message.tool_calls:
-            made["tool_calls"] = [
+            fields["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
@@ -242,25 +242,25 @@ def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[d
                 }
                 for call in message.tool_calls
             ]
-        found.append(made)
-    return found
+        chat.append(fields)
+    return chat
 
 
 def fit_calls(
     chat: Sequence[dict[str, Any]], form: ToolForm | None, template: str
 ) -> list[dict[str, Any]]:
     """A chat with its calls and their results as a template that supports tools expects them."""
-    found = [dict(message) for message in chat]
+    fitted = [dict(message) for message in chat]
     if form and form.name == KIMI.name:
-        _name_ids(found)
+        _name_ids(fitted)
     if form and form.id_length:
-        for message in found:
+        for message in fitted:
             if message.get("tool_call_id"):
                 message["tool_call_id"] = _short_id(message["tool_call_id"], form.id_length)
             for call in message.get("tool_calls", ()):
                 call["id"] = _short_id(call["id"] or "", form.id_length)
     if form and "tool_calls" not in template:
-        for message in found:
+        for message in fitted:
             calls = [
                 ToolCall(
                     call["function"]["name"],
@@ -271,13 +271,13 @@ def fit_calls(
             with suppress(ValueError):  # arguments that are no object
                 message["content"] += written_calls(form, calls) if calls else ""
     if form and form.channels:
-        for message in found:  # beside calls the template takes thoughts or content, not both
+        for message in fitted:  # beside calls the template takes thoughts or content, not both
             thoughts, content = message.get("thinking"), message.get("content")
             if thoughts and content and message.get("tool_calls"):
                 message |= {"thinking": f"{thoughts}\n\n{content}", "content": ""}
     if "tool_responses" in template and not _TOOL_ROLE.search(template):
-        return _with_responses(found)
-    return found
+        return _with_responses(fitted)
+    return fitted
 
 
 def _name_ids(chat: Sequence[dict[str, Any]]) -> None:
@@ -299,18 +299,18 @@ def _short_id(text: str, length: int) -> str:
 
 def _with_responses(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A chat with results in the message that called, as Gemma 4's templates read them."""
-    found: list[dict[str, Any]] = []
+    fitted: list[dict[str, Any]] = []
     names: dict[str | None, str] = {}
     for message in chat:
         calls = message.get("tool_calls", ())
         names |= {call["id"]: call["function"]["name"] for call in calls}
-        if message["role"] == "tool" and found and found[-1].get("tool_calls"):
+        if message["role"] == "tool" and fitted and fitted[-1].get("tool_calls"):
             name = names.get(message.get("tool_call_id"), "unknown")
             response = {"name": name, "response": message["content"]}
-            found[-1].setdefault("tool_responses", []).append(response)
+            fitted[-1].setdefault("tool_responses", []).append(response)
         else:
-            found.append(dict(message))
-    return found
+            fitted.append(dict(message))
+    return fitted
 
 
 def describe_tools(
@@ -321,18 +321,18 @@ def describe_tools(
     `tools` are their JSON texts. With the form `HERMES` calls and results are text, too; templates
     of another form have them.
     """
-    found = [dict(message) for message in chat]
+    described = [dict(message) for message in chat]
     if form.name == HERMES.name:
-        found = [_as_text(message) for message in chat]
+        described = [_as_text(message) for message in chat]
     if not tools:
-        return found
+        return described
     instructions = _INSTRUCTIONS.replace("{}", "\n".join(tools), 1) + written_calls(
         form, [_EXAMPLE]
     )
-    if found[0]["role"] == "system":
-        found[0]["content"] += f"\n\n{instructions}"
-        return found
-    return [{"role": "system", "content": instructions}, *found]
+    if described[0]["role"] == "system":
+        described[0]["content"] += f"\n\n{instructions}"
+        return described
+    return [{"role": "system", "content": instructions}, *described]
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
         content += f"{chr(10) if content else ''}<tool_call>\n{text}\n</tool_call>"
     if role == "tool":
         role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-    kept = {name: each for name, each in message.items() if name not in _TOOL_FIELDS}
+    kept = {name: value for name, value in message.items() if name not in _TOOL_FIELDS}
     return {**kept, "role": role, "content": content}
 
 

@@ -215,7 +215,7 @@ class Scheduler:
         """End requests that were cancelled, or exceeded their time limit."""
         with self._wake:
             expired = [queued for queued in self._waiting if queued.expired]
-        for queued in [*expired, *(each for each in self._running if each.expired)]:
+        for queued in [*expired, *(running for running in self._running if running.expired)]:
             late = not queued.cancelled
             self._end(queued, TimedOut("the request exceeded its time limit") if late else None)
 
@@ -285,8 +285,8 @@ class Scheduler:
                 if len(batch) == 1:
                     self._end(batch[0][0], error)
                     return
-                for each in batch:
-                    self._execute([each])
+                for pair in batch:
+                    self._execute([pair])
                 return
             for (queued, _), step in zip(batch, steps, strict=True):
                 self._deliver(queued, step)
@@ -321,7 +321,7 @@ class Scheduler:
         """
         if len(self._running) < 2:
             return False
-        queued = max(self._running, key=lambda each: each.submitted)
+        queued = max(self._running, key=lambda running: running.submitted)
         stream, prefix = queued.stream, queued.prefix
         assert stream is not None
         assert prefix is not None

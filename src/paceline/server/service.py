@@ -354,7 +354,7 @@ def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint] | None
             raise ApiError(
                 "response_format.json_schema: is missing", param="response_format.json_schema"
             )
-        schema = form.json_schema.wanted
+        schema = form.json_schema.schema_
         return lambda grammars: grammars.json_schema(schema)
     return None if outputs is None else _structured(outputs)
 

@@ -131,8 +131,8 @@ class Answer:
         if self.prefill_only:
             return Delta(self.index, "", [])
         self._reasoning_tokens = step.reasoning_tokens
-        found = enumerate(zip_longest(step.tokens, step.pieces, step.logprobs))
-        for place, (token, piece, logprobs) in found:
+        new = enumerate(zip_longest(step.tokens, step.pieces, step.logprobs))
+        for place, (token, piece, logprobs) in new:
             if token in self.stop_token_ids:
                 self._stopped = True
                 self._extend(piece.text, piece.reasoning)
@@ -289,12 +289,12 @@ class Answers:
 def prompt_pieces(decode: Decode, tokens: list[int]) -> list[Piece]:
     """A prompt's tokens, each with its text."""
     stream = TextStream(decode)
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     start = 0
     for place, token in enumerate(tokens):
         text = stream.push(token).text
         if place == len(tokens) - 1:
             text += stream.finish().text
-        found.append(Piece(token, text, start))
+        pieces.append(Piece(token, text, start))
         start += len(text)
-    return found
+    return pieces

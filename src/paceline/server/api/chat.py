@@ -67,10 +67,10 @@ class Chat(ApiRequest[ChatBody]):
 
     def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
         """Chunks for a delta."""
-        index, pieces, found = delta.index, delta.pieces, b""
+        index, pieces, events = delta.index, delta.pieces, b""
         if reasoning := self._reasoning(delta.reasoning):
             # If a step has both thoughts and text, its tokens are sent with the thoughts.
-            found = self._delta_chunk(index, reasoning, pieces, answers)
+            events = self._delta_chunk(index, reasoning, pieces, answers)
             pieces = []
         parts = [
             part
@@ -85,14 +85,14 @@ class Chat(ApiRequest[ChatBody]):
             else:
                 self._called.add(index)
                 fields = {"tool_calls": [openai_delta(part, self.tool_form)]}
-            found += self._delta_chunk(index, fields, pieces, answers)
+            events += self._delta_chunk(index, fields, pieces, answers)
             pieces = []
         if delta.finished:
             if index not in self._sent:
-                found += self._delta_chunk(index, {"content": ""}, (), answers)
+                events += self._delta_chunk(index, {"content": ""}, (), answers)
             reason = _finish_reason(answers[index], called=index in self._called)
-            found += self._delta_chunk(index, {}, (), answers, reason)
-        return found
+            events += self._delta_chunk(index, {}, (), answers, reason)
+        return events
 
     def parts(self, delta: Delta) -> list[Part]:
         """Content and parts of calls that new text of an answer completes."""

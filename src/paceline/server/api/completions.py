@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.server.api.endpoint import ApiRequest
-from paceline.server.api.http import event
 from paceline.server.api.logprobs import completion_logprobs
 from paceline.server.body import CompletionBody
+from paceline.server.http import event
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece, prompt_pieces
 
@@ -45,13 +45,13 @@ class Completions(ApiRequest[CompletionBody]):
 
     def stream_start(self) -> bytes:
         """The prompts, if they are echoed."""
-        found = b""
+        events = b""
         for index in range(len(self.requests) if self._body.echo else 0):
             text = "".join(piece.text for piece in self._prompt(index)[1])
             choice = self._choice(index, text, ())
             choice.pop("token_ids", None)
-            found += event({**self._base, "choices": [choice]})
-        return found
+            events += event({**self._base, "choices": [choice]})
+        return events
 
     def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
         """A chunk for a delta."""
@@ -76,8 +76,8 @@ class Completions(ApiRequest[CompletionBody]):
         logprobs = None
         if top is not None and (pieces or not self._body.stream):
             logprobs = completion_logprobs(self._service.token_bytes, pieces, top)
-        found = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
-        return {**found, **self._token_fields(pieces)}
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        return {**choice, **self._token_fields(pieces)}
 
 
 def _concatenated(before: list[Piece], pieces: list[Piece]) -> list[Piece]:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from paceline.runtime.pooled import Embedding, normalized
 from paceline.server.api.endpoint import Endpoint
-from paceline.server.api.http import Reply
 from paceline.server.body import EmbeddingsBody
 from paceline.server.errors import ApiError
+from paceline.server.http import Reply
 from paceline.server.json_body import parse
 from paceline.server.readers import Lane
 from paceline.server.request import Event, QueuedRequest, ServerRequest
@@ -31,12 +31,12 @@ def embeddings(service: Service) -> Endpoint:
 
     async def work(text: bytes, reply: Reply) -> None:
         body, requests = await service.readers.run(Lane.of(text), _prepared, service, text)
-        found = await _embedded(service, requests)
-        vectors = [_shortened(each.vector, body.dimensions) for each in found]
-        tokens = sum(each.tokens for each in found)
+        embedded = await _embedded(service, requests)
+        vectors = [_shortened(embedding.vector, body.dimensions) for embedding in embedded]
+        tokens = sum(embedding.tokens for embedding in embedded)
         data = [
-            {"object": "embedding", "index": index, "embedding": _encoded(each, body)}
-            for index, each in enumerate(vectors)
+            {"object": "embedding", "index": index, "embedding": _encoded(vector, body)}
+            for index, vector in enumerate(vectors)
         ]
         used = {"prompt_tokens": tokens, "total_tokens": tokens}
         await reply.json({"object": "list", "data": data, "model": service.name, "usage": used})

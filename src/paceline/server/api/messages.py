@@ -7,10 +7,10 @@ from typing import Any
 from paceline.decoding.types import FinishReason
 from paceline.server.api.chat import Chat
 from paceline.server.api.endpoint import ApiRequest, Endpoint
-from paceline.server.api.http import Reply, event
 from paceline.server.api.messages_body import MessagesBody
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream
 from paceline.server.errors import ApiError, prompt_too_long
+from paceline.server.http import Reply, event
 from paceline.server.json_body import parse
 from paceline.server.readers import Lane
 from paceline.server.service import Service
@@ -56,7 +56,7 @@ class Messages(ApiRequest[MessagesBody]):
 
     def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
         """Events for a delta: content blocks begin, grow, and end."""
-        return b"".join(_part_events(each) for each in self._parts.push(delta))
+        return b"".join(_part_events(change) for change in self._parts.push(delta))
 
     def stream_end(self, answers: Sequence[Answer]) -> bytes:
         """Events for the end of the message."""
@@ -140,11 +140,11 @@ def _part_events(change: PartEvent) -> bytes:
     if change.change is Change.GROW:
         kind, name = _DELTAS[part.kind]
         return _event("content_block_delta", **place, delta={"type": kind, name: change.text})
-    found = b""
+    events = b""
     if part.kind is PartKind.REASONING:
         signed = {"type": "signature_delta", "signature": _SIGNATURE}
-        found = _event("content_block_delta", **place, delta=signed)
-    return found + _event("content_block_stop", **place)
+        events = _event("content_block_delta", **place, delta=signed)
+    return events + _event("content_block_stop", **place)
 
 
 def _block(part: Part, *, started: bool = False) -> dict[str, Any]:
