@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +16,11 @@ SOURCE = Path(paceline.__file__).parent
 
 # The rooms of paceline that a room may import from besides itself. "" is the package: its version.
 BELOW = {"errors", "storage"}
-MODEL = BELOW | {"decoding", "drafters", "engines", "models", ""}
+MODEL = BELOW | {"options", "decoding", "drafters", "engines", "models", ""}
 ALLOWED = {
     "errors": set[str](),
     "storage": {"errors"},
+    "options": {"decoding"},
     "decoding": set[str](),
     "drafters": BELOW | {"decoding"},
     "engines": BELOW | {"decoding"},
@@ -29,7 +30,7 @@ ALLOWED = {
     "server": MODEL | {"constraints", "runtime"},
     "tools": MODEL | {"constraints", "runtime"},
     "cli": MODEL | {"constraints", "runtime", "server", "tools"},
-    "": {"runtime"},
+    "": {"options", "runtime"},
     "__main__": {"cli"},
 }
 
@@ -73,30 +74,26 @@ class Import(NamedTuple):
     line: int
     executed: bool
     """Whether importing the module runs it: not in a function, not for the type checker."""
-    typing: bool
-    """Whether it is for the type checker alone."""
 
 
-def imports(
-    tree: ast.AST, module: str, *, executed: bool = True, typing: bool = False
-) -> Iterator[Import]:
+def imports(tree: ast.AST, module: str, *, executed: bool = True) -> Iterator[Import]:
     for node in ast.iter_child_nodes(tree):
         match node:
             case ast.Import():
                 names = [alias.name for alias in node.names]
-                yield from (Import(name, node.lineno, executed, typing) for name in names)
+                yield from (Import(name, node.lineno, executed) for name in names)
             case ast.ImportFrom():
                 # `module` names a file; one level up is what stands beside it.
                 above = ".".join(module.split(".")[: -node.level]) if node.level else ""
                 base = ".".join(filter(None, [above, node.module]))
                 for alias in node.names:
-                    yield Import(f"{base}.{alias.name}", node.lineno, executed, typing)
+                    yield Import(f"{base}.{alias.name}", node.lineno, executed)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-                yield from imports(node, module, executed=False, typing=typing)
+                yield from imports(node, module, executed=False)
             case ast.If() if "TYPE_CHECKING" in ast.unparse(node.test):
-                yield from imports(node, module, executed=False, typing=True)
+                yield from imports(node, module, executed=False)
             case _:
-                yield from imports(node, module, executed=executed, typing=typing)
+                yield from imports(node, module, executed=executed)
 
 
 def room(name: str) -> str:
@@ -172,17 +169,49 @@ def imported(name: str, files: Container[str]) -> str:
     return "" if found == "paceline.__init__" else found  # its names are imported when asked for
 
 
-def test_no_module_imports_itself_by_way_of_others():
-    files = dict(modules())
-    graph = {}
-    for module, path in files.items():
-        found = imports(ast.parse(path.read_text(encoding="utf-8")), module)
-        run = (one.name for one in found if not one.typing)
-        graph[module] = {file for name in run if (file := imported(name, files)) != module}
+def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """A module -> those that it imports, for the type checker or in a function included."""
+    return {
+        module: {
+            file
+            for one in imports(ast.parse(source), module)
+            if (file := imported(one.name, sources)) != module
+        }
+        for module, source in sources.items()
+    }
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """A circle of the imports of modules, those for the type checker included; empty: none."""
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(arrows(sources)).prepare()
     except CycleError as error:
-        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_imports_itself_by_way_of_others_typing_included():
+    sources = {module: path.read_text(encoding="utf-8") for module, path in modules()}
+    assert circle(sources) == []
+
+
+def test_the_service_imports_nothing_of_the_apis():
+    graph = arrows({module: path.read_text(encoding="utf-8") for module, path in modules()})
+    below, new = set[str](), {"paceline.server.service"}
+    while new:
+        below |= new
+        new = set().union(*(graph.get(module, set()) for module in new)) - below
+    assert [module for module in below if module.startswith("paceline.server.api.")] == []
+
+
+def test_a_circle_of_imports_for_the_type_checker_is_found():
+    sources = {
+        "paceline.a": "from paceline.b import B",
+        "paceline.b": "if TYPE_CHECKING:\n    from paceline.c import C",
+        "paceline.c": "def f():\n    from paceline.a import A",
+    }
+    assert set(circle(sources)) == set(sources)
+    assert circle({**sources, "paceline.c": ""}) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import paceline
 from paceline.decoding.sampling import Sampler, Sampling
 from paceline.decoding.types import Block, Drafter
-from paceline.runtime.options import Options
+from paceline.options import Options
 from support.toy import ToyEngine
 from test_arrows import ALLOWED
 

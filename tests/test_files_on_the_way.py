@@ -16,12 +16,12 @@ import pytest
 
 import paceline
 from paceline.cli.app import main
+from paceline.options import GREEDY
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY
 from support.server import running
 
 SOURCE = f"{Path(paceline.__file__).parent}/"
-TOKEN, GENERATE, CHAT = 11, 64, 49
+TOKEN, GENERATE, CHAT = 11, 64, 48
 PROMPT = "the quick brown fox jumps over the quick brown fox"
 
 

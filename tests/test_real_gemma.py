@@ -20,9 +20,9 @@ from paceline.engines.base import KVSequence
 from paceline.engines.invariance import CONDITIONS, measure_invariance
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.models import cache_dir, resolve
+from paceline.options import GREEDY, Options
 from paceline.runtime import kept
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import run_together
 from support.gemma import PROMPTS, gemma_file
 from support.llamacpp import model_of

@@ -12,9 +12,9 @@ import pytest
 
 from paceline.engines.llamacpp.libraries import VARIABLE
 from paceline.models.names import DEFAULT_MODEL, REGISTRY
+from paceline.options import GREEDY, Options
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import run_together
 from paceline.tools.bench.verify import rows
 from paceline.tools.bench.verify.checks import Verdict

@@ -20,10 +20,10 @@ __version__ = "0.1.0"
 __all__ = ["Conversation", "Model", "Options", "Result", "Stats", "Stream", "load"]
 
 if TYPE_CHECKING:
+    from paceline.options import Options
     from paceline.runtime.conversation import Conversation
     from paceline.runtime.load import load
     from paceline.runtime.model import Model
-    from paceline.runtime.options import Options
     from paceline.runtime.result import Result, Stats
     from paceline.runtime.stream import Stream
 
@@ -32,7 +32,7 @@ _ROOMS = {
     "load": "paceline.runtime.load",
     **dict.fromkeys(("Result", "Stats"), "paceline.runtime.result"),
     "Conversation": "paceline.runtime.conversation",
-    "Options": "paceline.runtime.options",
+    "Options": "paceline.options",
     "Stream": "paceline.runtime.stream",
 }
 

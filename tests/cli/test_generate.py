@@ -147,7 +147,7 @@ def test_text_that_the_terminal_cannot_show_is_no_crash(
         (("--logit-bias=-1=5",), "argument --logit-bias: "),
         (("--logit-bias", "5=nan"), "argument --logit-bias: "),
         (("--logit-bias", "99999=1"), "logit_bias names token 99999"),
-        (("--stop", ""), "stop string is empty"),
+        (("--stop", ""), "stop is ['']; expected a string of one or more"),
         (("--drafter", "magic"), "no drafter is called 'magic'"),
         (("--drafter", "ngram:min=0"), "ngram"),
         (("--drafter", ""), "no drafter is called ''"),

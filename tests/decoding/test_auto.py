@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.auto import Acceptance, Auto, Others, prior_probability
+from paceline.decoding.auto import Acceptance, Auto, OtherDrafters, prior_probability
 from paceline.decoding.costs import CostTable, expected_tokens
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
@@ -428,7 +428,7 @@ def test_matches_that_an_estimate_confirms_are_counted_apart():
         taken = policy.draft([Says(match), Says(estimate)], [], 99)
         policy.observe(DecodeOutcome(taken, 1, 0.0, [7, 5]))
     assert next(acceptance.probabilities(match)) == prior_probability(2)
-    assert next(acceptance.probabilities(match, Others.AGREE)) > 0.95
+    assert next(acceptance.probabilities(match, OtherDrafters.AGREE)) > 0.95
 
 
 def test_a_match_does_not_contradict_a_costly_drafter():

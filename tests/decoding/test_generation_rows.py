@@ -141,11 +141,6 @@ def test_stop_tokens_are_banned_before_min_tokens():
     assert early.answer == ANSWER[:4]
 
 
-def test_a_negative_min_tokens_is_rejected():
-    with pytest.raises(ValueError, match="min_tokens is -1"):
-        Stopping(min_tokens=-1)
-
-
 class Only:
     """Allows one text, and then its end token."""
 

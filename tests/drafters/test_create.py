@@ -32,15 +32,16 @@ def test_a_spec_names_drafters_in_its_order(spec: str, kinds: list[type]):
 
 
 def test_auto_is_the_default_drafter():
-    assert [drafter.name for drafter in create("auto")] == ["suffix"]
+    assert [drafter.name for drafter in create(DrafterSpec.parse("auto").resolve({}))] == ["suffix"]
     assert str(DrafterSpec.parse("auto").resolve({})) == "suffix"
     assert str(DrafterSpec.parse("ngram").resolve({})) == "ngram"
 
 
 def test_auto_takes_the_table_where_one_comes_with_the_target(toy_table: Path):
     shared = DrafterResources(vocab_size=6, shipped={"table": toy_table})
-    assert str(DrafterSpec.parse("auto").resolve(shared.shipped)) == "suffix+table"
-    assert [drafter.name for drafter in create("auto", shared)] == ["suffix", "table"]
+    spec = DrafterSpec.parse("auto").resolve(shared.shipped)
+    assert str(spec) == "suffix+table"
+    assert [drafter.name for drafter in create(spec, shared)] == ["suffix", "table"]
 
 
 def test_a_table_is_named_by_its_folder_or_comes_with_the_target(toy_table: Path):

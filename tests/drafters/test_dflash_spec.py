@@ -121,7 +121,7 @@ def test_taps_are_those_of_all_drafters(config: Config, tmp_path: Path):
     assert taps(f"{one}+ngram+{other}", shared) == (1, 3, 5)
 
 
-@pytest.mark.parametrize("spec", ["none", "auto", "suffix", "ngram:max=2", "table:x"])
+@pytest.mark.parametrize("spec", ["none", "suffix", "ngram:max=2", "table:x"])
 def test_other_drafters_need_no_taps(spec: str):
     assert taps(spec, DrafterResources()) == ()
 

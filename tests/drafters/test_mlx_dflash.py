@@ -13,7 +13,7 @@ import pytest
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import Block, Pending
+from paceline.decoding.types import Block, DeferredRows
 from paceline.drafters import DrafterResources, create
 from paceline.engines.base import Engine
 from support import mlx
@@ -310,7 +310,7 @@ def test_a_block_may_have_pending_tokens(one: Target, waits: list[str]):
         sequence.commit(step.kept)
         waits.clear()
         block = going.next_block()
-        assert isinstance(block.tokens, Pending)
+        assert isinstance(block.tokens, DeferredRows)
         assert len(block.tokens) == 6
         assert waits == []
         assert block.tokens[0] == going.tokens[-1]

@@ -8,7 +8,7 @@ import pytest
 import paceline
 from paceline.errors import InvalidRequest, ModelError
 from paceline.runtime.model import Model
-from paceline.runtime.options import check
+from paceline.runtime.request import check
 from paceline.runtime.stream import run_together
 from support import mlx
 from support.dflash import (

@@ -133,10 +133,10 @@ def test_a_model_without_a_head_has_no_mtp(target: Path):
 def test_auto_has_the_head_that_comes_with_the_model(target: Path, tmp_path: Path):
     write_head(tmp_path, EAGLE)
     shared = DrafterResources(graph=target, shipped={"mtp": tmp_path})
-    assert str(DrafterSpec.parse("auto").resolve(shared.shipped)) == "suffix+mtp"
-    assert [drafter.name for drafter in create("auto", shared)] == ["suffix", "mtp"]
-    assert taps("auto", shared) == taps("mtp", shared) == (0, 1)
-    assert taps("auto", DrafterResources(graph=target)) == ()
+    spec = DrafterSpec.parse("auto").resolve(shared.shipped)
+    assert str(spec) == "suffix+mtp"
+    assert [drafter.name for drafter in create(spec, shared)] == ["suffix", "mtp"]
+    assert taps(spec, shared) == taps("mtp", shared) == (0, 1)
 
 
 def test_a_head_is_opened_once_per_spec(target: Path, tmp_path: Path):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequest
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
 from support.plain import END, PROMPT, PROMPTS, SAMPLED, plain, said
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequest
-from paceline.runtime.defaults import NEUTRAL, Defaults, Setting
-from paceline.runtime.options import GREEDY, check
+from paceline.options import GREEDY
+from paceline.runtime.request import NEUTRAL, Defaults, Setting, check
 
 LAYERS = ("request", "registry", "model", "fallback")
 VALUES = {"request": 0.1, "registry": 0.2, "model": 0.3, "fallback": 0.4}

@@ -10,9 +10,9 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
+from paceline.options import Options
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
 from paceline.runtime.stream import run_together
 from support.dflash import tiny_config, write_checkpoint
 from support.plain import PROMPT, PROMPTS, SAMPLED, plain, said

@@ -12,10 +12,10 @@ import pytest
 
 from paceline.decoding.types import FinishReason
 from paceline.models import Progress
+from paceline.options import GREEDY, Options
 from paceline.runtime import kept as kept_module
 from paceline.runtime.kept import KeptAnswers, all_kept, forget
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY, Options
 
 PROMPT = "the rain in the rain in the rain in the"
 ANSWER: Options = {**GREEDY, "max_tokens": 40, "ignore_eos": True, "drafter": "auto"}

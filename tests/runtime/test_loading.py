@@ -9,10 +9,10 @@ import paceline
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import Progress
-from paceline.runtime.defaults import Defaults
+from paceline.options import Options
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
+from paceline.runtime.request import Defaults
 from support.plain import DRAFTERS, PROMPT, plain, said
 from support.tiny import write_tiny
 

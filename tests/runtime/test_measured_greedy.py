@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.models import QUIET
-from paceline.runtime.defaults import Defaults
 from paceline.runtime.model import Model
-from paceline.runtime.options import Request, check
+from paceline.runtime.request import Defaults, Request
 from paceline.tools.bench.ab_test import Case, Variant
 from paceline.tools.bench.peers.base import Question
 from paceline.tools.bench.peers.paceline_peer import PacelinePeer
@@ -66,9 +65,10 @@ def test_a_measurement_is_greedy_whatever_registry_and_model_say(
     monkeypatch: pytest.MonkeyPatch,
 ):
     seen: list[Request] = []
+    usual = Model.request
 
-    def request(_: Model, options: Any) -> Request:
-        seen.append(check(options, HOT))
+    def request(model: Model, options: Any) -> Request:
+        seen.append(usual(model, options, HOT))
         return seen[-1]
 
     monkeypatch.setattr(Model, "request", request)
@@ -85,9 +85,10 @@ def test_prompts_are_sampled_as_asked_whatever_registry_and_model_say(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     seen: list[Request] = []
+    usual = Model.request
 
-    def request(_: Model, options: Any) -> Request:
-        seen.append(check(options, HOT))
+    def request(model: Model, options: Any) -> Request:
+        seen.append(usual(model, options, HOT))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Model, "request", request)

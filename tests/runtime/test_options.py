@@ -5,7 +5,8 @@ import pytest
 from paceline.decoding.stopping import DEFAULT, Repetition
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import InvalidRequest
-from paceline.runtime.options import POLICIES, Options, check
+from paceline.options import POLICIES, Options
+from paceline.runtime.request import check
 
 
 def test_the_default_options_are_greedy_up_to_the_context_limit():

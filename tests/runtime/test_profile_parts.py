@@ -15,9 +15,9 @@ from paceline.engines.profile import is_whole, known_profile, mark_outdated, sto
 from paceline.engines.profile_parts import PRIOR, measure_part
 from paceline.errors import CacheFull
 from paceline.models import Progress
+from paceline.options import GREEDY, Options
 from paceline.runtime import profile
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import run_together
 from support.plain import PROMPTS
 from support.toy import ToyEngine

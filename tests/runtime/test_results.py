@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 from paceline.decoding.types import FinishReason
-from paceline.runtime.defaults import Setting
+from paceline.runtime.request import Setting
 from paceline.runtime.result import Result, Stats
 
 

@@ -9,8 +9,8 @@ import pytest
 from paceline.decoding.types import FinishReason
 from paceline.errors import CacheFull, InvalidRequest
 from paceline.models import ModelFiles
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
 from paceline.runtime.stream import Stream, as_they_end, run_together
 from support.plain import PROMPTS, SAMPLED, free_of, plain, small
 

@@ -6,8 +6,8 @@ import pytest
 
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
+from paceline.options import POLICIES, Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import POLICIES, Options
 from support.plain import DRAFTERS, END, PROMPT, PROMPTS, SAMPLED, plain
 
 # -- one answer ------------------------------------------------------------------------------------

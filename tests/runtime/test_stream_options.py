@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import InvalidRequest
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix"])

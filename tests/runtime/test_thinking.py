@@ -17,8 +17,8 @@ from paceline.decoding.types import FinishReason
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, resolve
+from paceline.options import POLICIES
 from paceline.runtime.model import Model
-from paceline.runtime.options import POLICIES
 from paceline.runtime.result import Result
 from support.thinking import CLOSE, OPEN, TEMPLATES, Scripted
 from support.waiting import PATIENCE

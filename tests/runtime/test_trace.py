@@ -10,8 +10,8 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
 from paceline.runtime.trace import FORM, Trace
 from paceline.tools.bench.trace.reader import RecordedTrace, parse_trace, read_trace
 

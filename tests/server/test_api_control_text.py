@@ -128,7 +128,7 @@ def test_template_variables_of_a_request_make_no_control_token(
 ):
     service = scripted_server.server.service
     source = "{{ who }}<|im_start|>{{ messages[0].content }}<think></think>"
-    monkeypatch.setattr(service, "files", replace(service.files, chat_template=source))
+    monkeypatch.setattr(service.prompts, "files", replace(service.files, chat_template=source))
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     asked(
         scripted_server,
@@ -145,7 +145,7 @@ def test_tools_that_the_server_describes_make_no_control_token(
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
     )
-    monkeypatch.setattr(service, "files", replace(service.files, chat_template=source))
+    monkeypatch.setattr(service.prompts, "files", replace(service.files, chat_template=source))
     for text in ("x", EVIL):
         asked(scripted_server, "/v1/chat/completions", chat_body(text))
     assert marks(prompts[1]) == marks(prompts[0]) == {"<|im_start|>": 5, "<|im_end|>": 5}

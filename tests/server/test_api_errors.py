@@ -119,11 +119,11 @@ def test_completions_name_the_invalid_field(
 def test_a_model_without_a_chat_template_says_what_to_use(server: Running):
     service = server.server.service
     files = service.files
-    service.files = replace(files, chat_template=None)
+    service.prompts.files = replace(files, chat_template=None)
     try:
         error = fault(server.post(CHAT, {"messages": [TURN]}))
     finally:
-        service.files = files
+        service.prompts.files = files
     assert "/v1/completions" in error["message"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.server.api.http import to_json
+from paceline.server.http import to_json
 from support.server import Running
 
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from paceline.server.api import response_store
 from paceline.server.api.response_store import ResponseStore
-from paceline.server.api.schema import Message
+from paceline.server.body import Message
 from support.scripted import (
     CALL,
     DONE,

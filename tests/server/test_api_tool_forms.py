@@ -30,8 +30,8 @@ from paceline.decoding.types import Constraint
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import resolve
 from paceline.runtime.model import Model
-from paceline.server.api.schema import Message
-from paceline.server.api.tool_calls import describe_tools, fit_calls, template_messages
+from paceline.server.body import Message
+from paceline.server.prompts import describe_tools, fit_calls, template_messages
 from support.server import Running, running
 from support.thinking import Scripted
 from support.tool_templates import TEMPLATES, write_calling
@@ -78,10 +78,12 @@ def server(form: ToolForm, calling: dict[str, Running]) -> Iterator[Running]:
     found = calling[""]
     service = found.server.service
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "files", replace(service.files, chat_template=TEMPLATES[form.name]))
-        service.__dict__.pop("tool_form", None)
+        patch.setattr(
+            service.prompts, "files", replace(service.files, chat_template=TEMPLATES[form.name])
+        )
+        service.prompts.__dict__.pop("tool_form", None)
         yield found
-    service.__dict__.pop("tool_form", None)
+    service.prompts.__dict__.pop("tool_form", None)
     found.rest()
 
 
@@ -289,7 +291,7 @@ def test_the_listed_tokens_of_a_mark_are_its_text(form: ToolForm, typed: bool, s
 @pytest.mark.parametrize("form", [GEMMA], ids=["gemma"])
 def test_calls_of_an_unknown_form_are_text(form: ToolForm, server: Running):
     service = server.server.service
-    service.__dict__["tool_form"] = None
+    service.prompts.__dict__["tool_form"] = None
     script(server, "<tool_call>make<arg_key>")
     found = server.post("/v1/chat/completions", {"messages": [USER], "tools": [TOOL]})
     assert found.json()["choices"][0]["message"].get("tool_calls") is None

@@ -389,11 +389,11 @@ def test_row_31_fields_of_others_and_nulls(server: Running):
 def test_row_32_a_malicious_template(server: Running, tmp_path: Path, source: str):
     service, file = server.server.service, tmp_path / "owned"
     files = service.files
-    service.files = replace(files, chat_template=source.format(file=file))
+    service.prompts.files = replace(files, chat_template=source.format(file=file))
     try:
         response = server.post(CHAT, {"messages": [{"role": "user", "content": "a"}]})
     finally:
-        service.files = files
+        service.prompts.files = files
     assert response.status_code == 400
     assert "template" in response.json()["error"]["message"]
     assert not file.exists()

@@ -133,7 +133,7 @@ def test_fewer_dimensions_are_the_first_ones_with_length_1(last: Running):
         ({"input": ""}, "empty"),
         ({"input": ["a", ""]}, "empty"),
         ({"input": [[]]}, "empty"),
-        ({"input": [1, -1]}, "input: has token ids outside 0 to 319"),
+        ({"input": [1, -1]}, "input: the prompt has the token id -1"),
         ({"input": [10**30]}, "input"),
         ({"input": {"text": "a"}}, "input"),
         ({"input": ["a"] * 2049}, "input"),

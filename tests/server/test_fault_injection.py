@@ -24,8 +24,8 @@ from paceline.engines.base import StepResult
 from paceline.engines.profile import CostProfile
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
-from paceline.runtime.options import check
 from paceline.runtime.pooled import Embedding
+from paceline.runtime.request import check
 from paceline.runtime.result import Result
 from paceline.server import admission
 from paceline.server.request import Event, ServerRequest
@@ -326,7 +326,7 @@ def test_a_drafter_that_raises_is_silenced_and_the_answer_continues(
     # A fixed policy asks for no cost; the request does once.
     raises = (method, policy, at) not in {("cost", "fixed", n) for n in (2, 5)}
     raises &= not (method == "close" and at > 1)
-    assert scheduler.load.silenced["faulty"] == (2 if raises else 0)
+    assert scheduler.load.failed_drafters["faulty"] == (2 if raises else 0)
 
 
 def test_a_drafter_that_takes_too_long_is_silenced():

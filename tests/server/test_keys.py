@@ -125,7 +125,7 @@ def test_every_key_is_compared_in_constant_time(model: Model, monkeypatch: pytes
         return compare(one, other)
 
     with running(model, Settings(api_keys=("first", "second", "third"))) as server:
-        monkeypatch.setattr("paceline.server.middleware.hmac.compare_digest", counted)
+        monkeypatch.setattr("paceline.server.http.hmac.compare_digest", counted)
         for key in ("first", "third", "none"):
             compared.clear()
             server.get("/v1/models", headers={"x-api-key": key})

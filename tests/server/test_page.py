@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.engines.profile import MAX_ROWS
+from paceline.options import POLICIES
 from paceline.runtime.model import Model
-from paceline.runtime.options import POLICIES
 from paceline.server import page as package
 from paceline.server.settings import Settings
 from support.scripted import always, called, engine_of, scripted_model, when

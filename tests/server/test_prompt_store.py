@@ -11,7 +11,6 @@ import pytest
 from paceline.engines.base import KVSequence
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
-from paceline.server.prefix_cache import CachedPrefix
 from paceline.server.prompt_store import PromptStore
 from paceline.server.settings import Settings
 from support.server import Running, running
@@ -92,25 +91,26 @@ def prefilled(model: Model, tokens: np.ndarray) -> KVSequence:
 
 
 def restored(store: PromptStore, model: Model, tokens: np.ndarray) -> int:
-    prefix = store.extend(CachedPrefix(model.engine.open()), tokens)
-    length = prefix.sequence.length
-    assert prefix.hit_tokens == length
-    prefix.sequence.close()
-    return length
+    sequence = model.engine.open()
+    added = store.extend(sequence, tokens)
+    assert added == sequence.length
+    sequence.close()
+    return added
 
 
 def test_kv_from_disk_is_that_of_a_prefill_bit_for_bit(kept: tuple[PromptStore, Model, np.ndarray]):
     store, model, tokens = kept
     whole = prefilled(model, tokens)
-    prefix = store.extend(CachedPrefix(model.engine.open()), tokens)
+    sequence = model.engine.open()
+    store.extend(sequence, tokens)
     mine, theirs = (
         model.engine.kv_of(each, 0, 256)  # type: ignore[attr-defined]
-        for each in (prefix.sequence, whole)
+        for each in (sequence, whole)
     )
     assert mine.keys() == theirs.keys()
     assert all(np.array_equal(mine[name], theirs[name]) for name in mine)
-    assert prefix.sequence.shareable_length == 256
-    prefix.sequence.close()
+    assert sequence.shareable_length == 256
+    sequence.close()
     whole.close()
 
 

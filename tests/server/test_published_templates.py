@@ -11,7 +11,7 @@ import pytest
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.runtime.model import Model
-from paceline.server.api.chat import ChatBody, rendered
+from paceline.server.body import ChatBody
 from paceline.server.service import Service
 from support.published import llama_cpp_models
 from support.server import running
@@ -103,16 +103,16 @@ def prompt(service: Service, files: ModelFiles, name: str) -> str:
     messages, _ = CHATS[name]
     tools = [TOOL] if name in WITH_TOOLS else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "files", files)
-        service.__dict__.pop("tool_form", None)
+        patch.setattr(service.prompts, "files", files)
+        service.prompts.__dict__.pop("tool_form", None)
         variables: Mapping[str, Any] = {}
         with suppress(InvalidRequest):
             variables = files.thinking().switch(True)
         body = {"messages": messages, "tools": tools, "chat_template_kwargs": variables}
         try:
-            return rendered(service, ChatBody.model_validate(body)).text
+            return service.prompts.chat(ChatBody.model_validate(body)).text
         finally:
-            service.__dict__.pop("tool_form", None)
+            service.prompts.__dict__.pop("tool_form", None)
 
 
 @pytest.mark.parametrize("name", CHATS)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from paceline.decoding.types import FinishReason
-from paceline.runtime.defaults import Defaults
 from paceline.runtime.model import Model
+from paceline.runtime.request import Defaults
 from support.server import Running, running
 
 CHAT: list[Any] = [{"role": "user", "content": "this is the one"}]

@@ -4,8 +4,8 @@ from typing import Any
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.models import ModelFiles
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
 from paceline.runtime.result import Result
 
 PROMPT = "this is one and the user"

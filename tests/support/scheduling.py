@@ -4,7 +4,6 @@ import queue
 from typing import Any
 
 from paceline.decoding.types import Step
-from paceline.runtime.options import check
 from paceline.runtime.result import Result
 from paceline.server.request import Event, QueuedRequest, ServerRequest
 from paceline.server.scheduler import Scheduler
@@ -23,7 +22,8 @@ class Submitted:
         self.streamed: list[int] = []
         self._events: queue.Queue[Event] = queue.Queue()
         tokens = scheduler.model.tokens(prompt, raw=True)
-        request = ServerRequest(tokens, check(options), **fields)  # type: ignore[arg-type]
+        request = scheduler.model.request(options, private=bool(fields.get("salt")))  # type: ignore[arg-type]
+        request = ServerRequest(tokens, request, **fields)
         self.queued: QueuedRequest = scheduler.submit(request, self._events.put)
 
     def result(self) -> Result:

@@ -19,7 +19,7 @@ from paceline.engines.kv_blocks import BlockTable
 from paceline.engines.profile import CostProfile
 from paceline.models import resolve
 from paceline.runtime.model import Model
-from paceline.server.api.http import Reply
+from paceline.server.http import Reply
 from support.server import Running
 from support.thinking import CLOSE, OPEN, write_thinking
 from support.toy import ToyEngine

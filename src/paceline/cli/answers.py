@@ -14,8 +14,8 @@ from paceline.cli.options import MAX_TOKENS, SAMPLING, GenerationConfig, ModelOp
 
 if TYPE_CHECKING:
     from paceline.decoding.types import Step
+    from paceline.options import Options
     from paceline.runtime.model import Model
-    from paceline.runtime.options import Options
     from paceline.runtime.result import Result
     from paceline.runtime.stream import Stream
 
@@ -27,12 +27,12 @@ _SAME_NAME = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "max_tokens", "drafter", "policy", "max_block", "probe"),
 )
-"""Options that `paceline.runtime.options.Options` has under the same name."""
+"""Options that `paceline.Options` has under the same name."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerOptions:
-    """Options of an answer."""
+class AnswerArguments:
+    """What the command line says of an answer; `options` has it as `Options`."""
 
     system: Annotated[str | None, Option(help="a system message")] = None
     tint: Annotated[bool, Option("--tint", help="colour the accepted draft tokens")] = False
@@ -76,35 +76,41 @@ class AnswerOptions:
     ] = None
     generation_config: GenerationConfig = "auto"
     temperature: Annotated[
-        float | None, _sampling(parser=numbers.TEMPERATURE, help="0 is greedy")
+        float | None, _sampling(parser=numbers.real("temperature"), help="0 is greedy")
     ] = None
     top_k: Annotated[
-        int | None, _sampling(parser=numbers.Whole(0), help="keep the k most likely tokens")
+        int | None, _sampling(parser=numbers.whole("top_k"), help="keep the k most likely tokens")
     ] = None
     top_p: Annotated[
         float | None,
         _sampling(
-            parser=numbers.Real(0, 1, open=True),
+            parser=numbers.real("top_p"),
             help="keep the fewest tokens with this much probability",
         ),
     ] = None
     min_p: Annotated[
         float | None,
-        _sampling(parser=numbers.PROBABILITY, help="keep tokens this likely relative to the best"),
+        _sampling(
+            parser=numbers.real("min_p"), help="keep tokens this likely relative to the best"
+        ),
     ] = None
     repetition_penalty: Annotated[
         float | None,
         _sampling(
-            parser=numbers.Real(0, 100, open=True),
+            parser=numbers.real("repetition_penalty"),
             help="divide the logits of tokens in the context",
         ),
     ] = None
     presence_penalty: Annotated[
         float | None,
-        _sampling(parser=numbers.PENALTY, help="subtract from the logits of tokens in the answer"),
+        _sampling(
+            parser=numbers.real("presence_penalty"),
+            help="subtract from the logits of tokens in the answer",
+        ),
     ] = None
     frequency_penalty: Annotated[
-        float | None, _sampling(parser=numbers.PENALTY, help="the same, for each occurrence")
+        float | None,
+        _sampling(parser=numbers.real("frequency_penalty"), help="the same, for each occurrence"),
     ] = None
     seed: Annotated[
         int | None, _sampling(parser=numbers.SEED, help="the same seed gives the same tokens")
@@ -137,28 +143,28 @@ class AnswerOptions:
         ),
     ] = False
 
-    def request(self, *, raw: bool = False) -> "Options":
-        """The options as those of `Model.stream`, without the ones that were not given."""
-        chosen: Any = {
+    def options(self, *, raw: bool = False) -> "Options":
+        """The options of `Model.stream`, without those that were left out."""
+        options: Any = {
             name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None
         }
         if self.max_tokens == -1:
-            chosen["max_tokens"] = None
+            options["max_tokens"] = None
         detect = self.repetition_detection
-        chosen["repetition_detection"] = not self.ignore_eos if detect is None else detect
+        options["repetition_detection"] = not self.ignore_eos if detect is None else detect
         if self.stop:
-            chosen["stop"] = self.stop
+            options["stop"] = self.stop
         if self.logit_bias:
-            chosen["logit_bias"] = dict(self.logit_bias)
+            options["logit_bias"] = dict(self.logit_bias)
         if self.chat_template_kwargs is not None:
-            chosen["template_kwargs"] = self.chat_template_kwargs
-        chosen |= {"think": self.think, "ignore_eos": self.ignore_eos, "raw": raw}
-        chosen["parse_special"] = self.parse_special
-        request: Options = chosen
-        return request
+            options["template_kwargs"] = self.chat_template_kwargs
+        options |= {"think": self.think, "ignore_eos": self.ignore_eos, "raw": raw}
+        options["parse_special"] = self.parse_special
+        result: Options = options
+        return result
 
 
-def load_for_answers(model: ModelOptions, answer: AnswerOptions, output: Output) -> "Model":
+def load_for_answers(model: ModelOptions, answer: AnswerArguments, output: Output) -> "Model":
     """The model, with MAX_TOKENS as the limit of answers without one."""
     drafters = [answer.drafter or "auto", *([] if answer.probe is None else [answer.probe])]
     check_kept(drafters, keep=answer.keep)
@@ -174,7 +180,7 @@ def load_for_answers(model: ModelOptions, answer: AnswerOptions, output: Output)
 
 
 def step_printer(
-    answer: AnswerOptions, output: Output, stream: "Stream"
+    answer: AnswerArguments, output: Output, stream: "Stream"
 ) -> "Callable[[Step], None]":
     """A function that prints the steps of one answer; with --json it prints nothing.
 

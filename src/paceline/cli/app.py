@@ -42,9 +42,9 @@ class Commands(TyperGroup):
         """The command, or None."""
         if cmd_name not in COMMANDS:
             return None
-        found = get_command(import_module(f"paceline.cli.{cmd_name}").app)
-        found.name = cmd_name
-        return found
+        command = get_command(import_module(f"paceline.cli.{cmd_name}").app)
+        command.name = cmd_name
+        return command
 
     def invoke(self, ctx: Any) -> int:
         """Run a command; returns the exit code, after one line about an error."""
@@ -68,8 +68,8 @@ class Commands(TyperGroup):
 app = typer.Typer(cls=Commands, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(asked: bool) -> None:
+    if asked:
         print(f"paceline {__version__}")
         raise typer.Exit
 

@@ -1,6 +1,6 @@
 """`paceline bench`: measurements."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +27,7 @@ from paceline.cli.options import (
     group,
 )
 from paceline.errors import InvalidRequest
+from paceline.tools.measurement import Contenders, Measurement, ServerLoad
 
 if TYPE_CHECKING:
     from paceline.runtime.model import Model
@@ -44,8 +45,8 @@ Rounds = Annotated[int, declare.count(help="repetitions of each measurement")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variants:
-    """Drafters and policies, each with each."""
+class ContenderArguments(Contenders):
+    """Drafters and policies on the command line."""
 
     drafters: Drafters
     policies: Annotated[
@@ -64,8 +65,8 @@ class Variants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """What is measured, how often, and the file of the result."""
+class MeasurementArguments(Measurement):
+    """What is measured, on the command line."""
 
     rounds: Rounds = 3
     kinds: Kinds
@@ -81,7 +82,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepMeasurement(Measurement):
+class SweepArguments(MeasurementArguments):
     """A measurement with the defaults of a sweep."""
 
     rounds: Rounds = 5
@@ -105,7 +106,7 @@ def run(
     ] = None,
     temperature: Annotated[float, Option(parser=numbers.TEMPERATURE, help="0 is greedy")] = 0.0,
     seed: Seed = 0,
-    measurement: Measurement,
+    measurement: MeasurementArguments,
     model: ModelOptions,
     output: Output,
 ) -> int:
@@ -114,12 +115,12 @@ def run(
 
     report = bench_run(
         lambda rows: load_model(model, output, drafters=drafter, rows=rows),
+        measurement,
         limit=limit,
         temperature=temperature,
         seed=seed,
         drafters=drafter or ["auto"],
         policy=policy,
-        **asdict(measurement),
         progress=progress_of(output),
     )
     return print_report(report, output, measurement.output)
@@ -149,12 +150,12 @@ def sweep(
         list[float],
         declare.several(parser=numbers.TEMPERATURE, help="may be repeated; default: greedy"),
     ],
-    variants: Variants,
+    contenders: ContenderArguments,
     text: Annotated[
         Path | None, declare.file(help="repeat this text instead of paceline's own")
     ] = None,
     seed: Seed = 0,
-    measurement: SweepMeasurement,
+    measurement: SweepArguments,
     model: ModelOptions,
     output: Output,
 ) -> int:
@@ -162,14 +163,14 @@ def sweep(
     from paceline.tools.bench.sweep.command import bench_sweep
 
     report = bench_sweep(
-        lambda: load_model(model, output, drafters=variants.drafters),
+        lambda: load_model(model, output, drafters=contenders.drafters),
+        contenders,
+        measurement,
         lengths=length,
         depths=depth,
         temperatures=temperature,
         text=text,
         seed=seed,
-        **asdict(variants),
-        **asdict(measurement),
         progress=progress_of(output),
     )
     return print_report(report, output, measurement.output)
@@ -211,8 +212,8 @@ def report(
     """Draw recorded results: charts, and a page with them."""
     from paceline.tools.bench.report.command import bench_report
 
-    made = bench_report(results, folder)
-    print_value(output, {"written": [str(path) for path in made]}, "\n".join(map(str, made)))
+    paths = [str(path) for path in bench_report(results, folder)]
+    print_value(output, {"written": paths}, "\n".join(paths))
     return 0
 
 
@@ -232,7 +233,7 @@ def simulate(
     prompt_tokens: Annotated[
         int, declare.count(help="tokens of a plain text that are its prompt")
     ] = 100,
-    variants: Variants,
+    contenders: ContenderArguments,
     cost: Annotated[
         str,
         Option(
@@ -247,7 +248,7 @@ def simulate(
         bool,
         Option("--measure", help="without texts: answer a suite with the model, and simulate that"),
     ] = False,
-    measurement: Measurement,
+    measurement: MeasurementArguments,
     model: ModelOptions,
     output: Output,
 ) -> int:
@@ -260,27 +261,30 @@ def simulate(
         raise InvalidRequest("bench simulate needs either --texts, or --measure")
     obey_offline(model.offline)
     progress = progress_of(output)
-    settings = {"model": model.model, **asdict(variants), "progress": progress}
 
     def load() -> "Model":
-        return load_model(model, output, drafters=variants.drafters)
+        return load_model(model, output, drafters=contenders.drafters)
 
     if measure:
-        found = bench_simulate_check(load, **asdict(measurement), **settings)
+        result = bench_simulate_check(
+            load, contenders, measurement, model=model.model, progress=progress
+        )
     else:
-        found = bench_simulate(
+        result = bench_simulate(
             load,
             lambda: resolve(
                 model.model, progress=progress, revision=model.revision, weights=model.weights
             ),
+            contenders,
+            model=model.model,
             texts=texts,
             raw=raw,
             prompt_tokens=prompt_tokens,
             cost=cost,
             carry=carry,
-            **settings,
+            progress=progress,
         )
-    return print_report(found, output, measurement.output)
+    return print_report(result, output, measurement.output)
 
 
 @command(app)
@@ -296,9 +300,9 @@ def trace(
     from paceline.tools.bench.trace.command import bench_trace, show
 
     check_writable(picture)
-    found, recorded = bench_trace(trace, picture)
+    result, recorded = bench_trace(trace, picture)
     if output.json or picture is not None:
-        print_value(output, found, str(picture))
+        print_value(output, result, str(picture))
     else:
         show(recorded)
     return 0
@@ -336,7 +340,7 @@ def peers(
             "model's GGUF file",
         ),
     ] = False,
-    measurement: Measurement,
+    measurement: MeasurementArguments,
     model: ModelOptions,
     output: Output,
 ) -> int:
@@ -359,56 +363,46 @@ def peers(
     from paceline.tools.bench.peers.command import bench_peers
     from paceline.tools.bench.peers.server import Access
 
-    found = bench_peers(
+    result = bench_peers(
         lambda: load_model(model, output),
+        measurement,
         peers=peer,
         access=Access(served_model, api_key, plain, speculation),
         draft=draft_model,
         threads=model.threads,
-        **asdict(measurement),
         progress=progress_of(output),
     )
-    return print_report(found, output, measurement.output)
+    return print_report(result, output, measurement.output)
 
 
-@command(app)
-def serve(
-    *,
-    url: Annotated[str, Option(help="base URL of the server")] = "http://127.0.0.1:8000/v1",
-    model: Annotated[str | None, Option(help="default: the server's first")] = None,
-    api_key: ApiKey = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadArguments(ServerLoad):
+    """A server and its requests, on the command line."""
+
+    url: Annotated[str, Option(help="base URL of the server")] = "http://127.0.0.1:8000/v1"
+    model: Annotated[str | None, Option(help="default: the server's first")] = None
+    api_key: ApiKey = None
     clients: Annotated[
         list[int],
         declare.several(
             parser=numbers.COUNT, help="clients at once; may be repeated; default: 1, 8"
         ),
-    ],
-    rate: Annotated[
-        list[float], declare.several(parser=numbers.RATE, help="requests/s; may be repeated")
-    ],
-    requests: Annotated[int, declare.count(help="requests of each load")] = 32,
-    kind: Kinds,
-    extra: Annotated[str, Option(metavar="JSON", help="more fields of every request")] = "{}",
-    suite: Suite = None,
-    max_tokens: MaxTokens = 128,
-    result: ResultFile = None,
-    output: Output,
-) -> int:
+    ]
+    rates: Annotated[
+        list[float],
+        declare.several("--rate", parser=numbers.RATE, help="requests/s; may be repeated"),
+    ]
+    requests: Annotated[int, declare.count(help="requests of each load")] = 32
+    kinds: Kinds
+    extra: Annotated[str, Option(metavar="JSON", help="more fields of every request")] = "{}"
+    suite: Suite = None
+    max_tokens: MaxTokens = 128
+
+
+@command(app)
+def serve(*, load: LoadArguments, result: ResultFile = None, output: Output) -> int:
     """Load a server: paceline's, or another OpenAI-compatible one."""
     from paceline.tools.bench.serve.command import bench_serve
 
     check_writable(result)
-    found = bench_serve(
-        url=url,
-        model=model,
-        key=api_key,
-        clients=clients or ([] if rate else [1, 8]),
-        rates=rate,
-        requests=requests,
-        suite=suite,
-        kinds=kind,
-        max_tokens=max_tokens,
-        extra=extra,
-        progress=progress_of(output),
-    )
-    return print_report(found, output, result)
+    return print_report(bench_serve(load, progress_of(output)), output, result)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from paceline.cli.answers import AnswerOptions, load_for_answers, print_end, step_printer
+from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import ContextFull, PacelineError
 
@@ -35,15 +35,15 @@ def chat(
             help="when the context is full, drop the oldest turns and go on, without asking",
         ),
     ] = False,
-    answer: AnswerOptions,
+    answer: AnswerArguments,
     model: ModelOptions,
     output: Output,
 ) -> int:
     """Chat. Of the earlier turns, only the last answer is prefilled again."""
     # The exit code of a script is 2 if a message was not answered; at a terminal it is 0.
-    from paceline.runtime.options import check
+    from paceline.runtime.request import check
 
-    check(answer.request())  # before the model is loaded
+    check(answer.options())  # before the model is loaded
     system = [] if answer.system is None else [{"role": "system", "content": answer.system}]
     loaded = load_for_answers(model, answer, output)
     with contextlib.closing(loaded.conversation(system)) as conversation:
@@ -58,7 +58,7 @@ class _Chat:
     def __init__(
         self,
         conversation: "Conversation",
-        answer: AnswerOptions,
+        answer: AnswerArguments,
         output: Output,
         *,
         drop_oldest: bool,
@@ -96,14 +96,14 @@ class _Chat:
 
     def _turn(self, message: str) -> None:
         """Answer one message, if it fits the context."""
-        conversation, request = self._conversation, self._answer.request()
+        conversation, options = self._conversation, self._answer.options()
         try:
-            stream = conversation.say(message, **request)
+            stream = conversation.say(message, **options)
         except ContextFull as full:
             if full.turns is None or not self._may_drop(full, full.turns):
                 raise
             conversation.drop_oldest(full.turns)
-            stream = conversation.say(message, **request)
+            stream = conversation.say(message, **options)
         with stream:
             show = step_printer(self._answer, self._output, stream)
             try:
@@ -128,12 +128,12 @@ class _Chat:
             return False
         _say(f"The context is full: {_counts(full)}, with the new message.")
         while True:
-            said = _line(f"Drop {turns} and go on? [y]es, [n]o, [s]ave first: ").strip().lower()
-            if said in ("y", "yes"):
+            answer = _line(f"Drop {turns} and go on? [y]es, [n]o, [s]ave first: ").strip().lower()
+            if answer in ("y", "yes"):
                 return True
-            if said in ("s", "save"):
+            if answer in ("s", "save"):
                 _save(self._conversation)
-            elif said in ("", "n", "no"):
+            elif answer in ("", "n", "no"):
                 _say("Nothing was dropped, and the message was not sent.")
                 return False
 

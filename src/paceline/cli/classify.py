@@ -28,7 +28,7 @@ def classify(
     """Label the entities of texts with a Core ML token classifier."""
     if not text and sys.stdin.isatty():
         raise InvalidRequest("there is no text; give it as an argument, or piped in")
-    texts = [read_stdin() if each == "-" else each for each in text or ["-"]]
+    texts = [read_stdin() if part == "-" else part for part in text or ["-"]]
 
     from paceline.engines.coreml.classifier import TextClassifier
     from paceline.engines.coreml.entities import Entity, entities, probabilities
@@ -41,18 +41,18 @@ def classify(
         )
     classifier = TextClassifier(files.folder, units=compute_units)
     tokenizer = files.tokenizer()
-    encoded = [tokenizer.encode_with_offsets(each) for each in texts]
+    encoded = [tokenizer.encode_with_offsets(part) for part in texts]
     kind = "tokens" if tokens else "entities"
     values: list[dict[str, Any]] = []
     labelled = classifier.label([ids for ids, _ in encoded])
-    for content, (_, offsets), found in zip(texts, encoded, labelled, strict=True):
-        scores = probabilities(found.scores)
+    for content, (_, offsets), labels in zip(texts, encoded, labelled, strict=True):
+        scores = probabilities(labels.scores)
         if tokens:
-            places = zip(offsets, found.labels, scores, strict=True)
+            places = zip(offsets, labels.labels, scores, strict=True)
             parts = [Entity(label, *place, float(score)) for place, label, score in places]
         else:
-            parts = entities(content, offsets, found.labels, scores.tolist())
-        spans = [{**each._asdict(), "text": content[each.start : each.end]} for each in parts]
+            parts = entities(content, offsets, labels.labels, scores.tolist())
+        spans = [{**part._asdict(), "text": content[part.start : part.end]} for part in parts]
         values.append({"text": content, kind: spans})
     print_value(output, {"model": model, "texts": values}, "")
     if not output.json:

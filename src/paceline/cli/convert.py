@@ -79,7 +79,7 @@ def convert(
     output: Output,
 ) -> int:
     """Convert a model to another form, once."""
-    given = {name: value for name, value in asdict(core_ml).items() if value is not None}
+    chosen = {name: value for name, value in asdict(core_ml).items() if value is not None}
     if to == "coreml":
         from paceline.tools.coreml import commands
 
@@ -95,13 +95,13 @@ def convert(
             progress=progress_of(output),
         )
         return print_report(report, output)
-    if given:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    if chosen:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise InvalidRequest(f"{names}: only with --to coreml")
     from paceline.models import convert as export
 
     files = export(source, weights, output=folder, progress=progress_of(output))
-    found = {"name": files.name, "folder": str(files.folder)}
+    facts = {"name": files.name, "folder": str(files.folder)}
     name = shlex.quote(str(folder) if folder is not None else f"{source}@{weights}")
-    print_value(output, found, f"{source} is ready in {files.folder}; use it with --model {name}")
+    print_value(output, facts, f"{source} is ready in {files.folder}; use it with --model {name}")
     return 0

@@ -25,10 +25,10 @@ def forget(
     from paceline.runtime.kept import forget as remove
     from paceline.storage.files import megabytes
 
-    found = all_kept()
-    chosen = [kept for kept in found if model in (None, kept.model)]
+    models = all_kept()
+    chosen = [kept for kept in models if model in (None, kept.model)]
     if model is not None and not chosen:
-        names = ", ".join(kept.model for kept in found if kept.model) or "none of any model"
+        names = ", ".join(kept.model for kept in models if kept.model) or "none of any model"
         raise InvalidRequest(f"no answers of {model} are kept; here are {names}")
     for kept in chosen if not dry_run else ():
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from paceline.cli import declare
-from paceline.cli.answers import AnswerOptions, load_for_answers, print_end, step_printer
+from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
 from paceline.cli.console import check_writable, read_stdin, read_text
 from paceline.cli.options import ModelOptions, Output, command, group
 from paceline.errors import InvalidRequest
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from paceline.decoding.types import Step
+    from paceline.options import Options
     from paceline.runtime.model import Model
-    from paceline.runtime.options import Options
     from paceline.runtime.stream import Stream
 
 app = group()
@@ -40,7 +40,7 @@ def generate(
     trace: Annotated[
         Path | None, declare.file(help="write a line for each step, for `bench trace`")
     ] = None,
-    answer: AnswerOptions,
+    answer: AnswerArguments,
     model: ModelOptions,
     output: Output,
 ) -> int:
@@ -55,13 +55,13 @@ def generate(
         ]
     expected = None if prediction is None else read_text(prediction)
     check_writable(trace)
-    request = answer.request(raw=raw)
+    options = answer.options(raw=raw)
     loaded = load_for_answers(model, answer, output)
     if expected is not None:
-        request["prediction"] = loaded.files.tokenizer().encode(expected)
+        options["prediction"] = loaded.files.tokenizer().encode(expected)
     with (
-        loaded.stream(messages, **request) as stream,
-        _traced(trace, loaded, stream, request) as steps,
+        loaded.stream(messages, **options) as stream,
+        _traced(trace, loaded, stream, options) as steps,
     ):
         show = step_printer(answer, output, stream)
         for step in steps:
@@ -69,8 +69,8 @@ def generate(
     if output.json:
         # `bench simulate` needs the prompt as well.
         prompt_token_ids = stream.tokens[: stream.result.prompt_tokens]
-        found = {**stream.result.as_dict(), "prompt_token_ids": prompt_token_ids}
-        print(json.dumps(found, ensure_ascii=False))
+        result = {**stream.result.as_dict(), "prompt_token_ids": prompt_token_ids}
+        print(json.dumps(result, ensure_ascii=False))
     else:
         print_end(stream.result, output)
     sys.stdout.flush()
@@ -92,11 +92,11 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def _traced(
-    path: Path | None, model: "Model", stream: "Stream", request: "Options"
+    path: Path | None, model: "Model", stream: "Stream", options: "Options"
 ) -> "AbstractContextManager[Iterable[Step]]":
     """The steps of an answer, also written to `path` as they come."""
     if path is None:
         return contextlib.nullcontext(stream)
     from paceline.runtime.trace import Trace
 
-    return Trace(path, model, stream, request)
+    return Trace(path, model, stream, options)

@@ -43,11 +43,11 @@ def models(
     listed = list_models()
     if head is not None:
         return _print_fits(head, listed, output)
-    found = [(model, exactness_of(model)) for model in listed]
+    pairs = [(model, exactness_of(model)) for model in listed]
     heads = _heads(_cached_heads(), listed)
     if output.json:
         values = [
-            {**asdict(model), "exactness": measured, "head": None} for model, measured in found
+            {**asdict(model), "exactness": measured, "head": None} for model, measured in pairs
         ]
         print(json.dumps([*values, *map(_as_model, heads)], default=str))
         return 0
@@ -59,7 +59,7 @@ def models(
             exactness_text(measured),
             model.about,
         ]
-        for model, measured in found
+        for model, measured in pairs
     ]
     for one in heads:
         fitting = ", ".join(one.fits) or "no model that is here"
@@ -172,20 +172,20 @@ def exactness_of(model: "Listed") -> list[dict[str, Any]]:
     return [
         {
             "engine": engine,
-            "conditions": {name: each.as_dict() for name, each in found.compared.items()},
+            "conditions": {name: compared.as_dict() for name, compared in profile.compared.items()},
         }
-        for engine, found in stored_profiles(fingerprint, cache_dir() / "measurements")
+        for engine, profile in stored_profiles(fingerprint, cache_dir() / "measurements")
     ]
 
 
 def exactness_text(measured: Sequence[Mapping[str, Any]]) -> str:
     """Whether every condition holds that was measured with two rows, in a word or two."""
-    exact = [each for each in measured if each["engine"].get("min_rows") != "1"]
+    exact = [profile for profile in measured if profile["engine"].get("min_rows") != "1"]
     failed = {
         name.replace("_", " ")
-        for each in exact
-        for name, found in each["conditions"].items()
-        if not found["holds"]
+        for profile in exact
+        for name, compared in profile["conditions"].items()
+        if not compared["holds"]
     }
     if not exact:
         return "not measured"

@@ -1,8 +1,9 @@
 """Parsers of option values: numbers in a range, and the few values that are not one number.
 
-Invariant: every number is checked where the command line is read, so that no command gets one that
-is not finite or is out of its range. `int` and `float` without a parser are not used as the type
-of an option. Every parser raises BadParameter.
+The ranges of an answer's options are those of `paceline.options`. Invariant: every number is
+checked where the command line is read, so that no command gets one that is not finite or is out of
+its range. `int` and `float` without a parser are not used as the type of an option. Every parser
+raises BadParameter.
 """
 
 import json
@@ -12,15 +13,20 @@ from typing import Any
 
 from typer import BadParameter
 
+from paceline import options
+from paceline.options import RANGES
+
 _MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole number from `least` to `most`."""
+class Whole(options.Whole):
+    """Parses a whole number in the range."""
 
-    least: int
-    most: int = _MAX
+    most: int | None = _MAX
+
+    def __str__(self) -> str:
+        return str(options.Whole(self.least, None if self.most == _MAX else self.most))
 
     def __call__(self, text: str) -> int:
         """Parse a value."""
@@ -28,25 +34,14 @@ class Whole:
             value = int(text)
         except ValueError:  # also for more digits than Python reads
             value = None
-        if value is None or not self.least <= value <= self.most:
-            raise BadParameter(f"{_short(text)} is not a whole number {self._range}")
+        if value is None or not self.fits(value):
+            raise BadParameter(f"{_short(text)} is not {self}")
         return value
-
-    @property
-    def _range(self) -> str:
-        if self.most == _MAX:
-            return f"of {self.least} or more"
-        return f"from {self.least} to {self.most}"
 
 
 @dataclass(frozen=True, slots=True)
-class Real:
-    """A finite number from `least` to `most`, or above `least`."""
-
-    least: float
-    most: float
-    open: bool = False
-    """Whether `least` itself is excluded."""
+class Real(options.Real):
+    """Parses a finite number in the range."""
 
     def __call__(self, text: str) -> float:
         """Parse a value."""
@@ -54,26 +49,37 @@ class Real:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not self.least <= value <= self.most or (self.open and value == self.least):
-            raise BadParameter(
-                f"{_short(text)} is not a number {'above' if self.open else 'from'} "
-                f"{self.least:g}{', up' if self.open else ''} to {self.most:g}"
-            )
+        if not self.fits(value):
+            raise BadParameter(f"{_short(text)} is not {self}")
         return value
+
+
+def whole(name: str) -> Whole:
+    """The parser of an option of answers that is a whole number."""
+    limits = RANGES[name]
+    assert isinstance(limits, options.Whole)
+    return Whole(limits.least, limits.most)
+
+
+def real(name: str) -> Real:
+    """The parser of an option of answers that may have decimals."""
+    limits = RANGES[name]
+    assert isinstance(limits, options.Real)
+    return Real(limits.least, limits.most, limits.open)
 
 
 @dataclass(frozen=True, slots=True)
 class Wholes:
     """Whole numbers with commas between them, each in a range; or one word instead."""
 
-    each: Whole
+    number: Whole
     word: str | None = None
 
     def __call__(self, text: str) -> tuple[int, ...] | str:
         """Parse a value."""
         if text == self.word:
             return text
-        return tuple(self.each(part) for part in text.split(","))
+        return tuple(self.number(part) for part in text.split(","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ def bias(text: str) -> tuple[int, float]:
     token, equals, value = text.partition("=")
     if not equals:
         raise BadParameter(f"{_short(text)} is not TOKEN=BIAS, as in 42=-5")
-    return Whole(0)(token), Real(-1e6, 1e6)(value)
+    return _BIAS_TOKEN(token), _BIAS(value)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -118,18 +124,20 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:40]}...")
 
 
-BLOCK = Whole(2, 32)
-"""Rows of a block: at most `paceline.engines.profile.MAX_ROWS`."""
+_BIAS_TOKEN = Whole(options.BIAS_TOKEN.least)
+_BIAS = Real(options.BIAS.least, options.BIAS.most)
+
+BLOCK = whole("max_block")
+"""Rows of a block."""
 COUNT = Whole(1)
 GIGABYTES = Real(0, 1e6, open=True)
-LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
-PENALTY = Real(-100, 100)
-PORT = Whole(0, 2**16 - 1)
+LIMIT = WholeOr(whole("max_tokens").least, "-1", "-1 for no limit", -1)
 PROBABILITY = Real(0, 1)
+PORT = Whole(0, 2**16 - 1)
 RATE = Real(1e-3, 1e5)
 """Requests per second."""
 SECONDS = Real(0, 365 * 24 * 3600)
-SEED = Whole(0, 2**64 - 1)
-TEMPERATURE = Real(0, 100)
+SEED = whole("seed")
+TEMPERATURE = real("temperature")
 THREADS = Whole(1, 4096)
 TIMEOUT = Real(0, SECONDS.most, open=True)

@@ -62,10 +62,10 @@ def _flat(function: Callable[..., int]) -> Callable[..., int]:
             parameters.append(parameter)
 
     @wraps(function)
-    def call(**given: Any) -> int:
-        for name, made in groups.items():
-            given[name] = made(**{field.name: given.pop(field.name) for field in fields(made)})
-        return function(**given)
+    def call(**values: Any) -> int:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        return function(**values)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
@@ -91,9 +91,12 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, in a section for each panel."""
         sections: dict[str, list[Any]] = {"Arguments": [], "Options": []}
-        for each in self.get_params(ctx):
-            title = getattr(each, "rich_help_panel", None) or f"{each.param_type_name}s".title()
-            if record := each.get_help_record(ctx):
+        for parameter in self.get_params(ctx):
+            title = (
+                getattr(parameter, "rich_help_panel", None)
+                or f"{parameter.param_type_name}s".title()
+            )
+            if record := parameter.get_help_record(ctx):
                 name = re.sub(r"<list\[(.*)\]>", r"<\1>", record[0])
                 sections.setdefault(title, []).append((name, record[1]))
         for title, records in sections.items():
@@ -103,11 +106,14 @@ class Command(TyperCommand):
 
     def _plain(self, ctx: Any, words: Sequence[str]) -> Iterator[str]:
         """The options and their values, then `--` and all arguments."""
-        options = [each for each in self.get_params(ctx) if isinstance(each, TyperOption)]
-        names = {name for each in options for name in (*each.opts, *each.secondary_opts)}
-        taking = {name for each in options if not each.is_flag for name in each.opts}
+        options = [known for known in self.get_params(ctx) if isinstance(known, TyperOption)]
+        names = {name for known in options for name in (*known.opts, *known.secondary_opts)}
+        taking = {name for known in options if not known.is_flag for name in known.opts}
         many = {
-            name for each in options if (each.metavar or "").endswith("...") for name in each.opts
+            name
+            for known in options
+            if (known.metavar or "").endswith("...")
+            for name in known.opts
         }
         arguments: list[str] = []
         last, value_follows = "", False

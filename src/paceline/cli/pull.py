@@ -26,12 +26,12 @@ def pull(
     from paceline.models import pull as fetch
 
     files = fetch(model, progress=progress_of(output), revision=revision)
-    found = {
+    facts = {
         "name": files.name,
         "folder": str(files.folder),
         "source": files.source,
         "license": files.facts.license,
         "context_length": files.context_length,
     }
-    print_value(output, found, f"{files.name} is ready in {files.folder}")
+    print_value(output, facts, f"{files.name} is ready in {files.folder}")
     return 0

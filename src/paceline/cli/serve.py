@@ -130,7 +130,7 @@ def serve(
     output: Output,
 ) -> int:
     """Serve a model over HTTP, with OpenAI's API."""
-    from paceline.runtime.options import check
+    from paceline.runtime.request import check
     from paceline.server.api_keys import api_keys
     from paceline.server.settings import Settings
 
@@ -217,12 +217,12 @@ def _child_options(
         "--threads": model.threads,
         "--compute-units": model.compute_units,
     }
-    found = [f"{name}={value}" for name, value in values.items() if value is not None]
+    options = [f"{name}={value}" for name, value in values.items() if value is not None]
     if settings.think is not None:
-        found.append("--think" if settings.think else "--no-think")
+        options.append("--think" if settings.think else "--no-think")
     flags = {
         "--offline": model.offline,
         "--keep": keep,
         "--parse-special": settings.parse_special,
     }
-    return [*found, *(name for name, given in flags.items() if given)]
+    return [*options, *(name for name, is_set in flags.items() if is_set)]

@@ -78,7 +78,7 @@ def verify(
         from paceline.tools.bench.peers.server import Access
         from paceline.tools.bench.verify.server import verify_server
 
-        found = verify_server(
+        outcome = verify_server(
             url=url,
             access=Access(served_model, api_key, plain, speculation, plain_url),
             suite=suite,
@@ -87,7 +87,7 @@ def verify(
             rounds=rounds,
             progress=progress_of(output),
         )
-        return print_report(found, output, result)
+        return print_report(outcome, output, result)
     if plain_url is not None:
         raise InvalidRequest("--plain-url is the second of two servers; give the first with --url")
     from paceline.tools.bench.verify.command import verify as run

@@ -66,7 +66,7 @@ def prior_probability(match: int) -> float:
     return (match - 0.5) / (match + 2)
 
 
-class Others(Enum):
+class OtherDrafters(Enum):
     """What free drafters of the other kind, matching or estimating, say of a first token."""
 
     AGREE = "agree"
@@ -85,17 +85,20 @@ class Acceptance:
     counts: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
     """(source, match length or estimate bin) -> (weight seen, weight accepted), both decaying."""
 
-    def probabilities(self, proposal: Proposal, others: Others | None = None) -> Iterator[float]:
+    def probabilities(
+        self, proposal: Proposal, other_drafters: OtherDrafters | None = None
+    ) -> Iterator[float]:
         """For each token of a proposal: P(accepted | the tokens before it were).
 
-        `others`: what drafters of the other kind, matching or estimating, say of its first token.
+        `other_drafters`: what those of the other kind, matching or estimating, say of its first
+        token.
         """
-        for key, weight, prior in _evidence(proposal, len(proposal.tokens), others):
+        for key, weight, prior in _evidence(proposal, len(proposal.tokens), other_drafters):
             seen, accepted = self.counts.get(key, (0.0, 0.0))
             yield (accepted + weight * prior) / (seen + weight)
 
     def observe(
-        self, proposal: Proposal, tokens: Sequence[int], others: Others | None = None
+        self, proposal: Proposal, tokens: Sequence[int], other_drafters: OtherDrafters | None = None
     ) -> None:
         """Compare a proposal, verified or not, with the `tokens` that the target picked.
 
@@ -103,7 +106,7 @@ class Acceptance:
         """
         keep = 0.5 ** (1 / _HALF_LIFE)
         compared = min(len(proposal.tokens), len(tokens))
-        for i, (key, _, _) in enumerate(_evidence(proposal, compared, others)):
+        for i, (key, _, _) in enumerate(_evidence(proposal, compared, other_drafters)):
             accept = proposal.tokens[i] == tokens[i]
             seen, accepted = self.counts.get(key, (0.0, 0.0))
             self.counts[key] = (seen * keep + 1, accepted * keep + accept)
@@ -120,14 +123,14 @@ class Acceptance:
 
 
 def _evidence(
-    proposal: Proposal, length: int, others: Others | None
+    proposal: Proposal, length: int, other_drafters: OtherDrafters | None
 ) -> Iterator[tuple[tuple[str, int], float, float]]:
     """For each of the first `length` tokens: its key, and the weight and value of its prior."""
     source = proposal.source
     if proposal.probabilities:
         for at, estimate in enumerate(proposal.probabilities[:length]):
             bin_ = round(estimate * _ESTIMATE_BINS)
-            if at == 0 and others is Others.CONTRADICT:
+            if at == 0 and other_drafters is OtherDrafters.CONTRADICT:
                 # Counted apart: here the match in this text may be the better predictor.
                 key = f"{source}, contradicted", bin_
                 yield key, _ESTIMATE_WEIGHT, estimate * _CONTRADICTED
@@ -136,7 +139,7 @@ def _evidence(
     else:
         for at in range(length):
             match = min(proposal.match + at, _MAX_MATCH)
-            if at == 0 and others is Others.AGREE:
+            if at == 0 and other_drafters is OtherDrafters.AGREE:
                 more, most = _AGREED
                 key = f"{source}, agreed", match
                 yield key, _MATCH_WEIGHT, (match + more) / (match + most)
@@ -144,13 +147,13 @@ def _evidence(
                 yield (source, match), _MATCH_WEIGHT, prior_probability(match)
 
 
-def _others(offered: Proposal, firsts: Sequence[tuple[bool, int]]) -> Others | None:
+def _other_drafters(offered: Proposal, firsts: Sequence[tuple[bool, int]]) -> OtherDrafters | None:
     """Compare a proposal's first token with `firsts`: (estimated, first token) of each free one."""
     estimated = bool(offered.probabilities)
-    said = [token for kind, token in firsts if kind is not estimated]
-    if not said or not offered.tokens:
+    tokens = [token for kind, token in firsts if kind is not estimated]
+    if not tokens or not offered.tokens:
         return None
-    return Others.AGREE if offered.tokens[0] in said else Others.CONTRADICT
+    return OtherDrafters.AGREE if offered.tokens[0] in tokens else OtherDrafters.CONTRADICT
 
 
 @dataclass(slots=True)
@@ -219,7 +222,7 @@ class Auto:
         self._costly: dict[str, _CostlyDrafter] = {}
         self._tokens = 1.0
         self._seconds = self._cost[1]
-        self._offered: list[tuple[Proposal, Others | None]] = []  # of this step
+        self._offered: list[tuple[Proposal, OtherDrafters | None]] = []  # of this step
         self._draft_seconds = 0.0  # of drafters asked since the last step
 
     @property
@@ -260,7 +263,7 @@ class Auto:
             ((drafter.cost(limit), drafter) for drafter in drafters), key=lambda pair: pair[0]
         )
         free = [drafter.propose(context, limit) for seconds, drafter in costs if not seconds]
-        firsts = [(bool(each.probabilities), each.tokens[0]) for each in free if each.tokens]
+        firsts = [(bool(draft.probabilities), draft.tokens[0]) for draft in free if draft.tokens]
         for at, (seconds, drafter) in enumerate(costs):
             price = rate * seconds
             costly = self._costly.setdefault(drafter.name, _CostlyDrafter())
@@ -268,9 +271,9 @@ class Auto:
                 continue
             offered = free[at] if not price else drafter.propose(context, limit)
             # A costly drafter reads more than the last few tokens: no match contradicts it.
-            others = None if price else _others(offered, firsts)
-            self._offered.append((offered, others))
-            proposal, tokens = self._cut(offered, rate, others)
+            other_drafters = None if price else _other_drafters(offered, firsts)
+            self._offered.append((offered, other_drafters))
+            proposal, tokens = self._cut(offered, rate, other_drafters)
             takes = self._cost[len(proposal.tokens) + 1]
             gain = tokens - rate * takes
             if price:
@@ -282,8 +285,8 @@ class Auto:
 
     def observe(self, outcome: DecodeOutcome) -> None:
         """Update the acceptance estimates and the request's rate."""
-        for offered, others in self._offered:
-            self._acceptance.observe(offered, outcome.tokens, others)
+        for offered, other_drafters in self._offered:
+            self._acceptance.observe(offered, outcome.tokens, other_drafters)
         self._offered = []
         keep = 0.5 ** (1 / _RATE_HALF_LIFE)
         seconds = self._cost[len(outcome.proposal.tokens) + 1] + self._draft_seconds
@@ -303,12 +306,12 @@ class Auto:
         return [0.0, *(self._table(rows) for rows in range(1, self._max_block + 1))]
 
     def _cut(
-        self, proposal: Proposal, rate: float, others: Others | None
+        self, proposal: Proposal, rate: float, other_drafters: OtherDrafters | None
     ) -> tuple[Proposal, float]:
         """The prefix of a proposal with the greatest gain, and its expected tokens."""
         all_accepted = expected = tokens = 1.0
         length, most = 0, 1 - rate * self._cost[1]
-        probabilities = self._acceptance.probabilities(proposal, others)
+        probabilities = self._acceptance.probabilities(proposal, other_drafters)
         for at, probability in enumerate(probabilities, start=1):
             all_accepted *= probability
             expected += all_accepted

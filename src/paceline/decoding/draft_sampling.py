@@ -23,7 +23,7 @@ class DraftSampler:
 
     def __init__(self, sampling: Sampling, prompt_length: int, vocab_size: int) -> None:
         """Sample as `sampling` says, from rows of `vocab_size` logits."""
-        bias = {token: each for token, each in sampling.logit_bias.items() if token < vocab_size}
+        bias = {token: value for token, value in sampling.logit_bias.items() if token < vocab_size}
         self._sampling = replace(sampling, logit_bias=bias)
         self._prompt_length, self._vocab_size = prompt_length, vocab_size
         self._counted: list[int] = []

@@ -28,10 +28,10 @@ from paceline.decoding.types import (
     Constraint,
     Counters,
     DecodeOutcome,
+    DeferredRows,
     Drafter,
     FinishReason,
     Logits,
-    Pending,
     Policy,
     Proposal,
     Step,
@@ -69,8 +69,8 @@ class Generation:
         """Prepare a request.
 
         Args:
-            prompt: token ids, at least one.
-            vocab_size: tokens of the target's vocabulary; prompt ids must be below it.
+            prompt: token ids of the vocabulary, at least one.
+            vocab_size: tokens of the target's vocabulary.
             context_length: maximum tokens of prompt and answer together.
             sampling: options of the sampler.
             stopping: when the answer ends.
@@ -87,7 +87,7 @@ class Generation:
             counters: counts steps and tokens; None: a new object.
 
         Raises:
-            ValueError: the prompt is empty, has unknown tokens, or fills the context.
+            ValueError: the prompt is empty or fills the context, or a bias is of an unknown token.
         """
         if not prompt:
             raise ValueError("the prompt is empty; expected at least one token")
@@ -96,8 +96,6 @@ class Generation:
                 f"the prompt has {len(prompt)} tokens and the context holds {context_length}, the "
                 "answer included; shorten the prompt"
             )
-        if not (min(prompt) >= 0 and max(prompt) < vocab_size):
-            raise ValueError(f"the prompt has token ids outside 0 to {vocab_size - 1}")
         if not 0 <= cached <= len(prompt):
             raise ValueError(f"cached is {cached}; expected 0 to {len(prompt)}")
         self.prompt_length = len(prompt)
@@ -352,7 +350,7 @@ class Generation:
         for drafter in self._drafters:
             drafter.before_verify(self._tokens, draft)
         # Does not wait for a pending draft.
-        tokens = draft.after(last) if isinstance(draft, Pending) else [last, *draft]
+        tokens = draft.after(last) if isinstance(draft, DeferredRows) else [last, *draft]
         return Block(tokens, len(tokens), self._best)
 
     def _append(self, token: int) -> TextPiece:

@@ -154,19 +154,19 @@ class ReasoningText(TextStream):
     def _read_start(self, text: str) -> str:
         """Read before the answer; returns the text left to read in the new state."""
         self._held += text
-        found = self._held.lstrip()
+        text = self._held.lstrip()
         wraps = [self._marks.wrap[0]] if self._marks.wrap and self._reasoned else []
         for mark in (*self._opens, *wraps):
-            if found.startswith(mark):
+            if text.startswith(mark):
                 self._held = ""
                 if mark in wraps:
                     self._state, self._wrapped = _State.ANSWER, True
-                    return found[len(mark) :]
+                    return text[len(mark) :]
                 self._begin_reasoning()
-                return found[len(mark) :]
-        if not found or any(mark.startswith(found) for mark in (*self._opens, *wraps)):
+                return text[len(mark) :]
+        if not text or any(mark.startswith(text) for mark in (*self._opens, *wraps)):
             return ""
-        rest = found if self._reasoned else self._held
+        rest = text if self._reasoned else self._held
         self._held, self._state = "", _State.ANSWER
         return rest
 
@@ -177,9 +177,9 @@ class ReasoningText(TextStream):
                 return ""
             self._held = self._held.removeprefix(self._label)
             self._label = ""
-        found = [(at, mark) for mark in self._closes if (at := self._held.find(mark)) >= 0]
-        if found:
-            at, mark = min(found)
+        marks = [(at, mark) for mark in self._closes if (at := self._held.find(mark)) >= 0]
+        if marks:
+            at, mark = min(marks)
             held, self._held = self._held, ""
             self._append_reasoning(held[:at])
             self._end_reasoning()

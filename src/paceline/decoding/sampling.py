@@ -31,8 +31,8 @@ class Sampling:
     """Sampling options. The defaults are greedy.
 
     The steps are applied in this order: repetition penalty, presence and frequency penalties, logit
-    bias, temperature, top-k, top-p, min-p (as transformers and vLLM order them). Raises ValueError
-    if values are out of their ranges; the message has a line for each.
+    bias, temperature, top-k, top-p, min-p (as transformers and vLLM order them). Nothing is checked
+    here: `paceline.options` has the ranges.
     """
 
     temperature: float = 0.0
@@ -54,30 +54,6 @@ class Sampling:
     """Token id -> value added to its logit."""
     seed: int = 0
     """Any integer from 0 to 2**64 - 1; the same seed gives the same tokens."""
-
-    def __post_init__(self) -> None:
-        checks = (
-            ("temperature", 0 <= self.temperature <= 100, "0 to 100"),
-            ("top_k", _is_int(self.top_k) and self.top_k >= 0, "0 (off) or more"),
-            ("top_p", 0 < self.top_p <= 1, "above 0, up to 1"),
-            ("min_p", 0 <= self.min_p <= 1, "0 to 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty <= 100, "above 0, up to 100"),
-            ("presence_penalty", -100 <= self.presence_penalty <= 100, "-100 to 100"),
-            ("frequency_penalty", -100 <= self.frequency_penalty <= 100, "-100 to 100"),
-            ("seed", _is_int(self.seed) and 0 <= self.seed < 2**64, "0 to 2**64 - 1"),
-        )
-        faults = [
-            f"{name} is {getattr(self, name)!r}; expected {expected}"
-            for name, fits, expected in checks
-            if not fits
-        ]
-        for token, bias in self.logit_bias.items():
-            if not (_is_int(token) and token >= 0 and -1e6 <= bias <= 1e6):
-                wrong, expected = {token: bias}, "token id -> number from -1e6 to 1e6"
-                faults.append(f"logit_bias is {wrong}; expected {expected}")
-                break
-        if faults:
-            raise ValueError("\n".join(faults))
 
     @property
     def greedy(self) -> bool:
@@ -254,8 +230,8 @@ def exponentials(key: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.floa
     mixed *= np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     # 52 bits and a half: neither 0 nor 1.
-    found: npt.NDArray[np.float64] = -np.log(((mixed >> np.uint64(12)) + 0.5) * 2.0**-52)
-    return found
+    numbers: npt.NDArray[np.float64] = -np.log(((mixed >> np.uint64(12)) + 0.5) * 2.0**-52)
+    return numbers
 
 
 _TAIL = np.array([-1])
@@ -316,7 +292,3 @@ def _nucleus_floor(scaled: npt.NDArray[np.float32], floor: float, top_p: float) 
     mass = np.exp(ordered).cumsum(dtype=np.float64)
     last = min(int(mass.searchsorted(need, side="left")), ordered.size - 1)
     return float(ordered[last])
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -59,9 +59,9 @@ class StopStrings:
         if self.stopped_by is not None:
             return ""
         text = self._held + text
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            at, self.stopped_by = min(found)
+        places = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if places:
+            at, self.stopped_by = min(places)
             self._held = ""
             return text[:at]
         keep = 0 if at_end else max((overlap(text, stop) for stop in self._stops), default=0)

@@ -33,7 +33,7 @@ def tap_name(layer: int) -> str:
 T = TypeVar("T")
 
 
-class Pending(Sequence[T]):
+class DeferredRows(Sequence[T]):
     """Tokens or probabilities that a device is still computing; their number is known.
 
     Reading one value waits for all. A slice from the start is pending too. An engine on the same
@@ -45,27 +45,27 @@ class Pending(Sequence[T]):
         read: Callable[[], Sequence[T]],
         length: int,
         array: Any = None,
-        before: Sequence[T] = (),
+        known: Sequence[T] = (),
     ) -> None:
         """Describe the values.
 
         Args:
             read: waits, and returns at least `length` values.
-            length: number of values, without `before`.
+            length: number of values, without `known`.
             array: the same values on the device, [length or more]; None: the device has no use
                 for them.
-            before: known values that precede the pending ones.
+            known: values that precede the pending ones.
         """
         self._read, self._length = read, length
         self._values: list[T] | None = None
-        self.array, self.before = array, before
+        self.array, self.known = array, known
 
-    def after(self, first: T) -> "Pending[T]":
+    def after(self, first: T) -> "DeferredRows[T]":
         """The same values after one known value."""
-        return Pending(self._read, self._length, self.array, [first, *self.before])
+        return DeferredRows(self._read, self._length, self.array, [first, *self.known])
 
     def __len__(self) -> int:
-        return len(self.before) + self._length
+        return len(self.known) + self._length
 
     @overload
     def __getitem__(self, at: int) -> T: ...
@@ -76,13 +76,13 @@ class Pending(Sequence[T]):
     def __getitem__(self, at: int | slice) -> T | Sequence[T]:
         if isinstance(at, slice):
             start, stop, step = at.indices(len(self))
-            pending = stop - len(self.before)
+            pending = stop - len(self.known)
             if pending <= 0 < step:
-                return self.before[start:stop:step]
+                return self.known[start:stop:step]
             if (start, step) == (0, 1):
-                return Pending(self._read, pending, self.array, self.before)
+                return DeferredRows(self._read, pending, self.array, self.known)
         if self._values is None:
-            self._values = [*self.before, *self._read()[: self._length]]
+            self._values = [*self.known, *self._read()[: self._length]]
         return self._values[at]
 
 

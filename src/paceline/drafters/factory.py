@@ -131,7 +131,7 @@ def create(
     """Make the drafters of `spec`, in its order.
 
     Args:
-        spec: see `DrafterSpec.parse`.
+        spec: see `DrafterSpec.parse`; `auto` is resolved before, by `Model.request`.
         shared: resources of the target.
         request: the request that the drafters are for.
 
@@ -141,8 +141,7 @@ def create(
     """
     shared = shared or DrafterResources()
     request = request or RequestContext()
-    parts = DrafterSpec.parse(spec).resolve(shared.shipped).parts
-    return [_MAKERS[part.kind](part, shared, request) for part in parts]
+    return [_MAKERS[part.kind](part, shared, request) for part in _parts(spec)]
 
 
 def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
@@ -151,7 +150,7 @@ def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
     Raises what `create` raises.
     """
     needed: set[int] = set()
-    for part in DrafterSpec.parse(spec).resolve(shared.shipped).parts:
+    for part in _parts(spec):
         opened: DraftHead | Network | None = None
         if part.kind == "dflash":
             opened = shared.networks.get(part.argument)
@@ -164,6 +163,12 @@ def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
         if opened is not None:
             needed.update(opened.taps)
     return tuple(sorted(needed))
+
+
+def _parts(spec: str | DrafterSpec) -> tuple[DrafterPart, ...]:
+    spec = DrafterSpec.parse(spec)
+    assert not spec.auto, "auto stands for drafters of a model: resolve it first"
+    return spec.parts
 
 
 def needs_hidden_states(spec: str) -> bool:

@@ -8,20 +8,20 @@ So the last answer is prefilled again with the next message.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Unpack
+from typing import Protocol, Unpack
 
 from paceline.decoding.types import common_prefix_length
 from paceline.drafters import DraftKV
+from paceline.engines.base import Engine, KVSequence
 from paceline.errors import ContextFull, InvalidRequest
-from paceline.runtime.options import Options, Request
-
-if TYPE_CHECKING:
-    from paceline.runtime.model import Model
-    from paceline.runtime.prompt import Message
-    from paceline.runtime.stream import Stream
+from paceline.models import ModelFiles
+from paceline.options import Options
+from paceline.runtime.prompt import Message, Prompt
+from paceline.runtime.request import Request
+from paceline.runtime.stream import Stream
 
 _PINNED = ("system", "developer")
 """Roles of messages that `drop_oldest` keeps."""
@@ -30,13 +30,53 @@ _ANSWER_SHARE = 4
 """1 / this of the context is left for the answer when turns are dropped."""
 
 
+class ChatModel(Protocol):
+    """What a conversation needs of its model, which is a `Model`; see the methods there."""
+
+    files: ModelFiles
+    engine: Engine
+
+    def request(self, options: Options) -> Request:
+        """Validate options."""
+        ...
+
+    def ensure_taps(self, request: Request) -> None:
+        """Let the engine return the hidden states that the request's drafters read."""
+        ...
+
+    def encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
+        """Return the prompt's token ids, and the request with the marks of its reasoning."""
+        ...
+
+    def open_sequence(self) -> KVSequence:
+        """Open a KV sequence, for `close_sequence` to close."""
+        ...
+
+    def close_sequence(self, sequence: KVSequence) -> None:
+        """Free the KV blocks of a sequence."""
+        ...
+
+    def open_stream(
+        self,
+        tokens: Sequence[int],
+        request: Request,
+        sequence: KVSequence,
+        started: float,
+        *,
+        end: Callable[[Stream], None],
+        memory: DraftKV | None = None,
+    ) -> Stream:
+        """Return a stream on a sequence that holds the KV of a prefix of `tokens`."""
+        ...
+
+
 class Conversation:
     """A chat whose earlier turns stay in the KV cache; only the last answer is prefilled again.
 
     Use it in one thread; finish or close a turn's stream before the next.
     """
 
-    def __init__(self, model: "Model", messages: Sequence["Message"] = ()) -> None:
+    def __init__(self, model: ChatModel, messages: Sequence[Message] = ()) -> None:
         """Begin with `messages`: a system message, or the turns of an earlier chat."""
         self.messages: list[Message] = list(messages)
         """The turns so far; may be edited between turns."""
@@ -52,15 +92,15 @@ class Conversation:
         """Tokens that all turns may have: the context length, or fewer in a small KV cache."""
         engine = self.model.engine
         size = engine.block_size
-        own = -(-self._sequence.length // size) * size
-        return min(engine.context_length, own + engine.free_slots)
+        held = -(-self._sequence.length // size) * size
+        return min(engine.context_length, held + engine.free_slots)
 
     @property
     def turns(self) -> int:
         """Number of turns: a user's message, and all before the next one."""
         return len(_turns(self.messages))
 
-    def say(self, text: str, **options: Unpack[Options]) -> "Stream":
+    def say(self, text: str, **options: Unpack[Options]) -> Stream:
         """Answer one more message; both are added to `messages` when the answer has ended.
 
         An answer that fills the context ends with `length`. A stream that is closed before its
@@ -93,13 +133,13 @@ class Conversation:
         request = replace(request, max_tokens=min(request.max_tokens or room, room))
         self._reuse(tokens)
 
-        def end(stream: "Stream") -> None:
+        def end(stream: Stream) -> None:
             self._answering = False
             self._held = stream.tokens[: self._sequence.length]
             if not stream.failed and stream.answer:
-                found = stream.result
-                thoughts = self.model.files.thinking().message_fields(found.reasoning)
-                self.messages = [*turns, {"role": "assistant", "content": found.text, **thoughts}]
+                result = stream.result
+                thoughts = self.model.files.thinking().message_fields(result.reasoning)
+                self.messages = [*turns, {"role": "assistant", "content": result.text, **thoughts}]
 
         stream = self.model.open_stream(
             tokens, request, self._sequence, started, end=end, memory=self._memory
@@ -107,7 +147,7 @@ class Conversation:
         self._answering = True
         return stream
 
-    def drop_oldest(self, turns: int = 1) -> list["Message"]:
+    def drop_oldest(self, turns: int = 1) -> list[Message]:
         """Drop the oldest turns, each whole: a user's message and what answers it.
 
         System messages stay. Returns the messages that were dropped. Raises InvalidRequest if there
@@ -134,16 +174,16 @@ class Conversation:
         self._held = list(tokens[: self._sequence.length])
         self._memory.truncate(self._sequence.length)
 
-    def _full(self, user: "Message", request: Request, count: int, context: int) -> ContextFull:
+    def _full(self, user: Message, request: Request, count: int, context: int) -> ContextFull:
         """Return the error for a message that does not fit, with the number of turns to drop."""
 
         def length(turns: int) -> int:
             messages = [*_split(self.messages, turns)[1], user]
             return len(self.model.encode_prompt(messages, request)[0])
 
-        wanted = max(min(request.max_tokens or context, context // _ANSWER_SHARE), 1)
+        room = max(min(request.max_tokens or context, context // _ANSWER_SHARE), 1)
         drops = range(self.turns + 1)
-        turns = bisect_left(drops, -(context - wanted), key=lambda drop: -length(drop))
+        turns = bisect_left(drops, -(context - room), key=lambda drop: -length(drop))
         turns = min(turns, self.turns)  # a short answer is better than none
         fits = length(turns) < context
         about = f"the conversation and the new message have {count} tokens, and the context holds "
@@ -157,7 +197,7 @@ class Conversation:
         )
 
 
-def _turns(messages: Sequence["Message"]) -> list[list[int]]:
+def _turns(messages: Sequence[Message]) -> list[list[int]]:
     """Indices of the messages of each turn, without pinned messages."""
     turns: list[list[int]] = []
     for place, message in enumerate(messages):
@@ -169,7 +209,7 @@ def _turns(messages: Sequence["Message"]) -> list[list[int]]:
     return turns
 
 
-def _split(messages: Sequence["Message"], count: int) -> tuple[list["Message"], list["Message"]]:
+def _split(messages: Sequence[Message], count: int) -> tuple[list[Message], list[Message]]:
     """Divide messages into those of the oldest `count` turns, and all others in their order."""
     gone = {place for turn in _turns(messages)[:count] for place in turn}
     dropped = [messages[place] for place in sorted(gone)]

@@ -21,9 +21,9 @@ def highlighter() -> Callable[[Step], None]:
     accepted_style = Style.parse(ACCEPTED_STYLE)
 
     def show(step: Step) -> None:
-        found = [piece.final for piece in step.pieces]
-        accepted = "".join(found[: step.accepted])
-        bonus = "".join(found[step.accepted :])
+        texts = [piece.final for piece in step.pieces]
+        accepted = "".join(texts[: step.accepted])
+        bonus = "".join(texts[step.accepted :])
         # crop=False: lines are not wrapped, and tabs stay tabs.
         console.print(
             Segments([Segment(accepted, accepted_style), Segment(bonus)]), end="", crop=False

@@ -125,8 +125,8 @@ class KeptAnswers:
             line = begun.encode()
         elif not line.endswith(b"\n"):  # writing it was interrupted
             write_bytes(self._log, line := begun.encode())
-        found = _parsed(line)
-        if not self._is_ours(found):
+        header = _parsed(line)
+        if not self._is_ours(header):
             raise ModelError(
                 f"{self._log} has answers of another model or version; `paceline forget` removes it"
             )
@@ -220,7 +220,7 @@ class Kept:
 
 def all_kept() -> list[Kept]:
     """What is kept of each model, in the order of their names."""
-    found = []
+    models = []
     for folder in (cache_dir() / _FOLDER).glob("*"):
         sizes = []
         for path in folder.glob("*"):
@@ -234,8 +234,8 @@ def all_kept() -> list[Kept]:
         except OSError:
             header = None
         name = header.get("model") if isinstance(header, dict) else None
-        found.append(Kept(name if isinstance(name, str) else "", folder, sum(sizes)))
-    return sorted(found, key=lambda kept: kept.model)
+        models.append(Kept(name if isinstance(name, str) else "", folder, sum(sizes)))
+    return sorted(models, key=lambda kept: kept.model)
 
 
 def forget(kept: Kept) -> None:
@@ -260,13 +260,13 @@ def _repeats(stream: Stream) -> bool:
 
 def _newest(answers: Sequence[list[int]], tokens: int) -> list[list[int]]:
     """The newest answers with at most `tokens` tokens together, oldest first."""
-    found: list[list[int]] = []
+    newest: list[list[int]] = []
     for answer in reversed(answers):
         tokens -= len(answer)
         if tokens < 0:
             break
-        found.append(answer)
-    return found[::-1]
+        newest.append(answer)
+    return newest[::-1]
 
 
 def _line(answer: Sequence[int]) -> str:

@@ -7,14 +7,14 @@ from time import perf_counter
 
 from paceline import drafters as drafting
 from paceline.decoding.types import FINAL_NORM
+from paceline.drafters import DrafterSpec
 from paceline.engines import ENGINES, EngineSettings, check_settings, open_engine
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, QUIET, Progress, cache_dir, resolve, start_templates
-from paceline.runtime.defaults import Defaults
 from paceline.runtime.engine_choice import LLAMACPP, Costs, EngineChoice
 from paceline.runtime.model import MEASUREMENTS, Model, drafter_resources, warmed_up
-from paceline.runtime.options import defaults_of
+from paceline.runtime.request import Defaults, defaults_of
 
 PACKED = "packed"
 """Folder of the cache with copies of weights in an engine's own form."""
@@ -108,12 +108,14 @@ def load(
         start_templates()  # ready when the model is
 
     def open_with(taps: tuple[int, ...]) -> Engine:
-        wanted = replace(settings, taps=taps)
-        opened = open_engine(files.engine, files.path, files.context_length, wanted)
+        opened = open_engine(
+            files.engine, files.path, files.context_length, replace(settings, taps=taps)
+        )
         return warmed_up(opened, progress)
 
     resources = drafter_resources(files, progress)
-    taps = {tap for spec in drafters for tap in drafting.taps(spec, resources)}
+    specs = [DrafterSpec.parse(drafter).resolve(resources.shipped) for drafter in drafters]
+    taps = {tap for spec in specs for tap in drafting.taps(spec, resources)}
     if embeddings and files.facts.pooling is not None:
         taps.add(FINAL_NORM)
     defaults = defaults_of(files) if generation_config == "auto" else Defaults()

@@ -29,22 +29,20 @@ from paceline.engines.invariance import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PR
 from paceline.engines.profile import CostProfile, load_profile, warm_up
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
-from paceline.runtime.defaults import Defaults
+from paceline.options import Options
+from paceline.runtime.conversation import Conversation
 from paceline.runtime.kept import kept_answers
-from paceline.runtime.options import Options, Request, check, defaults_of
 from paceline.runtime.profile import ModelProfile
 from paceline.runtime.prompt import Message, Prompt, encode_prompt
+from paceline.runtime.request import Defaults, Request, check, defaults_of
 from paceline.runtime.result import Result, Stats
 from paceline.runtime.stream import Stream
 
 if TYPE_CHECKING:
-    from paceline.runtime.conversation import Conversation
     from paceline.runtime.engine_choice import EngineChoice
-
 
 MEASUREMENTS = "measurements"
 """Folder in the cache of what was measured of models here."""
-"""Folder of cost profiles, in the cache folder."""
 
 
 def drafter_resources(files: ModelFiles, progress: Progress) -> DrafterResources:
@@ -154,8 +152,15 @@ class Model:
         return self.encode_prompt(prompt, check({"raw": raw}))[0]
 
     def encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
-        """See `prompt.encode_prompt`."""
-        return encode_prompt(self.files, prompt, request)
+        """See `prompt.encode_prompt`; also raises InvalidRequest for an unknown token id."""
+        tokens, request = encode_prompt(self.files, prompt, request)
+        least, most = min(tokens, default=0), max(tokens, default=0)
+        if least < 0 or most >= self.engine.vocab_size:
+            raise InvalidRequest(
+                f"the prompt has the token id {least if least < 0 else most}; expected 0 to "
+                f"{self.engine.vocab_size - 1}, the model's vocabulary"
+            )
+        return tokens, request
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
         """Return the whole answer; `Options` has what can be set.
@@ -190,17 +195,28 @@ class Model:
             self.close_sequence(sequence)
             raise
 
-    def request(self, options: Options) -> Request:
-        """Validate options; those left out come from the registry or the model's own settings.
+    def request(
+        self, options: Options, defaults: Defaults | None = None, *, private: bool = False
+    ) -> Request:
+        """Check options; the drafter `auto` becomes the drafters that this model has.
+
+        Args:
+            options: what the caller gives.
+            defaults: for the options left out; None: the model's own.
+            private: the answer is neither kept nor drafted from kept ones.
 
         Raises InvalidRequest if an option cannot be served.
         """
-        return check(options, self.defaults)
+        request = check(options, self.defaults if defaults is None else defaults)
+        kinds = {*self._shared.shipped}
+        if self._kept is not None and self._kept.text is not None and not private:
+            kinds.add("kept")
+        drafter = request.drafter.resolve(kinds, prediction=bool(request.prediction))
+        probe = request.probe and request.probe.resolve(kinds)
+        return replace(request, drafter=drafter, probe=probe, private=private)
 
-    def conversation(self, messages: Sequence[Message] = ()) -> "Conversation":
+    def conversation(self, messages: Sequence[Message] = ()) -> Conversation:
         """Return a chat that keeps the KV of its earlier turns; see `Conversation`."""
-        from paceline.runtime.conversation import Conversation
-
         return Conversation(self, messages)
 
     def exactness(
@@ -223,8 +239,8 @@ class Model:
             PREFIX_CACHE: cached or shared,
             BATCH: shared,
         }
-        wanted = [name for name in names if names[name]]
-        return self._profile.compared(wanted) if wanted else {}
+        conditions = [name for name in names if names[name]]
+        return self._profile.compared(conditions) if conditions else {}
 
     def taps_for(self, request: Request) -> set[int]:
         """Return the layers whose hidden states the request's drafters read.
@@ -241,8 +257,9 @@ class Model:
             InvalidRequest: there is no such drafter for this model.
             ModelError: it cannot be read, or does not fit the model.
         """
-        for made in drafting.create(drafter, self._shared):
-            made.close()
+        spec = DrafterSpec.parse(drafter).resolve(self._shared.shipped)
+        for opened in drafting.create(spec, self._shared):
+            opened.close()
 
     def draft_slots(self, drafter: DrafterSpec) -> int | None:
         """Return the KV slots of the drafter's own model, for all requests together.
@@ -312,7 +329,6 @@ class Model:
         memory: DraftKV | None = None,
         fault: Fault | None = None,
         shared: bool = False,
-        private: bool = False,
     ) -> Stream:
         """Return a stream on `sequence`, which already holds the KV of a prefix of `tokens`.
 
@@ -320,7 +336,7 @@ class Model:
 
         Args:
             tokens: the prompt.
-            request: validated options.
+            request: of `request`.
             sequence: a sequence of this model's engine; the caller closes it.
             started: when the request came (`perf_counter`).
             end: called once, when the stream has ended in any way.
@@ -328,35 +344,31 @@ class Model:
             fault: called with a drafter's name and error when one fails and is silenced; None: the
                 error of a drafter ends the answer.
             shared: whether calls may have other sequences too.
-            private: whether the answer is neither kept nor drafted from kept ones.
 
         Raises:
             InvalidRequest: the prompt or an option cannot be served.
             ModelError: a drafter cannot be read or does not fit the model.
         """
         acceptance = self._acceptance.discounted()
-        keeps = None if private else self._kept
-        kept = None if keeps is None else keeps.text
-        kinds = [*self._shared.shipped, *(["kept"] if kept else [])]
-        spec = request.drafter.resolve(kinds, prediction=bool(request.prediction))
-        prediction = request.prediction[: self.engine.context_length]
-        own = RequestContext(
+        keeper = None if request.private else self._kept
+        kept = None if keeper is None else keeper.text
+        context = RequestContext(
             DraftKV() if memory is None else memory,
-            prediction,
+            request.prediction[: self.engine.context_length],
             len(tokens),
             request.sampling,
             kept,
         )
-        chosen = drafting.create(spec, self._shared, own)
+        drafters = drafting.create(request.drafter, self._shared, context)
         if fault is not None:
-            chosen = [GuardedDrafter(each, fault) for each in chosen]
-        asked = RequestContext(prompt_length=len(tokens), sampling=request.sampling, kept=kept)
-        watched = drafting.create(request.probe, self._shared, asked) if request.probe else []
+            drafters = [GuardedDrafter(drafter, fault) for drafter in drafters]
+        alone = RequestContext(prompt_length=len(tokens), sampling=request.sampling, kept=kept)
+        watched = drafting.create(request.probe or DrafterSpec(), self._shared, alone)
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         stopping = request.stopping(self.files.stop_token_ids)
         decode = self.files.tokenizer().continuation
         # The time of a drafter is in seconds, and so have calls to be.
-        priced = any(each.cost(1) for each in chosen)
+        priced = any(drafter.cost(1) for drafter in drafters)
         costs = (lambda: self.profile.cost) if priced else self._profile.costs
         stats = Stats(load_seconds=self.load_seconds, cached_tokens=sequence.length)
         try:
@@ -366,7 +378,7 @@ class Model:
                 context_length=self.engine.context_length,
                 sampling=request.sampling,
                 stopping=stopping,
-                drafters=[*probes, *chosen],
+                drafters=[*probes, *drafters],
                 policy=request.policy_for(costs, acceptance, len(tokens)),
                 decode=decode,
                 cached=sequence.length,
@@ -379,13 +391,15 @@ class Model:
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
 
-        compared = partial(self.exactness, spec, cached=sequence.length > 0, shared=shared)
+        compare = partial(
+            self.exactness, request.drafter, cached=sequence.length > 0, shared=shared
+        )
         # Of a small model, before the prompt takes slots.
-        found = None if self._profile.in_parts else compared()
+        compared = None if self._profile.in_parts else compare()
 
         def learn(stream: Stream) -> None:
             self._acceptance = acceptance
-            if spec.uses_earlier_answers:
+            if request.drafter.uses_earlier_answers:
                 self._shared.history.add(stream.answer)
 
         return Stream(
@@ -395,12 +409,12 @@ class Model:
             request,
             stats,
             model=self.files.name,
-            drafter=str(spec),
-            exactness=compared if self._profile.in_parts else lambda: found,
+            drafter=str(request.drafter),
+            exactness=compare if self._profile.in_parts else lambda: compared,
             started=started,
             probes=probes,
             on_end=(
                 *(learn, end, partial(self._profile.learn, shared=shared)),
-                *(() if keeps is None else (keeps.add,)),
+                *(() if keeper is None else (keeper.add,)),
             ),
         )

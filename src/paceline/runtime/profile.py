@@ -45,7 +45,7 @@ class ModelProfile:
         self._progress = progress
         self.in_parts = bool(engine.warm_rows)
         """Whether it is measured in parts: weights that are packed while loading are large."""
-        self._found: CostProfile | None = None
+        self._profile: CostProfile | None = None
         self._whole = False
         self._outdated = ""
         self._watch: ProfileWatch | None = None
@@ -56,26 +56,26 @@ class ModelProfile:
 
     def whole(self, *, again: bool = False) -> CostProfile:
         """The whole profile, measured now if there is none, if it is outdated, or if `again`."""
-        if again or not self._whole or self._found is None:
-            found = load_profile(
+        if again or not self._whole or self._profile is None:
+            profile = load_profile(
                 self._engine, self._fingerprint, self._folder, again=again, say=self._progress.say
             )
             self._outdated, self._whole = "", True
-            self._use(found)
-            return found
-        return self._found
+            self._use(profile)
+            return profile
+        return self._profile
 
     def costs(self) -> CostTable:
         """Costs for a policy: those that are known; of a small model, measured now."""
-        found = self._known()
-        if found is not None:
-            return found.cost
+        profile = self._known()
+        if profile is not None:
+            return profile.cost
         return PRIOR if self.in_parts else self.whole().cost
 
     def known_costs(self) -> CostTable | None:
         """Costs that are known; nothing is measured for them."""
-        found = self._known()
-        return None if found is None else found.cost
+        profile = self._known()
+        return None if profile is None else profile.cost
 
     def compared(self, names: Collection[str]) -> Mapping[str, Compared] | None:
         """Conditions `names` -> comparison, measured now where one is missing.
@@ -83,17 +83,17 @@ class ModelProfile:
         None: there were no slots to measure.
         """
         try:
-            found = self._known()
-            if not self.in_parts and found is None:
-                found = self.whole()
-            while self.in_parts and (found is None or not found.compared.keys() >= {*names}):
-                before, found = found, self._measure(names)
-                if found is before:  # it does not fit
+            profile = self._known()
+            if not self.in_parts and profile is None:
+                profile = self.whole()
+            while self.in_parts and (profile is None or not profile.compared.keys() >= {*names}):
+                before, profile = profile, self._measure(names)
+                if profile is before:  # it does not fit
                     break
         except CacheFull:
             return None
-        assert found is not None
-        return {name: each for name, each in found.compared.items() if name in names}
+        assert profile is not None
+        return {name: compared for name, compared in profile.compared.items() if name in names}
 
     def learn(self, stream: Stream, *, shared: bool = False) -> None:
         """Compare an answer's calls with the profile, and measure a part if it is time.
@@ -119,37 +119,41 @@ class ModelProfile:
 
     def _known(self) -> CostProfile | None:
         """What was measured so far, here or in an earlier process."""
-        if self._found is None:
-            found, outdated = known_profile(self._engine, self._fingerprint, self._folder)
-            if found is not None and (self.in_parts or is_whole(found, self._engine)):
+        if self._profile is None:
+            profile, outdated = known_profile(self._engine, self._fingerprint, self._folder)
+            if profile is not None and (self.in_parts or is_whole(profile, self._engine)):
                 self._outdated = outdated
-                self._use(found)
-        return self._found
+                self._use(profile)
+        return self._profile
 
-    def _use(self, found: CostProfile) -> None:
-        self._found, self._watch, self._in_use = found, ProfileWatch(found), CostsInUse(found)
+    def _use(self, profile: CostProfile) -> None:
+        self._profile, self._watch, self._in_use = (
+            profile,
+            ProfileWatch(profile),
+            CostsInUse(profile),
+        )
 
     def _correct(self, stream: Stream) -> None:
         """Correct the costs by an answer's calls, and store them if they changed."""
-        if self.fixed or self._found is None or self._in_use is None:
+        if self.fixed or self._profile is None or self._in_use is None:
             return
         corrections = self._in_use.add(stream.calls)
         if corrections is not None:
-            self._found = found = replace(self._found, corrections=corrections)
-            store_profile(self._engine, self._fingerprint, self._folder, found, measured=False)
+            self._profile = profile = replace(self._profile, corrections=corrections)
+            store_profile(self._engine, self._fingerprint, self._folder, profile, measured=False)
 
-    def _measure(self, wanted: Collection[str] = ()) -> CostProfile:
+    def _measure(self, names: Collection[str] = ()) -> CostProfile:
         """Measure a part and store it; the same object if there is none that fits."""
-        found = measure_part(self._engine, self._found, wanted)
-        if found is not self._found:
-            store_profile(self._engine, self._fingerprint, self._folder, found)
-            self._use(found)
-        return found
+        profile = measure_part(self._engine, self._profile, names)
+        if profile is not self._profile:
+            store_profile(self._engine, self._fingerprint, self._folder, profile)
+            self._use(profile)
+        return profile
 
     def _measure_further(self) -> None:
         """Measure parts for as long as answers have left time for them."""
         while self.in_parts and self._seconds > 0:
-            started, before = perf_counter(), self._found
+            started, before = perf_counter(), self._profile
             if self._measure() is before:
                 return
             self._seconds -= perf_counter() - started
@@ -158,11 +162,11 @@ class ModelProfile:
         """Replace the times of an outdated profile."""
         if not self.in_parts:
             self.whole(again=True)
-        elif self._found is not None:
-            found = measure_part(self._engine, without_times(self._found))
+        elif self._profile is not None:
+            profile = measure_part(self._engine, without_times(self._profile))
             self._outdated, self._whole = "", False
-            store_profile(self._engine, self._fingerprint, self._folder, found)
-            self._use(found)
+            store_profile(self._engine, self._fingerprint, self._folder, profile)
+            self._use(profile)
 
     def _mark(self, deviation: str) -> bool:
         return mark_outdated(self._engine, self._fingerprint, self._folder, deviation)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
-from paceline.runtime.options import Request
+from paceline.runtime.request import Request
 
 Message = Mapping[str, Any]
 """{"role": "user", "content": "..."}"""

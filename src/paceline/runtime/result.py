@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.decoding.types import Counters, FinishReason, TokenLogprob
 from paceline.engines.invariance import Compared
-from paceline.runtime.defaults import Setting
+from paceline.runtime.request import Setting
 
 
 @dataclass(slots=True)
@@ -164,8 +164,8 @@ class Result:
             "drafter": self.drafter,
             "policy": self.policy,
             "exact": self.exact,
-            "exactness": {name: each.as_dict() for name, each in self.exactness.items()},
+            "exactness": {name: compared.as_dict() for name, compared in self.exactness.items()},
             "seed": self.seed,
-            "settings": {name: each._asdict() for name, each in self.settings.items()},
+            "settings": {name: setting._asdict() for name, setting in self.settings.items()},
             "stats": self.stats.as_dict(),
         }

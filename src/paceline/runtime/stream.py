@@ -22,13 +22,13 @@ from paceline.decoding.types import Block, FinishReason, Policy, Step, TokenLogp
 from paceline.drafters import Probe
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.invariance import Compared
-from paceline.runtime.options import Request
+from paceline.runtime.request import Request
 from paceline.runtime.result import Result, Stats
 
 _KEPT_CALLS = 4096
 
 
-class Runs(Protocol):
+class Runnable(Protocol):
     """What runs blocks in calls of the engine: an answer, or an embedding."""
 
     sequence: KVSequence
@@ -283,7 +283,7 @@ class Stream:
             policy=self.request.policy,
             exact=self.engine.min_rows > 1
             and exactness is not None
-            and all(each.holds for each in exactness.values()),
+            and all(compared.holds for compared in exactness.values()),
             seed=self.request.sampling.seed,
             settings=self.request.settings,
             logprobs=generation.logprobs,
@@ -298,7 +298,7 @@ class Stream:
 
 def run_step(
     engine: Engine,
-    work: Sequence[tuple[Runs, Block]],
+    work: Sequence[tuple[Runnable, Block]],
     observe: Callable[[StepResult], None] = lambda _: None,
 ) -> list[Step | Exception]:
     """Run a block of each stream in one call of the engine, and accept the rows of each.
@@ -320,19 +320,19 @@ def run_step(
     """
     result = engine.step([(stream.sequence, block) for stream, block in work])
     observe(result)
-    found: list[Step | Exception] = []
+    steps: list[Step | Exception] = []
     for place, (stream, _) in enumerate(work):
         try:
-            found.append(stream.accept(result, place))
+            steps.append(stream.accept(result, place))
         except Exception as error:
-            found.append(error)
+            steps.append(error)
     for place, (stream, _) in enumerate(work):
-        if isinstance(found[place], Step):
+        if isinstance(steps[place], Step):
             try:
                 stream.finish()
             except Exception as error:
-                found[place] = error
-    return found
+                steps[place] = error
+    return steps
 
 
 def raised(step: Step | Exception) -> Step:
@@ -348,15 +348,15 @@ def blocks_that_fit(engine: Engine, streams: Sequence[Stream]) -> list[tuple[Str
     All of them fit together, so their call does not raise CacheFull.
     """
     free, size = engine.free_slots, engine.block_size
-    found = []
+    work = []
     for stream in streams:
-        own = stream.sequence.unused
-        if own + free < 1:
+        unused = stream.sequence.unused
+        if unused + free < 1:
             continue
-        block = stream.next_block(own + free)
-        free -= max(-(-(len(block.tokens) - own) // size) * size, 0)
-        found.append((stream, block))
-    return found
+        block = stream.next_block(unused + free)
+        free -= max(-(-(len(block.tokens) - unused) // size) * size, 0)
+        work.append((stream, block))
+    return work
 
 
 def run_together(streams: Sequence[Stream]) -> None:

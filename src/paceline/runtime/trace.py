@@ -85,7 +85,7 @@ class Trace:
                 "model": model.files.name,
                 "fingerprint": model.files.fingerprint,
                 "engine": model.engine.describe(),
-                "settings": {name: each for name, each in settings.items() if _is_json(each)},
+                "settings": {name: value for name, value in settings.items() if _is_json(value)},
                 "cached": stream.sequence.length,
                 "prompt_token_ids": stream.tokens,
             }

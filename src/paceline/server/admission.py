@@ -50,14 +50,12 @@ class Admission:
         """Most tokens of prompt and answer together."""
         return min(self._engine.context_length, self._slots)
 
-    def limited(self, request: ServerRequest) -> ServerRequest:
-        """The request with `max_tokens` set so that it fits the cache when it runs alone.
+    def limited(self, ticket: ServerRequest) -> ServerRequest:
+        """The ticket with `max_tokens` set so that it fits the cache when it runs alone.
 
-        Raises InvalidRequest if its prompt has an unknown token, or does not fit.
+        Raises InvalidRequest if its prompt does not fit.
         """
-        count, context = len(request.tokens), self._engine.context_length
-        if max(request.tokens, default=0) >= self._engine.vocab_size:
-            raise InvalidRequest(f"prompt has a token id above {self._engine.vocab_size - 1}")
+        count, context = len(ticket.tokens), self._engine.context_length
         if count >= context:
             raise InvalidRequest(
                 f"the prompt has {count} tokens and the context holds {context}, the answer "
@@ -69,11 +67,11 @@ class Admission:
                 f"the prompt has {count} tokens and the cache holds {self._slots}; shorten the "
                 "prompt, or start with more cache_tokens"
             )
-        options = request.options
-        options = replace(options, max_tokens=min(options.max_tokens or room, room))
+        request = ticket.request
+        request = replace(request, max_tokens=min(request.max_tokens or room, room))
         # Logprobs of the prompt need every row of it.
-        cached = request.cached and not options.prompt_logprobs
-        return replace(request, options=options, cached=cached)
+        cached = ticket.cached and not request.prompt_logprobs
+        return replace(ticket, request=request, cached=cached)
 
     def admit(self, queued: QueuedRequest, running: Sequence[QueuedRequest]) -> CachedPrefix | None:
         """A sequence with the cached prefix of the prompt; None: the request has to wait.
@@ -86,20 +84,20 @@ class Admission:
         state = queued, self._engine.free_slots, len(running), len(self._prefix_cache)
         if state == self._last_rejected or not self._fits_drafter(queued, running):
             return None  # tried before every call; nothing has changed since the last one
-        request = queued.request
-        prompt = np.array(request.tokens, np.int64)
+        ticket = queued.ticket
+        prompt = np.array(ticket.tokens, np.int64)
         prefix = (
-            self._prefix_cache.open(prompt, request.salt)
-            if request.cached
+            self._prefix_cache.open(prompt, ticket.salt)
+            if ticket.cached
             else CachedPrefix(self._engine.open())
         )
         try:
-            needed = sum(self._growth(each, each.held) for each in running)
+            needed = sum(self._growth(other, other.held) for other in running)
             needed += self._growth(queued, prefix.sequence.length)
             if self._prefix_cache.evict_for(needed) or not running:
                 return prefix
-            if request.cached:
-                self._prefix_cache.undo_open(prompt, prefix, request.salt)
+            if ticket.cached:
+                self._prefix_cache.undo_open(prompt, prefix, ticket.salt)
             else:
                 close_sequence(prefix.sequence)
         except Exception:
@@ -114,17 +112,17 @@ class Admission:
 
     def usage(self, running: Sequence[QueuedRequest]) -> float:
         """Fraction of the slots that requests hold, 0 to 1; shared slots count for each."""
-        return min(sum(self._round_up(each.held) for each in running) / self._slots, 1.0)
+        return min(sum(self._round_up(queued.held) for queued in running) / self._slots, 1.0)
 
     def _fits_drafter(self, queued: QueuedRequest, running: Sequence[QueuedRequest]) -> bool:
         """Whether the drafter's own KV cache has slots for the request beside its other users."""
-        spec = queued.request.options.drafter
+        spec = queued.ticket.request.drafter
         slots = self._draft_slots(spec)
         if slots is None or not running:
             return True
         users = [queued]
-        users += (r for r in running if self._draft_slots(r.request.options.drafter) == slots)
-        return sum(self._round_up(self._goal(each)) for each in users) <= slots
+        users += (r for r in running if self._draft_slots(r.ticket.request.drafter) == slots)
+        return sum(self._round_up(self._goal(user)) for user in users) <= slots
 
     def _growth(self, queued: QueuedRequest, held: int) -> int:
         """Slots that a request holding `held` is expected to take soon."""

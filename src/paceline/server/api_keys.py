@@ -17,14 +17,14 @@ _MAX_BYTES = 2**20
 
 
 def api_keys(
-    given: Sequence[str], file: Path | None, environment: Mapping[str, str]
+    words: Sequence[str], file: Path | None, environment: Mapping[str, str]
 ) -> tuple[str, ...]:
     """The keys of `--api-key` and `--api-key-file`; without them, of the environment.
 
     Raises InvalidRequest if a key is not valid, or the file cannot be read or has no key. The
     message names the source, never the key.
     """
-    keys = [_checked(key, "--api-key") for key in given]
+    keys = [_checked(key, "--api-key") for key in words]
     if file is not None:
         keys += _from_file(file)
     if not keys and VARIABLE in environment:

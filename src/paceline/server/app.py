@@ -19,12 +19,13 @@ from paceline.server.api.chat import Chat
 from paceline.server.api.completions import Completions
 from paceline.server.api.embeddings import embeddings
 from paceline.server.api.endpoint import Host, generation, observed
-from paceline.server.api.errors import ApiError
 from paceline.server.api.info import InfoHandlers
 from paceline.server.api.messages import Messages, count_tokens
 from paceline.server.api.openapi import openapi_route
+from paceline.server.api.response_store import ResponseStore
 from paceline.server.api.responses import ResponseHandlers, responses
-from paceline.server.middleware import ApiKeyMiddleware, HostMiddleware
+from paceline.server.errors import ApiError
+from paceline.server.http import ApiKeyMiddleware, HostMiddleware
 from paceline.server.service import Service
 
 _PUBLIC = ("/health", "/v1/health")
@@ -40,17 +41,18 @@ def make_app(
     none yet.
     """
     info = InfoHandlers(service)
+    store = ResponseStore()
     posts: dict[str, Any] = {
         "/chat/completions": generation(service, Chat),
         "/completions": generation(service, Completions),
-        "/responses": responses(service),
+        "/responses": responses(service, store),
         "/embeddings": embeddings(service),
         "/messages": generation(service, Messages),
         "/messages/count_tokens": count_tokens(service),
         "/tokenize": info.tokenize(),
         "/detokenize": info.detokenize(),
     }
-    stored = ResponseHandlers(service.responses)
+    stored = ResponseHandlers(store)
     gets: dict[str, Any] = {
         "/models": info.models,
         "/models/{name:path}": info.model,
@@ -58,12 +60,14 @@ def make_app(
         "/health": info.health,
         "/tokenizer_info": info.tokenizer_info,
     }
-    found: list[BaseRoute] = [*routes, *page, openapi_route()]
+    all_routes: list[BaseRoute] = [*routes, *page, openapi_route()]
     for prefix in ("/v1", ""):
-        found += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
-        found += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
-        found.append(Route(prefix + "/responses/{response_id}", stored.delete, methods=["DELETE"]))
-    return application(service, found, page)
+        all_routes += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
+        all_routes += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
+        all_routes.append(
+            Route(prefix + "/responses/{response_id}", stored.delete, methods=["DELETE"])
+        )
+    return application(service, all_routes, page)
 
 
 def application(host: Host, routes: Sequence[BaseRoute], page: Sequence[BaseRoute]) -> Starlette:
@@ -81,10 +85,10 @@ def application(host: Host, routes: Sequence[BaseRoute], page: Sequence[BaseRout
 def _middleware(host: Host, page: Sequence[str]) -> list[Middleware]:
     settings = host.settings
     on_error = host.observer.on_error
-    found = [Middleware(HostMiddleware, settings, on_error)]
+    layers = [Middleware(HostMiddleware, settings, on_error)]
     if settings.origins:
         # Before the key check: a browser's preflight request has no key.
-        found.append(
+        layers.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(settings.origins),
@@ -96,7 +100,7 @@ def _middleware(host: Host, page: Sequence[str]) -> list[Middleware]:
                 expose_headers=["X-Request-Id"],
             )
         )
-    return [*found, Middleware(ApiKeyMiddleware, settings, {*_PUBLIC, *page}, on_error)]
+    return [*layers, Middleware(ApiKeyMiddleware, settings, {*_PUBLIC, *page}, on_error)]
 
 
 def _error_handler(host: Host) -> HTTPExceptionHandler:
@@ -108,8 +112,8 @@ def _error_handler(host: Host) -> HTTPExceptionHandler:
             error = ApiError(
                 error.detail, status=error.status_code, code=code, headers=error.headers
             )
-        found = observed(host, error, request.scope.get("state", {}).get("request_id", ""))
-        body = found.body_for(request.url.path, request.headers)
-        return JSONResponse(body, found.status, found.headers)
+        reply = observed(host, error, request.scope.get("state", {}).get("request_id", ""))
+        body = reply.body_for(request.url.path, request.headers)
+        return JSONResponse(body, reply.status, reply.headers)
 
     return handle

@@ -83,9 +83,9 @@ class Batcher:
         """Run one batched call: an engine may compile for its first one."""
         sequences = [self._engine.open() for _ in range(2)]
         with suppress(Exception):  # the first request meets the same error
-            self._engine.step([(each, Block([0], 1)) for each in sequences])
-        for each in sequences:
-            each.close()
+            self._engine.step([(sequence, Block([0], 1)) for sequence in sequences])
+        for sequence in sequences:
+            sequence.close()
 
     def run(self, work: Sequence[Work]) -> list[Step | Exception]:
         """Run a batch in one call of the engine; see `run_step`."""

@@ -28,7 +28,7 @@ from starlette.routing import BaseRoute, Route
 
 from paceline import __version__
 from paceline.runtime.pooled import Embedding
-from paceline.server.api.errors import ApiError
+from paceline.server.errors import ApiError
 from paceline.server.request import ServerRequest
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer
@@ -181,7 +181,7 @@ class Metrics(Collector):
         text = "Preemptions: KV of a request was freed for older ones, and recomputed later"
         yield Series("preemptions", "num_preemptions", text, load.preempted)
         text = "Drafters that failed or were too slow, and were silenced for their request"
-        yield Series("drafters_silenced", "", text, dict(load.silenced), "drafter")
+        yield Series("drafters_silenced", "", text, dict(load.failed_drafters), "drafter")
         yield Series(
             "scheduler_faults", "", "Errors of the scheduler that belong to no request", load.faults
         )

@@ -8,22 +8,14 @@ at most `_MAX_ENTRIES`.
 """
 
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass, field, replace
 
 from paceline.decoding.types import common_prefix_length
 from paceline.drafters import DraftKV
 from paceline.engines.base import Engine, KVSequence
-
-if TYPE_CHECKING:
-    from paceline.server.prompt_store import PromptStore
+from paceline.server.prompt_store import PromptStore, Tokens
 
 log = logging.getLogger(__name__)
-
-Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +52,7 @@ class _Entry:
 class PrefixCache:
     """The prefix cache of one engine. Not thread-safe."""
 
-    def __init__(self, engine: Engine, store: "PromptStore | None" = None) -> None:
+    def __init__(self, engine: Engine, store: PromptStore | None = None) -> None:
         """An empty cache; its entries may fill all slots that no request holds.
 
         `store` keeps prompts without a salt on disk, too.
@@ -99,9 +91,9 @@ class PrefixCache:
         """Add what is on disk of an admitted prompt."""
         if self._store is None or salt:
             return prefix
-        longer = self._store.extend(prefix, prompt)
-        self.hit_tokens += longer.hit_tokens - prefix.hit_tokens
-        return longer
+        added = self._store.extend(prefix.sequence, prompt)
+        self.hit_tokens += added
+        return replace(prefix, hit_tokens=prefix.hit_tokens + added)
 
     def undo_open(self, prompt: Tokens, prefix: CachedPrefix, salt: str = "") -> None:
         """Revert `open` for a request that was not admitted, the counters included."""
@@ -121,9 +113,9 @@ class PrefixCache:
         for entry in self._entries:
             # The last prompt token is always computed: its row picks the answer's first token.
             match = entry.match(prompt[:-1]) if entry.salt == salt else 0
-            found = entry.sequence.fork_length(match), match
-            if found > most:
-                best, most = entry, found
+            shared = entry.sequence.fork_length(match), match
+            if shared > most:
+                best, most = entry, shared
         if best is not None:
             self._entries.remove(best)
             self._entries.append(best)
@@ -162,7 +154,7 @@ class PrefixCache:
         if not len(tokens):
             close_sequence(sequence)
             return
-        for entry in [each for each in self._owned() if each.salt == salt]:
+        for entry in [covered for covered in self._owned() if covered.salt == salt]:
             # The new one has all of it.
             if common_prefix_length(entry.tokens, tokens) == len(entry.tokens):
                 self._remove(entry)

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -26,7 +25,6 @@ import numpy.typing as npt
 
 from paceline.engines.base import Engine, KeepsKV, KVSequence
 from paceline.errors import CacheFull
-from paceline.server.prefix_cache import CachedPrefix
 from paceline.storage.files import digest_of, write_bytes
 
 log = logging.getLogger("paceline.server")
@@ -87,17 +85,17 @@ class PromptStore:
         except OSError as error:
             self._give_up(error)
 
-    def extend(self, prefix: CachedPrefix, prompt: Tokens) -> CachedPrefix:
-        """Add what the files have of a prompt after the prefix that is in memory.
+    def extend(self, sequence: KVSequence, prompt: Tokens) -> int:
+        """Add what the files have of a prompt after its tokens in memory; returns the tokens added.
 
         Args:
-            prefix: an open sequence with the KV of the prompt's first tokens.
+            sequence: open, with the KV of the prompt's first tokens.
             prompt: [n] token ids.
         """
         engine = self._engine  # the writer may give up meanwhile
-        start = prefix.sequence.length
+        start = sequence.length
         if engine is None or start % self._length:
-            return prefix
+            return 0
         for at, path in self._files(prompt):
             if at < start:
                 continue
@@ -105,12 +103,11 @@ class PromptStore:
             if arrays is None:
                 break
             try:
-                engine.extend_kv(prefix.sequence, arrays)
+                engine.extend_kv(sequence, arrays)
             except (CacheFull, ValueError) as error:
                 log.info("prompts on disk were not used: %s", error)
                 break
-        added = prefix.sequence.length - start
-        return replace(prefix, hit_tokens=prefix.hit_tokens + added) if added else prefix
+        return sequence.length - start
 
     def save(self, sequence: KVSequence, tokens: Tokens) -> None:
         """Write the KV of a prompt, as far as there is no file of it, in the background."""
@@ -125,7 +122,7 @@ class PromptStore:
                 if self._pending > _MOST_PENDING:
                     return
             arrays = engine.kv_of(sequence, at, at + self._length)
-            size = sum(each.nbytes for each in arrays.values())
+            size = sum(array.nbytes for array in arrays.values())
             with self._lock:
                 self._pending += size
             self._queue.put(_Write(path, arrays, size))
@@ -201,15 +198,15 @@ class PromptStore:
 
     def _prune(self) -> None:
         """Count the files of all models; if they are too large, remove the least recently used."""
-        found = []
+        files = []
         for path in self._root.glob("*/*.kv"):
             with suppress(OSError):
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        self._used = sum(size for _, size, _ in found)
+                files.append((status.st_mtime, status.st_size, path))
+        self._used = sum(size for _, size, _ in files)
         if self._used <= self._most:
             return
-        for _, size, path in sorted(found):
+        for _, size, path in sorted(files):
             if self._used <= _PRUNED_SHARE * self._most:
                 return
             with suppress(OSError):

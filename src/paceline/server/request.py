@@ -1,7 +1,7 @@
 """Requests to the scheduler, and the events that their listeners get."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 
@@ -10,8 +10,8 @@ from paceline.decoding.types import Constraint, Step
 from paceline.drafters import DraftKV
 from paceline.errors import PacelineError
 from paceline.models import Pooling
-from paceline.runtime.options import Request
 from paceline.runtime.pooled import Embedding, PooledStream
+from paceline.runtime.request import Request
 from paceline.runtime.result import Result
 from paceline.runtime.stream import Stream
 from paceline.server.prefix_cache import CachedPrefix
@@ -39,9 +39,9 @@ Listener = Callable[[Event], None]
 class ServerRequest:
     """One answer or embedding to compute: what an endpoint submits to the scheduler."""
 
-    tokens: Sequence[int]
+    tokens: list[int]
     """The prompt."""
-    options: Request
+    request: Request
     salt: str = ""
     """Prompts share cached KV only under the same salt."""
     cached: bool = True
@@ -61,8 +61,8 @@ class ServerRequest:
         """The request with its constraint. Raises InvalidRequest if that cannot be compiled."""
         if self.constraint is None:
             return self
-        options = replace(self.options, constraint=self.constraint(grammars))
-        return replace(self, options=options, constraint=None)
+        request = replace(self.request, constraint=self.constraint(grammars))
+        return replace(self, request=request, constraint=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class QueuedRequest:
     The listener gets its events. A request that is cancelled in the queue ends without one.
     """
 
-    request: ServerRequest
+    ticket: ServerRequest
     listener: Listener
     max_length: int
     """Most tokens of prompt and answer together."""
@@ -92,7 +92,7 @@ class QueuedRequest:
     @property
     def count(self) -> int:
         """Tokens of the prompt and of the answer so far."""
-        return len(self.request.tokens) if self.stream is None else self.stream.count
+        return len(self.ticket.tokens) if self.stream is None else self.stream.count
 
     @property
     def held(self) -> int:
@@ -122,7 +122,7 @@ class Load:
     failed: int = 0
     preempted: int = 0
     """Preemptions; a request may be preempted several times."""
-    silenced: Counter[str] = field(default_factory=Counter)
+    failed_drafters: Counter[str] = field(default_factory=Counter)
     """Drafter -> requests in which it failed or exceeded its time limit."""
     cut: Counter[str] = field(default_factory=Counter)
     """Reason -> requests that ended before their answer did."""
@@ -140,7 +140,7 @@ class Load:
         stream = queued.stream
         if reason is not None and (stream is None or not stream.finished):
             self.cut[reason] += 1
-            self.cut_tokens[reason] += queued.count - len(queued.request.tokens)
+            self.cut_tokens[reason] += queued.count - len(queued.ticket.tokens)
 
 
 _CUT: Mapping[type, str] = {TimedOut: "timeout", Draining: "draining"}

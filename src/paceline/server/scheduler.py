@@ -79,7 +79,7 @@ class Scheduler:
         self.prefix_cache = PrefixCache(model.engine, store)
         self.admission = Admission(model.engine, self.prefix_cache, model.draft_slots)
         self.load = Load()
-        self._max_waiting, self._max_running = max_waiting, max_running
+        self.max_waiting, self._max_running = max_waiting, max_running
         self._waiting: deque[QueuedRequest] = deque()
         self._running: list[QueuedRequest] = []
         self._unfinished = 0  # submitted and not ended
@@ -118,7 +118,7 @@ class Scheduler:
         """Fraction of the slots that running requests hold, 0 to 1; shared slots count for each."""
         return self.admission.usage(list(self._running))
 
-    def submit(self, request: ServerRequest, listener: Listener) -> QueuedRequest:
+    def submit(self, ticket: ServerRequest, listener: Listener) -> QueuedRequest:
         """Put a request into the queue.
 
         The listener gets the request's events in the engine's thread, and must return quickly.
@@ -128,23 +128,23 @@ class Scheduler:
             QueueFull: too many requests wait.
             Draining: the server is shutting down.
         """
-        missing = self.model.taps_for(request.options) - set(self.model.engine.taps)
+        missing = self.model.taps_for(ticket.request) - set(self.model.engine.taps)
         if missing:
             raise InvalidRequest(
-                f"drafter {request.options.drafter} needs hidden states that the model was loaded "
+                f"drafter {ticket.request.drafter} needs hidden states that the model was loaded "
                 "without; start the server with that drafter"
             )
-        request = self.admission.limited(request)
+        ticket = self.admission.limited(ticket)
         queued = QueuedRequest(
-            request,
+            ticket,
             listener,
-            len(request.tokens) + (request.options.max_tokens or 0),
-            None if request.timeout is None else monotonic() + request.timeout,
+            len(ticket.tokens) + (ticket.request.max_tokens or 0),
+            None if ticket.timeout is None else monotonic() + ticket.timeout,
         )
         with self._wake:
             if self._draining:
                 raise Draining("the server is shutting down and accepts no more requests")
-            if len(self._waiting) >= self._max_waiting:
+            if len(self._waiting) >= self.max_waiting:
                 self.load.rejected += 1
                 raise QueueFull(f"{len(self._waiting)} requests wait already; try again later")
             self._waiting.append(queued)
@@ -215,7 +215,7 @@ class Scheduler:
         """End requests that were cancelled, or exceeded their time limit."""
         with self._wake:
             expired = [queued for queued in self._waiting if queued.expired]
-        for queued in [*expired, *(each for each in self._running if each.expired)]:
+        for queued in [*expired, *(running for running in self._running if running.expired)]:
             late = not queued.cancelled
             self._end(queued, TimedOut("the request exceeded its time limit") if late else None)
 
@@ -227,11 +227,11 @@ class Scheduler:
         for queued in list(self._waiting):
             if len(self._running) >= self._max_running:
                 return
-            request = queued.request
+            ticket = queued.ticket
             try:
-                if request.cached and queued.stream is None:
-                    prompt = np.array(request.tokens, np.int64)
-                    if self.prefix_cache.pending_prefix(prompt, request.salt) >= _MIN_PENDING:
+                if ticket.cached and queued.stream is None:
+                    prompt = np.array(ticket.tokens, np.int64)
+                    if self.prefix_cache.pending_prefix(prompt, ticket.salt) >= _MIN_PENDING:
                         continue
                 prefix = self.admission.admit(queued, self._running)
             except Exception as error:  # any error here is of this request
@@ -245,25 +245,23 @@ class Scheduler:
         """Start an admitted request, or continue it after a preemption."""
         memory = prefix.memory if queued.memory is None else queued.memory
         queued.prefix = CachedPrefix(prefix.sequence, memory)
-        request = queued.request
+        ticket = queued.ticket
         try:
-            if request.cached:
-                prompt = np.array(request.tokens, np.int64)
-                prefix = self.prefix_cache.extend(prefix, prompt, request.salt)
-                self.prefix_cache.register(prompt, queued.prefix, request.salt)
-            if request.pooling is not None:
-                queued.stream = PooledStream(prefix.sequence, request.tokens, request.pooling)
+            if ticket.cached:
+                prompt = np.array(ticket.tokens, np.int64)
+                prefix = self.prefix_cache.extend(prefix, prompt, ticket.salt)
+                self.prefix_cache.register(prompt, queued.prefix, ticket.salt)
+            if ticket.pooling is not None:
+                queued.stream = PooledStream(prefix.sequence, ticket.tokens, ticket.pooling)
             elif queued.stream is None:
                 queued.stream = self.model.open_stream(
-                    request.tokens,
-                    request.options,
+                    ticket.tokens,
+                    ticket.request,
                     prefix.sequence,
                     queued.submitted,
                     end=lambda _: None,
                     memory=prefix.memory,
                     shared=True,
-                    # A salt divides clients: speed may not show what another one was answered.
-                    private=bool(request.salt) or request.prefill_only,
                     fault=lambda drafter, error: self._drafter_failed(queued, drafter, error),
                 )
             elif isinstance(queued.stream, Stream):
@@ -287,8 +285,8 @@ class Scheduler:
                 if len(batch) == 1:
                     self._end(batch[0][0], error)
                     return
-                for each in batch:
-                    self._execute([each])
+                for pair in batch:
+                    self._execute([pair])
                 return
             for (queued, _), step in zip(batch, steps, strict=True):
                 self._deliver(queued, step)
@@ -323,11 +321,11 @@ class Scheduler:
         """
         if len(self._running) < 2:
             return False
-        queued = max(self._running, key=lambda each: each.submitted)
+        queued = max(self._running, key=lambda running: running.submitted)
         stream, prefix = queued.stream, queued.prefix
         assert stream is not None
         assert prefix is not None
-        tokens = queued.request.tokens
+        tokens = queued.ticket.tokens
         try:
             if stream.prefilling:
                 stream.close()
@@ -349,7 +347,7 @@ class Scheduler:
 
     def _drafter_failed(self, queued: QueuedRequest, drafter: str, error: Exception) -> None:
         log.warning("drafter %s is silenced for a request: %s", drafter, type(error).__name__)
-        self.load.silenced[drafter] += 1
+        self.load.failed_drafters[drafter] += 1
         queued.drafter_failed = True
 
     def _end(self, queued: QueuedRequest, error: Exception | None) -> None:
@@ -392,11 +390,11 @@ class Scheduler:
         """
         try:
             self.prefix_cache.unregister(prefix)
-            if tokens is not None and queued.request.cached:
+            if tokens is not None and queued.ticket.cached:
                 if queued.drafter_failed:
                     prefix.memory.clear()
                 array = np.array(tokens, np.int64)
-                self.prefix_cache.insert(array, prefix, queued.request.salt)
+                self.prefix_cache.insert(array, prefix, queued.ticket.salt)
                 return
         except Exception:
             log.exception("cannot keep the KV of a request")

@@ -7,44 +7,37 @@ file name.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from paceline.constraints.call_form import ToolForm
 from paceline.constraints.call_grammar import literal
 from paceline.constraints.grammar import Grammars
-from paceline.constraints.tool_forms import tool_form
 from paceline.decoding.reasoning import ReasoningMarks
 from paceline.decoding.text import SIGN
-from paceline.decoding.types import Constraint
+from paceline.decoding.types import FINAL_NORM, Constraint
 from paceline.drafters import DrafterSpec
-from paceline.errors import ModelError
-from paceline.models import TOKENIZER, TokenBytes, infill_of
-from paceline.runtime.options import Options, check
+from paceline.models import TOKENIZER, ModelFiles
+from paceline.options import Options
 from paceline.runtime.pooled import Embedding
-from paceline.runtime.prompt import RenderedChat, render_chat
-from paceline.server.api.errors import ApiError, prompt_too_long, unknown_model
-from paceline.server.api.response_store import ResponseStore
-from paceline.server.api.schema import (
+from paceline.server.body import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingsBody,
     GenerationBody,
     NamedTool,
     Prediction,
+    ResponseFormat,
     StructuredOutputs,
-    Tool,
 )
+from paceline.server.errors import ApiError, unknown_model
+from paceline.server.prompts import Prompts
 from paceline.server.readers import Readers
 from paceline.server.request import ServerRequest
 from paceline.server.scheduler import Scheduler
 from paceline.server.settings import Settings
-from paceline.server.stream_text import Answer
-
-_SAMPLED_CHARACTERS = 16
-"""Characters of a long text, for each token of the context, that are tokenized to see whether it
-may fit."""
-
-_EFFORT = "reasoning_effort"
-"""Template variable of a request's reasoning effort."""
+from paceline.server.stream_text import Answer, Answers
 
 _SAFE_DRAFTERS = ("suffix", "table", "prediction")
 """Parts of a drafter that any request may name; `ngram` too, with options. None opens a file that
@@ -99,15 +92,11 @@ class Service:
         self.settings = settings
         self.observer: Observer = NullObserver()
         self.readers = Readers()
-        self.files = files
-        think = settings.think
-        self._thinking = {} if think is None else files.thinking().switch(think)
-        self.responses = ResponseStore()
         self.defaults = replace(scheduler.model.defaults, fallback=_FALLBACK)
         self.tokenizer = files.tokenizer()
-        self.token_bytes = TokenBytes(self.tokenizer)
-        self.infill = infill_of(self.tokenizer)
         self.name = settings.name or served_name(files.name)
+        self.prompts = Prompts(scheduler.model, self.name, settings, self.max_length)
+        self.token_bytes = self.prompts.token_bytes
         self.created = self.now()
         self.fingerprint = f"fp_{files.fingerprint[:12]}"
         self.grammars = Grammars(
@@ -121,10 +110,19 @@ class Service:
         self.scheduler.close(grace)
         self.readers.close()
 
+    def answers(self, requests: Sequence[ServerRequest]) -> Answers:
+        """The answers to the requests of one client; entering them submits the requests."""
+        return Answers(self.scheduler, requests, self.observer.on_answer)
+
     @staticmethod
     def now() -> int:
         """The time for the field `created`: seconds since 1970."""
         return int(time.time())
+
+    @property
+    def files(self) -> ModelFiles:
+        """The files of the served model."""
+        return self.prompts.files
 
     @property
     def max_length(self) -> int:
@@ -136,200 +134,165 @@ class Service:
         if name is not None and name not in (self.name, *self.settings.aliases):
             raise unknown_model(name, self.name)
 
-    def prompt_tokens(
-        self,
-        prompt: str | list[int],
-        suffix: str = "",
-        field: str = "prompt",
-        *,
-        rendered: bool = False,
-    ) -> list[int]:
-        """Token ids of a prompt; text is without the chat template, or else `rendered` by it.
-
-        With a `suffix` it asks for the text between the two. `field` is the body's, for errors.
+    def prepare(self, body: ChatBody | CompletionBody | EmbeddingsBody) -> list[ServerRequest]:
+        """What the scheduler has to do for a body: `n` answers to each prompt, in their order.
 
         Raises:
-            InvalidRequest: it is empty.
-            ApiError: it is too long, or has an unknown token id; or there is a suffix, and the
-                model does not fill in the middle.
+            ApiError: the server does not support a value, or a prompt is too long.
+            InvalidRequest: a value is out of its range, or the template rejects the chat.
         """
-        if suffix:
-            return self._infill_tokens(self.prompt_tokens(prompt), suffix)
-        least = self._min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
-        if least > self.max_length:  # not worth tokenizing
-            raise prompt_too_long(least, self.max_length, at_least=isinstance(prompt, str))
-        if rendered and isinstance(prompt, str) and prompt:
-            tokens = self.files.control_text().encode(prompt)
-        else:
-            tokens = self.scheduler.model.tokens(prompt, raw=True)
-        vocab_size = self.scheduler.model.engine.vocab_size
-        if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-            raise ApiError(f"{field}: has token ids outside 0 to {vocab_size - 1}", param=field)
-        if len(tokens) >= self.max_length:
-            raise prompt_too_long(len(tokens), self.max_length)
-        return tokens
-
-    def _infill_tokens(self, prefix: list[int], suffix: str) -> list[int]:
-        if self.infill is None:
-            raise ApiError(
-                f"{self.name} has no tokens to fill in the middle; leave suffix away",
-                param="suffix",
-            )
-        least = len(prefix) + self._min_tokens(suffix)
-        if least <= self.max_length:
-            tokens = self.infill.prompt(prefix, suffix)
-            if len(tokens) < self.max_length:
-                return tokens
-            least = len(tokens)
-        raise prompt_too_long(least, self.max_length, at_least=True)
-
-    def _min_tokens(self, text: str) -> int:
-        """A lower bound of a text's tokens, from tokenizing at most its beginning."""
-        sampled = _SAMPLED_CHARACTERS * self.max_length
-        if len(text) > 2 * sampled:
-            # The cut may be inside a word: the tokens there may merge with later text, but never
-            # half of all.
-            found = len(self.files.control_text().encode(text[:sampled])) // 2
-            if found > self.max_length:
-                return found
-        return self.token_bytes.min_tokens(text)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        generate: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> RenderedChat:
-        """The text of a chat, and the form of the answer's thoughts.
-
-        With `generate` the text ends with the prompt for an answer. Without a reasoning effort
-        among the variables, those of the setting `think` are added.
-
-        Raises:
-            InvalidRequest: the template rejects the messages.
-            ApiError: the model has no template, or the template fails.
-        """
-        variables = dict(variables or {})
-        if _EFFORT not in variables:
-            variables = {**self._thinking, **variables}
-        try:
-            if generate:
-                return render_chat(self.files, messages, variables, tools)
-            text = self.files.template().render(
-                messages, tools=tools, add_generation_prompt=False, **variables
-            )
-            return RenderedChat(text, None)
-        except ModelError as error:
-            reason = str(error).partition(";")[0]
-            raise ApiError(f"{reason}; use /v1/completions", param="messages") from error
+        self.check_model(body.model)
+        match body:
+            case ChatBody():
+                return self._chat(body)
+            case CompletionBody():
+                return self._completions(body)
+            case EmbeddingsBody():
+                return self._embeddings(body)
 
     @property
-    def template_has_tools(self) -> bool:
-        """Whether the chat template describes tools to the model."""
-        return "tools" in (self.files.chat_template or "")
+    def answer_form(self) -> ToolForm | None:
+        """The form of calls in an answer's text: signed if the mark is a token of the model.
 
-    @cached_property
-    def tool_form(self) -> ToolForm | None:
-        """How the model writes tool calls; None: in no known form, so that they remain text."""
-        return tool_form(self.files.chat_template)
-
-    def requests(self, body: GenerationBody, tokens: list[int], **more: Any) -> list[ServerRequest]:
-        """The `n` requests for answers to one prompt.
-
-        `more` are `Options` that the body does not have under the same names; `constraint`, a
-        factory of the answers' constraints; `thoughts`, the form of their thoughts; and `shown`,
-        control tokens that are in their text.
-
-        Raises:
-            InvalidRequest: a value is out of range.
-            ApiError: the server does not support a value.
+        Raises MissingExtra or ModelError, as `Grammars` does.
         """
-        constraint: Callable[[Grammars], Constraint] | None
-        constraint = more.pop("constraint", None) or self._constraint(body)
+        form = self.prompts.tool_form
+        if form is None or self.grammars.token_of(form.mark) is None:
+            return form
+        return form.signed()
+
+    def _chat(self, body: ChatBody) -> list[ServerRequest]:
+        text, thoughts = self.prompts.chat(body)
+        tokens = self.prompts.chat_tokens(text)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        answer = _Answer(logprobs=logprobs, prediction=self._prediction(body.prediction))
+        if body.calling:
+            if not _is_text(body.response_format):
+                raise ApiError("cannot be combined with tools", param="response_format")
+            answer = self._with_calls(answer, body, thoughts)
+        elif body.structured_outputs is None and _is_text(body.response_format):
+            answer = answer._replace(thoughts=thoughts)  # a grammar has no place for them
+        return self._requests(body, tokens, answer)
+
+    def _completions(self, body: CompletionBody) -> list[ServerRequest]:
+        answer = _Answer(
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs is not None and body.echo,
+            prediction=self._prediction(body.prediction),
+        )
+        if body.suffix and self.prompts.infill is not None:
+            answer = answer._replace(stops=self.prompts.infill.stops)
+        prompts = [
+            self.prompts.infill_tokens(prompt, body.suffix)
+            if body.suffix
+            else self.prompts.tokens(prompt)
+            for prompt in body.prompt
+        ]
+        return [ticket for tokens in prompts for ticket in self._requests(body, tokens, answer)]
+
+    def _embeddings(self, body: EmbeddingsBody) -> list[ServerRequest]:
+        facts, model = self.files.facts, self.scheduler.model
+        if facts.pooling is None or FINAL_NORM not in model.engine.taps:
+            raise ApiError(
+                f"{self.name} makes no embeddings; serve an embedding model whose GGUF file names "
+                "its pooling (mean, first or last) and whose attention is causal, such as "
+                "Qwen3-Embedding",
+                status=HTTPStatus.NOT_IMPLEMENTED,
+                code="not_implemented",
+            )
+        request = model.request({"max_tokens": 1, "drafter": "none"})
+        tickets = []
+        for text in body.input:
+            tokens = self.prompts.tokens(text, field="input")
+            if facts.pooled_end is not None and tokens[-1] != facts.pooled_end:
+                tokens.append(facts.pooled_end)
+            tickets.append(
+                ServerRequest(
+                    tokens,
+                    request,
+                    cached=False,
+                    timeout=self.settings.request_seconds,
+                    pooling=facts.pooling,
+                )
+            )
+        return tickets
+
+    def _requests(
+        self, body: ChatBody | CompletionBody, tokens: list[int], answer: "_Answer"
+    ) -> list[ServerRequest]:
+        """The `n` requests for answers to one prompt."""
+        constraint = answer.constraint or _constraint(body)
         if constraint is not None and body.ignore_eos:
             raise ApiError(
                 "ignore_eos: a structured answer ends where its structure ends",
                 param="ignore_eos",
             )
-        thoughts: ReasoningMarks | None = more.pop("thoughts", None)
-        shown: dict[int, str] = more.pop("shown", {})
-        chosen: dict[str, Any] = {**_sampling(body), **self._drafting(body), **more}
         limit = body.max_answer_tokens
-        if limit is not None:
-            chosen["max_tokens"] = max(limit, 1)
+        options = {
+            **_sampling(body),
+            **self._drafting(body),
+            "stop": [*body.stop, *answer.stops],
+            "logprobs": answer.logprobs,
+            "prompt_logprobs": answer.prompt_logprobs,
+            "prediction": answer.prediction,
+            **({} if limit is None else {"max_tokens": max(limit, 1)}),
+        }
         seed = None if body.seed in (None, -1) else body.seed
-        found = []
+        # A salt divides clients: speed may not show what another one was answered.
+        private = bool(body.cache_salt) or limit == 0
+        tickets = []
         for index in range(body.n):
-            asked: Options = {**chosen}  # type: ignore[typeddict-item]
-            asked["seed"] = None if seed is None else (seed + index) % 2**64
-            request = ServerRequest(
-                tokens,
-                replace(check(asked, self.defaults), thoughts=thoughts, shown=shown),
-                body.cache_salt,
-                body.cache_prompt,
-                self.settings.request_seconds,
-                limit == 0,
-                index,
-                constraint=constraint,
+            options["seed"] = None if seed is None else (seed + index) % 2**64
+            request = self.scheduler.model.request(
+                cast("Options", options), self.defaults, private=private
             )
-            found.append(request)
-        return found
-
-    @staticmethod
-    def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint] | None:
-        """A factory of the constraints of a request's answers; None: they have none."""
-        wanted, outputs = body.response_format, body.structured_outputs
-        if wanted is not None and wanted.type == "json_object":
-            return Grammars.json_object
-        if wanted is not None and wanted.type == "json_schema":
-            if wanted.json_schema is None:
-                raise ApiError(
-                    "response_format.json_schema: is missing", param="response_format.json_schema"
+            tickets.append(
+                ServerRequest(
+                    tokens,
+                    replace(request, thoughts=answer.thoughts, shown=answer.shown),
+                    body.cache_salt,
+                    body.cache_prompt,
+                    self.settings.request_seconds,
+                    limit == 0,
+                    index,
+                    constraint=constraint,
                 )
-            schema = wanted.json_schema.wanted
-            return lambda grammars: grammars.json_schema(schema)
-        return None if outputs is None else _structured(outputs)
+            )
+        return tickets
 
-    def tool_options(
-        self,
-        tools: list[Tool],
-        choice: str | NamedTool,
-        *,
-        parallel: bool,
-        thoughts: ReasoningMarks | None,
-    ) -> dict[str, Any]:
-        """Options of `requests` for answers that may call functions after thoughts."""
-        form = self.tool_form
+    def _with_calls(
+        self, answer: "_Answer", body: ChatBody, thoughts: ReasoningMarks | None
+    ) -> "_Answer":
+        """An answer that may call functions after thoughts."""
+        form, choice = self.prompts.tool_form, body.tool_choice
         named = choice.function.name if isinstance(choice, NamedTool) else choice
         if form is None:
             if named == "auto":
-                return {"thoughts": thoughts}
+                return answer._replace(thoughts=thoughts)
             raise ApiError(
                 "tool_choice: this model writes tool calls in an unknown form; use auto or none",
                 param="tool_choice",
             )
-        functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
+        functions = [tool.function.model_dump(exclude_none=True) for tool in body.tools]
         special = self.tokenizer.special_tokens()
         shown = {special[mark]: mark for mark in form.tokens if mark in special}
         begins = self.grammars.token_of(form.mark)
         if begins is not None:
             shown[begins] = SIGN + form.mark
+        parallel = body.parallel_tool_calls
 
         def constraint(grammars: Grammars) -> Constraint:
             return grammars.tools(functions, named, parallel=parallel, form=form, thoughts=thoughts)
 
-        return {
-            "constraint": constraint,
-            "thoughts": replace(thoughts, calls=True) if thoughts and form.channels else thoughts,
-            "shown": shown,
-        }
+        return answer._replace(
+            constraint=constraint,
+            thoughts=replace(thoughts, calls=True) if thoughts and form.channels else thoughts,
+            shown=shown,
+        )
 
-    def prediction(self, prediction: Prediction | None) -> dict[str, Any]:
-        """The option `prediction`, if the request has one."""
+    def _prediction(self, prediction: Prediction | None) -> list[int] | None:
         if prediction is None:
-            return {}
+            return None
         least = self.token_bytes.min_tokens(prediction.content)
         if least > self.max_length:
             raise ApiError(
@@ -337,31 +300,62 @@ class Service:
                 f"{self.max_length}",
                 param="prediction.content",
             )
-        return {"prediction": self.tokenizer.encode(prediction.content)}
+        return self.tokenizer.encode(prediction.content)
 
     def _drafting(self, body: GenerationBody) -> dict[str, Any]:
-        wanted, settings = body.speculation, self.settings
-        block = settings.max_block if wanted.max_block is None else wanted.max_block
+        speculation, settings = body.speculation, self.settings
+        block = speculation.max_block
         return {
-            "drafter": self._drafter(wanted.drafter),
-            "policy": wanted.policy or settings.policy,
-            "max_block": block,
+            "drafter": self._drafter(speculation.drafter),
+            "policy": speculation.policy or settings.policy,
+            "max_block": settings.max_block if block is None else block,
         }
 
-    def _drafter(self, wanted: str | None) -> str:
-        own = self.settings.drafter
-        if wanted in (None, own):
-            return own
-        if wanted in ("none", "auto"):
-            return wanted
-        for part in DrafterSpec.parse(wanted).parts:
+    def _drafter(self, drafter: str | None) -> str:
+        """The drafter that a request names. Raises ApiError if it may not."""
+        if drafter is None or drafter == self.settings.drafter:
+            return self.settings.drafter
+        if drafter in ("none", "auto"):
+            return drafter
+        for part in DrafterSpec.parse(drafter).parts:
             if str(part) not in _SAFE_DRAFTERS and part.kind != "ngram":
                 raise ApiError(
                     f"drafter {str(part)[:40]!r} is not allowed here; expected none, auto, the "
                     f"server's own, or ngram, {', '.join(_SAFE_DRAFTERS)} joined by +",
                     param="speculation.drafter",
                 )
-        return wanted
+        return drafter
+
+
+class _Answer(NamedTuple):
+    """What a kind of body says of its answers, in addition to the fields that all bodies have."""
+
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    prediction: list[int] | None = None
+    stops: Sequence[str] = ()
+    thoughts: ReasoningMarks | None = None
+    shown: Mapping[int, str] = {}
+    constraint: Callable[[Grammars], Constraint] | None = None
+
+
+def _is_text(form: ResponseFormat | None) -> bool:
+    return form is None or form.type == "text"
+
+
+def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint] | None:
+    """Compiles the constraint of a request's answers; None: they have none."""
+    form, outputs = body.response_format, body.structured_outputs
+    if form is not None and form.type == "json_object":
+        return Grammars.json_object
+    if form is not None and form.type == "json_schema":
+        if form.json_schema is None:
+            raise ApiError(
+                "response_format.json_schema: is missing", param="response_format.json_schema"
+            )
+        schema = form.json_schema.schema_
+        return lambda grammars: grammars.json_schema(schema)
+    return None if outputs is None else _structured(outputs)
 
 
 def _structured(outputs: StructuredOutputs) -> Callable[[Grammars], Constraint]:
@@ -370,7 +364,7 @@ def _structured(outputs: StructuredOutputs) -> Callable[[Grammars], Constraint]:
     if outputs.regex is not None:
         return lambda grammars: grammars.regex(outputs.regex or "")
     if outputs.choice is not None:
-        choices = " | ".join(literal(each) for each in outputs.choice)
+        choices = " | ".join(literal(choice) for choice in outputs.choice)
         return lambda grammars: grammars.lark(f"start: {choices}")
     if outputs.grammar is not None:
         return lambda grammars: grammars.lark(outputs.grammar or "")
@@ -396,7 +390,6 @@ def _sampling(body: GenerationBody) -> dict[str, Any]:
     return {
         **chosen,
         "logit_bias": body.logit_bias,
-        "stop": body.stop,
         "min_tokens": body.min_tokens,
         "ignore_eos": body.ignore_eos,
     }

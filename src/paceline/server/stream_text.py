@@ -10,24 +10,22 @@ other request.
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from paceline.decoding.text import Decode, TextStream, unsigned
 from paceline.decoding.types import FinishReason, Step, TokenLogprob
+from paceline.errors import InvalidRequest
 from paceline.runtime.pooled import Embedding
 from paceline.runtime.result import Result
-from paceline.server.api.errors import ApiError
 from paceline.server.request import Event, QueuedRequest, ServerRequest
-
-if TYPE_CHECKING:
-    from paceline.server.service import Service
+from paceline.server.scheduler import Scheduler
 
 
 class Piece(NamedTuple):
@@ -133,8 +131,8 @@ class Answer:
         if self.prefill_only:
             return Delta(self.index, "", [])
         self._reasoning_tokens = step.reasoning_tokens
-        found = enumerate(zip_longest(step.tokens, step.pieces, step.logprobs))
-        for place, (token, piece, logprobs) in found:
+        new = enumerate(zip_longest(step.tokens, step.pieces, step.logprobs))
+        for place, (token, piece, logprobs) in new:
             if token in self.stop_token_ids:
                 self._stopped = True
                 self._extend(piece.text, piece.reasoning)
@@ -194,17 +192,22 @@ class Answer:
 class Answers:
     """The answers to one HTTP request; on exit none of it stays in the scheduler."""
 
-    def __init__(self, service: "Service", requests: Sequence[ServerRequest]) -> None:
-        """Prepare; entering submits the requests."""
-        self._service = service
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        requests: Sequence[ServerRequest],
+        on_answer: Callable[[ServerRequest, Answer], None],
+    ) -> None:
+        """Prepare; entering submits the requests. `on_answer` gets each answer that has ended."""
+        self._scheduler, self._on_answer = scheduler, on_answer
         self._requests = requests
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._queued: list[QueuedRequest] = []
         self.unfinished = len(requests)
-        stops = service.files.stop_token_ids
+        stops = scheduler.model.files.stop_token_ids
         self.all = [
-            Answer(() if request.options.ignore_eos else stops, index, request.prefill_only)
+            Answer(() if request.request.ignore_eos else stops, index, request.prefill_only)
             for index, request in enumerate(requests)
         ]
 
@@ -214,16 +217,17 @@ class Answers:
         Raises:
             QueueFull: the queue has no room for all of them; none is submitted.
             Draining: the server is shutting down.
-            InvalidRequest: one can never be served.
-            ApiError: there are more of them than the queue may hold.
+            InvalidRequest: one can never be served, or there are more than the queue may hold.
         """
-        limit = self._service.settings.max_waiting
+        limit = self._scheduler.max_waiting
         if len(self._requests) > limit:
-            raise ApiError(f"{len(self._requests)} answers are more than may wait here ({limit})")
+            raise InvalidRequest(
+                f"{len(self._requests)} answers are more than may wait here ({limit})"
+            )
         try:
             for index, request in enumerate(self._requests):
                 listener = partial(self._deliver, index)
-                self._queued.append(self._service.scheduler.submit(request, listener))
+                self._queued.append(self._scheduler.submit(request, listener))
         except Exception:
             self._cancel()
             raise
@@ -264,7 +268,7 @@ class Answers:
             case Result():
                 delta = self.all[index].finish(event)
                 self.unfinished -= 1
-                self._service.observer.on_answer(self._requests[index], self.all[index])
+                self._on_answer(self._requests[index], self.all[index])
                 return delta
             case Exception():
                 self.unfinished -= 1
@@ -285,12 +289,12 @@ class Answers:
 def prompt_pieces(decode: Decode, tokens: list[int]) -> list[Piece]:
     """A prompt's tokens, each with its text."""
     stream = TextStream(decode)
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     start = 0
     for place, token in enumerate(tokens):
         text = stream.push(token).text
         if place == len(tokens) - 1:
             text += stream.finish().text
-        found.append(Piece(token, text, start))
+        pieces.append(Piece(token, text, start))
         start += len(text)
-    return found
+    return pieces

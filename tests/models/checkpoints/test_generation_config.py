@@ -14,7 +14,7 @@ from paceline.models.files import open_folder
 from paceline.models.gguf import sampling_settings
 from paceline.models.manifest import GENERATION
 from paceline.models.names import DEFAULT_MODEL, REGISTRY
-from paceline.runtime.options import defaults_of
+from paceline.runtime.request import defaults_of
 from support.tiny import write_tiny
 
 # As llama.cpp's converter writes them; a GGUF file has f32.

@@ -17,8 +17,8 @@ from paceline.models.gguf.tokenizer import build_tokenizer
 from paceline.models.templates.control_text import GUARD
 from paceline.models.templates.tokenizer import TokenBytes
 from paceline.runtime.model import Model
-from paceline.runtime.options import check
 from paceline.runtime.prompt import encode_prompt
+from paceline.runtime.request import check
 from support.chat_styles import KINDS, STYLES, marks_of, style_files
 from support.tokenizer_lines import USER_DEFINED, sentence_piece
 

@@ -6,8 +6,8 @@ from statistics import median
 import pytest
 
 from paceline.models import QUIET
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
 from paceline.tools.bench.ab_test import (
     PLAIN,
     SINGLE_ROW,

@@ -9,9 +9,9 @@ import pytest
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.models import QUIET
-from paceline.runtime.defaults import Defaults
+from paceline.options import GREEDY
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY
+from paceline.runtime.request import Defaults
 from paceline.tools.bench.record import parse_record
 from paceline.tools.bench.serve.command import bench_serve
 from paceline.tools.bench.serve.load import (
@@ -22,6 +22,7 @@ from paceline.tools.bench.serve.load import (
     open_loop,
     percentiles,
 )
+from paceline.tools.measurement import ServerLoad
 from paceline.tools.suite import SuitePrompt
 from support.server import Running, running
 
@@ -147,16 +148,4 @@ def test_from_the_command_line(server: Running, capsys: pytest.CaptureFixture[st
 
 def test_extra_fields_are_a_json_object(server: Running):
     with pytest.raises(InvalidRequest, match=r"--extra is 'x'; expected a JSON object"):
-        bench_serve(
-            url=server.url,
-            model=None,
-            key=None,
-            clients=[1],
-            rates=[],
-            requests=1,
-            suite=None,
-            kinds=[],
-            max_tokens=1,
-            extra="x",
-            progress=QUIET,
-        )
+        bench_serve(ServerLoad(url=server.url, requests=1, max_tokens=1, extra="x"), QUIET)

@@ -22,6 +22,7 @@ from paceline.tools.bench.peers.registry import KNOWN, KnownPeer, check_names, o
 from paceline.tools.bench.peers.server import Access
 from paceline.tools.bench.peers.summary import PeerRows, is_exact, summary, tables
 from paceline.tools.bench.record import Row, parse_record
+from support.bench import measurement_of
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
 QUESTION = Question("one", "chat", [{"role": "user", "content": "Hello"}], [1, 2, 3])
@@ -261,9 +262,11 @@ def bench(model: Model, suite: Path, **options: Any) -> Report:
         "per_kind": None,
         "rounds": 1,
         "max_tokens": 6,
+        "suite": suite,
         "progress": QUIET,
+        **options,
     }
-    return command.bench_peers(lambda: model, suite=suite, **{**settings, **options})
+    return command.bench_peers(lambda: model, measurement_of(settings), **settings)
 
 
 def test_a_run_has_every_way_of_every_peer_on_every_prompt(

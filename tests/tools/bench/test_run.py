@@ -15,6 +15,7 @@ from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline.tools.bench.journal import journal_path
 from paceline.tools.bench.record import parse_record
 from paceline.tools.bench.run.command import bench_run
+from paceline.tools.measurement import Measurement
 from support.bench import bench
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
@@ -29,13 +30,9 @@ def test_a_run_reports_every_contender_on_every_prompt(model: Model, suite_file:
     stream = StringIO()
     report = bench_run(
         load,
-        suite=suite_file,
-        kinds=["chat"],
-        per_kind=1,
+        Measurement(suite=suite_file, kinds=["chat"], per_kind=1, rounds=2, max_tokens=10),
         drafters=["suffix", "ngram"],
         policy="fixed",
-        rounds=2,
-        max_tokens=10,
         progress=Progress(stream),
     )
     assert asked == [2, 1], "a model of each kind, once"
@@ -104,13 +101,9 @@ def test_single_row_decoding_may_have_other_tokens(model: Model, suite_file: Pat
     other = Model(model.files, FaultyEngine(model.engine, lambda rows, *_: rows.__imul__(-1)))
     report = bench_run(
         lambda rows: model if rows == 2 else other,
-        suite=suite_file,
-        kinds=[],
-        per_kind=1,
+        Measurement(suite=suite_file, per_kind=1, rounds=1, max_tokens=10),
         drafters=["suffix"],
         policy="auto",
-        rounds=1,
-        max_tokens=10,
         progress=QUIET,
     )
     assert report.passed

@@ -15,9 +15,9 @@ from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Policy
 from paceline.drafters import DrafterResources, DrafterSpec, KeptText, RequestContext, create
 from paceline.errors import InvalidRequest
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
-from paceline.runtime.options import check as check_options
+from paceline.runtime.request import check as check_options
 from paceline.runtime.trace import Trace
 from paceline.tools.bench.simulate.replay import (
     Recording,
@@ -309,7 +309,7 @@ def assert_same_steps(model: Model, options: Options, path: Path, max_tokens: in
         if chosen.policy == "auto"
         else {"fixed": Fixed, "adaptive": Adaptive}[chosen.policy](chosen.max_block)
     )
-    simulated = steps(recording, create(chosen.drafter, shared), rule, cost)
+    simulated = steps(recording, create(chosen.drafter.resolve(shared.shipped), shared), rule, cost)
     for mine, theirs in zip(simulated, trace.steps, strict=True):
         assert (mine.rows, mine.context) == (theirs.rows, theirs.context)
         assert list(mine.step.proposal.tokens) == list(theirs.proposed)

@@ -14,6 +14,7 @@ from paceline.tools.bench.record import parse_record
 from paceline.tools.bench.simulate import report as simulate_report
 from paceline.tools.bench.simulate.check import bench_simulate_check
 from paceline.tools.bench.simulate.command import bench_simulate
+from support.bench import contenders_of, measurement_of
 from support.faulty import FaultyEngine, other_picks_when_drafting
 
 AROUND = [1, 2, 3, 4, 5, 6]
@@ -46,8 +47,9 @@ def simulated(texts: Path, **options: Any) -> Report:
         "cost": "1=2,5=3",
         "carry": False,
         "progress": QUIET,
+        **options,
     }
-    return bench_simulate(never, never, texts=[texts], **{**settings, **options})
+    return bench_simulate(never, never, contenders_of(settings), texts=[texts], **settings)
 
 
 def test_texts_that_take_longer_than_plain_decoding_are_counted(texts: Path):
@@ -133,9 +135,12 @@ def checked(model: Model, suite: Path, **options: Any) -> Report:
         "blocks": [],
         "rounds": 1,
         "max_tokens": 30,
+        "suite": suite,
         "progress": QUIET,
+        **options,
     }
-    return bench_simulate_check(lambda: model, suite=suite, **{**settings, **options})
+    contenders, measurement = contenders_of(settings), measurement_of(settings)
+    return bench_simulate_check(lambda: model, contenders, measurement, **settings)
 
 
 def test_measured_steps_are_the_simulated_ones(model: Model, suite_file: Path, tmp_path: Path):

@@ -22,6 +22,7 @@ from paceline.tools.bench.report.command import bench_report
 from paceline.tools.bench.run.command import bench_run
 from paceline.tools.bench.run.groups import ALL, group_summary, is_loop, repeated_share
 from paceline.tools.bench.run.turns import Skipped
+from paceline.tools.measurement import Measurement
 from paceline.tools.suite import CONVERSATION, Suite, load_suite
 from support.bench import bench
 from support.faulty import FaultyEngine
@@ -263,13 +264,9 @@ def test_single_row_texts_that_differ_are_counted(model: Model, questions: Path)
 
     report = bench_run(
         load,
-        suite=questions,
-        kinds=["translation"],
-        per_kind=None,
+        Measurement(suite=questions, kinds=["translation"], rounds=1, max_tokens=8),
         drafters=["suffix"],
         policy="auto",
-        rounds=1,
-        max_tokens=8,
         progress=QUIET,
     )
     assert report.passed

@@ -14,6 +14,7 @@ from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import PLAIN, variant_options
 from paceline.tools.bench.record import Record, parse_record, read_record
 from paceline.tools.bench.sweep.command import bench_sweep
+from support.bench import contenders_of, measurement_of
 
 
 class Loading:
@@ -39,9 +40,11 @@ def sweep(model: Model, **options: Any) -> Report:
         "rounds": 1,
         "max_tokens": 6,
         "progress": QUIET,
-        "load": Loading(model),
+        **options,
     }
-    return bench_sweep(**{**settings, **options})
+    load = settings.pop("load", Loading(model))
+    contenders, measurement = contenders_of(settings), measurement_of(settings)
+    return bench_sweep(load, contenders, measurement, **settings)
 
 
 def record_of(report: Report) -> Record:

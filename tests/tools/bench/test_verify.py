@@ -11,8 +11,8 @@ from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import KVSequence, StepResult
 from paceline.engines.invariance import CONDITIONS, Compared
 from paceline.errors import InvalidRequest
+from paceline.options import POLICIES, Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import POLICIES, Options
 from paceline.tools.bench.verify.checks import (
     BLOCKS,
     DRAFTERS,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.decoding.draft_sampling import DraftSampler
-from paceline.decoding.types import Pending
+from paceline.decoding.types import DeferredRows
 from paceline.drafters.dflash.chain import ChainHead, Rows
 from paceline.drafters.dflash.checkpoint import read_draft_vocab, read_tensors
 from paceline.drafters.dflash.config_file import read_config
@@ -289,8 +289,8 @@ class MlxNetwork:
         tokens = tokens.astype(mx.int32)
         # Probabilities are read before verification only, together with the tokens.
         return (
-            Pending(lambda: to_host(tokens), len(logits), tokens),
-            Pending(lambda: to_host(chances, tokens), len(logits)),
+            DeferredRows(lambda: to_host(tokens), len(logits), tokens),
+            DeferredRows(lambda: to_host(chances, tokens), len(logits)),
         )
 
 

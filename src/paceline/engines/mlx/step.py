@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.types import Best, Logits, Pending, tap_name
+from paceline.decoding.types import Best, DeferredRows, Logits, tap_name
 from paceline.engines.mlx.hooks import Array
 from paceline.engines.mlx.kv_sequence import MlxSequence
 
@@ -75,9 +75,9 @@ def on_device(tokens: Sequence[int]) -> Array:
     """[T] int32. Tokens that the device still computes are not evaluated."""
     import mlx.core as mx
 
-    if isinstance(tokens, Pending) and isinstance(tokens.array, mx.array):
-        count = len(tokens) - len(tokens.before)
-        known = mx.array([*tokens.before], mx.int32)
+    if isinstance(tokens, DeferredRows) and isinstance(tokens.array, mx.array):
+        count = len(tokens) - len(tokens.known)
+        known = mx.array([*tokens.known], mx.int32)
         return mx.concatenate([known, tokens.array[:count].astype(mx.int32)])
     return mx.array([*tokens], mx.int32)
 

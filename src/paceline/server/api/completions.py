@@ -3,51 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, model_validator
-
 from paceline.server.api.endpoint import ApiRequest
-from paceline.server.api.errors import ApiError
-from paceline.server.api.http import event
 from paceline.server.api.logprobs import completion_logprobs
-from paceline.server.api.schema import GenerationBody, Prediction, Prompts
+from paceline.server.body import CompletionBody
+from paceline.server.http import event
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece, prompt_pieces
-
-_MAX_PROMPTS = 128
-
-_DEFAULT_TOKENS = 16
-"""OpenAI's default of `max_tokens`."""
-
-
-class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
-
-    prompt: Prompts = Field(min_length=1, max_length=_MAX_PROMPTS)
-    max_tokens: int = Field(default=_DEFAULT_TOKENS, ge=-1)
-    echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0, le=20)
-    suffix: str = ""
-    """The text after the answer, for models that fill in the middle."""
-    best_of: int | None = None
-    prediction: Prediction | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "CompletionBody":
-        if self.suffix and self.echo:
-            raise ApiError("a prompt with a suffix cannot be echoed", param="echo")
-        if self.best_of not in (None, self.n):
-            raise ApiError("best_of must equal n", param="best_of")
-        if self.stream and self.echo and self.logprobs is not None:
-            raise ApiError(
-                "a stream cannot echo the prompt with logprobs, which are complete at its end",
-                param="echo",
-            )
-        return self
-
-    @property
-    def max_answer_tokens(self) -> int | None:
-        """Limit of the answer's tokens; None: the rest of the context."""
-        return None if self.max_tokens == -1 else self.max_tokens
 
 
 class Completions(ApiRequest[CompletionBody]):
@@ -61,18 +22,8 @@ class Completions(ApiRequest[CompletionBody]):
     def __init__(self, service: Service, body: CompletionBody) -> None:
         """Prepare. Raises ApiError or PacelineError if it cannot be served."""
         super().__init__(service, body)
+        self.requests = service.prepare(body)
         self._predicted = body.prediction is not None
-        options: dict[str, Any] = service.prediction(body.prediction)
-        self.prompts = [service.prompt_tokens(prompt, body.suffix) for prompt in body.prompt]
-        if body.suffix and service.infill is not None:
-            options["stop"] = [*body.stop, *service.infill.stops]
-        if body.logprobs is not None:
-            options |= {"logprobs": body.logprobs, "prompt_logprobs": body.echo}
-        self.requests = [
-            request
-            for tokens in self.prompts
-            for request in service.requests(body, tokens, **options)
-        ]
         decode = service.tokenizer.decode
         self._echoes = [prompt_pieces(decode, t) if body.echo else [] for t in self.prompts]
 
@@ -94,13 +45,13 @@ class Completions(ApiRequest[CompletionBody]):
 
     def stream_start(self) -> bytes:
         """The prompts, if they are echoed."""
-        found = b""
+        events = b""
         for index in range(len(self.requests) if self._body.echo else 0):
             text = "".join(piece.text for piece in self._prompt(index)[1])
             choice = self._choice(index, text, ())
             choice.pop("token_ids", None)
-            found += event({**self._base, "choices": [choice]})
-        return found
+            events += event({**self._base, "choices": [choice]})
+        return events
 
     def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
         """A chunk for a delta."""
@@ -125,8 +76,8 @@ class Completions(ApiRequest[CompletionBody]):
         logprobs = None
         if top is not None and (pieces or not self._body.stream):
             logprobs = completion_logprobs(self._service.token_bytes, pieces, top)
-        found = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
-        return {**found, **self._token_fields(pieces)}
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+        return {**choice, **self._token_fields(pieces)}
 
 
 def _concatenated(before: list[Piece], pieces: list[Piece]) -> list[Piece]:

@@ -7,52 +7,36 @@ import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
-from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
-from paceline.decoding.types import FINAL_NORM
-from paceline.runtime.options import check
 from paceline.runtime.pooled import Embedding, normalized
 from paceline.server.api.endpoint import Endpoint
-from paceline.server.api.errors import ApiError
-from paceline.server.api.http import Reply
-from paceline.server.api.schema import Body, Prompts, parse
+from paceline.server.body import EmbeddingsBody
+from paceline.server.errors import ApiError
+from paceline.server.http import Reply
+from paceline.server.json_body import parse
 from paceline.server.readers import Lane
 from paceline.server.request import Event, QueuedRequest, ServerRequest
 from paceline.server.service import Service
 
-_MAX_TEXTS = 2048
-"""OpenAI's limit."""
-
 _AT_ONCE = 8
 """Texts of a request that are in the scheduler."""
-
-
-class EmbeddingsBody(Body):
-    """POST /v1/embeddings."""
-
-    model: str | None = None
-    input: Prompts = Field(min_length=1, max_length=_MAX_TEXTS)
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, ge=1)
-    """Numbers of a vector that are kept, for models whose first ones are an embedding too."""
 
 
 def embeddings(service: Service) -> Endpoint:
     """The endpoint."""
 
     async def work(text: bytes, reply: Reply) -> None:
-        body, requests = await service.readers.run(Lane.of(text), _requests, service, text)
-        found = await _embedded(service, requests)
-        vectors = [_shortened(each.vector, body.dimensions) for each in found]
-        tokens = sum(each.tokens for each in found)
+        body, requests = await service.readers.run(Lane.of(text), _prepared, service, text)
+        embedded = await _embedded(service, requests)
+        vectors = [_shortened(embedding.vector, body.dimensions) for embedding in embedded]
+        tokens = sum(embedding.tokens for embedding in embedded)
         data = [
-            {"object": "embedding", "index": index, "embedding": _encoded(each, body)}
-            for index, each in enumerate(vectors)
+            {"object": "embedding", "index": index, "embedding": _encoded(vector, body)}
+            for index, vector in enumerate(vectors)
         ]
         used = {"prompt_tokens": tokens, "total_tokens": tokens}
         await reply.json({"object": "list", "data": data, "model": service.name, "usage": used})
@@ -60,35 +44,9 @@ def embeddings(service: Service) -> Endpoint:
     return Endpoint(service, work)
 
 
-def _requests(service: Service, text: bytes) -> tuple[EmbeddingsBody, list[ServerRequest]]:
-    """A body, and a request to the scheduler for each of its texts."""
+def _prepared(service: Service, text: bytes) -> tuple[EmbeddingsBody, list[ServerRequest]]:
     body = parse(EmbeddingsBody, text)
-    service.check_model(body.model)
-    facts, engine = service.files.facts, service.scheduler.model.engine
-    if facts.pooling is None or FINAL_NORM not in engine.taps:
-        raise ApiError(
-            f"{service.name} makes no embeddings; serve an embedding model whose GGUF file names "
-            "its pooling (mean, first or last) and whose attention is causal, such as "
-            "Qwen3-Embedding",
-            status=HTTPStatus.NOT_IMPLEMENTED,
-            code="not_implemented",
-        )
-    options = check({"max_tokens": 1, "drafter": "none"}, service.defaults)
-    found = []
-    for prompt in body.input:
-        tokens = service.prompt_tokens(prompt, field="input")
-        if facts.pooled_end is not None and tokens[-1] != facts.pooled_end:
-            tokens.append(facts.pooled_end)
-        found.append(
-            ServerRequest(
-                tokens,
-                options,
-                cached=False,
-                timeout=service.settings.request_seconds,
-                pooling=facts.pooling,
-            )
-        )
-    return body, found
+    return body, service.prepare(body)
 
 
 async def _embedded(service: Service, requests: Sequence[ServerRequest]) -> list[Embedding]:

@@ -18,19 +18,20 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from paceline.constraints.compile_queue import Caller
-from paceline.server.api.errors import ApiError, api_error
-from paceline.server.api.http import (
+from paceline.server.api.usage import telemetry, usage
+from paceline.server.body import GenerationBody
+from paceline.server.errors import ApiError, api_error
+from paceline.server.http import (
     DONE,
     KEEPALIVE,
     ClientGone,
     Reply,
     disconnected,
     event,
+    peer_of,
     read_body,
 )
-from paceline.server.api.schema import GenerationBody, parse
-from paceline.server.api.usage import telemetry, usage
-from paceline.server.middleware import peer_of
+from paceline.server.json_body import parse
 from paceline.server.readers import Lane
 from paceline.server.request import ServerRequest
 from paceline.server.service import Observer, Service
@@ -64,14 +65,11 @@ class ApiRequest(ABC, Generic[_B]):
     """What a stream sends while there is nothing new."""
     requests: Sequence[ServerRequest]
     """The answers to compute: `body.n` for each prompt, in the order of the prompts."""
-    prompts: Sequence[list[int]]
-    """Token ids of the prompts."""
     _predicted = False
     """Whether the request has a prediction."""
 
     def __init__(self, service: Service, body: _B) -> None:
         """Prepare. Raises ApiError or PacelineError if the body is wrong."""
-        service.check_model(body.model)
         self._service, self._body = service, body
         self.streamed = body.stream
         self._base: dict[str, Any] = {
@@ -82,6 +80,11 @@ class ApiRequest(ABC, Generic[_B]):
             "system_fingerprint": service.fingerprint,
         }
         self._sent = set[int]()  # answers with a chunk
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Token ids of the prompts."""
+        return [request.tokens for request in self.requests[:: self._body.n]]
 
     @property
     def constrained(self) -> bool:
@@ -124,8 +127,8 @@ class ApiRequest(ABC, Generic[_B]):
         self, choices: list[dict[str, Any]], answers: Sequence[Answer], **more: Any
     ) -> dict[str, Any]:
         """The complete response with these choices."""
-        found = {**self._base, "choices": choices, "usage": self._usage(answers), **more}
-        return {**found, **self._telemetry(answers)}
+        response = {**self._base, "choices": choices, "usage": self._usage(answers), **more}
+        return {**response, **self._telemetry(answers)}
 
     def _chunk(
         self, choice: dict[str, Any], answers: Sequence[Answer], *, last: bool, **more: Any
@@ -146,12 +149,12 @@ class ApiRequest(ABC, Generic[_B]):
 
     def _token_fields(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Fields of a choice that list its tokens."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self._body.return_token_ids:
-            found["token_ids"] = [piece.token for piece in pieces]
+            fields["token_ids"] = [piece.token for piece in pieces]
         if self._body.speculation.pieces:
-            found["pieces"] = [{"text": each.text, "source": each.source} for each in pieces]
-        return found
+            fields["pieces"] = [{"text": shown.text, "source": shown.source} for shown in pieces]
+        return fields
 
     def _lists_tokens(self, pieces: Sequence[Piece], *, logprobs: bool) -> bool:
         """Whether a chunk is sent for tokens that have no text."""
@@ -239,7 +242,7 @@ def answering(service: Service, kind: type[ApiRequest[Any]]) -> Work:
                 peer_of(reply.scope), _GRAMMAR_SECONDS
             ) as caller:  # it leaves with its client
                 await service.readers.run(Lane.GRAMMAR, request.compile, caller)
-        with Answers(service, request.requests) as answers:
+        with service.answers(request.requests) as answers:
             if request.streamed:
                 await _stream(request, answers, reply, service)
             else:
@@ -275,10 +278,10 @@ def observed(host: Host, error: Exception, request_id: str) -> ApiError:
 
     The log has the error's type and place, but not its message, which may contain a prompt.
     """
-    found = api_error(error)
-    host.observer.on_error(found)
-    if found.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    reply = api_error(error)
+    host.observer.on_error(reply)
+    if reply.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         frames = traceback.extract_tb(error.__traceback__)[-4:]
         where = " < ".join(f"{frame.name} ({frame.lineno})" for frame in reversed(frames))
         log.error("%s failed: %s in %s", request_id, type(error).__name__, where)
-    return found
+    return reply

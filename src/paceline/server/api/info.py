@@ -7,12 +7,12 @@ from pydantic import AliasChoices, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paceline.server.api.chat import template_chat
 from paceline.server.api.endpoint import Endpoint
-from paceline.server.api.errors import ApiError, prompt_too_long
-from paceline.server.api.http import Reply
 from paceline.server.api.models import model_entry, model_list
-from paceline.server.api.schema import MAX_MESSAGES, Body, Message, parse
+from paceline.server.body import MAX_MESSAGES, Message
+from paceline.server.errors import ApiError, prompt_too_long
+from paceline.server.http import Reply
+from paceline.server.json_body import Body, parse
 from paceline.server.readers import Lane
 from paceline.server.service import Service
 
@@ -120,19 +120,19 @@ class InfoHandlers:
         service = self._service
         service.check_model(body.model)
         if body.messages is not None:
-            chat = template_chat(service, body.messages)
-            prompt = service.render_chat(chat, generate=body.add_generation_prompt).text
+            chat = service.prompts.messages(body.messages)
+            prompt = service.prompts.render(chat, generate=body.add_generation_prompt).text
             tokens = service.files.control_text().encode(prompt)
         else:
-            given = body.prompt if body.content is None else body.content
-            if given is None:
+            content = body.prompt if body.content is None else body.content
+            if content is None:
                 raise ApiError("prompt: is missing", param="prompt")
-            least = service.token_bytes.min_tokens(given)
+            least = service.token_bytes.min_tokens(content)
             if least > service.max_length:
                 raise prompt_too_long(least, service.max_length, at_least=True)
-            tokens = service.tokenizer.encode(given, special=body.parse_special)
+            tokens = service.tokenizer.encode(content, special=body.parse_special)
             if not body.add_special_tokens:
-                tokens = self._without_bos(given, tokens)
+                tokens = self._without_bos(content, tokens)
         names = [service.token_bytes.name(token) for token in tokens]
         listed: list[Any] = list(tokens)
         if body.with_pieces:

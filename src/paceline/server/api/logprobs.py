@@ -65,11 +65,11 @@ def _bytes(token_bytes: TokenBytes, piece: Piece) -> bytes:
 def _tops(token_bytes: TokenBytes, piece: Piece) -> dict[str, float] | None:
     if piece.logprobs is None:
         return None
-    found: dict[str, float] = {}
+    tops: dict[str, float] = {}
     # Of tokens with the same name the most likely one is kept.
     for token, logprob in [*piece.logprobs.top, piece.logprobs[:2]]:
-        found.setdefault(token_bytes.name(token), _clipped(logprob))
-    return found
+        tops.setdefault(token_bytes.name(token), _clipped(logprob))
+    return tops
 
 
 def _logprobs(piece: Piece) -> TokenLogprob:

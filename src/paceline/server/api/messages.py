@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.decoding.types import FinishReason
-from paceline.server.api.chat import Chat, rendered
+from paceline.server.api.chat import Chat
 from paceline.server.api.endpoint import ApiRequest, Endpoint
-from paceline.server.api.errors import ApiError, prompt_too_long
-from paceline.server.api.http import Reply, event
 from paceline.server.api.messages_body import MessagesBody
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream
-from paceline.server.api.schema import parse
+from paceline.server.errors import ApiError, prompt_too_long
+from paceline.server.http import Reply, event
+from paceline.server.json_body import parse
 from paceline.server.readers import Lane
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta
@@ -39,7 +39,7 @@ class Messages(ApiRequest[MessagesBody]):
         """Prepare. Raises ApiError or PacelineError if it cannot be served."""
         super().__init__(service, body)
         chat = Chat(service, body.chat(service.files.thinking()))
-        self.requests, self.prompts = chat.requests, chat.prompts
+        self.requests = chat.requests
         self._parts = PartStream(chat, reasoning=self._body.returns_thoughts)
 
     def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Messages(ApiRequest[MessagesBody]):
 
     def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
         """Events for a delta: content blocks begin, grow, and end."""
-        return b"".join(_part_events(each) for each in self._parts.push(delta))
+        return b"".join(_part_events(change) for change in self._parts.push(delta))
 
     def stream_end(self, answers: Sequence[Answer]) -> bytes:
         """Events for the end of the message."""
@@ -113,14 +113,14 @@ _NOTHING_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 
 def count_tokens(service: Service) -> Endpoint:
     """POST /v1/messages/count_tokens."""
 
-    def count(given: bytes) -> int:
-        body = parse(MessagesBody, given)
+    def count(text: bytes) -> int:
+        body = parse(MessagesBody, text)
         service.check_model(body.model)
-        text = rendered(service, body.chat(service.files.thinking())).text
-        least = service.token_bytes.min_tokens(text)
+        prompt = service.prompts.chat(body.chat(service.files.thinking())).text
+        least = service.token_bytes.min_tokens(prompt)
         if least > service.max_length:  # not worth tokenizing
             raise prompt_too_long(least, service.max_length, at_least=True)
-        return len(service.files.control_text().encode(text))
+        return len(service.files.control_text().encode(prompt))
 
     async def work(body: bytes, reply: Reply) -> None:
         await reply.json({"input_tokens": await service.readers.run(Lane.of(body), count, body)})
@@ -140,11 +140,11 @@ def _part_events(change: PartEvent) -> bytes:
     if change.change is Change.GROW:
         kind, name = _DELTAS[part.kind]
         return _event("content_block_delta", **place, delta={"type": kind, name: change.text})
-    found = b""
+    events = b""
     if part.kind is PartKind.REASONING:
         signed = {"type": "signature_delta", "signature": _SIGNATURE}
-        found = _event("content_block_delta", **place, delta=signed)
-    return found + _event("content_block_stop", **place)
+        events = _event("content_block_delta", **place, delta=signed)
+    return events + _event("content_block_stop", **place)
 
 
 def _block(part: Part, *, started: bool = False) -> dict[str, Any]:

@@ -12,24 +12,21 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from paceline.errors import InvalidRequest
 from paceline.models import Thinking
-from paceline.server.api.chat import ChatBody
-from paceline.server.api.errors import ApiError
-from paceline.server.api.schema import (
+from paceline.server.body import (
     MAX_MESSAGES,
-    Body,
     Called,
     CalledFunction,
+    ChatBody,
     Function,
     GenerationBody,
     Message,
     NamedSchema,
     NamedTool,
     ResponseFormat,
-    Text,
-    TextPart,
     Tool,
-    tag_by_type,
 )
+from paceline.server.errors import ApiError
+from paceline.server.json_body import Body, Text, TextPart, tag_by_type
 
 _BILLING = "x-anthropic-billing-header:"
 """Begins a block that Claude Code sends for the API, not for the model. It differs in each request,
@@ -109,7 +106,7 @@ def _blocks(value: Any) -> Any:
 def _without_billing(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    return [each for each in value if not (isinstance(each, dict) and _is_billing(each))]
+    return [block for block in value if not (isinstance(block, dict) and _is_billing(block))]
 
 
 def _is_billing(block: dict[str, Any]) -> bool:
@@ -162,7 +159,7 @@ class OutputFormat(Body):
     """The structure of the answer."""
 
     type: Literal["json_schema"]
-    wanted: dict[str, Any] = Field(alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputOptions(Body):
@@ -208,7 +205,7 @@ class MessagesBody(GenerationBody):
             raise ApiError("tool_choice.name: is missing", param="tool_choice.name")
         self.stop = self.stop_sequences
         if (form := self.output_config.format) is not None:
-            schema = NamedSchema(schema=form.wanted)
+            schema = NamedSchema(schema=form.schema_)
             self.response_format = ResponseFormat(type="json_schema", json_schema=schema)
         return self
 
@@ -263,7 +260,7 @@ class MessagesBody(GenerationBody):
         Clients send `thinking` without knowing the model, so what it cannot do is left out;
         thoughts that cannot be turned off are not returned.
         """
-        wanted, effort = self.thinking, self.output_config.effort
+        asked, effort = self.thinking, self.output_config.effort
         if not self.returns_thoughts:
             try:
                 return thinking.switch(False)
@@ -271,15 +268,15 @@ class MessagesBody(GenerationBody):
                 return {}
         if effort is not None:
             return thinking.effort(_EFFORTS.get(effort, effort))
-        return thinking.switch(True) if wanted is not None and thinking.form is not None else {}
+        return thinking.switch(True) if asked is not None and thinking.form is not None else {}
 
     def _chat_messages(self) -> list[Message]:
-        found = [Message(role="system", content=self.system)] if self.system else []
+        messages = [Message(role="system", content=self.system)] if self.system else []
         calls = set[str]()
         for place, turn in enumerate(self.messages):
             if turn.role == "assistant":
-                found.append(_answer(turn.content))
-                calls |= {call.id or "" for call in found[-1].tool_calls or ()}
+                messages.append(_answer(turn.content))
+                calls |= {call.id or "" for call in messages[-1].tool_calls or ()}
                 continue
             for number, block in enumerate(turn.content):
                 where = f"messages[{place}].content[{number}]"
@@ -291,8 +288,8 @@ class MessagesBody(GenerationBody):
                         "before its result",
                         param=f"{where}.tool_use_id",
                     )
-            found += _said(turn)
-        return found
+            messages += _said(turn)
+        return messages
 
 
 def _answer(blocks: Iterable[Any]) -> Message:
@@ -323,20 +320,20 @@ def _json(value: dict[str, Any]) -> str:
 
 def _said(turn: Turn) -> list[Message]:
     """A message of the user or the system: tools' results are messages of their own."""
-    found: list[Message] = []
+    messages: list[Message] = []
     texts: list[str] = []
 
     def flush() -> None:
         if texts:
-            found.append(Message(role=turn.role, content="\n".join(texts)))
+            messages.append(Message(role=turn.role, content="\n".join(texts)))
             texts.clear()
 
     for block in turn.content:
         if isinstance(block, ToolResultBlock):
             flush()
             text = block.content or ("error" if block.is_error else "")
-            found.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
+            messages.append(Message(role="tool", content=text, tool_call_id=block.tool_use_id))
         elif isinstance(block, TextBlock):
             texts.append(block.text)
     flush()
-    return found or [Message(role="user", content="")]
+    return messages or [Message(role="user", content="")]

@@ -9,14 +9,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from paceline import __version__
-from paceline.server.api.chat import ChatBody
-from paceline.server.api.completions import CompletionBody
-from paceline.server.api.embeddings import EmbeddingsBody
-from paceline.server.api.errors import is_anthropic
 from paceline.server.api.info import DetokenizeBody, TokenizeBody
 from paceline.server.api.messages_body import MessagesBody
 from paceline.server.api.response_body import ResponsesBody
-from paceline.server.api.schema import Body
+from paceline.server.body import ChatBody, CompletionBody, EmbeddingsBody
+from paceline.server.errors import is_anthropic
+from paceline.server.json_body import Body
 
 _POSTS: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatBody,

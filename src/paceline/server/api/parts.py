@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from paceline.constraints.tool_calls import CallPiece, CallStream
-from paceline.server.api.chat import Chat
-from paceline.server.api.schema import Called, CalledFunction, Message
-from paceline.server.api.tool_calls import call_id
+from paceline.server.api.chat import Chat, call_id
+from paceline.server.body import Called, CalledFunction, Message
 from paceline.server.stream_text import Answer, Delta, Piece
 
 
@@ -99,17 +98,17 @@ class PartStream:
             yield from self._grow(PartKind.REASONING, delta.reasoning)
         thought = bool(self.parts) and self.parts[-1].kind is PartKind.REASONING
         # Tokens of thoughts, and of the marks after them, are no tokens of the text.
-        self._pieces += [each for each in delta.pieces if each.text or not thought]
+        self._pieces += [piece for piece in delta.pieces if piece.text or not thought]
         if self._calls is None:
             split: list[str | CallPiece] = [delta.text]
         else:
             split = self._calls.push(delta.signed)
             split += self._calls.finish() if delta.finished else []
-        for each in split:
-            if isinstance(each, CallPiece):
-                yield from self._call(each)
-            elif each:
-                yield from self._grow(PartKind.TEXT, each)
+        for piece in split:
+            if isinstance(piece, CallPiece):
+                yield from self._call(piece)
+            elif piece:
+                yield from self._grow(PartKind.TEXT, piece)
         if delta.finished:
             if not self.parts:
                 yield from self._start(PartKind.TEXT)

@@ -4,21 +4,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from paceline.server.api.chat import ChatBody
-from paceline.server.api.errors import ApiError
 from paceline.server.api.response_items import Item
-from paceline.server.api.schema import (
+from paceline.server.body import (
     MAX_MESSAGES,
-    Body,
+    ChatBody,
     Effort,
     Function,
     GenerationBody,
+    Logprobs,
     Message,
     NamedSchema,
     NamedTool,
     ResponseFormat,
     Tool,
 )
+from paceline.server.errors import ApiError
+from paceline.server.json_body import Body
 
 LOGPROBS = "message.output_text.logprobs"
 """In `include`: return the logprobs of the text."""
@@ -29,7 +30,7 @@ class Format(Body):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
-    wanted: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class TextOptions(Body):
@@ -91,7 +92,7 @@ class ResponsesBody(GenerationBody):
     text: TextOptions = TextOptions()
     reasoning: Reasoning = Reasoning()
     include: list[str] = Field(default=[])
-    top_logprobs: int = Field(default=0, ge=0, le=20)
+    top_logprobs: Logprobs = 0
     metadata: dict[str, str] = Field(default={})
     tools: list[
         Annotated[
@@ -110,21 +111,21 @@ class ResponsesBody(GenerationBody):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ResponsesBody":
-        for name, given, instead in (
+        for name, is_set, instead in (
             ("conversation", self.conversation, "use previous_response_id"),
             ("background", self.background, "wait for the answer, or stream it"),
             ("prompt", isinstance(self.prompt, dict), "send instructions and input"),
             ("truncation", self.truncation == "auto", "shorten the input"),
         ):
-            if given:
+            if is_set:
                 raise ApiError(f"{name} is not supported; {instead}", param=name)
         if self.n != 1:
             raise ApiError("this endpoint returns one answer", param="n")
         form = self.text.format
-        if form.type == "json_schema" and form.wanted is None:
+        if form.type == "json_schema" and form.schema_ is None:
             raise ApiError("text.format.schema: is missing", param="text.format.schema")
         if form.type != "text":
-            named = NamedSchema(schema=form.wanted) if form.wanted is not None else None
+            named = NamedSchema(schema=form.schema_) if form.schema_ is not None else None
             self.response_format = ResponseFormat(type=form.type, json_schema=named)
         if self.chat_choice not in ("none", "auto") and not self.functions:
             raise ApiError("tool_choice requires a call, but there is no function", param="tools")
@@ -138,16 +139,16 @@ class ResponsesBody(GenerationBody):
     @property
     def functions(self) -> list[FunctionTool]:
         """The functions that the model may call. Raises ApiError if one that is named is not."""
-        found = {tool.name: tool for tool in self.tools if isinstance(tool, FunctionTool)}
+        known = {tool.name: tool for tool in self.tools if isinstance(tool, FunctionTool)}
         choice = self.tool_choice
         if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
             allowed = [tool.get("name") for tool in choice.tools]
-            if unknown := [name for name in allowed if name not in found]:
+            if unknown := [name for name in allowed if name not in known]:
                 raise ApiError(
                     f"{str(unknown[0])[:80]!r} is no function of tools", param="tool_choice"
                 )
-            return [tool for name, tool in found.items() if name in allowed]
-        return list(found.values())
+            return [tool for name, tool in known.items() if name in allowed]
+        return list(known.values())
 
     @property
     def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool:

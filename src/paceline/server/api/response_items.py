@@ -11,17 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from paceline.server.api.errors import ApiError
 from paceline.server.api.parts import Part, PartKind
-from paceline.server.api.schema import (
-    MAX_MESSAGES,
-    Body,
-    Called,
-    CalledFunction,
-    Message,
-    Text,
-    tag_by_type,
-)
+from paceline.server.body import MAX_MESSAGES, Called, CalledFunction, Message
+from paceline.server.errors import ApiError
+from paceline.server.json_body import Body, Text, tag_by_type
 
 _PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
 
@@ -115,11 +108,11 @@ def conversation(
     The items of one answer become one message. Raises ApiError if a function's output has no call
     before it, an item is not stored, or there are too many messages.
     """
-    found = list(earlier)
-    made = len(found)  # the first message that is not of `earlier`
-    calls = {call.id for message in found for call in message.tool_calls or ()}
-    for place, given in enumerate(items):
-        item = given
+    messages = list(earlier)
+    first = len(messages)  # the first message that is not of `earlier`
+    calls = {call.id for message in messages for call in message.tool_calls or ()}
+    for place, listed in enumerate(items):
+        item = listed
         if isinstance(item, ItemReference):
             stored = stored_item(item.id)
             if stored is None:
@@ -138,12 +131,16 @@ def conversation(
         else:
             message = _message(item)
             calls |= {call.id for call in message.tool_calls or ()}
-        if message.role == "assistant" and len(found) > made and found[-1].role == "assistant":
-            message = _joined(found.pop(), message)
-        found.append(message)
-    if len(found) > MAX_MESSAGES:
+        if (
+            message.role == "assistant"
+            and len(messages) > first
+            and messages[-1].role == "assistant"
+        ):
+            message = _joined(messages.pop(), message)
+        messages.append(message)
+    if len(messages) > MAX_MESSAGES:
         raise ApiError(f"the conversation has more than {MAX_MESSAGES} messages", param="input")
-    return found
+    return messages
 
 
 def _message(item: Any) -> Message:

@@ -11,9 +11,9 @@ from http import HTTPStatus
 from threading import Lock
 from typing import Any, NamedTuple
 
-from paceline.server.api.errors import ApiError
-from paceline.server.api.http import to_json
-from paceline.server.api.schema import Message
+from paceline.server.body import Message
+from paceline.server.errors import ApiError
+from paceline.server.http import to_json
 
 _MAX_RESPONSES = 1000
 _MAX_BYTES = 64 * 2**20
@@ -45,10 +45,10 @@ class ResponseStore:
     def add(self, client: int, response: dict[str, Any], messages: Sequence[Message]) -> None:
         """Store a response; the least recently used ones may be forgotten for it."""
         size = len(to_json(response)) + sum(map(_size, messages))
-        found = StoredResponse(response, tuple(messages), size)
+        stored = StoredResponse(response, tuple(messages), size)
         with self._lock:
-            self._stored[client, response["id"]] = found
-            self._size += found.size
+            self._stored[client, response["id"]] = stored
+            self._size += stored.size
             while self._size > _MAX_BYTES or len(self._stored) > _MAX_RESPONSES:
                 _, old = self._stored.popitem(last=False)
                 self._size -= old.size
@@ -72,8 +72,8 @@ class ResponseStore:
             for (owner, _), stored in reversed(self._stored.items()):
                 for item in stored.response["output"]:
                     if owner == client and item["id"] == name:
-                        found: dict[str, Any] = item
-                        return found
+                        output: dict[str, Any] = item
+                        return output
         return None
 
     def response(self, client: int, name: str) -> dict[str, Any]:

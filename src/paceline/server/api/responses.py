@@ -10,8 +10,6 @@ from starlette.responses import JSONResponse, Response
 from paceline.decoding.types import FinishReason
 from paceline.server.api.chat import Chat
 from paceline.server.api.endpoint import ApiRequest, Endpoint, Work, answering
-from paceline.server.api.errors import ApiError
-from paceline.server.api.http import Reply, event
 from paceline.server.api.logprobs import chat_logprobs
 from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream, as_message
 from paceline.server.api.response_body import LOGPROBS, ResponsesBody
@@ -22,8 +20,9 @@ from paceline.server.api.response_items import (
     item_of,
 )
 from paceline.server.api.response_store import ResponseStore
-from paceline.server.api.schema import Message
-from paceline.server.middleware import client_of
+from paceline.server.body import Message
+from paceline.server.errors import ApiError
+from paceline.server.http import Reply, client_of, event
 from paceline.server.service import Service
 from paceline.server.stream_text import Answer, Delta, Piece
 
@@ -50,6 +49,7 @@ class Responses(ApiRequest[ResponsesBody]):
     body_kind = ResponsesBody
     kind = chunk_kind = "response"
     id_prefix = "resp_"
+    store: ClassVar[ResponseStore]
     client: ClassVar[int] = 0
     """Of `client_of`: it sees only the responses that are stored for it."""
 
@@ -58,16 +58,16 @@ class Responses(ApiRequest[ResponsesBody]):
         super().__init__(service, body)
         earlier = tuple[Message, ...]()
         if body.previous_response_id is not None:
-            earlier = service.responses.messages(self.client, body.previous_response_id)
-        stored_item = partial(service.responses.item, self.client)
+            earlier = self.store.messages(self.client, body.previous_response_id)
+        stored_item = partial(self.store.item, self.client)
         self._messages = conversation(earlier, body.input, stored_item)
         try:
             chat = Chat(service, body.chat(self._messages))
         except ApiError as error:
             error.fields["param"] = _PARAMS.get(error.fields["param"], error.fields["param"])
             raise
-        self.requests, self.prompts = chat.requests, chat.prompts
-        self._settings = self.requests[0].options.settings
+        self.requests = chat.requests
+        self._settings = self.requests[0].request.settings
         self._parts = PartStream(chat)
         self._events = 0
 
@@ -85,7 +85,7 @@ class Responses(ApiRequest[ResponsesBody]):
 
     def delta_events(self, delta: Delta, answers: Sequence[Answer]) -> bytes:
         """Events for a delta: items and their contents begin, grow, and end."""
-        return b"".join(self._part_events(each, answers[0]) for each in self._parts.push(delta))
+        return b"".join(self._part_events(change, answers[0]) for change in self._parts.push(delta))
 
     def stream_end(self, answers: Sequence[Answer]) -> bytes:
         """The event for the complete response."""
@@ -114,21 +114,21 @@ class Responses(ApiRequest[ResponsesBody]):
             return self._event(f"{name}.delta", **place, delta=change.text, **more)
         if change.change is Change.OPEN:
             item = self._item(part, "in_progress")
-            found = self._event("response.output_item.added", **output, item=item)
+            events = self._event("response.output_item.added", **output, item=item)
             if not called:
                 content = content_of(part, [], "")
-                found += self._event("response.content_part.added", **place, part=content)
-            return found
+                events += self._event("response.content_part.added", **place, part=content)
+            return events
         if called:
-            found = self._event(f"{name}.done", **place, name=part.name, arguments=part.text)
+            events = self._event(f"{name}.done", **place, name=part.name, arguments=part.text)
         else:
             logprobs = self._logprobs(part.pieces)
             more = {"logprobs": logprobs} if more else {}
             content = content_of(part, logprobs)
-            found = self._event(f"{name}.done", **place, text=part.text, **more)
-            found += self._event("response.content_part.done", **place, part=content)
+            events = self._event(f"{name}.done", **place, text=part.text, **more)
+            events += self._event("response.content_part.done", **place, part=content)
         item = self._item(part, self._status(part, answer))
-        return found + self._event("response.output_item.done", **output, item=item)
+        return events + self._event("response.output_item.done", **output, item=item)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._events += 1
@@ -141,7 +141,7 @@ class Responses(ApiRequest[ResponsesBody]):
         parts = self._parts.parts
         cost = self._usage(answers)
         cached = cost["prompt_tokens_details"]["cached_tokens"]
-        found = {
+        response = {
             **self._response("completed" if completed else "incomplete"),
             "incomplete_details": None if completed else {"reason": "max_output_tokens"},
             "completed_at": self._service.now() if completed else None,
@@ -157,8 +157,8 @@ class Responses(ApiRequest[ResponsesBody]):
         }
         if self._body.store:
             message = as_message(parts)
-            self._service.responses.add(self.client, found, [*self._messages, message])
-        return found
+            self.store.add(self.client, response, [*self._messages, message])
+        return response
 
     def _status(self, part: Part, answer: Answer) -> str:
         """The status of a part that has ended; only the last one can be incomplete."""
@@ -189,7 +189,7 @@ class Responses(ApiRequest[ResponsesBody]):
             "temperature": self._settings["temperature"].value,
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-            "tools": [{"parameters": {}, "strict": True, **each} for each in functions],
+            "tools": [{"parameters": {}, "strict": True, **function} for function in functions],
             "top_p": self._settings["top_p"].value,
             "truncation": "disabled",
             "usage": None,
@@ -205,14 +205,16 @@ class Responses(ApiRequest[ResponsesBody]):
         return chat_logprobs(self._service.token_bytes, pieces)
 
 
-def responses(service: Service) -> Endpoint:
-    """The endpoint. Each client has work of its own, with the responses that are stored for it."""
+def responses(service: Service, store: ResponseStore) -> Endpoint:
+    """The endpoint. Each client has work of its own, with what `store` has for it."""
     works: dict[int, Work] = {}
 
     async def work(body: bytes, reply: Reply) -> None:
         client = client_of(reply.scope)
         if client not in works:
-            kind: type[Responses] = type("Responses", (Responses,), {"client": client})
+            kind: type[Responses] = type(
+                "Responses", (Responses,), {"client": client, "store": store}
+            )
             works[client] = answering(service, kind)
         await works[client](body, reply)
 

@@ -21,27 +21,27 @@ def usage(
         answers: in the order of the prompts, the same number for each.
         predicted: whether the request has a prediction.
     """
-    each = len(answers) // len(prompts)
+    per_prompt = len(answers) // len(prompts)
     results = [answer.result for answer in answers]
-    cached = [first.stats.cached_tokens for first in results[::each] if first is not None]
+    cached = [first.stats.cached_tokens for first in results[::per_prompt] if first is not None]
     prompt, completion = sum(prompts), sum(answer.tokens for answer in answers)
-    found: dict[str, Any] = {
+    costs: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(cached)},
     }
     if thoughts := sum(answer.reasoning_tokens for answer in answers):
-        found["completion_tokens_details"] = {"reasoning_tokens": thoughts}
+        costs["completion_tokens_details"] = {"reasoning_tokens": thoughts}
     if predicted:
         drafted = sum(result.stats.drafted_by.get("prediction", 0) for result in results if result)
         accepted = sum(
             result.stats.accepted_by.get("prediction", 0) for result in results if result
         )
-        details = found.setdefault("completion_tokens_details", {})
+        details = costs.setdefault("completion_tokens_details", {})
         details["accepted_prediction_tokens"] = accepted
         details["rejected_prediction_tokens"] = drafted - accepted
-    return found
+    return costs
 
 
 def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, An
             "drafter": DrafterSpec.parse(result.drafter).without_folders,
             "policy": result.policy,
             "exact": result.exact,
-            "exactness": {name: each.as_dict() for name, each in result.exactness.items()},
+            "exactness": {name: compared.as_dict() for name, compared in result.exactness.items()},
             "seed": result.seed,
             "drafted_by": result.stats.drafted_by,
             "accepted_by": result.stats.accepted_by,
@@ -67,7 +67,7 @@ def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, An
             "steps": result.stats.steps,
             "tokens_per_step": result.stats.tokens_per_step,
         },
-        "settings": {name: each._asdict() for name, each in result.settings.items()},
+        "settings": {name: setting._asdict() for name, setting in result.settings.items()},
     }
 
 
@@ -76,7 +76,7 @@ def timings(answer: Answer) -> dict[str, Any]:
     stats = answer.done.stats
     computed = answer.done.prompt_tokens - stats.cached_tokens
     prompt_ms, predicted_ms = 1e3 * stats.prefill_seconds, 1e3 * stats.decode_seconds
-    found = {
+    times = {
         "cache_n": stats.cached_tokens,
         "prompt_n": computed,
         "prompt_ms": prompt_ms,
@@ -88,7 +88,7 @@ def timings(answer: Answer) -> dict[str, Any]:
         "predicted_per_second": stats.decode_tokens_per_second,
     }
     drafts = {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
-    return {**found, **drafts} if stats.drafted else found
+    return {**times, **drafts} if stats.drafted else times
 
 
 def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, An
         str(length): _histogram([s.accepted for s in verified if s.drafted == length], length)
         for length in sorted({step.drafted for step in verified})
     }
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "mean_acceptance_length": 1 + _ratio(accepted, len(verified)),
         "draft_acceptance_rate": _ratio(accepted, drafted),
         "acceptance_histogram": _histogram([step.accepted for step in verified], longest),
@@ -112,14 +112,14 @@ def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, An
         "num_spec_tokens": longest,
     }
     if steps:
-        found["per_step_accepted"] = [step.accepted for step in verified]
-        found["per_step_drafted"] = [step.drafted for step in verified]
-    return found
+        metrics["per_step_accepted"] = [step.accepted for step in verified]
+        metrics["per_step_drafted"] = [step.drafted for step in verified]
+    return metrics
 
 
 def _histogram(values: Sequence[int], largest: int) -> list[int]:
     """Counts of the values 0, 1, ... `largest`."""
-    return [sum(value == each for value in values) for each in range(largest + 1)]
+    return [sum(value == number for value in values) for number in range(largest + 1)]
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -22,12 +22,11 @@ from paceline.errors import ModelError
 from paceline.models import Listed, memory_needed
 from paceline.runtime.pooled import Embedding
 from paceline.server.api.endpoint import Endpoint
-from paceline.server.api.errors import ApiError, unknown_model
-from paceline.server.api.http import Reply
 from paceline.server.api.models import model_entry, model_list
 from paceline.server.api.openapi import openapi_route
-from paceline.server.api.schema import Body, parse
-from paceline.server.middleware import CLIENT_HEADER, client_of
+from paceline.server.errors import ApiError, unknown_model
+from paceline.server.http import CLIENT_HEADER, Reply, client_of
+from paceline.server.json_body import Body, parse
 from paceline.server.readers import Lane
 from paceline.server.request import ServerRequest, TimedOut
 from paceline.server.router.child import Child
@@ -105,18 +104,18 @@ class Router:
 
     def routes(self) -> list[BaseRoute]:
         """All paths, with the prefix /v1 and without it."""
-        found: list[BaseRoute] = [Route("/metrics", self._metrics, methods=["GET"])]
-        found.append(openapi_route(_NOT_HERE))
+        all_routes: list[BaseRoute] = [Route("/metrics", self._metrics, methods=["GET"])]
+        all_routes.append(openapi_route(_NOT_HERE))
         forward = Endpoint(self, self._forward)
         for prefix in ("/v1", ""):
-            found += [Route(prefix + path, forward, methods=["POST"]) for path in POSTS]
-            found += [
+            all_routes += [Route(prefix + path, forward, methods=["POST"]) for path in POSTS]
+            all_routes += [
                 Route(prefix + "/models", self._list, methods=["GET"]),
                 Route(prefix + "/models/{name:path}", self._one, methods=["GET"]),
                 Route(prefix + "/health", self._health, methods=["GET"]),
                 Route(prefix + "/responses/{response_id}", self._stored, methods=["GET", "DELETE"]),
             ]
-        return found
+        return all_routes
 
     async def _forward(self, body: bytes, reply: Reply) -> None:
         """Forward a body, and the reply of the model's server as it comes."""
@@ -124,8 +123,8 @@ class Router:
         is_long = Lane.of(body) is Lane.LONG
         read = await asyncio.to_thread(parse, _Named, body) if is_long else parse(_Named, body)
         model = await self._model(read.model)
-        given = Headers(scope=reply.scope)
-        headers = {name: given[name] for name in _REQUEST_HEADERS if name in given}
+        sent = Headers(scope=reply.scope)
+        headers = {name: sent[name] for name in _REQUEST_HEADERS if name in sent}
         headers[CLIENT_HEADER] = str(client_of(reply.scope))
         headers["x-request-id"] = reply.scope["state"]["request_id"]
         async with asyncio.timeout(self.settings.request_seconds) as limit:
@@ -165,13 +164,13 @@ class Router:
 
     async def _model(self, name: str | None) -> Listed:
         """The model of a name. Raises ApiError if it is not here."""
-        wanted = name or self._default
-        if wanted not in self._models and monotonic() - self._read >= _LIST_SECONDS:
+        model = name or self._default
+        if model not in self._models and monotonic() - self._read >= _LIST_SECONDS:
             await self._read_list()
-        if wanted not in self._models:
+        if model not in self._models:
             known = ", ".join(sorted(self._models)[:20]) or "no models"
-            raise unknown_model(wanted, known)
-        return self._models[wanted]
+            raise unknown_model(model, known)
+        return self._models[model]
 
     async def _read_list(self) -> None:
         listed = await asyncio.to_thread(self._listed)
@@ -193,15 +192,15 @@ class Router:
 
     async def _stored(self, request: Request) -> Response:
         """A stored response, of whichever loaded model has it; an unloaded one has none."""
-        found: Response | None = None
+        reply: Response | None = None
         client = {CLIENT_HEADER: str(client_of(request.scope))}
         for _, response in await self._ask_all(request.url.path, request.method, client):
-            if response is not None and (found is None or response.is_success):
+            if response is not None and (reply is None or response.is_success):
                 kind = response.headers["content-type"]
-                found = Response(response.content, response.status_code, media_type=kind)
-        if found is None:
+                reply = Response(response.content, response.status_code, media_type=kind)
+        if reply is None:
             raise ApiError("no model is loaded, so no response is stored", status=404)
-        return found
+        return reply
 
     async def _health(self, _request: Request) -> Response:
         """200 if requests are accepted; the state of every model that is loaded."""
@@ -222,9 +221,9 @@ class Router:
             for name, response in await self._ask_all("/metrics")
             if response is not None and response.status_code == httpx.codes.OK
         }
-        own = {"loads": self._pool.loads, "errors": self.errors}
+        counters = {"loads": self._pool.loads, "errors": self.errors}
         return Response(
-            labelled(texts, own),
+            labelled(texts, counters),
             headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"},
         )
 

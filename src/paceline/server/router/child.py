@@ -94,9 +94,9 @@ class Child:
         assert stream is not None
         while line := await self._line(stream):
             self._lines.append(line)
-            found = _SERVING.search(line)
-            if found and not self._listening.done():
-                self._listening.set_result(found[1])
+            match = _SERVING.search(line)
+            if match and not self._listening.done():
+                self._listening.set_result(match[1])
             else:
                 self._say(line)
         await self._process.wait()

@@ -28,24 +28,24 @@ class _Families(Collector):
         return self._families
 
 
-def labelled(texts: Mapping[str, str], own: Mapping[str, int]) -> bytes:
+def labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
     """Metrics in Prometheus' text format.
 
     Args:
         texts: a model's name -> the metrics of its server, in that format.
-        own: values of `loads` and `errors` of the server in front of them.
+        counters: values of `loads` and `errors` of the server in front of them.
     """
-    found: dict[str, Metric] = {}
+    families: dict[str, Metric] = {}
     for model, text in texts.items():
         for family in text_string_to_metric_families(text):
-            joined = found.setdefault(
+            joined = families.setdefault(
                 family.name, Metric(family.name, family.documentation, family.type)
             )
             for sample in family.samples:
                 named = {} if "model_name" in sample.labels else {"model": model}
                 joined.samples.append(sample._replace(labels={**sample.labels, **named}))
-    for name, value in own.items():
-        found[name] = CounterMetricFamily(f"paceline_router_{name}", _OWN[name], value)
+    for name, value in counters.items():
+        families[name] = CounterMetricFamily(f"paceline_router_{name}", _OWN[name], value)
     registry = CollectorRegistry()
-    registry.register(_Families(found.values()))
+    registry.register(_Families(families.values()))
     return generate_latest(registry)

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from paceline.drafters import DrafterSpec
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
+from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.prompt import Prompt
 from paceline.runtime.result import Result
 from paceline.tools.bench.journal import Journal

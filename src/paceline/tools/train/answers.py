@@ -14,8 +14,9 @@ import paceline
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
+from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY, Options, check
+from paceline.runtime.request import check
 from paceline.runtime.stream import Stream, as_they_end
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.json_lines import appending, read_entries

@@ -13,8 +13,8 @@ from pathlib import Path
 from paceline.decoding.types import FinishReason
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles, Progress
+from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY, Options
 from paceline.runtime.stream import Stream, as_they_end
 from paceline.storage.json_lines import appending, read_entries
 

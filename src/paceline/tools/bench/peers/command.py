@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from paceline.errors import MissingExtra
 from paceline.models import Progress
@@ -18,36 +17,32 @@ from paceline.tools.bench.peers.server import Access
 from paceline.tools.bench.peers.summary import PeerRows, is_exact, summary, tables
 from paceline.tools.bench.peers.target import TargetModel
 from paceline.tools.bench.record import PACKAGES, Record, here
+from paceline.tools.measurement import Measurement
 from paceline.tools.suite import Suite, load_suite
 
 
 def bench_peers(
     load: Callable[[], Model],
+    measurement: Measurement,
     *,
     peers: Sequence[str],
     access: Access,
     draft: str | None,
     threads: int | None,
-    suite: Path | None,
-    kinds: Sequence[str],
-    per_kind: int | None,
-    rounds: int,
-    max_tokens: int,
-    output: Path | None = None,
     progress: Progress,
 ) -> Report:
     """Every peer and paceline, plain and with speculation, on a suite, interleaved.
 
     `peers` are names or base URLs of servers (none: all installed peers), `draft` is a smaller
-    model for peers that use one as drafter, and `threads` is the CPU threads of every peer. Rows
-    are journaled beside `output` until it is written.
+    model for peers that use one as drafter, and `threads` is the CPU threads of every peer.
 
     Raises:
         InvalidRequest: there is no such peer or server, or a value is invalid.
         MissingExtra: a named peer is not installed, or without names none is.
         ModelError: a named peer cannot run this model.
     """
-    prompts = load_suite(suite).only(kinds, per_kind)
+    rounds, max_tokens, output = measurement.rounds, measurement.max_tokens, measurement.output
+    prompts = load_suite(measurement.suite).only(measurement.kinds, measurement.per_kind)
     check_names(peers)
     access.check()
     model = load()
@@ -70,7 +65,7 @@ def bench_peers(
                 "rounds": rounds,
                 "max_tokens": max_tokens,
                 "prompts": len(questions),
-                "kinds": [*kinds],
+                "kinds": [*measurement.kinds],
             },
             suite_sha256=prompts.sha256,
             **about(model),

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY, Options
 from paceline.tools.bench.ab_test import PLAIN
 from paceline.tools.bench.peers.base import Answer, Question
 

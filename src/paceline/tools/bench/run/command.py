@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from paceline.models import Progress
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options, check
+from paceline.runtime.request import check
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import PLAIN, SINGLE_ROW, Variant, about, drafter_name
 from paceline.tools.bench.journal import journal_path, open_journal
@@ -14,6 +14,7 @@ from paceline.tools.bench.record import Record, here
 from paceline.tools.bench.run.groups import group_summary, group_tables, notes
 from paceline.tools.bench.run.turns import check_names, measure_turns
 from paceline.tools.bench.summary import all_same_tokens, case_table, kind_table, summary
+from paceline.tools.measurement import Measurement
 from paceline.tools.suite import load_suite
 
 _MAX_PRINTED = 64
@@ -22,30 +23,26 @@ _MAX_PRINTED = 64
 
 def bench_run(
     load: Callable[[int], Model],
+    measurement: Measurement,
     *,
-    suite: Path | None,
-    kinds: Sequence[str],
-    per_kind: int | None,
     drafters: Sequence[str],
     policy: str,
-    rounds: int,
-    max_tokens: int,
     limit: int | None = None,
     temperature: float = 0.0,
     seed: int = 0,
-    output: Path | None = None,
     progress: Progress,
 ) -> Report:
     """Plain decoding, single-row plain decoding and the drafters on a suite, interleaved.
 
     All answers are greedy, or sampled with the same seed. `load` opens the model with at least that
-    number of rows per call. Rows are journaled beside `output` until it is written. Raises
-    InvalidRequest if an option or the suite is invalid, or no prompt fits the context.
+    number of rows per call. Raises InvalidRequest if an option or the suite is invalid, or no
+    prompt fits the context.
     """
-    prompts = load_suite(suite).only(kinds, per_kind, limit)
+    kinds, output = measurement.kinds, measurement.output
+    prompts = load_suite(measurement.suite).only(kinds, measurement.per_kind, limit)
     check_names(prompts.prompts)
     sampling: Options = {"temperature": temperature, "seed": seed} if temperature else {}
-    options: Options = {"max_tokens": max_tokens, **sampling}
+    options: Options = {"max_tokens": measurement.max_tokens, **sampling}
     for name in drafters:
         check({**options, "drafter": name, "policy": policy})
     model = load(2)
@@ -61,8 +58,8 @@ def bench_run(
         settings={
             "drafters": [variant.name for variant in variants[2:]],
             "policy": policy,
-            "rounds": rounds,
-            "max_tokens": max_tokens,
+            "rounds": measurement.rounds,
+            "max_tokens": measurement.max_tokens,
             "prompts": len(prompts.prompts),
             "kinds": [*kinds],
             **({} if limit is None else {"limit": limit}),
@@ -77,7 +74,7 @@ def bench_run(
             prompts.prompts,
             variants,
             options=options,
-            rounds=rounds,
+            rounds=measurement.rounds,
             journal=journal,
             progress=progress,
         )

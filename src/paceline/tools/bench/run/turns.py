@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
 from paceline.tools.bench.ab_test import Case, Variant, measure, warm_up
 from paceline.tools.bench.journal import Journal
 from paceline.tools.bench.record import Row

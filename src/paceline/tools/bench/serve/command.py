@@ -1,10 +1,9 @@
 """`bench serve`: throughput and latency of any OpenAI-compatible server under load."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest
@@ -19,40 +18,33 @@ from paceline.tools.bench.serve.load import (
     model_of,
     open_loop,
 )
+from paceline.tools.measurement import ServerLoad
 from paceline.tools.suite import load_suite
 
+_CLIENTS = (1, 8)
+"""Numbers of clients of a load that names neither clients nor rates."""
 
-def bench_serve(
-    *,
-    url: str,
-    model: str | None,
-    key: str | None,
-    clients: Sequence[int],
-    rates: Sequence[float],
-    requests: int,
-    suite: Path | None,
-    kinds: Sequence[str],
-    max_tokens: int,
-    extra: str,
-    progress: Progress,
-) -> Report:
+
+def bench_serve(load: ServerLoad, progress: Progress) -> Report:
     """Measure a server with every number of clients, and at every rate of requests per second.
 
     Raises InvalidRequest if there is no server at the URL, or a value is out of range.
     """
-    prompts = load_suite(suite).only(kinds, None)
-    url = url.rstrip("/")
+    prompts = load_suite(load.suite).only(load.kinds, None)
+    url = load.url.rstrip("/")
     try:
-        fields = json.loads(extra)
+        fields = json.loads(load.extra)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise InvalidRequest(f"--extra is {extra!r}; expected a JSON object")
-    key = key_for(url, key)
-    endpoint = Endpoint(url, model or model_of(url, key), max_tokens, key, extra)
+        raise InvalidRequest(f"--extra is {load.extra!r}; expected a JSON object")
+    key = key_for(url, load.api_key)
+    endpoint = Endpoint(url, load.model or model_of(url, key), load.max_tokens, key, load.extra)
+    clients = load.clients or (() if load.rates else _CLIENTS)
+    requests = load.requests
     loads: list[tuple[str, Callable[..., LoadRun]]] = [
         *((f"{n} clients", partial(closed_loop, clients=n)) for n in clients),
-        *((f"{rate:g} requests/s", partial(open_loop, rate=rate)) for rate in rates),
+        *((f"{rate:g} requests/s", partial(open_loop, rate=rate)) for rate in load.rates),
     ]
     runs = []
     for name, run in loads:
@@ -62,7 +54,7 @@ def bench_serve(
             done = count(1)
             watch = lambda _, done=done, reach=reach: reach(next(done))  # noqa: E731
             runs.append(run(endpoint, prompts.prompts, requests=requests, watch=watch))
-    settings = {"url": url, "extra": fields, "max_tokens": max_tokens, "kinds": [*kinds]}
+    settings = {"url": url, "extra": fields, "max_tokens": load.max_tokens, "kinds": [*load.kinds]}
     record = Record(
         "serve",
         [_row(endpoint, run) for run in runs],

@@ -6,13 +6,12 @@ table is compared with the measured one. Kelly's rule reads the clock, so its st
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 from paceline.models import Progress
 from paceline.runtime.model import Model
-from paceline.runtime.options import check
+from paceline.runtime.request import check
 from paceline.storage.report import Report, Table
 from paceline.tools.bench.ab_test import (
     PLAIN,
@@ -28,6 +27,7 @@ from paceline.tools.bench.journal import journal_path, open_journal
 from paceline.tools.bench.record import Record, Row, here
 from paceline.tools.bench.simulate.command import drafter_resources
 from paceline.tools.bench.simulate.replay import Recording, Simulation, simulate
+from paceline.tools.measurement import Contenders, Measurement
 from paceline.tools.suite import load_suite
 
 TOLERANCE = 0.1
@@ -38,29 +38,21 @@ _READS_THE_CLOCK = "kelly"
 
 def bench_simulate_check(
     load: Callable[[], Model],
+    contenders: Contenders,
+    measurement: Measurement,
     *,
     model: str,
-    suite: Path | None,
-    kinds: Sequence[str],
-    per_kind: int | None,
-    drafters: Sequence[str],
-    policies: Sequence[str],
-    blocks: Sequence[int],
-    rounds: int,
-    max_tokens: int,
-    output: Path | None = None,
     progress: Progress,
 ) -> Report:
     """Answer a suite, interleaved, and simulate the answers; the report passes if they agree.
-
-    Rows are journaled beside `output` until it is written.
 
     Raises:
         InvalidRequest: a value is out of range, or a drafter cannot be simulated.
         ModelError: a drafter cannot be read.
     """
-    prompts = load_suite(suite).only(kinds, per_kind)
-    options = variant_options(drafters, policies, blocks)
+    rounds, max_tokens, output = measurement.rounds, measurement.max_tokens, measurement.output
+    prompts = load_suite(measurement.suite).only(measurement.kinds, measurement.per_kind)
+    options = variant_options(contenders.drafters, contenders.policies, contenders.blocks)
     shared = drafter_resources(
         model, {name: settings for name, settings in options.items() if name != PLAIN}, progress
     )

@@ -13,9 +13,9 @@ from paceline.drafters import Table as Successors
 from paceline.drafters.table import KIND as TABLE
 from paceline.drafters.table import TableFacts
 from paceline.models import ModelFiles, Progress, resolve_drafter
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
-from paceline.runtime.options import check as check_options
+from paceline.runtime.request import check as check_options
 from paceline.storage.manifest import read_manifest
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import PLAIN, options_facts, variant_options
@@ -24,19 +24,18 @@ from paceline.tools.bench.simulate.costs import Costs, parse_costs
 from paceline.tools.bench.simulate.replay import Recording, check, simulate
 from paceline.tools.bench.simulate.report import Total, rows_of, summary, tables
 from paceline.tools.bench.simulate.texts import Texts
+from paceline.tools.measurement import Contenders
 
 
 def bench_simulate(
     load: Callable[[], Model],
     files: Callable[[], ModelFiles],
+    contenders: Contenders,
     *,
     model: str,
     texts: Sequence[Path],
     raw: bool,
     prompt_tokens: int,
-    drafters: Sequence[str],
-    policies: Sequence[str],
-    blocks: Sequence[int],
     cost: str,
     carry: bool,
     progress: Progress,
@@ -44,19 +43,16 @@ def bench_simulate(
     """Simulate every drafter with every policy on some texts.
 
     `load` opens the model, only for this machine's costs; `files` opens its files, only to encode
-    text. The model's name decides its shipped drafters. Texts: see `Texts`; drafters, policies and
-    blocks: as in `bench sweep`; cost: see `parse_costs`. With `carry` the texts are consecutive
-    requests of one process.
+    text. The model's name decides its shipped drafters. Texts: see `Texts`; contenders: as in
+    `bench sweep`; cost: see `parse_costs`. With `carry` the texts are consecutive requests of one
+    process.
 
     Raises:
         InvalidRequest: a value is out of range, or a text or cost table cannot be read.
         ModelError: a drafter cannot be read.
     """
-    options = {
-        name: settings
-        for name, settings in variant_options(drafters, policies, blocks).items()
-        if name != PLAIN
-    }
+    options = variant_options(contenders.drafters, contenders.policies, contenders.blocks)
+    options.pop(PLAIN, None)
     shared = drafter_resources(model, options, progress)
     recordings = Texts(files, raw=raw, prompt_tokens=prompt_tokens).read(texts)
     costs = parse_costs(cost, lambda: load().profile.cost)

@@ -37,7 +37,7 @@ from paceline.drafters import (
 from paceline.drafters.kept import due
 from paceline.engines.profile import MAX_ROWS
 from paceline.errors import InvalidRequest
-from paceline.runtime.options import Request
+from paceline.runtime.request import Request
 
 LONGEST_MATCH = 24
 """Tokens. Longer matches are counted as this length."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.errors import InvalidRequest
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options
 from paceline.tools.bench.ab_test import Case
 from paceline.tools.suite import Suite, load_suite
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
+from paceline.options import Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import Options, check
+from paceline.runtime.request import check
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import (
     Case,
@@ -29,6 +30,7 @@ from paceline.tools.bench.journal import journal_path, open_journal
 from paceline.tools.bench.record import Record, Row, here
 from paceline.tools.bench.summary import all_same_tokens, case_table, cold_table, summary
 from paceline.tools.bench.sweep.cases import TokenCount, dense_text, depth_cases, length_cases
+from paceline.tools.measurement import Contenders, Measurement
 from paceline.tools.suite import load_suite
 
 COLD = "cold"
@@ -36,21 +38,14 @@ COLD = "cold"
 
 def bench_sweep(
     load: Callable[[], Model],
+    contenders: Contenders,
+    measurement: Measurement,
     *,
-    lengths: Sequence[TokenCount],
-    text: Path | None,
-    depths: Sequence[TokenCount],
-    suite: Path | None,
-    kinds: Sequence[str],
-    per_kind: int | None,
-    drafters: Sequence[str],
-    policies: Sequence[str],
-    blocks: Sequence[int],
-    temperatures: Sequence[float],
+    lengths: Sequence[TokenCount] = (),
+    text: Path | None = None,
+    depths: Sequence[TokenCount] = (),
+    temperatures: Sequence[float] = (),
     seed: int,
-    rounds: int,
-    max_tokens: int,
-    output: Path | None = None,
     progress: Progress,
 ) -> Report:
     """Plain decoding and every drafter with every policy, over prompt lengths or context depths.
@@ -58,20 +53,20 @@ def bench_sweep(
     A length is the prompt's tokens of a tiled text (without depths either: `default_lengths`); a
     depth is the tokens of context before the suite's questions, one of each kind by default. A
     policy is `auto`, or a rule with its block, as `fixed:8`; `blocks` are for policies without one.
-    Rows are journaled beside `output` until it is written. Raises InvalidRequest if a value is out
-    of range, or two options exclude each other.
+    Raises InvalidRequest if a value is out of range, or two options exclude each other.
     """
     if depths and (lengths or text):
         raise InvalidRequest("--depth does not go with --length or --text: sweep one at a time")
-    if not depths and (suite or kinds or per_kind):
+    max_tokens, per_kind = measurement.max_tokens, measurement.per_kind
+    if not depths and (measurement.suite or measurement.kinds or per_kind):
         raise InvalidRequest("--suite, --kind and --per-kind are for --depth")
-    options = variant_options(drafters, policies, blocks)
+    options = variant_options(contenders.drafters, contenders.policies, contenders.blocks)
     sampled: list[Options] = [{"temperature": value, "seed": seed} for value in temperatures]
     for settings in [*options.values(), *sampled]:
         check(settings)
     prompts, content, digest = None, "", ""
     if depths:
-        prompts = load_suite(suite).only(kinds, per_kind or 1)
+        prompts = load_suite(measurement.suite).only(measurement.kinds, per_kind or 1)
     else:
         content, digest = dense_text(text)
     model = load()
@@ -88,14 +83,14 @@ def bench_sweep(
             "cases": [case.id for case in cases],
             "contenders": options_facts(options),
             "seed": seed,
-            "rounds": rounds,
+            "rounds": measurement.rounds,
             "max_tokens": max_tokens,
         },
         suite_sha256=prompts.sha256 if prompts else digest,
         **about(model),
         **here(),
     )
-    with open_journal(output, head) as journal:
+    with open_journal(measurement.output, head) as journal:
         cold = journal.get(COLD)
         if cold is None:
             del model
@@ -103,11 +98,13 @@ def bench_sweep(
             cold = journal.add(COLD, first)
         variants = [Variant(name, model, settings) for name, settings in options.items()]
         warm_up(variants, cases[0])
-        warm = measure_all(cases, variants, rounds=rounds, journal=journal, progress=progress)
+        warm = measure_all(
+            cases, variants, rounds=measurement.rounds, journal=journal, progress=progress
+        )
     record = replace(head, rows=[*cold, *warm], summary=summary(warm))
     tables = [case_table(warm), cold_table(cold)]
     passed = all_same_tokens(warm)
-    return Report(record.as_dict(), passed, tables=tables, journal=journal_path(output))
+    return Report(record.as_dict(), passed, tables=tables, journal=journal_path(measurement.output))
 
 
 def _measure_cold(

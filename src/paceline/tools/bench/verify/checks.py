@@ -18,9 +18,9 @@ from paceline.decoding.types import Logits
 from paceline.engines.base import Engine
 from paceline.engines.invariance import CONDITIONS, Compared, compare
 from paceline.errors import InvalidRequest
+from paceline.options import GREEDY as NEUTRAL
+from paceline.options import POLICIES, Options
 from paceline.runtime.model import Model
-from paceline.runtime.options import GREEDY as NEUTRAL
-from paceline.runtime.options import POLICIES, Options
 from paceline.runtime.stream import run_together
 from paceline.storage.validation import validated
 from paceline.tools.bench.verify.journal import CaseResult, VerifyJournal

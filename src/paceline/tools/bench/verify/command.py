@@ -12,7 +12,7 @@ import paceline
 from paceline.engines.invariance import Compared
 from paceline.models import Progress
 from paceline.runtime.model import Model
-from paceline.runtime.options import check
+from paceline.runtime.request import check
 from paceline.storage.report import Report
 from paceline.tools.bench.ab_test import drafter_name
 from paceline.tools.bench.journal import journal_path

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from paceline.errors import Busy, CacheFull, InvalidRequest, MissingExtra, ModelError
-from paceline.runtime.options import Options
+from paceline.options import Options
 from paceline.server.request import Draining, QueueFull, TimedOut
 
 _RETRY_AFTER = {"retry-after": "1"}

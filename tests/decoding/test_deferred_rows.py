@@ -10,7 +10,7 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.types import Drafter, Pending, Proposal
+from paceline.decoding.types import DeferredRows, Drafter, Proposal
 from support.driver import answer, decode
 from support.toy import ToyEngine
 
@@ -29,7 +29,7 @@ class Device:
 
 def test_the_number_of_pending_values_is_known():
     device = Device([4, 5, 6, 7])
-    pending = Pending(device.read, 3, "array")
+    pending = DeferredRows(device.read, 3, "array")
     assert len(pending) == 3
     assert len(pending[:2]) == 2
     assert len(pending[:9]) == 3
@@ -42,7 +42,7 @@ def test_the_number_of_pending_values_is_known():
 
 def test_reading_one_pending_value_waits_for_all():
     device = Device([4, 5, 6, 7])
-    pending = Pending(device.read, 3)
+    pending = DeferredRows(device.read, 3)
     assert list(pending) == [4, 5, 6]
     assert (pending[0], pending[-1]) == (4, 6)
     assert pending[1:] == [5, 6]
@@ -53,12 +53,12 @@ def test_reading_one_pending_value_waits_for_all():
 
 def test_a_prefix_is_pending_and_the_known_values_are_not():
     device = Device([4, 5, 6])
-    block = Pending(device.read, 3, "array").after(9)
+    block = DeferredRows(device.read, 3, "array").after(9)
     assert block[:1] == [9]
     assert block[:0] == []
     beginning = block[:3]
-    assert isinstance(beginning, Pending)
-    assert (beginning.array, beginning.before, len(beginning)) == ("array", [9], 3)
+    assert isinstance(beginning, DeferredRows)
+    assert (beginning.array, beginning.known, len(beginning)) == ("array", [9], 3)
     assert device.waits == 0
     assert list(beginning) == [9, 4, 5]
 
@@ -69,7 +69,7 @@ slices = st.slices(6)
 @given(before=st.lists(st.integers(0, 9), max_size=3), length=st.integers(0, 4), at=slices)
 def test_pending_values_are_sliced_as_any_sequence(before: list[int], length: int, at: slice):
     values = [10, 11, 12, 13]
-    pending = Pending(lambda: values, length, None, before)
+    pending = DeferredRows(lambda: values, length, None, before)
     assert list(pending[at]) == [*before, *values[:length]][at]
 
 
@@ -82,8 +82,8 @@ class Late(Drafter):
         self.device = Device([1, 2, 3])
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        tokens = Pending(self.device.read, 3)
-        return Proposal(tokens, self.name, 0, Pending(lambda: [0.5] * 3, 3)).cut(limit)
+        tokens = DeferredRows(self.device.read, 3)
+        return Proposal(tokens, self.name, 0, DeferredRows(lambda: [0.5] * 3, 3)).cut(limit)
 
 
 def test_a_block_of_pending_tokens_is_made_without_waiting():
@@ -101,7 +101,7 @@ def test_a_block_of_pending_tokens_is_made_without_waiting():
     sequence = engine.open()
     generation.accept(engine.step([(sequence, generation.next_block())]).logits[0])
     block = generation.next_block()
-    assert isinstance(block.tokens, Pending)
+    assert isinstance(block.tokens, DeferredRows)
     assert (len(block.tokens), block.rows) == (3, 3)
     assert drafter.device.waits == 0
     assert list(block.tokens) == [generation.tokens[-1], 1, 2]

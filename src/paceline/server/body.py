@@ -1,26 +1,17 @@
-"""Bodies of requests: how JSON is parsed, and the fields that the endpoints share.
+"""The bodies that the service prepares: a chat, completions, and texts to embed.
 
-Independent of tokens and of the served model. Invariants: an unknown field is ignored, `null` means
-absent, and the error for a wrong value names its field.
-
-`paceline.runtime.options` checks the ranges of sampling options.
+Other APIs' bodies become a chat's (`api/messages_body.py`, `api/response_body.py`). Independent of
+tokens and of the served model. `paceline.options` has the ranges of sampling options.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError, from_json
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
-from paceline.server.api.errors import ApiError
+from paceline.options import RANGES
+from paceline.server.errors import ApiError
+from paceline.server.json_body import Body, Prompts, Text, invalid
 
 MAX_ANSWERS = 8
 """The largest `n`."""
@@ -28,69 +19,13 @@ MAX_ANSWERS = 8
 MAX_MESSAGES = 10_000
 """The most messages of a chat: parsing them takes a quarter of a second."""
 
+_MAX_PROMPTS = 128
 
-class Body(BaseModel):
-    """A JSON object of a request."""
+_MAX_TEXTS = 2048
+"""OpenAI's limit of texts to embed."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        if isinstance(data, Mapping):
-            return {name: value for name, value in data.items() if value is not None}
-        return data
-
-
-def tag_by_type(tags: Mapping[str, str], missing: str = "") -> Callable[[Any], str | None]:
-    """For a Discriminator: an object's field `type` -> the tag of its class.
-
-    `missing` is the type of an object without one. Objects that were parsed already have the name
-    of their class.
-    """
-
-    def tag(value: Any) -> str | None:
-        if not isinstance(value, dict):
-            return type(value).__name__ if isinstance(value, Body) else None
-        kind = value.get("type") or missing
-        return tags.get(kind) if isinstance(kind, str) else None
-
-    return tag
-
-
-def invalid(message: str) -> PydanticCustomError:
-    """The error for a validator to raise; its message follows the field's name."""
-    return PydanticCustomError("invalid", message)
-
-
-def _joined(value: Any) -> Any:
-    """Join text parts with newlines, as llama.cpp and vLLM do."""
-    if not isinstance(value, list):
-        return value
-    found = []
-    for place, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text"):
-            raise invalid(
-                f"part {place} is not of type text; images, audio and files are not supported"
-            )
-        if not isinstance(text, str):
-            raise invalid(f"part {place} has no text")
-        found.append(text)
-    return "\n".join(found)
-
-
-def _prompts(value: Any) -> Any:
-    ids = isinstance(value, list) and value and all(type(each) is int for each in value)
-    return [value] if isinstance(value, str) or ids else value
-
-
-Prompts = Annotated[
-    list[str | list[int]],
-    BeforeValidator(_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
-]
-"""One or several prompts, each a text or token ids."""
+_DEFAULT_TOKENS = 16
+"""OpenAI's default of `max_tokens` of a completion."""
 
 
 def _several(value: Any) -> Any:
@@ -107,15 +42,9 @@ def _biases(value: Any) -> Any:
         raise invalid("the keys should be token ids") from None
 
 
-class TextPart(Body):
-    """A part of a message's content."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-
-
-Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
-"""A string, or a list of text parts."""
+_LOGPROBS = RANGES["logprobs"]
+Logprobs = Annotated[int, Field(ge=_LOGPROBS.least, le=_LOGPROBS.most)]
+"""How many of the likeliest tokens are listed."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """OpenAI's reasoning efforts."""
@@ -211,7 +140,7 @@ class NamedSchema(Body):
     """OpenAI's wrapper of a JSON schema."""
 
     name: str | None = None
-    wanted: dict[str, Any] = Field(alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
 
 
 class ResponseFormat(Body):
@@ -280,7 +209,7 @@ class GenerationBody(Body):
     )
     logit_bias: Annotated[
         dict[int, float], BeforeValidator(_biases, json_schema_input_type=dict[str, float])
-    ] = {}
+    ] = Field(default={})
     min_tokens: int = 0
     ignore_eos: bool = False
     stream: bool = False
@@ -326,37 +255,93 @@ class GenerationBody(Body):
         return None
 
 
-_Parsed = TypeVar("_Parsed", bound=Body)
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: int | None = Field(default=None, ge=-1)
+    """-1 is no limit, as in llama.cpp; 0 computes the prompt alone."""
+    max_completion_tokens: int | None = Field(default=None, ge=-1)
+    logprobs: bool = False
+    top_logprobs: Logprobs | None = None
+    tools: list[Tool] = Field(default=[])
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+    prediction: Prediction | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    reasoning_effort: Effort | None = None
+    """`none` turns thinking off."""
+    include_reasoning: bool = True
+    """Whether thoughts are sent, as in vLLM."""
+    functions: list[Any] = Field(default=[])
+    modalities: list[str] = Field(default=["text"])
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ChatBody":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError("top_logprobs requires logprobs: true", param="top_logprobs")
+        if self.functions:
+            raise ApiError("functions is not supported; use tools", param="functions")
+        if self.modalities != ["text"]:
+            raise ApiError("the model's output is text alone", param="modalities")
+        if self.tool_choice not in ("none", "auto") and not self.tools:
+            raise ApiError("tool_choice requires a call, but there are no tools", param="tools")
+        return self
+
+    @property
+    def max_answer_tokens(self) -> int | None:
+        """Limit of the answer's tokens; None: the rest of the context."""
+        limit = self.max_completion_tokens
+        limit = self.max_tokens if limit is None else limit
+        return None if limit == -1 else limit
+
+    @property
+    def calling(self) -> bool:
+        """Whether the answer may call functions."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer consists of calls."""
+        return self.calling and self.tool_choice != "auto"
 
 
-def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
-    """The body of a request.
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
 
-    Raises ApiError if it is not JSON, or has a wrong value; the message names the first one.
-    """
-    try:
-        data = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(data, dict):
-        raise ApiError("the body should be a JSON object", code="invalid_json")
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = _path(data, fault["loc"])
-        what = "is missing" if fault["type"] == "missing" else fault["msg"]
-        raise ApiError(f"{where}: {what}", param=where) from None
+    prompt: Prompts = Field(min_length=1, max_length=_MAX_PROMPTS)
+    max_tokens: int = Field(default=_DEFAULT_TOKENS, ge=-1)
+    echo: bool = False
+    logprobs: Logprobs | None = None
+    suffix: str = ""
+    """The text after the answer, for models that fill in the middle."""
+    best_of: int | None = None
+    prediction: Prediction | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "CompletionBody":
+        if self.suffix and self.echo:
+            raise ApiError("a prompt with a suffix cannot be echoed", param="echo")
+        if self.best_of not in (None, self.n):
+            raise ApiError("best_of must equal n", param="best_of")
+        if self.stream and self.echo and self.logprobs is not None:
+            raise ApiError(
+                "a stream cannot echo the prompt with logprobs, which are complete at its end",
+                param="echo",
+            )
+        return self
+
+    @property
+    def max_answer_tokens(self) -> int | None:
+        """Limit of the answer's tokens; None: the rest of the context."""
+        return None if self.max_tokens == -1 else self.max_tokens
 
 
-def _path(data: Any, steps: tuple[int | str, ...]) -> str:
-    """`messages[0].content`, without pydantic's names of the union members that it tried."""
-    found = ""
-    for step in steps:
-        if isinstance(step, int):
-            found += f"[{step}]"
-            data = data[step] if isinstance(data, list) and step < len(data) else None
-        elif isinstance(data, dict) and (step in data or step.islower()):
-            found += f".{step}" if found else step
-            data = data.get(step)
-    return found
+class EmbeddingsBody(Body):
+    """POST /v1/embeddings."""
+
+    model: str | None = None
+    input: Prompts = Field(min_length=1, max_length=_MAX_TEXTS)
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1)
+    """Numbers of a vector that are kept, for models whose first ones are an embedding too."""

@@ -1,0 +1,244 @@
+"""The options of an answer, each once: its name, its type and its range.
+
+The library, the command line and the server read them here, so that a value that one of them
+rejects is rejected by all. What a caller gives is `Options`; checked, with the defaults of a model,
+it is a `Request` (`runtime/request.py`). A door may have words of its own for a value, as the
+command line's -1 for no limit; it translates them first.
+
+Imports nothing that takes time: `paceline --help` reads the ranges, too.
+"""
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real as RealNumber
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+
+if TYPE_CHECKING:
+    from paceline.decoding.types import Constraint
+
+POLICIES = ("auto", "fixed", "adaptive", "kelly")
+
+TEMPLATE_NAMES = frozenset({"self", "messages", "tools", "add_generation_prompt"})
+"""Variables of a chat template that a request may not set."""
+
+_MAX_SEED = 2**64 - 1
+
+_SHOWN = 60
+"""Characters of a wrong value that a message shows."""
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `Model.generate` and `Model.stream`; all are optional.
+
+    From `max_tokens` to `frequency_penalty`, the default is the registry's for the model, else that
+    of the model's own files, else neutral: greedy, without a limit.
+    """
+
+    max_tokens: int | None
+    """Tokens in the answer; None goes on until the context or the cache is full."""
+    temperature: float
+    """0 is greedy."""
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    generation_config: Literal["auto", "none"]
+    """`none`: options that are left out are neutral; registry and model are not read."""
+    repetition_detection: bool | Mapping[str, int] | None
+    """End an answer that repeats itself: True for the rule of `paceline generate`, or a rule as in
+    vLLM: `max_pattern_size`, `min_pattern_size`, `min_count`."""
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    """0 to 2**64 - 1; None draws one, which the result has."""
+    stop: str | Collection[str]
+    """Strings that end the answer; the text ends before them."""
+    ignore_eos: bool
+    """Go on after end-of-sequence tokens."""
+    drafter: str
+    """`auto`, `none`, or parts joined by +: `ngram:min=2,max=4,length=15`, `suffix`,
+    `suffix:earlier`, `table[:FOLDER]`, `dflash:FOLDER`, `mtp[:FOLDER]`,
+    `model:NAME`, `ahead:model:NAME`, `prediction`."""
+    policy: str
+    """`auto`, `fixed`, `adaptive` or `kelly`."""
+    max_block: int | None
+    """The most rows in a block, its first token included: 2 to 32."""
+    probe: str | None
+    """A drafter that is only watched: the statistics have what it would have drafted."""
+    raw: bool
+    """Use a string as it is, without the chat template."""
+    parse_special: bool
+    """True: names of control tokens in messages become the tokens, as in other runtimes. They do so
+    in a `raw` prompt anyway."""
+    think: bool | None
+    """False turns the model's thinking off, True on, through its chat template; None (the default)
+    leaves it to the template."""
+    template_kwargs: Mapping[str, Any]
+    """Variables for the chat template, such as `reasoning_effort`."""
+    min_tokens: int
+    """Tokens that come before an end-of-sequence token or a repetition may end the answer."""
+    logprobs: int | None
+    """Return the logprob of each token of the answer, and of this many likeliest ones: 0 to 20."""
+    prompt_logprobs: bool
+    """Return the same for the prompt, which is then computed whole."""
+    constraint: "Constraint | None"
+    """The grammar of the answer; an object serves one answer."""
+    prediction: Sequence[int] | None
+    """Tokens of which the answer is expected to have many. They are drafted first, unless `drafter`
+    is `none` or has `prediction` in another place."""
+
+
+GREEDY: Options = {"generation_config": "none", "temperature": 0.0}
+"""Options of measurements: greedy, without the model's own settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number from `least` to `most`; None: without an upper limit."""
+
+    least: int
+    most: int | None = None
+
+    def fits(self, value: object) -> bool:
+        """Whether a value is in the range."""
+        if not isinstance(value, int) or isinstance(value, bool):
+            return False
+        return self.least <= value and (self.most is None or value <= self.most)
+
+    def __str__(self) -> str:
+        if self.most is None:
+            return f"a whole number of {self.least} or more"
+        most = "2**64 - 1" if self.most == _MAX_SEED else self.most
+        return f"a whole number from {self.least} to {most}"
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A finite number from `least` to `most`, or above `least`."""
+
+    least: float
+    most: float
+    open: bool = False
+    """Whether `least` itself is excluded."""
+
+    def fits(self, value: object) -> bool:
+        """Whether a value is in the range."""
+        if not isinstance(value, RealNumber) or isinstance(value, bool):
+            return False
+        number = float(value)
+        return self.least <= number <= self.most and not (self.open and number == self.least)
+
+    def __str__(self) -> str:
+        if self.open:
+            return f"a number above {self.least:g}, up to {self.most:g}"
+        return f"a number from {self.least:g} to {self.most:g}"
+
+
+RANGES: Mapping[str, Whole | Real] = {
+    "max_tokens": Whole(1),
+    "temperature": Real(0, 100),
+    "top_k": Whole(0),
+    "top_p": Real(0, 1, open=True),
+    "min_p": Real(0, 1),
+    "repetition_penalty": Real(0, 100, open=True),
+    "presence_penalty": Real(-100, 100),
+    "frequency_penalty": Real(-100, 100),
+    "seed": Whole(0, _MAX_SEED),
+    "max_block": Whole(2, 32),
+    "min_tokens": Whole(0),
+    "logprobs": Whole(0, 20),
+}
+"""Option -> its range, of the options that are one number."""
+
+BIAS_TOKEN, BIAS = Whole(0), Real(-1e6, 1e6)
+"""The ranges of a token and its bias in `logit_bias`."""
+
+_OR_NONE = ("max_tokens", "seed", "max_block", "logprobs", "think", "probe", "prediction")
+"""Options that may be None."""
+
+
+class _Kind(NamedTuple):
+    expected: str
+    fits: Callable[[Any], bool]
+
+
+_FLAG = _Kind("True or False", lambda value: isinstance(value, bool))
+_TEXT = _Kind("a string", lambda value: isinstance(value, str))
+
+
+def _strings(value: object) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return isinstance(texts, Collection) and all(isinstance(text, str) and text for text in texts)
+
+
+_KINDS: Mapping[str, _Kind] = {
+    **{name: _Kind(str(limits), limits.fits) for name, limits in RANGES.items()},
+    **dict.fromkeys(("ignore_eos", "raw", "parse_special", "prompt_logprobs", "think"), _FLAG),
+    **dict.fromkeys(("drafter", "probe"), _TEXT),
+    "policy": _Kind(
+        ", ".join(POLICIES), lambda value: isinstance(value, str) and value in POLICIES
+    ),
+    "generation_config": _Kind("auto or none", lambda value: value in ("auto", "none")),
+    "stop": _Kind("a string of one or more characters, or several", _strings),
+    "repetition_detection": _Kind(
+        "True, False or max_pattern_size, min_pattern_size and min_count",
+        lambda value: value is None or isinstance(value, bool | Mapping),
+    ),
+    "template_kwargs": _Kind(
+        "variable name -> value",
+        lambda value: (
+            isinstance(value, Mapping) and all(isinstance(variable, str) for variable in value)
+        ),
+    ),
+    "prediction": _Kind(
+        "token ids",
+        lambda value: (
+            isinstance(value, Sequence)
+            and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
+        ),
+    ),
+}
+
+
+def faults(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with options, a line each: unknown names, wrong types, values out of range.
+
+    The syntax of `drafter` and `probe`, and the parts of `repetition_detection`, are checked where
+    they are parsed.
+    """
+    return [*_unknown(values), *_wrong(values)]
+
+
+def _unknown(values: Mapping[str, Any]) -> Iterator[str]:
+    known = Options.__annotations__
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"there is no option {name!r}{hint}"
+
+
+def _wrong(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, (expected, fits) in _KINDS.items():
+        if name not in values or (values[name] is None and name in _OR_NONE):
+            continue
+        if not fits(values[name]):
+            none = ", or None" if name in _OR_NONE else ""
+            yield f"{name} is {_shown(values[name])}; expected {expected}{none}"
+        elif name == "template_kwargs" and (reserved := TEMPLATE_NAMES & values[name].keys()):
+            yield f"template_kwargs cannot set {min(reserved)}"
+    biases = values.get("logit_bias", {})
+    if not isinstance(biases, Mapping):
+        yield f"logit_bias is {_shown(biases)}; expected token id -> number"
+        return
+    for token, bias in biases.items():
+        if not (BIAS_TOKEN.fits(token) and BIAS.fits(bias)):
+            yield f"logit_bias is {_shown({token: bias})}; expected token id -> {BIAS}"
+            break
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,242 @@
+"""A request: options that were checked, with the defaults of the model under them.
+
+For each setting that has layers the first layer that has it decides: the request, the registry's
+entry for the model, the model's own files, the fallback. `paceline.options` has the ranges.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple, Self
+
+from paceline.decoding.auto import Acceptance, Auto
+from paceline.decoding.costs import CostTable
+from paceline.decoding.policy import Adaptive, Fixed, Kelly
+from paceline.decoding.reasoning import ReasoningMarks
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import DEFAULT, Repetition, Stopping
+from paceline.decoding.types import Constraint, Policy
+from paceline.drafters import DrafterSpec
+from paceline.engines.profile import MAX_ROWS
+from paceline.errors import CacheFull, InvalidRequest, ModelError
+from paceline.models import ModelFiles, settings_of
+from paceline.options import Options, faults
+
+_RULES: Mapping[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
+
+_RULE_BLOCK = 8
+"""Default block of the policies that do not weigh costs, in rows."""
+
+_DRAWN_BITS = 32
+"""Bits of a seed that is drawn: few, because people type it."""
+
+Source = Literal["request", "registry", "model", "fallback"]
+
+NEUTRAL: Mapping[str, Any] = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "max_tokens": None,
+}
+"""The settings that have layers, with neutral values: greedy, without a limit."""
+
+
+class Setting(NamedTuple):
+    """A value and the layer that it comes from."""
+
+    value: Any
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The layers under a request; without arguments: greedy, for any model."""
+
+    registry: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the registry's entry for the model."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Settings in the model's own files."""
+    fallback: Mapping[str, Any] = field(default_factory=dict)
+    """Fallbacks that differ from `NEUTRAL`."""
+
+    def neutral(self) -> Self:
+        """Return the same without registry and model: `--generation-config none`."""
+        return replace(self, registry={}, model={})
+
+    def resolve(self, request: Mapping[str, Any]) -> dict[str, Setting]:
+        """Return every setting of `NEUTRAL`, from the first layer that has it."""
+        layers: Iterable[tuple[Source, Mapping[str, Any]]] = (
+            ("request", request),
+            ("registry", self.registry),
+            ("model", self.model),
+            ("fallback", {**NEUTRAL, **self.fallback}),
+        )
+        return {
+            name: next(Setting(layer[name], source) for source, layer in layers if name in layer)
+            for name in NEUTRAL
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Checked options."""
+
+    sampling: Sampling
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    drafter: DrafterSpec
+    """Without `auto` in a request of `Model.request`."""
+    policy: str
+    max_block: int
+    probe: DrafterSpec | None
+    raw: bool
+    parse_special: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    constraint: Constraint | None = None
+    prediction: Sequence[int] = ()
+    think: bool | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    thoughts: ReasoningMarks | None = None
+    """How the model's reasoning is marked; None: all of the text is the answer."""
+    private: bool = False
+    """Whether the answer is neither kept nor drafted from kept ones."""
+    shown: Mapping[int, str] = field(default_factory=dict)
+    """Control tokens that are in the answer's text: id -> text."""
+    repetition: Repetition | None = None
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    """The sources of sampling settings and `max_tokens`."""
+
+    def stopping(self, stop_token_ids: Collection[int]) -> Stopping:
+        """Return when to end, for a model with these end-of-sequence tokens."""
+        ends = frozenset() if self.ignore_eos else frozenset(stop_token_ids)
+        return Stopping(self.max_tokens, ends, self.stop, self.min_tokens, self.repetition)
+
+    def fitted(self, prompt: int, *, context: int, free: int) -> "Request":
+        """Return the same, with `max_tokens` limited to the free KV slots.
+
+        Args:
+            prompt: tokens of its prompt.
+            context: the most tokens of a sequence.
+            free: KV slots that no sequence holds.
+
+        Raises:
+            CacheFull: the prompt fits into the context, but leaves no free slot for an answer.
+        """
+        room = min(context, free) - prompt
+        if room >= 1:
+            return replace(self, max_tokens=min(self.max_tokens or room, room))
+        if prompt >= context:
+            return self  # refused by `Generation`, with the context in the message
+        raise CacheFull(
+            f"the prompt has {prompt} tokens and the key/value cache has {free} free slots, for "
+            "the answer too; shorten the prompt, end other streams and conversations, or load the "
+            "model with more cache_tokens"
+        )
+
+    def policy_for(
+        self, cost: Callable[[], CostTable], acceptance: Acceptance, context: int
+    ) -> Policy:
+        """Return the policy that limits drafts.
+
+        Args:
+            cost: returns seconds per call by rows; called only for `auto`.
+            acceptance: the estimate of acceptance; it learns as the request runs.
+            context: tokens of its prompt.
+        """
+        if self.drafter.none:
+            return Fixed(2)  # for probes
+        if self.policy == "auto":
+            return Auto(self.max_block, cost(), acceptance, context)
+        return _RULES[self.policy](self.max_block)
+
+
+_SAMPLING = tuple(field.name for field in fields(Sampling) if field.name != "seed")
+
+
+def check(options: Options, defaults: Defaults | None = None) -> Request:
+    """Check `options`; `defaults` has those left out. None: greedy, without a limit.
+
+    Raises InvalidRequest: a line for each option that is unknown, or has a wrong type or a value
+    out of its range; else for the first other fault.
+    """
+    layers = defaults or Defaults()
+    if options.get("generation_config") == "none":
+        layers = layers.neutral()
+    settings = layers.resolve(options)
+    values: dict[str, Any] = {**options, **{name: settings[name].value for name in settings}}
+    if wrong := faults(values):
+        raise InvalidRequest("\n".join(wrong))
+    seed, stop, policy = values.get("seed"), values.get("stop", ()), values.get("policy", "auto")
+    sampling = Sampling(
+        **{name: values[name] for name in _SAMPLING if name in values},
+        seed=secrets.randbits(_DRAWN_BITS) if seed is None else seed,
+    )
+    block = values.get("max_block")
+    if block is None:
+        block = MAX_ROWS if policy == "auto" else _RULE_BLOCK
+    drafter = DrafterSpec.parse(values.get("drafter", "auto"))
+    probe = None if values.get("probe") is None else DrafterSpec.parse(values["probe"])
+    for spec in (drafter, probe):
+        if spec and spec.has("prediction") and not values.get("prediction"):
+            raise InvalidRequest(
+                f"drafter {spec} needs a prediction; say what the answer may be, or leave it out"
+            )
+    return Request(
+        sampling=sampling,
+        max_tokens=values["max_tokens"],
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        ignore_eos=values.get("ignore_eos", False),
+        drafter=drafter,
+        policy=policy,
+        max_block=block,
+        probe=probe,
+        raw=values.get("raw", False),
+        parse_special=values.get("parse_special", False),
+        min_tokens=values.get("min_tokens", 0),
+        logprobs=values.get("logprobs"),
+        prompt_logprobs=values.get("prompt_logprobs", False),
+        constraint=values.get("constraint"),
+        prediction=values.get("prediction") or (),
+        think=values.get("think"),
+        template_kwargs=values.get("template_kwargs", {}),
+        repetition=_repetition(values.get("repetition_detection")),
+        settings=settings,
+    )
+
+
+def defaults_of(files: ModelFiles) -> Defaults:
+    """Return a model's default settings: the registry's, else those of its own files.
+
+    Raises ModelError if its own settings cannot be used.
+    """
+    defaults = Defaults(registry=settings_of(files.name), model=files.settings)
+    try:
+        check({}, defaults)
+    except InvalidRequest as error:
+        raise ModelError(
+            f"the settings of {files.name} cannot be used: {error}; mend generation_config.json in "
+            f"{files.folder}, or go without it with --generation-config none"
+        ) from error
+    return defaults
+
+
+def _repetition(value: bool | Mapping[str, Any] | None) -> Repetition | None:
+    """Return the rule of `repetition_detection`; in vLLM a `max_pattern_size` of 0 is off."""
+    if not isinstance(value, Mapping):
+        return DEFAULT if value else None
+    rule = {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0, **value}
+    if unknown := rule.keys() - {part.name for part in fields(Repetition)}:
+        raise InvalidRequest(f"repetition_detection has no {min(unknown)}")
+    if rule == {**rule, "max_pattern_size": 0, "min_pattern_size": 0}:
+        return None
+    try:
+        return Repetition(**rule)
+    except ValueError as error:
+        raise InvalidRequest(f"repetition_detection is wrong: {error}") from error

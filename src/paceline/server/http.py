@@ -1,0 +1,273 @@
+"""HTTP of every request: its id, its Host and its key, its JSON body, and a reply.
+
+A reply is JSON or server-sent events. Independent of paths and of the content; plain ASGI, so that
+an endpoint sees at once when its client is gone. Invariants: a request that the middleware rejects
+costs next to nothing; and the status is sent once, a later error can only be part of the stream.
+"""
+
+import asyncio
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.server.api_keys import encode_keys
+from paceline.server.errors import ApiError
+from paceline.server.settings import Settings
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keepalive\n\n"
+
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+"""Clients that read events with Python's `splitlines` (httpx, for one) end lines there, too."""
+
+_JSON = re.compile(r"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
+    """The body of a request that sends JSON.
+
+    Raises:
+        ApiError: it is not JSON, too large, or too slow.
+        ClientGone: the client has closed the connection.
+    """
+    headers = Headers(scope=scope)
+    # This also blocks pages of other origins: a browser sends this type only after a preflight.
+    if not _JSON.fullmatch(headers.get("content-type", "")):
+        raise ApiError(
+            "the body should be JSON, and the Content-Type application/json",
+            status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        )
+    length = headers.get("content-length", "0")
+    if length.isdecimal() and int(length) > settings.body_bytes:
+        raise _too_large(settings)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > settings.body_bytes:
+                    raise _too_large(settings)
+                if not message.get("more_body"):
+                    return bytes(body)
+    except TimeoutError:
+        raise ApiError(
+            f"the body was not complete after {settings.body_seconds:g} s",
+            status=HTTPStatus.REQUEST_TIMEOUT,
+            kind="timeout_error",
+        ) from None
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client closes the connection. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(settings: Settings) -> ApiError:
+    return ApiError(
+        f"the body is larger than {settings.body_bytes} bytes",
+        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        code="body_too_large",
+    )
+
+
+def to_json(value: Any) -> bytes:
+    """A value as JSON on one line, whatever a client takes for the end of a line.
+
+    Other non-ASCII text is escaped only if it is not valid Unicode.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return text.translate(_LINE_ENDS).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def event(value: Any, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + to_json(value) + b"\n\n"
+
+
+class Reply:
+    """The reply to one request."""
+
+    def __init__(self, send: Send, scope: Scope) -> None:
+        """Start with nothing sent; the request decides the form of errors."""
+        self._send = send
+        self.scope = scope
+        """The request."""
+        self.status: int | None = None
+        """The status that was sent; None: none yet."""
+
+    async def json(
+        self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a complete reply."""
+        body = to_json(value)
+        length = {"content-length": str(len(body))}
+        await self.start(status, "application/json", {**length, **(headers or {})})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def error(self, error: ApiError) -> None:
+        """Send an error as a complete reply."""
+        body = error.body_for(self.scope["path"], Headers(scope=self.scope))
+        await self.json(body, error.status, error.headers)
+
+    async def open_stream(self) -> None:
+        """Send the head of a stream, if it was not sent before."""
+        if self.status is None:
+            # Proxies would otherwise buffer events.
+            headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+            await self.start(200, "text/event-stream; charset=utf-8", headers)
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a part of a stream; waits while the client does not read."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def start(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
+        """Send the head of a reply; `kind` is its content type."""
+        self.status = status
+        pairs = [("content-type", kind), *headers.items()]
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(name.encode(), value.encode("latin-1")) for name, value in pairs],
+            }
+        )
+
+
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+"""Valid request ids of clients."""
+
+CLIENT_HEADER = "x-paceline-client"
+"""From a router to the server of a model: the number of the client's key."""
+
+OnError = Callable[[ApiError], None]
+"""Called with the error of every rejected request."""
+
+
+class HostMiddleware:
+    """Gives every request an id, and rejects those with another Host.
+
+    A web page whose name resolves to this machine (DNS rebinding) still sends its own name in Host.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, on_error: OnError) -> None:
+        """Wrap `app`."""
+        self._app = app
+        self._on_error = on_error
+        hosts = {host.lower() for host in settings.hosts or "*"}
+        self._hosts = None if "*" in hosts else hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or reject it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        sent = headers.get("x-request-id", "")
+        request_id = sent if _ID.fullmatch(sent) else f"req-{secrets.token_hex(8)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        if self._hosts is not None and host_of(headers.get("host", "")) not in self._hosts:
+            error = ApiError(
+                "the Host header is not allowed; see --allow-host",
+                status=HTTPStatus.FORBIDDEN,
+                kind="permission_error",
+                code="wrong_host",
+            )
+            self._on_error(error)
+            await Reply(send_with_id, scope).error(error)
+            return
+        await self._app(scope, receive, send_with_id)
+
+
+class ApiKeyMiddleware:
+    """Rejects requests without a valid key, if the server has keys; `client_of` has the key."""
+
+    def __init__(
+        self, app: ASGIApp, settings: Settings, public: Collection[str], on_error: OnError
+    ) -> None:
+        """Wrap `app`; the paths in `public` need no key."""
+        self._app = app
+        self._on_error = on_error
+        self._public = frozenset(public)
+        self._keys = encode_keys(settings.api_keys)
+        self._behind_router = settings.behind_router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or reject it."""
+        if self._keys and scope["type"] == "http" and scope["path"] not in self._public:
+            headers = Headers(scope=scope)
+            scheme, _, bearer = headers.get("authorization", "").partition(" ")
+            sent = [headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]
+            client = self._number(key.strip(" \t").encode("latin-1") for key in sent)
+            if client is None:
+                error = _WRONG_KEY if any(sent) else _NO_KEY
+                self._on_error(error)
+                await Reply(send, scope).error(error)
+                return
+            if self._behind_router:
+                client = int(headers.get(CLIENT_HEADER, "0"))
+            scope.setdefault("state", {})["client"] = client
+        await self._app(scope, receive, send)
+
+    def _number(self, keys: Iterable[bytes]) -> int | None:
+        """The number of the first valid key, from 0; None if there is none."""
+        # Compare with all keys, each in constant time, so that timing reveals nothing.
+        valid = [hmac.compare_digest(key, one) for one in keys for key in self._keys]
+        return valid.index(True) % len(self._keys) if any(valid) else None
+
+
+def client_of(scope: Scope) -> int:
+    """The number of a request's API key: who may read what it stores. 0 without keys."""
+    client: int = scope.get("state", {}).get("client", 0)
+    return client
+
+
+def peer_of(scope: Scope) -> tuple[int, str]:
+    """The number of a request's API key and its address: with whom others take turns."""
+    address = scope.get("client") or ("", 0)
+    return client_of(scope), address[0]
+
+
+def _unauthorised(message: str) -> ApiError:
+    return ApiError(
+        message,
+        status=HTTPStatus.UNAUTHORIZED,
+        kind="authentication_error",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+_NO_KEY = _unauthorised("this server requires an API key, as a Bearer token or in X-Api-Key")
+_WRONG_KEY = _unauthorised("the API key is not valid")
+
+
+def host_of(header: str) -> str:
+    """The lower-case name in a Host header, without the port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()

@@ -1,0 +1,123 @@
+"""Bodies as JSON: how they are parsed, and the parts that many have.
+
+Invariants: an unknown field is ignored, `null` means absent, and the error for a wrong value names
+its field.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, from_json
+
+from paceline.server.errors import ApiError
+
+
+class Body(BaseModel):
+    """A JSON object of a request."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            return {name: value for name, value in data.items() if value is not None}
+        return data
+
+
+def tag_by_type(tags: Mapping[str, str], missing: str = "") -> Callable[[Any], str | None]:
+    """For a Discriminator: an object's field `type` -> the tag of its class.
+
+    `missing` is the type of an object without one. Objects that were parsed already have the name
+    of their class.
+    """
+
+    def tag(value: Any) -> str | None:
+        if not isinstance(value, dict):
+            return type(value).__name__ if isinstance(value, Body) else None
+        kind = value.get("type") or missing
+        return tags.get(kind) if isinstance(kind, str) else None
+
+    return tag
+
+
+def invalid(message: str) -> PydanticCustomError:
+    """The error for a validator to raise; its message follows the field's name."""
+    return PydanticCustomError("invalid", message)
+
+
+def _joined(value: Any) -> Any:
+    """Join text parts with newlines, as llama.cpp and vLLM do."""
+    if not isinstance(value, list):
+        return value
+    texts = []
+    for place, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text"):
+            raise invalid(
+                f"part {place} is not of type text; images, audio and files are not supported"
+            )
+        if not isinstance(text, str):
+            raise invalid(f"part {place} has no text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _prompts(value: Any) -> Any:
+    ids = isinstance(value, list) and value and all(type(token) is int for token in value)
+    return [value] if isinstance(value, str) or ids else value
+
+
+Prompts = Annotated[
+    list[str | list[int]],
+    BeforeValidator(_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
+]
+"""One or several prompts, each a text or token ids."""
+
+
+class TextPart(Body):
+    """A part of a message's content."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
+"""A string, or a list of text parts."""
+
+_Parsed = TypeVar("_Parsed", bound=Body)
+
+
+def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
+    """The body of a request.
+
+    Raises ApiError if it is not JSON, or has a wrong value; the message names the first one.
+    """
+    try:
+        data = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise ApiError("the body should be a JSON object", code="invalid_json")
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = _path(data, fault["loc"])
+        what = "is missing" if fault["type"] == "missing" else fault["msg"]
+        raise ApiError(f"{where}: {what}", param=where) from None
+
+
+def _path(data: Any, steps: tuple[int | str, ...]) -> str:
+    """`messages[0].content`, without pydantic's names of the union members that it tried."""
+    path = ""
+    for step in steps:
+        if isinstance(step, int):
+            path += f"[{step}]"
+            data = data[step] if isinstance(data, list) and step < len(data) else None
+        elif isinstance(data, dict) and (step in data or step.islower()):
+            path += f".{step}" if path else step
+            data = data.get(step)
+    return path

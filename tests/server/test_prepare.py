@@ -1,0 +1,83 @@
+"""One call makes all that the scheduler has to do for a body."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import InvalidRequest
+from paceline.runtime.model import Model
+from paceline.server.body import ChatBody, CompletionBody, EmbeddingsBody
+from paceline.server.errors import ApiError
+from paceline.server.service import Service
+from support.server import running
+
+CHAT = {"messages": [{"role": "user", "content": "the quick brown fox"}]}
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model: Model, tiny_cache: Path) -> Iterator[Service]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(tiny_cache))
+        with running(tiny_model.fresh()) as server:
+            yield server.server.service
+
+
+def test_completions_have_n_tickets_for_each_prompt_in_the_order_of_the_prompts(service: Service):
+    body = CompletionBody.model_validate({"prompt": ["the", "one and"], "n": 2, "seed": 7})
+    tickets = service.prepare(body)
+    one, two = (service.scheduler.model.tokens(text, raw=True) for text in ("the", "one and"))
+    assert [ticket.tokens for ticket in tickets] == [one, one, two, two]
+    assert [ticket.index for ticket in tickets] == [0, 1, 0, 1]
+    assert [ticket.request.sampling.seed for ticket in tickets] == [7, 8, 7, 8]
+    assert {ticket.request.max_tokens for ticket in tickets} == {16}
+
+
+def test_a_chats_ticket_has_the_options_of_its_body(service: Service):
+    body = ChatBody.model_validate(
+        {**CHAT, "temperature": 0.5, "stop": "x", "logprobs": True, "top_logprobs": 3}
+    )
+    (ticket,) = service.prepare(body)
+    request = ticket.request
+    assert (request.sampling.temperature, request.stop, request.logprobs) == (0.5, ("x",), 3)
+    assert request.max_tokens is None
+    assert str(request.drafter) == "suffix", "auto is resolved"
+    assert not request.private
+
+
+def test_a_limit_of_0_computes_the_prompt_alone_and_a_salt_keeps_the_answer_private(
+    service: Service,
+):
+    (prompt_alone,) = service.prepare(ChatBody.model_validate({**CHAT, "max_tokens": 0}))
+    assert prompt_alone.prefill_only
+    assert prompt_alone.request.private
+    (salted,) = service.prepare(ChatBody.model_validate({**CHAT, "cache_salt": "a"}))
+    assert (salted.salt, salted.request.private) == ("a", True)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (ChatBody.model_validate({**CHAT, "model": "other"}), "model"),
+        (CompletionBody.model_validate({"prompt": [[1, 10**6]]}), "prompt"),
+        (CompletionBody.model_validate({"prompt": "a", "suffix": "b"}), "suffix"),
+        (EmbeddingsBody.model_validate({"input": "a"}), None),
+        (
+            ChatBody.model_validate({**CHAT, "chat_template_kwargs": {"tools": 1}}),
+            "chat_template_kwargs",
+        ),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_a_body_that_cannot_be_served_is_an_error_of_its_field(
+    body: ChatBody | CompletionBody | EmbeddingsBody, param: str | None, service: Service
+):
+    with pytest.raises(ApiError) as caught:
+        service.prepare(body)
+    assert caught.value.fields["param"] == param
+
+
+def test_a_value_out_of_its_range_is_named(service: Service):
+    body = ChatBody.model_validate({**CHAT, "temperature": 101})
+    with pytest.raises(InvalidRequest, match=r"temperature is 101(\.0)?; expected"):
+        service.prepare(body)
