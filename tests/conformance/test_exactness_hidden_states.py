@@ -94,7 +94,8 @@ def test_a_drafter_that_reads_hidden_states_changes_no_token(
         ran += going
         for (prompt, sampling), told in zip(asks, run(tapped, going), strict=True):
             assert told == plainly_tapped(prompt, sampling), f"{block=} {SAMPLINGS[sampling]}"
-    assert 0 < total(ran).accepted < total(ran).drafted
+    # What `auto` drafts depends on the seconds that a draft takes here, now.
+    assert (0 if policy == "fixed" else -1) < total(ran).accepted < total(ran).drafted
     drafted = Counter[str]()
     for one in ran:
         drafted.update(one.counters.drafted_by)
