@@ -101,14 +101,14 @@ def _files(folder: Path) -> list[Path]:
     if (folder / _INDEX).is_file():
         try:
             names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-            found = [folder / name for name in sorted(set(names.values()))]
+            paths = [folder / name for name in sorted(set(names.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{folder / _INDEX} is not a safetensors index: {error}") from error
     else:
-        found = [folder / _ONE_FILE]
-    missing = [path.name for path in found if not path.is_file()]
+        paths = [folder / _ONE_FILE]
+    missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise ModelError(
             f"{folder} lacks {', '.join(missing)}; expected a checkpoint's safetensors"
         )
-    return found
+    return paths

@@ -57,7 +57,7 @@ def convert(
         slots = chosen.get("slots", min(_SLOTS, longest))
         if slots > longest:
             raise InvalidRequest(f"slots is {slots}; {source.name} has a context of {longest}")
-        made = make(
+        converted = make(
             source,
             final,
             ConversionOptions(**{**chosen, "slots": slots}),
@@ -66,9 +66,9 @@ def convert(
         )
     new_name = str(final) if output else source.name + CORE_ML_SUFFIX
     return Report(
-        {"name": new_name, "folder": str(final), **_contents(made)},
+        {"name": new_name, "folder": str(final), **_contents(converted)},
         text=f"{name} is ready in {final}; use it with --model {shlex.quote(new_name)}",
-        tables=[("packages", ("package", "holds", "size"), _packages(made))],
+        tables=[("packages", ("package", "holds", "size"), _packages(converted))],
     )
 
 
@@ -123,12 +123,12 @@ def golden(
 def residency(
     artifact: str, *, units: str, recorded: Path | None, record: Path | None, progress: Progress
 ) -> Report:
-    """The device of each operation of a model, from Core ML's compute plans.
+    """The devices of a model's operations, from Core ML's compute plans.
 
     Raises:
         ModelNotFound: there is no such model.
         ModelError: it is incomplete, or the recorded plans are of another artifact.
-        InvalidRequest: this is not a Mac, and no recorded plans are given.
+        InvalidRequest: this is not a Mac, and there are no recorded plans.
     """
     from paceline.tools.coreml.residency import report
 
@@ -138,7 +138,7 @@ def residency(
 
 
 def _folder(artifact: str) -> Path:
-    """The folder of a Core ML model, given by path or name.
+    """The folder of a Core ML model, by path or name.
 
     Raises InvalidRequest if the model is for another engine.
     """
@@ -161,26 +161,26 @@ def check_tools() -> None:
         )
 
 
-def _contents(made: Artifact) -> dict[str, Any]:
+def _contents(artifact: Artifact) -> dict[str, Any]:
     return {
-        "family": made.family,
-        "rows": made.rows,
-        "functions": list(made.functions),
-        "slots": made.slots,
-        "taps": list(made.taps),
+        "family": artifact.family,
+        "rows": artifact.rows,
+        "functions": list(artifact.functions),
+        "slots": artifact.slots,
+        "taps": list(artifact.taps),
         "packages": [
-            {"path": path, "holds": holds, "bytes": _bytes(made.folder / path)}
-            for path, holds, _ in _packages(made)
+            {"path": path, "holds": holds, "bytes": _bytes(artifact.folder / path)}
+            for path, holds, _ in _packages(artifact)
         ],
     }
 
 
-def _packages(made: Artifact) -> Sequence[tuple[str, str, str]]:
-    rows = "label" if made.labels else "token"
-    parts = [(shard, "layer") for shard in made.layer_shards]
-    parts += [(shard, rows) for shard in made.head_shards]
+def _packages(artifact: Artifact) -> Sequence[tuple[str, str, str]]:
+    rows = "label" if artifact.labels else "token"
+    parts = [(shard, "layer") for shard in artifact.layer_shards]
+    parts += [(shard, rows) for shard in artifact.head_shards]
     return [
-        (shard.path, _span(what, shard), megabytes(_bytes(made.folder / shard.path)))
+        (shard.path, _span(what, shard), megabytes(_bytes(artifact.folder / shard.path)))
         for shard, what in parts
     ]
 

@@ -31,7 +31,7 @@ def compress(
         model: an ML program of coremltools.
         form: one of `FORMS`.
         keep: patterns of module names whose weights stay float16: `layers.0.*`, `*.down`, `head`.
-        weights: elements of each of the layers' weights, by name.
+        weights: name -> elements, of the layers' weights.
 
     Raises:
         InvalidRequest: the form is unknown, or a weight to keep has no name of its own any more.
@@ -44,7 +44,7 @@ def compress(
     if form == "f16":
         return model
     if form == "int4":
-        each: Any = optimize.OpPalettizerConfig(
+        op_config: Any = optimize.OpPalettizerConfig(
             nbits=4,
             granularity="per_grouped_channel",
             group_size=_GROUP,
@@ -53,7 +53,7 @@ def compress(
         shrink = optimize.palettize_weights
     else:
         granularity = "per_tensor" if form == "int8-per-tensor" else "per_channel"
-        each = optimize.OpLinearQuantizerConfig(
+        op_config = optimize.OpLinearQuantizerConfig(
             mode="linear_symmetric",
             dtype="int8",
             granularity=granularity,
@@ -61,7 +61,7 @@ def compress(
         )
         shrink = optimize.linear_quantize_weights
     config = optimize.OptimizationConfig(
-        global_config=each, op_name_configs=dict.fromkeys(kept, None)
+        global_config=op_config, op_name_configs=dict.fromkeys(kept, None)
     )
     return shrink(model, config)
 
@@ -91,7 +91,7 @@ def kept_weights(model: Any, patterns: Sequence[str], weights: Mapping[str, int]
     if not patterns:
         return []
     names = list(optimize.get_weights_metadata(model, weight_threshold=_MIN_SIZE))
-    found: list[str] = []
+    kept: list[str] = []
     for pattern in patterns:
         # In a program dots are underscores, and a suffix names the tensor and its precision.
         mangled = pattern.replace(".", "_")
@@ -104,5 +104,5 @@ def kept_weights(model: Any, patterns: Sequence[str], weights: Mapping[str, int]
                 f"{', '.join(large)}: cannot stay float16, because conversion merges it with "
                 f"another weight; remove {pattern!r}"
             )
-        found += hits
-    return found
+        kept += hits
+    return kept

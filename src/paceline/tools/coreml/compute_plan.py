@@ -5,7 +5,7 @@ that crashes the Neural Engine's compiler may kill the process (coremltools issu
 
 A plan is of the default function at its default shape, and coremltools cannot choose another
 (coremltools 9, `MLComputePlan.load_from_path`). So it is read from a copy of the package in which
-the wanted function or shape is the default.
+the planned function or shape is the default.
 """
 
 import os
@@ -108,8 +108,8 @@ def copy_with_default(package: Path, copy: Path, rows: int, function: str | None
             raise ModelError(f"{package} has no function {function!r}")
         spec.description.defaultFunctionName = function
     else:
-        for each in spec.description.input:
-            array = each.type.multiArrayType
+        for feature in spec.description.input:
+            array = feature.type.multiArrayType
             for axis, size in enumerate(array.shapeRange.sizeRanges):
                 if size.lowerBound == size.upperBound:
                     continue

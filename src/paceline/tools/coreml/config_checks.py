@@ -21,9 +21,9 @@ def check_field(config: Any, field: str, *values: object) -> None:
 def check_rope(config: Any, *types: str, partial: bool = False) -> None:
     """Raise ModelError for other RoPE types, and for RoPE on a part of a head unless `partial`."""
     rope = config.rope_parameters
-    found = rope.get("rope_type")
-    if found not in types:
-        raise unsupported(config, "rope_type", found, _either(types))
+    rope_type = rope.get("rope_type")
+    if rope_type not in types:
+        raise unsupported(config, "rope_type", rope_type, _either(types))
     part = rope.get("partial_rotary_factor")
     if not partial and part not in (None, 1):
         raise unsupported(config, "partial_rotary_factor", part, "1.0")
@@ -31,11 +31,11 @@ def check_rope(config: Any, *types: str, partial: bool = False) -> None:
 
 def check_layer_types(config: Any, *types: str) -> None:
     """Raise ModelError unless the config gives every layer one of these types."""
-    found = config.layer_types or []
-    others = sorted(set(found) - set(types))
-    if others or len(found) != config.num_hidden_layers:
+    layer_types = config.layer_types or []
+    others = sorted(set(layer_types) - set(types))
+    if others or len(layer_types) != config.num_hidden_layers:
         expected = f"{config.num_hidden_layers} of {_either(types)}"
-        raise unsupported(config, "layer_types", others or found, expected)
+        raise unsupported(config, "layer_types", others or layer_types, expected)
 
 
 def check_window_unused(config: Any, slots: int) -> None:
@@ -46,10 +46,10 @@ def check_window_unused(config: Any, slots: int) -> None:
         raise unsupported(config, "sliding_window", window, expected)
 
 
-def unsupported(config: Any, field: str, found: object, expected: str) -> ModelError:
+def unsupported(config: Any, field: str, value: object, expected: str) -> ModelError:
     """The error for a value that is not implemented."""
     return ModelError(
-        f"the config of this {config.model_type} model has {field} {found!r}; expected {expected}"
+        f"the config of this {config.model_type} model has {field} {value!r}; expected {expected}"
     )
 
 

@@ -8,7 +8,7 @@ from paceline.tools.coreml.compress import FORMS
 from paceline.tools.coreml.family import Task
 
 BYTES_PER_WEIGHT = {"int8": 1.0, "int8-per-tensor": 1.0, "int4": 0.5, "f16": 2.0}
-"""Size of a weight in each of `compress.FORMS`."""
+"""Form of `compress.FORMS` -> size of a weight."""
 
 _ROWS: dict[Task, int] = {"causal-lm": 4, "token-classification": 128}
 
@@ -24,7 +24,7 @@ class ConversionOptions:
     rows: int = 0
     """Maximum rows per call; 0: the default of the task."""
     functions: tuple[int, ...] = ()
-    """Numbers of rows with a static function each; empty: one function with flexible rows."""
+    """Numbers of rows with static functions; empty: one function with flexible rows."""
     slots: int = 2048
     """KV cache positions: the longest text, in tokens."""
     topology: str | None = None

@@ -123,7 +123,7 @@ class _Part(NamedTuple):
     taps: tuple[int, ...] | None
     """Tapped layers; None: a part of the head."""
     weights: Mapping[str, int]
-    """Elements of each weight, by name."""
+    """Name -> elements, of the weights."""
 
     def entry(self) -> dict[str, Any]:
         """Its entry in the manifest."""
@@ -143,8 +143,8 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
         spans = parse_topology(options.topology, shape.layers)
     else:
         per_weight = BYTES_PER_WEIGHT[options.weights]
-        each = [int(sum(layer.values()) * per_weight) for layer in sizes[:-1]]
-        spans = even_topology(each, options.megabytes * _MEGABYTE)
+        layer_bytes = [int(sum(layer.values()) * per_weight) for layer in sizes[:-1]]
+        spans = even_topology(layer_bytes, options.megabytes * _MEGABYTE)
     for span in spans:
         taps = tuple(tap for tap in tapped if span.start <= tap < span.end)
         weights = {name: size for part in sizes[slice(*span)] for name, size in part.items()}
@@ -155,11 +155,11 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
 
 
 def _weight_sizes(family: Family) -> list[dict[str, int]]:
-    """Elements of each weight, by name: one dictionary per layer, and last that of the head.
+    """Name -> elements, of the weights: one dictionary per layer, and last that of the head.
 
     This reads every tensor once before any conversion. Raises ModelError if shapes do not match.
     """
-    found = []
+    sizes = []
     for index in range(family.shape.layers):
         try:
             layer = family.layer(index)
@@ -170,11 +170,11 @@ def _weight_sizes(family: Family) -> list[dict[str, int]]:
                 f"tensors: {reason}"
             ) from error
         named = layer.named_parameters(f"layers.{index}")
-        found.append({name: weight.numel() for name, weight in named})
+        sizes.append({name: weight.numel() for name, weight in named})
     family.final(), family.embeddings()
     head = family.head()
     size = family.shape.vocab_size * family.shape.hidden_size if head is None else head.numel()
-    return [*found, {"head.weight": size}]
+    return [*sizes, {"head.weight": size}]
 
 
 def _begin(out: Path, about: Mapping[str, Any]) -> bool:
@@ -188,9 +188,9 @@ def _begin(out: Path, about: Mapping[str, Any]) -> bool:
         if any(out.iterdir()):
             raise InvalidRequest(f"{out} is not empty; choose another folder, or remove it")
         write_json(out / MAKING, about)
-    found = read_json(out / (MANIFEST if done else MAKING))
-    wanted = json.loads(json.dumps(about))
-    differing = [key for key in wanted if found.get(key) != wanted[key]]
+    recorded = read_json(out / (MANIFEST if done else MAKING))
+    settings = json.loads(json.dumps(about))
+    differing = [key for key in settings if recorded.get(key) != settings[key]]
     if differing:
         raise InvalidRequest(
             f"{out} has a conversion with another {', '.join(differing)}; choose another folder, "
@@ -210,19 +210,19 @@ def _make(
         program = convert_layers(family, *part.span, sizes=sizes, taps=part.taps)
     program = compress(program, options.weights, options.keep, part.weights)
     with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
-        made = Path(work) / part.path
-        program.save(str(made))
+        package = Path(work) / part.path
+        program.save(str(package))
         if options.functions:
-            dynamic, made = made, Path(work) / f"static-{part.path}"
+            dynamic, package = package, Path(work) / f"static-{part.path}"
             shapes = {
                 rows: shapes_of(family, sizes, rows, head=part.taps is None)
                 for rows in options.functions
             }
-            static_functions(dynamic, shapes, made)
+            static_functions(dynamic, shapes, package)
         # A move from another disk is not atomic; the rename after it is.
         beside = out / f".{part.path}"
         shutil.rmtree(beside, ignore_errors=True)
-        shutil.move(made, beside)
+        shutil.move(package, beside)
         beside.rename(out / part.path)
 
 

@@ -23,7 +23,7 @@ from paceline.tools.coreml.rope import RopeTables, make_rope_tables
 
 
 class Decoder:
-    """A `Family` with a given function that builds a layer."""
+    """A `Family` whose layers are built by a function, `layer`."""
 
     def __init__(
         self,

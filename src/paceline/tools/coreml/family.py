@@ -34,7 +34,7 @@ class Shape:
     """Previous rows that a convolution reads; 0 without convolutions."""
     task: Task = "causal-lm"
     window: int = 0
-    """Tokens that a classifier's attention sees on each side."""
+    """Tokens that a classifier's attention sees on either side."""
     labels: tuple[str, ...] = ()
     """Labels of a token classifier."""
 

@@ -107,9 +107,9 @@ def report(
         raise InvalidRequest("plans are either recorded or evaluated; give one of the files")
     artifact = read_artifact(folder)
     if recorded is not None:
-        found = _read(recorded, artifact)
+        recording = _read(recorded, artifact)
     elif on_a_mac():
-        found = _record(artifact, units, progress)
+        recording = _record(artifact, units, progress)
     else:
         raise InvalidRequest(
             f"Core ML makes plans, on a Mac: run `paceline coreml residency {folder} "
@@ -117,8 +117,8 @@ def report(
         )
     if record is not None:
         with writing(record):
-            write_json(record, {"kind": KIND, "version": VERSION, **asdict(found)})
-    return _report(artifact, found)
+            write_json(record, {"kind": KIND, "version": VERSION, **asdict(recording)})
+    return _report(artifact, recording)
 
 
 def evaluate(plan: Plan) -> Verdict:
@@ -163,25 +163,27 @@ def _off_engine(ops: Sequence[PlannedOp]) -> list[OffEngine]:
     for op in ops:
         if op.preferred != NEURAL_ENGINE:
             kinds.setdefault((op.type, op.preferred or UNKNOWN), []).append(op)
-    found = [
+    off_engine = [
         OffEngine(
             kind,
             device,
-            len(each),
-            sum(NEURAL_ENGINE in (op.supported or ()) for op in each),
-            None if all(op.cost is None for op in each) else sum(op.cost or 0.0 for op in each),
+            len(group),
+            sum(NEURAL_ENGINE in (op.supported or ()) for op in group),
+            None if all(op.cost is None for op in group) else sum(op.cost or 0.0 for op in group),
         )
-        for (kind, device), each in kinds.items()
+        for (kind, device), group in kinds.items()
     ]
-    return sorted(found, key=lambda one: (not _is_conv(one), -(one.cost or 0.0), one.type))
+    return sorted(
+        off_engine, key=lambda entry: (not _is_conv(entry), -(entry.cost or 0.0), entry.type)
+    )
 
 
 def _record(artifact: Artifact, units: str, progress: Progress) -> Recording:
     """Get Core ML's plans of all packages."""
-    wanted = list(_wanted(artifact))
+    calls = list(_planned_calls(artifact))
     plans: list[Plan] = []
-    with progress.task("Core ML's plans", len(wanted), unit="plans") as reach:
-        for package, rows in wanted:
+    with progress.task("Core ML's plans", len(calls), unit="plans") as reach:
+        for package, rows in calls:
             function = f"t{rows}" if artifact.functions else None
             plans.append(
                 compute_plan.record(artifact.folder, package, rows, function=function, units=units)
@@ -191,7 +193,7 @@ def _record(artifact: Artifact, units: str, progress: Progress) -> Recording:
     return Recording(artifact.fingerprint, units, platform.platform(), made_by, tuple(plans))
 
 
-def _wanted(artifact: Artifact) -> Iterator[tuple[str, int]]:
+def _planned_calls(artifact: Artifact) -> Iterator[tuple[str, int]]:
     for shard in (*artifact.layer_shards, *artifact.head_shards):
         for rows in planned_rows(artifact):
             yield shard.path, rows
@@ -215,7 +217,7 @@ def _read(path: Path, artifact: Artifact) -> Recording:
 def _report(artifact: Artifact, recording: Recording) -> Report:
     plans = {(plan.package, plan.rows): plan for plan in recording.plans}
     evaluated = []
-    for package, rows in _wanted(artifact):
+    for package, rows in _planned_calls(artifact):
         plan = plans.get((package, rows))
         if plan is None:
             plan = Plan(package, rows, None, fault="it is not in the recording")
@@ -238,7 +240,7 @@ def _report(artifact: Artifact, recording: Recording) -> Report:
                 "fault": verdict.fault,
                 "convs": verdict.convs._asdict(),
                 "others": verdict.others._asdict(),
-                "elsewhere": [one._asdict() for one in verdict.elsewhere],
+                "elsewhere": [group._asdict() for group in verdict.elsewhere],
             }
             for plan, verdict in evaluated
         ],
@@ -288,14 +290,14 @@ def _off_table(evaluated: Sequence[tuple[Plan, Verdict]]) -> Table:
         [
             plan.package,
             str(plan.rows),
-            one.type,
-            one.device,
-            str(one.ops),
-            str(one.able),
-            "" if one.cost is None else f"{100 * one.cost:.1f} %",
+            group.type,
+            group.device,
+            str(group.ops),
+            str(group.able),
+            "" if group.cost is None else f"{100 * group.cost:.1f} %",
         ]
         for plan, verdict in evaluated
-        for one in verdict.elsewhere
+        for group in verdict.elsewhere
     ]
     head = ["package", "T", "operation", "runs on", "ops", "NE could", "of the cost"]
     return "off the Neural Engine", head, rows

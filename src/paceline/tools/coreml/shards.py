@@ -95,7 +95,7 @@ def static_functions(
     from coremltools.models.utils import materialize_dynamic_shape_mlmodel
 
     program = ct.models.MLModel(str(package), skip_model_load=True)
-    functions = {f"t{rows}": dict(each) for rows, each in shapes.items()}
+    functions = {f"t{rows}": dict(sizes) for rows, sizes in shapes.items()}
     with _quiet():
         materialize_dynamic_shape_mlmodel(program, functions, str(out))
 

@@ -43,11 +43,11 @@ def open_source(name: str, temporary: Path | None, progress: Progress) -> Iterat
         ModelNotFound: there is no such model.
         ModelError: it cannot be fetched or read.
     """
-    with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as made:
-        origin = open_origin(name, Path(made), progress)
+    with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
+        origin = open_origin(name, Path(work), progress)
         checkpoint = origin.weights
         if origin.weights.is_file():
-            checkpoint = Path(made) / "checkpoint"
+            checkpoint = Path(work) / "checkpoint"
             with progress.task(f"reading the weights of {origin.weights.name}"):
                 _as_checkpoint(origin.weights, checkpoint)
         yield source_of(origin, checkpoint)

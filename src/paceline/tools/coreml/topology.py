@@ -31,18 +31,18 @@ def parse_topology(text: str, count: int, what: str = "layers") -> list[Span]:
     return _spans(sizes)
 
 
-def even_topology(bytes_each: Sequence[int], limit: int) -> list[Span]:
-    """The fewest spans of at most `limit` bytes each, of about equal length."""
-    fewest = max(-(-sum(bytes_each) // limit), 1)
-    for parts in range(fewest, len(bytes_each) + 1):
-        spans = _spans(_even(len(bytes_each), parts))
-        if all(sum(bytes_each[span.start : span.end]) <= limit for span in spans):
+def even_topology(layer_bytes: Sequence[int], limit: int) -> list[Span]:
+    """The fewest spans of at most `limit` bytes, of about equal length."""
+    fewest = max(-(-sum(layer_bytes) // limit), 1)
+    for parts in range(fewest, len(layer_bytes) + 1):
+        spans = _spans(_even(len(layer_bytes), parts))
+        if all(sum(layer_bytes[span.start : span.end]) <= limit for span in spans):
             return spans
-    return _spans([1] * len(bytes_each))
+    return _spans([1] * len(layer_bytes))
 
 
 def split_evenly(count: int, most: int) -> list[Span]:
-    """The fewest spans of [0, count) of at most `most` each, of about equal length."""
+    """The fewest spans of [0, count) of at most `most`, of about equal length."""
     return _spans(_even(count, -(-count // most)))
 
 

@@ -1,6 +1,6 @@
 """Runs a family's layers in torch, block by block: the reference for converted shards.
 
-Inputs are those of a shard, made by the engine's own `Rows`; states are the layers' buffers.
+Inputs are those of a shard, from the engine's `CallInputs`; states are the layers' buffers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class TorchOutput(NamedTuple):
     """Outputs of one block."""
 
     streams: Sequence[Floats]
-    """After each layer, [T, stream_size]."""
+    """After every layer, [T, stream_size]."""
     logits: Floats
     """[T, vocab]; of a token classifier [T, labels]."""
 

@@ -44,7 +44,7 @@ def open_family(folder: Path, *, slots: int, conv_slots: int, routing: str | Non
         )
     chosen = {} if routing is None else {"routing": routing}
     file, _, name = FAMILIES[config.model_type].partition(".")
-    made: Family = getattr(import_module(f"{__name__}.{file}"), name)(
+    family: Family = getattr(import_module(f"{__name__}.{file}"), name)(
         config, weights, slots=slots, conv_slots=conv_slots, **chosen
     )
-    return made
+    return family

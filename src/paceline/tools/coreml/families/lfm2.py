@@ -64,17 +64,17 @@ def _decoder(
     if convolutions and config.conv_L_cache < 2:
         raise unsupported(config, "conv_L_cache", config.conv_L_cache, "at least 2")
 
-    def layer(index: int, own: Mapping[str, Tensor]) -> nn.Module:
+    def layer(index: int, tensors: Mapping[str, Tensor]) -> nn.Module:
         mix: nn.Module
         if config.layer_types[index] == "conv":
-            mix = ShortConvolution(with_prefix(own, "conv."), conv_slots, bias=config.conv_bias)
+            mix = ShortConvolution(with_prefix(tensors, "conv."), conv_slots, bias=config.conv_bias)
         else:
-            mix = _attention(config, with_prefix(own, "self_attn."), slots)
-        feed_forward = with_prefix(own, "feed_forward.")
+            mix = _attention(config, with_prefix(tensors, "self_attn."), slots)
+        feed_forward = with_prefix(tensors, "feed_forward.")
         return Layer(
-            RMSNorm(own["operator_norm.weight"], config.norm_eps),
+            RMSNorm(tensors["operator_norm.weight"], config.norm_eps),
             mix,
-            RMSNorm(own["ffn_norm.weight"], config.norm_eps),
+            RMSNorm(tensors["ffn_norm.weight"], config.norm_eps),
             _dense(feed_forward) if index < dense else Mixture(config, feed_forward),
         )
 

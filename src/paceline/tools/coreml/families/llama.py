@@ -131,16 +131,16 @@ def _decoder(
     size = getattr(config, "head_dim", None) or config.hidden_size // queries
     heads, eps = Heads(queries, keys, size), config.rms_norm_eps
 
-    def layer(_index: int, own: Mapping[str, Tensor]) -> Layer:
+    def layer(_index: int, tensors: Mapping[str, Tensor]) -> Layer:
         if split is not None:
-            own = split(own, heads)
-        tensors = with_prefix(own, "self_attn.")
+            tensors = split(tensors, heads)
+        attention_tensors = with_prefix(tensors, "self_attn.")
         q_norm, k_norm = (
-            RMSNorm(tensors[f"{name}.weight"], eps, axis=2) if name else None
+            RMSNorm(attention_tensors[f"{name}.weight"], eps, axis=2) if name else None
             for name in (norms[:2] if norms else (None, None))
         )
         attention = SelfAttention(
-            tensors,
+            attention_tensors,
             heads,
             slots,
             bias=bias,
@@ -149,18 +149,18 @@ def _decoder(
             k_norm=k_norm,
             norm_after_rope=norms is not None and norms.after_rope,
         )
-        return llama_layer(own, attention, eps)
+        return llama_layer(tensors, attention, eps)
 
     return Decoder(
         config, weights, slots=slots, layer=layer, rotary=rotary, norm="model.norm.weight", eps=eps
     )
 
 
-def _split_phi3(own: Mapping[str, Tensor], heads: Heads) -> Mapping[str, Tensor]:
+def _split_phi3(tensors: Mapping[str, Tensor], heads: Heads) -> Mapping[str, Tensor]:
     """Phi-3 stores queries, keys and values in one matrix, and gate and up in another."""
     q, k = heads.queries * heads.size, heads.keys * heads.size
-    qkv = own["self_attn.qkv_proj.weight"].split([q, k, k])
-    gate_up = own["mlp.gate_up_proj.weight"].chunk(2)
+    qkv = tensors["self_attn.qkv_proj.weight"].split([q, k, k])
+    gate_up = tensors["mlp.gate_up_proj.weight"].chunk(2)
     names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj")
     parts = zip((*names, "mlp.up_proj"), (*qkv, *gate_up), strict=True)
-    return {**own, **{f"{name}.weight": part for name, part in parts}}
+    return {**tensors, **{f"{name}.weight": part for name, part in parts}}

@@ -1,7 +1,7 @@
-"""OpenAI's Privacy Filter: labels each token of a text with a kind of private data, or none.
+"""OpenAI's Privacy Filter: labels the tokens of a text with a kind of private data, or none.
 
-transformers' `openai_privacy_filter`, a token classifier. The mask decides which rows see each
-other: those of one text within the window. Invariant: layers have no states.
+transformers' `openai_privacy_filter`, a token classifier. A row attends to rows of its
+own text within the window, by the mask. Invariant: layers have no states.
 """
 
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ class PrivacyFilter:
 
 
 class Layer(nn.Module):
-    """Attention, then a mixture of experts, each added to the residual."""
+    """Attention, then a mixture of experts, both added to the residual."""
 
     def __init__(self, config: Any, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -164,5 +164,5 @@ class SinkAttention(nn.Module):
 
 
 def _pairs_apart(order: Tensor, size: int) -> Tensor:
-    """Channels of heads, [heads * size], with each head's even ones before its odd ones."""
+    """Channels of heads, [heads * size], with a head's even ones before its odd ones."""
     return order.view(-1, size // 2, 2).transpose(1, 2).reshape(-1)

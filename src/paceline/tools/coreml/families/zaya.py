@@ -98,9 +98,9 @@ class Zaya:
         """See `Family`."""
         from transformers.models.zaya.modeling_zaya import ZayaRotaryEmbedding
 
-        made = ZayaRotaryEmbedding(self._config)
+        rotary = ZayaRotaryEmbedding(self._config)
         hybrid = SimpleNamespace(
-            inv_freq=made.hybrid_inv_freq, attention_scaling=made.hybrid_attention_scaling
+            inv_freq=rotary.hybrid_inv_freq, attention_scaling=rotary.hybrid_attention_scaling
         )
         return make_rope_tables(hybrid, self._slots)
 
@@ -119,7 +119,7 @@ class Final(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then experts; each is merged with the residual by scales and biases of both."""
+    """Attention, then experts; both are merged with the residual by scales and biases of both."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class ConvolvedAttention(nn.Module):
         q, k = heads * size, kv_heads * size
         order = query_order(heads, kv_heads, size)
         both = torch.cat([order, torch.arange(q, q + k)])
-        own = with_prefix(weights, "qkv_proj.")
+        tensors = with_prefix(weights, "qkv_proj.")
         self._groups, self._q, self._qk, self._size = heads // kv_heads, q, q + k, size
         rope = config.rope_parameters["hybrid"]
         self._rotary_dim = int(size * rope.get("partial_rotary_factor", 1.0))
@@ -196,20 +196,20 @@ class ConvolvedAttention(nn.Module):
         self.project = projection(
             torch.cat(
                 [
-                    own["q_proj.weight"][order],
-                    own["k_proj.weight"],
-                    own["v_proj_delayed.weight"],
-                    own["v_proj_current.weight"],
+                    tensors["q_proj.weight"][order],
+                    tensors["k_proj.weight"],
+                    tensors["v_proj_delayed.weight"],
+                    tensors["v_proj_current.weight"],
                 ]
             )
         )
         self._recent = q + k + k // 2
         self.conv_state = ConvState(self._recent, conv_slots)
         self.convolve = Convolutions(
-            own["conv_qk_depthwise.weight"][both],
-            own["conv_qk_depthwise.bias"][both],
-            own["conv_qk_grouped.weight"][both],
-            own["conv_qk_grouped.bias"][both],
+            tensors["conv_qk_depthwise.weight"][both],
+            tensors["conv_qk_depthwise.bias"][both],
+            tensors["conv_qk_grouped.weight"][both],
+            tensors["conv_qk_grouped.bias"][both],
         )
         temperature = weights["qk_norm.temp"].view(1, -1, 1, 1)
         self.temperature = nn.Parameter(temperature, requires_grad=False)
@@ -235,7 +235,7 @@ class ConvolvedAttention(nn.Module):
         return out
 
     def _means(self, qk: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean of each query and its key, and for each key the mean of its queries' means.
+        """Means of queries and their keys, and per key the mean of its queries' means.
 
         [1, (heads + kv_heads) * head_dim, T, 1] -> [1, heads * head_dim, T, 1] and
         [1, kv_heads * head_dim, T, 1].
@@ -246,7 +246,7 @@ class ConvolvedAttention(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Two convolutions over time of two taps each: depthwise, then within each head.
+    """Two convolutions over time of two taps: depthwise, then within heads.
 
     As products and 1x1 convolutions: Core ML runs depthwise convolutions on the CPU.
     """
@@ -263,7 +263,7 @@ class Convolutions(nn.Module):
         self.second_now = _within_heads(within[:, :, 1], within_bias)
 
     def forward(self, now: Tensor, before: Tensor, earlier: Tensor) -> Tensor:
-        """The rows at lags 0, 1 and 2, each [1, n, T, 1], to the same shape."""
+        """The rows at lags 0, 1 and 2, [1, n, T, 1], to the same shape."""
         first_now = before * self.first_before + now * self.first_now + self.first_bias
         first_before = earlier * self.first_before + before * self.first_now + self.first_bias
         out: Tensor = self.second_before(first_before) + self.second_now(first_now)
@@ -285,7 +285,7 @@ _MIN_NORMAL, _MAX = 2.0**-14, 65504.0
 
 
 def _within_heads(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
-    """[n, head_dim]: each output channel reads the channels of its own head."""
+    """[n, head_dim]: an output channel reads the channels of its own head."""
     n, size = weight.shape
     conv = nn.Conv2d(n, n, 1, groups=n // size, bias=bias is not None)
     conv.weight = nn.Parameter(weight[:, :, None, None].contiguous(), requires_grad=False)

@@ -44,7 +44,7 @@ from paceline.tools.coreml.golden.run_shards import PackageOptions, run_engine, 
 from paceline.tools.coreml.golden.texts import texts_for, tokenizer_faults
 
 TOKENS = 32
-"""Length of each text: several blocks of any artifact."""
+"""Length of a text: several blocks of any artifact."""
 THRESHOLD = 0.99
 MARGIN = 0.5
 """In nats. INT8 weights per channel changed top tokens of SmolLM2-135M at margins up to 0.16."""
@@ -64,11 +64,11 @@ def report(
     """Compare an artifact with its checkpoint; the report lists faults, the first cause first.
 
     Args:
-        artifact: the folder that `convert` made.
+        artifact: the folder that `convert` wrote.
         checkpoint: the Hugging Face folder of its source, loaded as float32.
         rounding: of the rehearsal: "f16", or "f32" to exclude rounding.
         units: compute units, on a Mac.
-        tokens: length of each text.
+        tokens: length of a text.
         threshold: minimum cosine of a row, of every layer output and of the logits.
         margin: by how many nats the reference may rate the artifact's top token below its own.
         progress: reports packages and texts.
@@ -105,10 +105,10 @@ def report(
     options = PackageOptions(units, rounding)
     by_width = run_shards(opened, inputs, options, progress)
     blocks = by_width.pop(opened.rows)
-    ways = [agreement(f"calls of {w} rows", each, blocks) for w, each in by_width.items()]
+    ways = [agreement(f"calls of {w} rows", outputs, blocks) for w, outputs in by_width.items()]
     ways += [
-        agreement(way, each, blocks)
-        for way, each in run_engine(opened, inputs, options, progress).items()
+        agreement(way, outputs, blocks)
+        for way, outputs in run_engine(opened, inputs, options, progress).items()
     ]
     layers = list(check_layers(opened, texts, blocks, threshold))
     logits = check_logits(opened, texts, blocks, threshold, margin)
@@ -146,19 +146,19 @@ def report(
 
 def _layer_faults(layers: Sequence[LayerCheck], threshold: float, *, experts: bool) -> list[str]:
     """The first faulty output with the number of others after it; swapped layers one by one."""
-    found: list[str] = []
+    messages: list[str] = []
     bad = [(layer, layer.faults(threshold, experts=experts)) for layer in layers]
     bad = [(layer, faults) for layer, faults in bad if faults]
     for layer, faults in bad:
-        if found and layer.takes_for is None:
+        if messages and layer.takes_for is None:
             continue
         where = "embeddings" if layer.layer is None else f"layer {layer.layer}"
         rest = ""
-        if not found and len(bad) > 1:
+        if not messages and len(bad) > 1:
             after = len(layers) - layers.index(layer) - 1
             rest = f" (and {len(bad) - 1} of the {after} outputs after it)"
-        found.append(f"{where}, {layer.name}: {'; '.join(faults)}{rest}")
-    return found
+        messages.append(f"{where}, {layer.name}: {'; '.join(faults)}{rest}")
+    return messages
 
 
 def _lines(
@@ -232,7 +232,7 @@ def _for_json(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
-        return {key: _for_json(each) for key, each in value.items()}
+        return {key: _for_json(member) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_for_json(each) for each in value]
+        return [_for_json(element) for element in value]
     return None if isinstance(value, float) and not isfinite(value) else value

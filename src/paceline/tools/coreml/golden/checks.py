@@ -1,4 +1,4 @@
-"""The checks of an artifact, one function each: measurements and named faults.
+"""The checks of an artifact, in functions of their own: measurements and named faults.
 
 Compares the outputs of `run_shards` and `reference` with the criteria of `compare`; runs no model.
 Invariant: a fault names the first file, output or call mode that shows it; later ones are counted.
@@ -49,9 +49,9 @@ class Texts(NamedTuple):
     inputs: Sequence[Text]
     reference: Mapping[str, ReferenceOutput]
 
-    def rows(self, found: Mapping[str, Floats], expected: Mapping[str, Floats]) -> list[RowPairs]:
+    def rows(self, actual: Mapping[str, Floats], expected: Mapping[str, Floats]) -> list[RowPairs]:
         """Pairs of rows, text by text."""
-        return [RowPairs(t.name, found[t.name], expected[t.name], t.low) for t in self.inputs]
+        return [RowPairs(t.name, actual[t.name], expected[t.name], t.low) for t in self.inputs]
 
 
 def check_same_model(artifact: Artifact, family: Family, checkpoint: Path) -> None:
@@ -98,19 +98,19 @@ class Agreement:
         ]
 
 
-def agreement(way: str, found: ArtifactOutputs, blocks: ArtifactOutputs) -> Agreement:
+def agreement(way: str, outputs: ArtifactOutputs, blocks: ArtifactOutputs) -> Agreement:
     """Compare the outputs that both have."""
     begins, largest, least = "", 0.0, 1.0
-    common = list(next(iter(found.values())).outputs)
+    common = list(next(iter(outputs.values())).outputs)
     pairs: list[tuple[str, Mapping[str, Floats], Mapping[str, Floats]]] = [
         (
             str(output),
-            {text: each.outputs[output] for text, each in found.items()},
-            {text: each.outputs[output] for text, each in blocks.items()},
+            {text: run.outputs[output] for text, run in outputs.items()},
+            {text: run.outputs[output] for text, run in blocks.items()},
         )
         for output in common
     ]
-    pairs.append(("logits", _logits(found), _logits(blocks)))
+    pairs.append(("logits", _logits(outputs), _logits(blocks)))
     for name, ours, theirs in pairs:
         off = difference(ours, theirs)
         if off > 0:
@@ -122,12 +122,12 @@ def agreement(way: str, found: ArtifactOutputs, blocks: ArtifactOutputs) -> Agre
 
 def embedding_faults(artifact: Artifact, expected: Floats) -> list[str]:
     """A fault if the embeddings differ from the checkpoint's, [vocab, hidden_size], in float16."""
-    found = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
-    if found.shape != expected.shape:
-        return [f"{EMBEDDINGS}: has shape {list(found.shape)}, expected {list(expected.shape)}"]
-    for at in range(0, len(found), _CHUNK):
+    actual = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
+    if actual.shape != expected.shape:
+        return [f"{EMBEDDINGS}: has shape {list(actual.shape)}, expected {list(expected.shape)}"]
+    for at in range(0, len(actual), _CHUNK):
         part = slice(at, at + _CHUNK)
-        differing = (found[part] != expected[part].astype(np.float16)).any(axis=1)
+        differing = (actual[part] != expected[part].astype(np.float16)).any(axis=1)
         if differing.any():
             token = at + int(differing.argmax())
             return [f"{EMBEDDINGS}: differs from the checkpoint's from token {token} on"]
@@ -140,18 +140,18 @@ _CHUNK = 1 << 14
 
 def rotary_faults(artifact: Artifact, family: Family) -> list[str]:
     """A fault if the rotary tables differ from the checkpoint's at any position."""
-    found = np.load(artifact.folder / ROTARY)
+    actual = np.load(artifact.folder / ROTARY)
     expected = np.stack(family.rope_tables())
-    if found.shape != expected.shape:
-        return [f"{ROTARY}: has shape {list(found.shape)}, expected {list(expected.shape)}"]
+    if actual.shape != expected.shape:
+        return [f"{ROTARY}: has shape {list(actual.shape)}, expected {list(expected.shape)}"]
     # Negated, so that a NaN counts.
-    off = ~(np.abs(found - expected) <= _ANGLE)
+    off = ~(np.abs(actual - expected) <= _ANGLE)
     if not off.any():
         return []
     first = int(off.any(axis=(0, 2)).argmax())
     return [
         f"{ROTARY}: differs from the checkpoint's from position {first} on, by up to "
-        f"{np.abs(found - expected).max():.3g}"
+        f"{np.abs(actual - expected).max():.3g}"
     ]
 
 
@@ -168,11 +168,11 @@ class LayerCheck:
 
     def faults(self, threshold: float, *, experts: bool) -> list[str]:
         """Faults as messages."""
-        found = self.nearness.faults(threshold, experts=experts)
+        messages = self.nearness.faults(threshold, experts=experts)
         if self.takes_for is not None:
             what = f"layer {self.takes_for}" if self.takes_for >= 0 else "the embeddings"
-            found.append(f"it matches the reference after {what}")
-        return found
+            messages.append(f"it matches the reference after {what}")
+        return messages
 
 
 def check_layers(
@@ -187,22 +187,20 @@ def check_layers(
         (
             str(output),
             output.layer,
-            {
-                text: each.outputs[output][:, : artifact.hidden_size]
-                for text, each in outputs.items()
-            },
+            {text: run.outputs[output][:, : artifact.hidden_size] for text, run in outputs.items()},
         )
         for output in outputs_of(artifact)
     ]
-    for name, layer, found in places:
-        own = 0 if layer is None else layer + 1
+    for name, layer, actual in places:
+        own_place = 0 if layer is None else layer + 1
         candidates = [
-            texts.rows(found, {text: out.streams[place] for text, out in texts.reference.items()})
+            texts.rows(actual, {text: out.streams[place] for text, out in texts.reference.items()})
             for place in range(artifact.layers + 1)
         ]
         place = nearest(candidates)
-        other = place != own and nearness(candidates[place]).cosine.median >= threshold
-        yield LayerCheck(name, layer, nearness(candidates[own]), place - 1 if other else None)
+        near = nearness(candidates[own_place])
+        is_swapped = place != own_place and nearness(candidates[place]).cosine.median >= threshold
+        yield LayerCheck(name, layer, near, place - 1 if is_swapped else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,37 +218,39 @@ class LogitsCheck:
     def faults(self, threshold: float, margin: float, *, experts: bool) -> list[str]:
         """Faults as messages."""
         near = self.nearness.faults(threshold, experts=experts)
-        found = [*self.misplaced, *(f"logits: {each}" for each in near)]
-        one = self.ordinary
-        if one.worst <= margin:
-            return found
+        messages = [*self.misplaced, *(f"logits: {fault}" for fault in near)]
+        picks = self.ordinary
+        if picks.worst <= margin:
+            return messages
         if not experts:
-            found.append(
-                f"picks: at {one.at} the reference rates the top token {one.worst:.3g} nats below "
-                f"its own, expected {margin} at most"
+            messages.append(
+                f"picks: at {picks.at} the reference rates the top token {picks.worst:.3g} nats "
+                f"below its own, expected {margin} at most"
             )
-        elif one.decided_equal < REROUTED_PICKS * one.decided:
-            found.append(
-                f"picks: {one.decided_equal} of the {one.decided} top tokens that the reference "
-                f"decides by more than {margin} nats are equal, expected {REROUTED_PICKS:.0%}"
+        elif picks.decided_equal < REROUTED_PICKS * picks.decided:
+            messages.append(
+                f"picks: {picks.decided_equal} of the {picks.decided} top tokens that the "
+                f"reference decides by more than {margin} nats are equal, "
+                f"expected {REROUTED_PICKS:.0%}"
             )
-        return found
+        return messages
 
 
 def check_logits(
     artifact: Artifact, texts: Texts, outputs: ArtifactOutputs, threshold: float, margin: float
 ) -> LogitsCheck:
     """Compare the logits with transformers."""
-    found = _logits(outputs)
+    actual = _logits(outputs)
     expected = {name: out.logits for name, out in texts.reference.items()}
-    every = texts.rows(found, expected)
+    pairs = texts.rows(actual, expected)
     about = [
-        rows._replace(found=centred(rows.found), expected=centred(rows.expected)) for rows in every
+        rows._replace(actual=centred(rows.actual), expected=centred(rows.expected))
+        for rows in pairs
     ]
     return LogitsCheck(
         nearness(about),
-        parity([rows for rows in every if rows.low is None], margin),
-        parity([_from(rows, rows.low) for rows in every if rows.low is not None], margin),
+        parity([rows for rows in pairs if rows.low is None], margin),
+        parity([_from(rows, rows.low) for rows in pairs if rows.low is not None], margin),
         list(_misplaced(artifact.head_shards, about, threshold)),
     )
 
@@ -260,16 +260,16 @@ def _misplaced(
 ) -> Iterator[str]:
     """Messages about shards of the head that are in the place of another."""
     for shard in shards:
-        alike = [one for one in shards if one.end - one.start == shard.end - shard.start]
+        alike = [other for other in shards if other.end - other.start == shard.end - shard.start]
         candidates = [
             [
                 rows._replace(
-                    found=rows.found[:, shard.start : shard.end],
-                    expected=rows.expected[:, one.start : one.end],
+                    actual=rows.actual[:, shard.start : shard.end],
+                    expected=rows.expected[:, other.start : other.end],
                 )
                 for rows in logits
             ]
-            for one in alike
+            for other in alike
         ]
         place = nearest(candidates)
         if alike[place] != shard and nearness(candidates[place]).cosine.median >= threshold:
@@ -280,8 +280,8 @@ def _misplaced(
 
 
 def _from(rows: RowPairs, first: int) -> RowPairs:
-    return rows._replace(found=rows.found[first:], expected=rows.expected[first:])
+    return rows._replace(actual=rows.actual[first:], expected=rows.expected[first:])
 
 
 def _logits(outputs: ArtifactOutputs) -> dict[str, Floats]:
-    return {text: each.logits for text, each in outputs.items()}
+    return {text: run.logits for text, run in outputs.items()}

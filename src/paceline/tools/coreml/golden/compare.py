@@ -34,10 +34,10 @@ TOP = 5
 
 
 class RowPairs(NamedTuple):
-    """One text's rows, found and expected."""
+    """One text's rows: the artifact's and the reference's."""
 
     text: str
-    found: Floats
+    actual: Floats
     """[T, n]"""
     expected: Floats
     """[T, n]"""
@@ -65,7 +65,7 @@ class Nearness:
     cosine: Summary
     """Of ordinary rows; -1 if an element is not finite."""
     length: Summary
-    """Found / expected, of ordinary rows; the worst is the farthest from 1."""
+    """Actual / expected, of ordinary rows; the worst is the farthest from 1."""
     small: Summary
     """Errors of small rows / the median length."""
     first: float
@@ -73,30 +73,30 @@ class Nearness:
     first_length: float
     """Expected length of a first position / the median length: large for an attention sink."""
     largest: float
-    """The largest magnitude found; float16's maximum is 65504."""
+    """The largest actual magnitude; float16's maximum is 65504."""
 
     def faults(self, threshold: float, *, experts: bool) -> list[str]:
         """Faults as messages."""
         allowed = allowed_error(threshold)
         cosine, length, small = (
-            one.criterion(experts=experts) for one in (self.cosine, self.length, self.small)
+            summary.criterion(experts=experts) for summary in (self.cosine, self.length, self.small)
         )
         where = "at the median row" if experts else f"at {self.cosine.at}"
-        found = []
+        messages = []
         if cosine < threshold:
-            found.append(f"cosine {cosine:.5f} {where}, expected {threshold} or more")
+            messages.append(f"cosine {cosine:.5f} {where}, expected {threshold} or more")
         if not 1 / (1 + allowed) <= length <= 1 + allowed:
-            found.append(f"rows are {length:.3g} times as long as they should be")
+            messages.append(f"rows are {length:.3g} times as long as they should be")
         if self.first < threshold:
-            found.append(
+            messages.append(
                 f"cosine {self.first:.5f} at the first position, expected {threshold} or more"
             )
         if not small <= allowed:
-            found.append(
+            messages.append(
                 f"rows of low norm are off by {small:.3f} of an ordinary row's length, expected "
                 f"{allowed:.3f} at most"
             )
-        return found
+        return messages
 
 
 def allowed_error(threshold: float) -> float:
@@ -105,51 +105,51 @@ def allowed_error(threshold: float) -> float:
 
 
 def nearness(texts: Sequence[RowPairs]) -> Nearness:
-    """Compare the rows of all texts, which have two rows or more each."""
+    """Compare the rows of all texts, which have at least two rows."""
     typical = _median_length(texts)
     ordinary = [_ordinary(rows) & (_lengths(rows.expected) >= SMALL * typical) for rows in texts]
-    small = [~here & (np.arange(len(here)) > 0) for here in ordinary]
-    each = [cosines(rows.found, rows.expected) for rows in texts]
+    small = [~mask & (np.arange(len(mask)) > 0) for mask in ordinary]
+    row_cosines = [cosines(rows.actual, rows.expected) for rows in texts]
     return Nearness(
-        cosine=_summary(texts, ordinary, each, np.negative, empty=1.0),
+        cosine=_summary(texts, ordinary, row_cosines, np.negative, empty=1.0),
         length=_summary(texts, ordinary, [_ratios(r) for r in texts], _log_distance, empty=1.0),
         small=_summary(
             texts, small, [_row_errors(r) / (typical or 1) for r in texts], np.abs, empty=0.0
         ),
-        first=float(min(cosine[0] for cosine in each)),
+        first=float(min(values[0] for values in row_cosines)),
         first_length=max(float(_lengths(r.expected[:1])[0]) for r in texts) / (typical or 1),
-        largest=float(max(np.abs(rows.found).max() for rows in texts)),
+        largest=float(max(np.abs(rows.actual).max() for rows in texts)),
     )
 
 
-def cosines(found: Floats, expected: Floats) -> npt.NDArray[np.float64]:
-    """[T, n] twice -> cosine of each row [T]: 1 if both are 0, -1 if one is not finite."""
-    a, b = found.astype(np.float64), expected.astype(np.float64)
+def cosines(actual: Floats, expected: Floats) -> npt.NDArray[np.float64]:
+    """[T, n] twice -> cosines of rows [T]: 1 if both are 0, -1 if one is not finite."""
+    a, b = actual.astype(np.float64), expected.astype(np.float64)
     with np.errstate(all="ignore"):
         norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-        each = np.where(norms > 0, (a * b).sum(1) / norms, 0.0)
-    each[~(a.any(1) | b.any(1))] = 1.0
+        row_cosines = np.where(norms > 0, (a * b).sum(1) / norms, 0.0)
+    row_cosines[~(a.any(1) | b.any(1))] = 1.0
     finite = np.isfinite(a).all(1) & np.isfinite(b).all(1)
-    return np.where(finite, np.clip(each, -1, 1), -1.0)
+    return np.where(finite, np.clip(row_cosines, -1, 1), -1.0)
 
 
 def nearest(candidates: Sequence[Sequence[RowPairs]]) -> int:
     """Index of the candidate with the smallest median error of ordinary rows.
 
-    Each candidate has the same found rows, and its own expected rows.
+    Candidates have the same actual rows, and different expected rows.
     """
     errors = [
         _selected([_relative_errors(r) for r in texts], [_ordinary(r) for r in texts])
         for texts in candidates
     ]
-    return int(np.argmin([np.median(each) for each in errors]))
+    return int(np.argmin([np.median(error) for error in errors]))
 
 
 def centred(logits: Floats) -> npt.NDArray[np.float64]:
-    """[T, vocab] minus each row's mean, which does not change the top token."""
+    """[T, vocab] minus the row's mean, which does not change the top token."""
     wide = logits.astype(np.float64)
-    found: npt.NDArray[np.float64] = wide - wide.mean(1, keepdims=True)
-    return found
+    centred_logits: npt.NDArray[np.float64] = wide - wide.mean(1, keepdims=True)
+    return centred_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,45 +162,45 @@ class Parity:
     """Rows whose two best expected logits differ by more than the margin."""
     decided_equal: int
     contained: int
-    """Rows whose expected top token is among the `TOP` best found."""
+    """Rows whose expected top token is among the `TOP` best actual ones."""
     worst: float
-    """Maximum by which the expected logits rate the found top token below their own, in nats."""
+    """Maximum by which the expected logits rate the actual top token below their own, in nats."""
     at: str
     """The row of `worst`."""
     divergence: float
-    """Mean KL divergence of the found from the expected distribution, in nats."""
+    """Mean KL divergence of the actual from the expected distribution, in nats."""
 
 
 def parity(texts: Sequence[RowPairs], margin: float) -> Parity:
-    """Compare top tokens; `found` and `expected` are logits."""
+    """Compare top tokens; `actual` and `expected` are logits."""
     equal = decided = decided_equal = contained = rows = 0
     worst, at, divergence = 0.0, "", 0.0
     for text in texts:
-        found, expected = text.found.astype(np.float64), text.expected.astype(np.float64)
-        here = np.arange(len(found))
-        picked, wanted = found.argmax(1), expected.argmax(1)
+        actual, expected = text.actual.astype(np.float64), text.expected.astype(np.float64)
+        row = np.arange(len(actual))
+        top_actual, top_expected = actual.argmax(1), expected.argmax(1)
         second, best = np.partition(expected, -2, axis=1)[:, -2:].T
-        lower = best - expected[here, picked]
-        same, clear = picked == wanted, best - second > margin
-        top = np.argpartition(found, -min(TOP, found.shape[1]), axis=1)[:, -TOP:]
-        rows += len(found)
+        lower = best - expected[row, top_actual]
+        same, clear = top_actual == top_expected, best - second > margin
+        top = np.argpartition(actual, -min(TOP, actual.shape[1]), axis=1)[:, -TOP:]
+        rows += len(actual)
         equal += int(same.sum())
         decided += int(clear.sum())
         decided_equal += int((same & clear).sum())
-        contained += int((top == wanted[:, None]).any(1).sum())
+        contained += int((top == top_expected[:, None]).any(1).sum())
         if lower.max() > worst:
             worst, at = float(lower.max()), f"row {lower.argmax()} of {text.text}"
-        divergence += float(_kl_divergences(found, expected).sum())
+        divergence += float(_kl_divergences(actual, expected).sum())
     return Parity(
         rows, equal, decided, decided_equal, contained, worst, at, divergence / max(rows, 1)
     )
 
 
-def difference(found: Mapping[str, Floats], expected: Mapping[str, Floats]) -> float:
+def difference(actual: Mapping[str, Floats], expected: Mapping[str, Floats]) -> float:
     """The largest absolute difference over all texts; inf if only one element is NaN."""
     worst = 0.0
     for name, theirs in expected.items():
-        ours = found[name]
+        ours = actual[name]
         differ = ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
         if differ.any():
             off = float(np.abs(ours[differ].astype(np.float64) - theirs[differ]).max())
@@ -223,8 +223,8 @@ def _summary(
     worst = int(badness(joined).argmax())
     names = [
         f"row {row} of {rows.text}"
-        for rows, here in zip(texts, chosen, strict=True)
-        for row in np.flatnonzero(here)
+        for rows, mask in zip(texts, chosen, strict=True)
+        for row in np.flatnonzero(mask)
     ]
     return Summary(float(joined[worst]), float(np.median(joined)), names[worst])
 
@@ -237,42 +237,42 @@ def _median_length(texts: Sequence[RowPairs]) -> float:
 
 def _ordinary(rows: RowPairs) -> npt.NDArray[np.bool_]:
     """Mask of rows that are neither the first position nor tokens of low norm."""
-    here = np.arange(len(rows.expected))
-    return (here > 0) & (here < (len(here) if rows.low is None else rows.low))
+    row = np.arange(len(rows.expected))
+    return (row > 0) & (row < (len(row) if rows.low is None else rows.low))
 
 
 def _selected(values: Sequence[Floats], chosen: Sequence[npt.NDArray[np.bool_]]) -> Floats:
-    return np.concatenate([each[here] for each, here in zip(values, chosen, strict=True)])
+    return np.concatenate([numbers[mask] for numbers, mask in zip(values, chosen, strict=True)])
 
 
 def _lengths(rows: Floats) -> Floats:
     with np.errstate(all="ignore"):
-        found: Floats = np.linalg.norm(rows.astype(np.float64), axis=1)
-    return found
+        lengths: Floats = np.linalg.norm(rows.astype(np.float64), axis=1)
+    return lengths
 
 
 def _row_errors(rows: RowPairs) -> Floats:
-    """Length of each row's error; `_HUGE` if it is not finite."""
+    """Lengths of the rows' errors; `_HUGE` if it is not finite."""
     with np.errstate(all="ignore"):
-        error = _lengths(rows.found.astype(np.float64) - rows.expected)
+        error = _lengths(rows.actual.astype(np.float64) - rows.expected)
     return np.where(np.isfinite(error), error, _HUGE)
 
 
 def _ratios(rows: RowPairs) -> Floats:
-    """Found / expected length of each row, clipped for a logarithm."""
-    return np.clip(_ratio(_lengths(rows.found), _lengths(rows.expected)), 1 / _HUGE, _HUGE)
+    """Actual / expected lengths of rows, clipped for a logarithm."""
+    return np.clip(_ratio(_lengths(rows.actual), _lengths(rows.expected)), 1 / _HUGE, _HUGE)
 
 
 def _relative_errors(rows: RowPairs) -> Floats:
-    """Length of each row's error / its expected length."""
+    """Lengths of the rows' errors / the rows' expected lengths."""
     return _ratio(_row_errors(rows), _lengths(rows.expected))
 
 
 def _ratio(a: Floats, b: Floats) -> Floats:
     """A / b: 1 for 0 / 0, `_HUGE` if it is not finite."""
     with np.errstate(all="ignore"):
-        found = np.where((a == 0) & (b == 0), 1.0, a / b)
-    return np.where(np.isfinite(found), found, _HUGE)
+        ratios = np.where((a == 0) & (b == 0), 1.0, a / b)
+    return np.where(np.isfinite(ratios), ratios, _HUGE)
 
 
 def _log_distance(ratios: Floats) -> Floats:
@@ -284,14 +284,14 @@ _HUGE = 1e9
 """In place of infinite and NaN measures."""
 
 
-def _kl_divergences(found: Floats, expected: Floats) -> Floats:
-    """KL divergence of each row of logits, in nats."""
-    ours, theirs = _log_softmax(found), _log_softmax(expected)
-    each: Floats = (np.exp(theirs) * (theirs - ours)).sum(1)
-    return each
+def _kl_divergences(actual: Floats, expected: Floats) -> Floats:
+    """KL divergences of rows of logits, in nats."""
+    ours, theirs = _log_softmax(actual), _log_softmax(expected)
+    divergences: Floats = (np.exp(theirs) * (theirs - ours)).sum(1)
+    return divergences
 
 
 def _log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(1, keepdims=True)
-    found: Floats = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    return found
+    log_probabilities: Floats = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return log_probabilities

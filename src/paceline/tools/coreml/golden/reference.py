@@ -22,7 +22,7 @@ class ReferenceOutput(NamedTuple):
     """Outputs for one text of T tokens."""
 
     streams: Sequence[Floats]
-    """[T, hidden_size]: before the first layer, then after each."""
+    """[T, hidden_size]: before the first layer, then after every layer."""
     logits: Floats
     """[T, vocab]"""
 
@@ -36,7 +36,7 @@ class Reference:
 
         with _quiet():
             try:
-                self._model, found = AutoModelForCausalLM.from_pretrained(
+                self._model, loading_info = AutoModelForCausalLM.from_pretrained(
                     checkpoint, dtype=torch.float32, local_files_only=True, output_loading_info=True
                 )
             except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -45,7 +45,7 @@ class Reference:
                     f"{checkpoint} cannot be opened by transformers: {reason}"
                 ) from error
         # transformers initializes missing weights at random, with a warning only.
-        missing = sorted(map(str, found["missing_keys"]))
+        missing = sorted(map(str, loading_info["missing_keys"]))
         if missing:
             raise ModelError(
                 f"{checkpoint} lacks {', '.join(missing[:3])}"
@@ -95,8 +95,8 @@ def _after(streams: list[Floats]) -> Any:
 
 def _rows(hidden: Any) -> Floats:
     """[1, T, hidden_size] as a copy [T, hidden_size]."""
-    found: Floats = hidden[0].float().numpy().copy()
-    return found
+    rows: Floats = hidden[0].float().numpy().copy()
+    return rows
 
 
 @contextmanager

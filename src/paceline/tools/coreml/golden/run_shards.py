@@ -50,7 +50,7 @@ class ArtifactOutput(NamedTuple):
     """Outputs of an artifact for one text of T tokens."""
 
     outputs: Mapping[LayerOutput, Floats]
-    """In the order of shards, [T, channels] each: `tap_N`, and the stream `out_hidden`."""
+    """In the order of shards, [T, channels]: `tap_N`, and the stream `out_hidden`."""
     logits: Floats
     """[T, vocab]"""
 
@@ -86,9 +86,9 @@ def embed(artifact: Artifact, texts: Sequence[Text]) -> dict[str, Floats]:
 def run_shards(
     artifact: Artifact, texts: Sequence[Text], options: PackageOptions, progress: Progress
 ) -> dict[int, dict[str, ArtifactOutput]]:
-    """Outputs of calls with each number of rows, by that number.
+    """Outputs of calls by their number of rows.
 
-    Each number of rows has its own states and hidden states, from the first layer on.
+    Every number of rows has its own states and hidden states, from the first layer on.
     """
     cos, sin = np.load(artifact.folder / ROTARY)
     inputs = {
@@ -115,10 +115,12 @@ def run_shards(
                     if run.width == width:
                         run.logits.append(_run(package, run.stream, width, None)["logits"])
             reach(done + 1)
-    found: dict[int, dict[str, ArtifactOutput]] = {width: {} for width in inputs}
+    outputs: dict[int, dict[str, ArtifactOutput]] = {width: {} for width in inputs}
     for run in runs:
-        found[run.width][run.text] = ArtifactOutput(run.outputs, np.concatenate(run.logits, axis=1))
-    return found
+        outputs[run.width][run.text] = ArtifactOutput(
+            run.outputs, np.concatenate(run.logits, axis=1)
+        )
+    return outputs
 
 
 class _Run:
@@ -129,11 +131,11 @@ class _Run:
         self.outputs: dict[LayerOutput, Floats] = {}
         self.logits: list[Floats] = []
 
-    def add(self, found: Mapping[str, Floats], artifact: Artifact, shard: Shard) -> None:
+    def add(self, outputs: Mapping[str, Floats], artifact: Artifact, shard: Shard) -> None:
         """Add the outputs of a shard of layers; its stream is the next shard's input."""
-        self.stream = found["out_hidden"]
+        self.stream = outputs["out_hidden"]
         self.outputs |= {
-            output: found[output.name]
+            output: outputs[output.name]
             for output in outputs_of(artifact)
             if output.shard == shard.path
         }
@@ -149,7 +151,7 @@ def _stream(artifact: Artifact, embeddings: Floats) -> Floats:
 def _packages(
     artifact: Artifact, shard: Shard, widths: Sequence[int], options: PackageOptions
 ) -> Iterator[tuple[int, Package]]:
-    """The package for each number of rows: one for all, unless it has static functions."""
+    """The package per number of rows: one for all, unless it has static functions."""
     path = artifact.folder / shard.path
     package: Package | None = None
     for width in widths:
@@ -178,9 +180,9 @@ def _run(
         hidden[0, :, :count, 0] = rows.T
         hidden[0, :, count:, 0] = 0
         about = {} if inputs is None else inputs.at(at, count)
-        for name, found in package.predict({"hidden": hidden, **about}, state).items():
-            parts.setdefault(name, []).append(found[0, :, :count, 0].T.copy())
-    return {name: np.concatenate(found) for name, found in parts.items()}
+        for name, tensor in package.predict({"hidden": hidden, **about}, state).items():
+            parts.setdefault(name, []).append(tensor[0, :, :count, 0].T.copy())
+    return {name: np.concatenate(blocks) for name, blocks in parts.items()}
 
 
 WHOLE = "the engine, whole texts"
@@ -199,14 +201,14 @@ def run_engine(
     settings = EngineSettings(cache_tokens=artifact.slots, taps=artifact.taps)
     engine = CoreMlEngine(artifact.folder, settings, units=options.units, rounding=options.rounding)
     modes = [WHOLE, SINGLE, *([REJECTED] if artifact.rows > 1 else [])]
-    found: dict[str, dict[str, ArtifactOutput]] = {mode: {} for mode in modes}
+    outputs: dict[str, dict[str, ArtifactOutput]] = {mode: {} for mode in modes}
     with progress.task(
         f"the engine with {artifact.name}", len(modes) * len(texts), unit="texts"
     ) as reach:
         for done, (mode, text) in enumerate((mode, text) for mode in modes for text in texts):
-            found[mode][text.name] = _through(engine, _blocks(mode, text.tokens, artifact))
+            outputs[mode][text.name] = _through(engine, _blocks(mode, text.tokens, artifact))
             reach(done + 1)
-    return found
+    return outputs
 
 
 class _Block(NamedTuple):

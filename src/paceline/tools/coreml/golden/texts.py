@@ -60,7 +60,7 @@ class Text(NamedTuple):
 
 
 def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]:
-    """Texts of `tokens` tokens each: prompts, or random tokens if the artifact has no tokenizer.
+    """Texts of `tokens` tokens: prompts, or random tokens if the artifact has no tokenizer.
 
     The last one has the tokens of low norm. `embeddings` are the checkpoint's, [vocab, d], because
     the artifact's may be wrong.
@@ -104,13 +104,13 @@ def tokenizer_faults(artifact: Artifact, checkpoint: Path) -> list[str]:
     if not (checkpoint / TOKENIZER).is_file():
         return []
     facts = read_facts(checkpoint)
-    wanted = [facts.bos_token_id] if facts.add_bos and facts.bos_token_id is not None else []
-    found = _bos(artifact.folder)
+    expected = [facts.bos_token_id] if facts.add_bos and facts.bos_token_id is not None else []
+    actual = _bos(artifact.folder)
     faults = []
-    if found != wanted:
+    if actual != expected:
         faults.append(
-            f"BOS: a text begins with {_token(found)}; the checkpoint's begins with "
-            f"{_token(wanted)}"
+            f"BOS: a text begins with {_token(actual)}; the checkpoint's begins with "
+            f"{_token(expected)}"
         )
     # Compared without BOS, which is checked above.
     ours, theirs = _tokenizer(artifact.folder, []), _tokenizer(checkpoint, [])

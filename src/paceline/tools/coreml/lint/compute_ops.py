@@ -137,10 +137,12 @@ def _conv(call: OpContext) -> Layout:
 
 @handles("scaled_dot_product_attention")
 def _attention(call: OpContext) -> Layout:
-    query, key, value = (call.operand(one) for one in ("query", "key", "value"))
+    query, key, value = (call.operand(name) for name in ("query", "key", "value"))
     check_contraction(query.axes[-1], key.axes[-1])
     check_contraction(key.axes[-2], value.axes[-2])
-    batch = broadcast([replace(one, axes=one.axes[:-2]) for one in (query, key, value)], call.count)
+    batch = broadcast(
+        [replace(operand, axes=operand.axes[:-2]) for operand in (query, key, value)], call.count
+    )
     scores = Layout((*batch.axes, query.axes[-2], key.axes[-2]))
     if "attn_mask" in call.op.inputs:
         scores = broadcast([scores, call.operand("attn_mask")], call.count)

@@ -56,22 +56,24 @@ def _squeeze(call: OpContext) -> Layout:
 
 @handles("concat")
 def _concat(call: OpContext) -> Layout:
-    parts = [call.layouts(one) or without_rows(()) for one in call.op.inputs.get("values", ())]
+    operands = call.op.inputs.get("values", ())
+    parts = [call.layouts(operand) or without_rows(()) for operand in operands]
     axis = call.ints("axis")[0] % len(parts[0].axes)
     if any(part.axes[axis].rows for part in parts):
         raise Untracked("concatenates along rows")
     rest = [replace(part, axes=(*part.axes[:axis], ONE, *part.axes[axis + 1 :])) for part in parts]
-    made = broadcast(rest, call.count)
+    layout = broadcast(rest, call.count)
     joined = Axis(sum(part.axes[axis].before for part in parts))
-    return replace(made, axes=(*made.axes[:axis], joined, *made.axes[axis + 1 :]))
+    return replace(layout, axes=(*layout.axes[:axis], joined, *layout.axes[axis + 1 :]))
 
 
 @handles("stack")
 def _stack(call: OpContext) -> Layout:
-    parts = [call.layouts(one) or without_rows(()) for one in call.op.inputs.get("values", ())]
-    made = broadcast(parts, call.count)
-    axis = call.ints("axis")[0] % (len(made.axes) + 1)
-    return replace(made, axes=(*made.axes[:axis], Axis(len(parts)), *made.axes[axis:]))
+    operands = call.op.inputs.get("values", ())
+    parts = [call.layouts(operand) or without_rows(()) for operand in operands]
+    layout = broadcast(parts, call.count)
+    axis = call.ints("axis")[0] % (len(layout.axes) + 1)
+    return replace(layout, axes=(*layout.axes[:axis], Axis(len(parts)), *layout.axes[axis:]))
 
 
 @handles("split")
@@ -110,13 +112,13 @@ def _slice_by_index(call: OpContext) -> Layout:
     axes, from_many_rows = [], x.from_many_rows
     for number, axis in enumerate(x.axes):
         declared = 1 if dropped[number] else next(shape)
-        made = axis if axis.rows else without_rows((declared,)).axes[0]
+        result_axis = axis if axis.rows else without_rows((declared,)).axes[0]
         if axis.rows and not _is_whole(call, number, axis, declared):
             if declared != 1 or not axis.rows_only:
                 raise Untracked(f"takes some of the rows of {x}")
-            made, from_many_rows = ONE, True  # one row, used for all
+            result_axis, from_many_rows = ONE, True  # one row, used for all
         if not dropped[number]:
-            axes.append(made)
+            axes.append(result_axis)
     layout = Layout(tuple(axes), x.constant)
     return replace(layout, from_many_rows=from_many_rows and not layout.rows)
 

@@ -30,33 +30,33 @@ class OpContext:
 
     def operand(self, parameter: str = "x") -> Layout:
         """Layout of a required operand. Raises Untracked if it is absent."""
-        found = self.layouts(first(self.op, parameter))
-        if found is None:
+        layout = self.layouts(first(self.op, parameter))
+        if layout is None:
             raise Untracked(f"has no {parameter}")
-        return found
+        return layout
 
     def operands(self) -> list[Layout]:
         """Layouts of all operands."""
         return [
             layout
             for operands in self.op.inputs.values()
-            for one in operands
-            if (layout := self.layouts(one)) is not None
+            for operand in operands
+            if (layout := self.layouts(operand)) is not None
         ]
 
     def ints(self, parameter: str, default: Sequence[int] | None = None) -> list[int]:
         """Constant integers or booleans. Raises Untracked if they are not constant."""
-        found = self.program.numbers(self.op, parameter)
-        if found is None:
+        array = self.program.numbers(self.op, parameter)
+        if array is None:
             if default is None or parameter in self.op.inputs:
                 raise Untracked(f"has no constant {parameter}")
             return list(default)
-        return [int(one) for one in found.reshape(-1).tolist()]
+        return [int(number) for number in array.reshape(-1).tolist()]
 
     def text(self, parameter: str, default: str) -> str:
         """A constant string."""
-        found: Any = self.program.numbers(self.op, parameter)
-        return default if found is None else str(found)
+        array: Any = self.program.numbers(self.op, parameter)
+        return default if array is None else str(array)
 
 
 HANDLERS: Final[dict[str, Callable[[OpContext], Sequence[Layout]]]] = {}
@@ -68,8 +68,8 @@ def handles(*types: str) -> Callable[[Callable[[OpContext], Any]], Callable[[OpC
 
     def register(handler: Callable[[OpContext], Any]) -> Callable[[OpContext], Any]:
         def layouts(call: OpContext) -> Sequence[Layout]:
-            made = handler(call)
-            return [made] if isinstance(made, Layout) else made
+            layout = handler(call)
+            return [layout] if isinstance(layout, Layout) else layout
 
         HANDLERS.update(dict.fromkeys(types, layouts))
         return handler

@@ -42,7 +42,7 @@ def linear(program: Program) -> Iterator[Fault]:
         if op.type == "linear":
             yield Fault(op.name, "a linear; expected a 1x1 conv")
         elif op.type in ("matmul", "einsum"):
-            operands = [one for several in op.inputs.values() for one in several]
+            operands = [value for several in op.inputs.values() for value in several]
             fixed = [
                 shape
                 for operand in operands
@@ -90,7 +90,7 @@ def control_flow(program: Program) -> Iterator[Fault]:
             continue
         sizes = _computed_sizes(program, op)
         open_ended = any(None in out.shape for out in op.outputs)
-        if open_ended and any(one not in program.sizes for one in sizes):
+        if open_ended and any(size not in program.sizes for size in sizes):
             yield Fault(op.name, f"a {op.type} whose shape depends on the data")
 
 
@@ -141,8 +141,8 @@ def unseen_operation(program: Program) -> Iterator[Fault]:
         and not _is_constant(program, op)
     )
     if counts:
-        found = ", ".join(f"{kind} ({count})" for kind, count in sorted(counts.items()))
-        yield Fault("", found)
+        kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(counts.items()))
+        yield Fault("", kinds)
 
 
 def _of_kinds(program: Program, kinds: set[str]) -> Iterator[Fault]:

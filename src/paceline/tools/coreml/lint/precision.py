@@ -60,8 +60,8 @@ def cast(program: Program) -> Iterator[Fault]:
     for op in program.ops:
         if op.type == "cast" and not program.constant(op.outputs[0].name):
             value = program.value(first(op, "x"))
-            given = value.dtype if value else "a constant"
-            yield Fault(op.name, f"a cast from {given} to {op.outputs[0].dtype}")
+            dtype = value.dtype if value else "a constant"
+            yield Fault(op.name, f"a cast from {dtype} to {op.outputs[0].dtype}")
 
 
 @rule(PROGRAM_RULES, "overflow", "fail", "high", "ane-book, experiment 27; Anemll, its norms")
@@ -94,8 +94,8 @@ def infinity(program: Program) -> Iterator[Fault]:
     for op, constant in program.stored():
         if constant.dtype not in _FLOATS:
             continue
-        found = np.ravel(np.asarray(constant.value()))
-        beyond = found[~(np.abs(found) <= _LARGEST)]
+        numbers = np.ravel(np.asarray(constant.value()))
+        beyond = numbers[~(np.abs(numbers) <= _LARGEST)]
         if beyond.size:
             yield Fault(op.name, f"holds {beyond[0]}" + (", and more" if beyond.size > 1 else ""))
 

@@ -25,7 +25,7 @@ class Program:
         self.ops = [op for op in self._all if not op.type.startswith(STORAGE_PREFIXES)]
         """All operations that compute, including those of nested blocks."""
         self._makers = {out.name: op for op in self._all for out in op.outputs}
-        self._values = {one.name: one for one in function.block.inputs}
+        self._values = {value.name: value for value in function.block.inputs}
         self._values |= {out.name: out for op in self._all for out in op.outputs}
 
     @property
@@ -36,7 +36,7 @@ class Program:
     @property
     def flexible(self) -> bool:
         """True if an input may have more than one shape."""
-        return any(not one.is_static for one in self.function.inputs)
+        return any(not feature.is_static for feature in self.function.inputs)
 
     def value(self, operand: Operand | None) -> Value | None:
         """Name and declared type of an operand; None for an inline constant."""
@@ -62,30 +62,29 @@ class Program:
 
     @cached_property
     def _constants(self) -> set[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         for op in self._all:
-            operands = [one for several in op.inputs.values() for one in several]
+            operands = [operand for several in op.inputs.values() for operand in several]
             stored = op.type.startswith(STORAGE_PREFIXES)
             if stored or (
                 operands
                 and not op.blocks
-                and all(isinstance(one, Constant) or one in found for one in operands)
+                and all(isinstance(operand, Constant) or operand in names for operand in operands)
             ):
-                found |= {out.name for out in op.outputs}
-        return found
+                names |= {out.name for out in op.outputs}
+        return names
 
     @cached_property
     def sizes(self) -> set[str]:
         """Values that depend on shapes only, not on data."""
-        found: set[str] = set()
+        names: set[str] = set()
         for op in self.ops:
-            operands = [one for several in op.inputs.values() for one in several]
-            of_sizes = any(isinstance(one, str) and one in found for one in operands) and all(
-                self.constant(one) or one in found for one in operands
-            )
-            if op.type == "shape" or of_sizes:
-                found |= {out.name for out in op.outputs}
-        return found
+            operands = [operand for several in op.inputs.values() for operand in several]
+            known = all(self.constant(operand) or operand in names for operand in operands)
+            of_sizes = any(isinstance(operand, str) and operand in names for operand in operands)
+            if op.type == "shape" or (known and of_sizes):
+                names |= {out.name for out in op.outputs}
+        return names
 
     def stored(self) -> Iterator[tuple[Op, Constant]]:
         """Every stored constant, with the operation that has it."""
@@ -111,8 +110,8 @@ class Program:
 
     def numbers(self, op: Op, parameter: str) -> Any:
         """A constant parameter as an array; None: it is absent or computed."""
-        found = self.stored_constant(first(op, parameter))
-        return None if found is None else np.asarray(found.value())
+        constant = self.stored_constant(first(op, parameter))
+        return None if constant is None else np.asarray(constant.value())
 
     def shape_of(self, operand: Operand | None) -> tuple[int | None, ...] | None:
         """The declared shape of an operand."""

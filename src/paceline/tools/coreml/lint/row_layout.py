@@ -1,11 +1,16 @@
 """The axes of rows in a tensor, and how operations transform them.
 
-T, the number of rows, is the length of an axis: each index of it belongs to one row. Independent of
+T, the number of rows, is the length of an axis: an index of it belongs to one row. Independent of
 programs. Invariant: a layout holds for every T; if that cannot be shown, `Untracked` is raised.
 
 An axis with rows is `before` * T * `after` long, with `after` consecutive elements per row; an axis
 of rows only has both 1. A reshape can merge such an axis with its neighbours, or split it again. If
 the T rows do not end up on one axis, rows and channels are mixed, which T = 1 does not show.
+
+    8 heads of 16 channels    reshaped to
+    [1, 8, 16, T]             [1, 128, T]     heads and channels merge; the last axis is of rows
+    [1, 8, T, 16]             [1, 8*T*16]     one axis, 8 * T * 16: it can be split again
+    [1, 8, T, 16]             [1, 128, T]     no axis for the rows: RowsMixed; fine with T = 1
 """
 
 import math
@@ -83,35 +88,35 @@ def broadcast(layouts: Sequence[Layout], count: int | None) -> Layout:
     `count` is T if the program is for one number of rows, else None. Raises RowsMixed if it
     combines a row with other rows.
     """
-    rank = max(len(one.axes) for one in layouts)
+    rank = max(len(layout.axes) for layout in layouts)
     # Constants last: in a program for one number of rows they may have an element per row.
-    ordered = sorted(layouts, key=lambda one: one.constant)
-    padded = [(*[ONE] * (rank - len(one.axes)), *one.axes) for one in ordered]
+    ordered = sorted(layouts, key=lambda layout: layout.constant)
+    padded = [(*[ONE] * (rank - len(layout.axes)), *layout.axes) for layout in ordered]
     axes = tuple(_same(column, ordered, count) for column in zip(*padded, strict=True))
-    made = Layout(axes, all(one.constant for one in layouts))
-    computed = [one for one in layouts if not one.constant]
-    if not made.rows:
+    joined = Layout(axes, all(layout.constant for layout in layouts))
+    computed = [layout for layout in layouts if not layout.constant]
+    if not joined.rows:
         # A value combined with a state is written to the state.
-        of_many = bool(computed) and all(one.from_many_rows for one in computed)
-        return replace(made, from_many_rows=of_many)
-    if any(one.from_many_rows for one in computed):
+        of_many = bool(computed) and all(layout.from_many_rows for layout in computed)
+        return replace(joined, from_many_rows=of_many)
+    if any(layout.from_many_rows for layout in computed):
         raise RowsMixed("gives every row a value computed from several rows")
-    return made
+    return joined
 
 
 def _same(column: Sequence[Axis], layouts: Sequence[Layout], count: int | None) -> Axis:
     """One axis of the result."""
-    found, of = ONE, ""
+    common, of = ONE, ""
     for axis, layout in zip(column, layouts, strict=True):
-        per_row = layout.constant and found.rows_only and axis == Axis(count or 0)
+        per_row = layout.constant and common.rows_only and axis == Axis(count or 0)
         if axis.is_one or per_row:
             continue
-        if not found.is_one and found != axis:
-            if found.rows or axis.rows:
+        if not common.is_one and common != axis:
+            if common.rows or axis.rows:
                 raise RowsMixed(f"combines {of} with {layout}")
             raise Untracked(f"combines {of} with {layout}")
-        found, of = axis, str(layout)
-    return found
+        common, of = axis, str(layout)
+    return common
 
 
 def check_contraction(x: Axis, y: Axis, *, constant: bool = False) -> None:
@@ -146,8 +151,10 @@ def reduce_axes(layout: Layout, axes: Iterable[int], *, keep: bool) -> Layout:
         for number, axis in enumerate(layout.axes)
         if keep or number not in gone
     )
-    made = Layout(left, layout.constant, layout.from_many_rows)
-    return replace(made, from_many_rows=made.from_many_rows or (over_rows and not made.rows))
+    reduced = Layout(left, layout.constant, layout.from_many_rows)
+    return replace(
+        reduced, from_many_rows=reduced.from_many_rows or (over_rows and not reduced.rows)
+    )
 
 
 def check_normalized(layout: Layout, axes: Iterable[int]) -> Layout:
@@ -178,10 +185,10 @@ def reshape(layout: Layout, shape: Declared, count: int | None) -> Layout:
             between.append(axis.after)
     if len(between) > 2:
         return replace(layout, axes=_separate(shape, between, count))
-    found = _on_one_axis(shape, between, count)
-    if found is None:
+    axes = _on_one_axis(shape, between, count)
+    if axes is None:
         raise RowsMixed(f"makes {_text(shape)} of {layout}, with no axis for the rows")
-    return replace(layout, axes=found)
+    return replace(layout, axes=axes)
 
 
 def _on_one_axis(
@@ -209,14 +216,14 @@ def _on_one_axis(
 def _separate(shape: Declared, between: Sequence[int], count: int | None) -> tuple[Axis, ...]:
     """The axes of a shape in which several axes of rows stay separate and in order."""
     possible = [number for number, size in enumerate(shape) if size == count]
-    for found in combinations(possible, len(between) - 1):
-        edges = [-1, *found, len(shape)]
+    for places in combinations(possible, len(between) - 1):
+        edges = [-1, *places, len(shape)]
         sizes = [shape[low + 1 : high] for low, high in pairwise(edges)]
         if all(
             None not in part and math.prod(_known(part)) == size
             for part, size in zip(sizes, between, strict=True)
         ):
-            return tuple(ROWS if n in found else Axis(size or 0) for n, size in enumerate(shape))
+            return tuple(ROWS if n in places else Axis(size or 0) for n, size in enumerate(shape))
     raise Untracked(f"makes {_text(shape)}")
 
 

@@ -93,41 +93,45 @@ def row_axes_of(program: Program) -> RowAxes:
     function = program.function
     inputs = function.block.inputs
     if program.flexible:
-        axes = {one.name: [n for n, size in enumerate(one.shape) if size is None] for one in inputs}
+        axes = {
+            value.name: [n for n, size in enumerate(value.shape) if size is None]
+            for value in inputs
+        }
         return RowAxes(axes if len(_ranges(function)) == 1 else {}, None)
-    others = [one for one in program.package.functions.values() if one.name != function.name]
+    others = [other for other in program.package.functions.values() if other.name != function.name]
     axes = _differing(function, others[0]) if others else _ours(function)
-    sizes = {one.shape[axis] for one in inputs for axis in axes.get(one.name, ())}
+    sizes = {value.shape[axis] for value in inputs for axis in axes.get(value.name, ())}
     return RowAxes(axes, sizes.pop()) if len(sizes) == 1 else RowAxes({}, None)
 
 
 def _ranges(function: Function) -> set[tuple[int | None, ...]]:
     """The distinct ranges of lengths of the flexible axes."""
     return {
-        tuple(sorted({shape[axis] for shape in one.choices}))
-        if one.choices
-        else (one.lower[axis], one.upper[axis])
-        for one in function.inputs
-        for axis in range(len(one.shape))
-        if one.lower[axis] != one.upper[axis] or len({shape[axis] for shape in one.choices}) > 1
+        tuple(sorted({shape[axis] for shape in feature.choices}))
+        if feature.choices
+        else (feature.lower[axis], feature.upper[axis])
+        for feature in function.inputs
+        for axis in range(len(feature.shape))
+        if feature.lower[axis] != feature.upper[axis]
+        or len({shape[axis] for shape in feature.choices}) > 1
     }
 
 
 def _differing(function: Function, other: Function) -> dict[str, list[int]]:
-    theirs = {one.name: one.shape for one in other.block.inputs}
+    theirs = {value.name: value.shape for value in other.block.inputs}
     return {
-        one.name: [
+        value.name: [
             axis
-            for axis, (size, length) in enumerate(zip(one.shape, theirs[one.name], strict=True))
+            for axis, (size, length) in enumerate(zip(value.shape, theirs[value.name], strict=True))
             if size != length
         ]
-        for one in function.block.inputs
-        if len(theirs.get(one.name, ())) == len(one.shape)
+        for value in function.block.inputs
+        if len(theirs.get(value.name, ())) == len(value.shape)
     }
 
 
 def _ours(function: Function) -> dict[str, list[int]]:
-    inputs = {one.name: one.shape for one in function.block.inputs}
+    inputs = {value.name: value.shape for value in function.block.inputs}
     hidden = inputs.get("hidden", ())
     count = hidden[2] if len(hidden) == 4 else None
     return {
@@ -147,7 +151,7 @@ class _Tracked(NamedTuple):
 
 def _of_kind(program: Program, kind: str) -> Iterator[Fault]:
     events = _tracked(program).events
-    return (Fault(one.where, one.what) for one in events if one.kind == kind)
+    return (Fault(event.where, event.what) for event in events if event.kind == kind)
 
 
 @lru_cache(maxsize=1)

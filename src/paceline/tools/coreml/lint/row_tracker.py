@@ -32,7 +32,7 @@ _CREATE: Final = {"fill", "fill_like"}
 _BETWEEN_ROWS: Final = {
     "read_state", "matmul", "conv", "linear", "scaled_dot_product_attention",
 }  # fmt: skip
-"""Operations by which a row may see other rows: through a state, or with a weight for each."""
+"""Operations by which a row may see other rows: through a state, or with weights per row."""
 
 
 class RowEvent(NamedTuple):
@@ -47,7 +47,7 @@ class RowTracker:
     """Row layouts of all values of a program."""
 
     def __init__(self, program: Program, rows: Mapping[str, Sequence[int]], count: int | None):
-        """`rows`: the row axes of each input; `count`: T if it is fixed."""
+        """`rows`: input name -> its row axes; `count`: T if it is fixed."""
         self.program, self._rows, self.count = program, rows, count
         self.layouts: dict[str, Layout | None] = {}
         """None: rows could not be tracked."""
@@ -75,35 +75,35 @@ class RowTracker:
     def _track(self, op: Op) -> Iterator[RowEvent]:
         call = OpContext(op, self.program, self.layout, self.count)
         self.layouts |= dict.fromkeys((out.name for out in op.outputs), None)
-        given = [self.layout(one) for several in op.inputs.values() for one in several]
-        if None in given:
+        operands = [self.layout(operand) for several in op.inputs.values() for operand in several]
+        if None in operands:
             return
         try:
-            made = self._made(call, [one for one in given if one is not None])
+            results = self._results(call, [layout for layout in operands if layout is not None])
         except RowsMixed as error:
             yield RowEvent("mixed", op.name, f"{op.type} {error}")
             return
         except Untracked as error:
             yield RowEvent("untracked", op.name, f"{op.type} {error}")
             return
-        for out, layout in zip(op.outputs, made, strict=False):
+        for out, layout in zip(op.outputs, results, strict=False):
             self.layouts[out.name] = layout
             if not _declares(out.shape, layout, self.count):
                 yield RowEvent(
                     "wrong-shape", op.name, f"{op.type} makes {layout}, declared {list(out.shape)}"
                 )
 
-    def _made(self, call: OpContext, given: Sequence[Layout]) -> Sequence[Layout]:
-        constant = all(one.constant for one in given)
+    def _results(self, call: OpContext, layouts: Sequence[Layout]) -> Sequence[Layout]:
+        constant = all(layout.constant for layout in layouts)
         if call.op.type in _CREATE:
             return [_created(shape, self.count) for shape in call.declared]
-        if not any(one.rows for one in given):
-            of_many = any(one.from_many_rows for one in given)
+        if not any(layout.rows for layout in layouts):
+            of_many = any(layout.from_many_rows for layout in layouts)
             from_many_rows = of_many and call.op.type not in _BETWEEN_ROWS
             if from_many_rows and call.op.type in compute_ops.BROADCASTING:
-                return [broadcast(given, self.count)]
-            made = [without_rows(shape, constant=constant) for shape in call.declared]
-            return [replace(one, from_many_rows=from_many_rows) for one in made]
+                return [broadcast(layouts, self.count)]
+            results = [without_rows(shape, constant=constant) for shape in call.declared]
+            return [replace(result, from_many_rows=from_many_rows) for result in results]
         if call.op.type not in HANDLERS:
             raise Untracked("has no handler here")
         return HANDLERS[call.op.type](call)

@@ -53,7 +53,7 @@ _Subject = TypeVar("_Subject")
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[_Subject]):
-    """One rule; `check` yields a fault for each place that breaks it."""
+    """One rule; `check` yields a fault per place that breaks it."""
 
     name: str
     verdict: Verdict

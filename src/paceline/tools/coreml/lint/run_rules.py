@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -42,22 +43,22 @@ def lint(path: Path) -> list[Finding]:
         ModelError: the artifact is incomplete, or a package cannot be read.
         MissingExtra: coremltools is not installed.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     packages: list[Loaded] = []
     for package in _packages(path):
         loaded = Loaded(read_package(package), bytes_of(package))
         packages.append(loaded)
-        found += _of_package(loaded)
-    for one in ARTIFACT_RULES:
-        found += one.findings(packages, path.name)
-    places = {one.package.path.name: number for number, one in enumerate(packages)}
-    order = {one.name: number for number, one in enumerate(RULES)}
+        findings += _of_package(loaded)
+    for rule in ARTIFACT_RULES:
+        findings += rule.findings(packages, path.name)
+    places = {loaded.package.path.name: number for number, loaded in enumerate(packages)}
+    order = {rule.name: number for number, rule in enumerate(RULES)}
 
     def severity(finding: Finding) -> tuple[int, int, int]:
         place = places.get(finding.shard, len(places))
         return _VERDICTS.index(finding.verdict), place, order[finding.rule]
 
-    return sorted(found, key=severity)
+    return sorted(findings, key=severity)
 
 
 def report(path: Path) -> Report:
@@ -65,22 +66,22 @@ def report(path: Path) -> Report:
 
     Raises as `lint`.
     """
-    found = lint(path)
-    counts = Counter(finding.verdict for finding in found)
+    findings = lint(path)
+    counts = Counter(finding.verdict for finding in findings)
     passed = not counts["fail"]
     summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS)
     lines = [
         f"lint: {path.name} {'passes' if passed else 'does NOT pass'}: {summary}",
-        *(f"{name}: {meaning}" for name, meaning in _meanings(found)),
+        *(f"{name}: {meaning}" for name, meaning in _meanings(findings)),
         "static checks, nothing was run: only a Mac shows where an operation runs",
     ]
     value = {
         "name": path.name,
         "passed": passed,
         "counts": {verdict: counts[verdict] for verdict in _VERDICTS},
-        "findings": [asdict(finding) for finding in found],
+        "findings": [asdict(finding) for finding in findings],
     }
-    return Report(value, passed, "\n".join(lines), [_table(found)] if found else [])
+    return Report(value, passed, "\n".join(lines), [_table(findings)] if findings else [])
 
 
 def _packages(path: Path) -> Sequence[Path]:
@@ -95,25 +96,25 @@ def _of_package(loaded: Loaded) -> Iterator[Finding]:
     seen: set[Finding] = set()
     for function in loaded.package.functions.values():
         program = Program(loaded.package, function)
-        for one in PROGRAM_RULES:
-            for finding in one.findings(program, shard):
+        for rule in PROGRAM_RULES:
+            for finding in rule.findings(program, shard):
                 # A package's functions are the same program for several numbers of rows.
                 if finding not in seen:
                     seen.add(finding)
                     yield finding
-    for rule in PACKAGE_RULES:
-        yield from rule.findings(loaded, shard)
+    for package_rule in PACKAGE_RULES:
+        yield from package_rule.findings(loaded, shard)
 
 
-def _meanings(found: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    broken = {finding.rule for finding in found if finding.verdict != "info"}
+def _meanings(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    broken = {finding.rule for finding in findings if finding.verdict != "info"}
     return ((rule.name, rule.meaning) for rule in RULES if rule.name in broken)
 
 
-def _table(found: Sequence[Finding]) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+def _table(findings: Sequence[Finding]) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
     """A row per rule and package, with the first place and the number of others."""
     rows = []
-    for _, group in groupby(found, key=lambda one: (one.verdict, one.shard, one.rule)):
+    for _, group in groupby(findings, key=attrgetter("verdict", "shard", "rule")):
         first, *more = group
         where = first.where + (f" and {len(more)} more" if more else "")
         source = f"{first.source} ({first.confidence})"

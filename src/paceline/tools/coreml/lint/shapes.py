@@ -67,9 +67,9 @@ def padding(program: Program) -> Iterator[Fault]:
 @rule(PROGRAM_RULES, "unbounded", "fail", "high", "apple/coremltools#2370, #2548")
 def unbounded(program: Program) -> Iterator[Fault]:
     """An input without a maximum length. Give its range an upper bound."""
-    for one in program.function.inputs:
-        if None in one.upper:
-            yield Fault(one.name, "has an axis without an upper bound")
+    for feature in program.function.inputs:
+        if None in feature.upper:
+            yield Fault(feature.name, "has an axis without an upper bound")
 
 
 @rule(
@@ -82,9 +82,9 @@ def unbounded(program: Program) -> Iterator[Fault]:
 def mixed_inputs(program: Program) -> Iterator[Fault]:
     """Inputs with ranges beside fixed inputs and states, or listed shapes: may not load."""
     inputs = program.function.inputs
-    ranged = [one.name for one in inputs if _is_ranged(one)]
-    listed = [one.name for one in inputs if one.choices]
-    fixed = [one.name for one in inputs if one.is_static] if program.stateful else []
+    ranged = [feature.name for feature in inputs if _is_ranged(feature)]
+    listed = [feature.name for feature in inputs if feature.choices]
+    fixed = [feature.name for feature in inputs if feature.is_static] if program.stateful else []
     if ranged and listed:
         yield Fault("", f"{', '.join(ranged)} with a range, {', '.join(listed)} with listed shapes")
     if ranged and fixed:
@@ -101,11 +101,12 @@ def mixed_inputs(program: Program) -> Iterator[Fault]:
     "the seed experiments: std::bad_cast when loaded; ane-book, experiment 26",
 )
 def listed_shapes(program: Program) -> Iterator[Fault]:
-    """EnumeratedShapes in a model with states. Use a range, or a function for each shape."""
+    """EnumeratedShapes in a model with states. Use a range, or a function per shape."""
     if program.stateful:
-        for one in program.function.inputs:
-            if one.choices:
-                yield Fault(one.name, f"has {len(one.choices)} listed shapes, and there are states")
+        for feature in program.function.inputs:
+            if feature.choices:
+                count = len(feature.choices)
+                yield Fault(feature.name, f"has {count} listed shapes, and there are states")
 
 
 @rule(
@@ -118,9 +119,9 @@ def listed_shapes(program: Program) -> Iterator[Fault]:
 def whole_input(program: Program) -> Iterator[Fault]:
     """An integer input of flexible length in a model with states. Embed on the host."""
     if program.stateful:
-        for one in program.function.inputs:
-            if one.dtype.startswith("int") and not one.is_static:
-                yield Fault(one.name, f"is {one.dtype} of any length, and there are states")
+        for feature in program.function.inputs:
+            if feature.dtype.startswith("int") and not feature.is_static:
+                yield Fault(feature.name, f"is {feature.dtype} of any length, and there are states")
 
 
 @rule(
@@ -132,10 +133,10 @@ def whole_input(program: Program) -> Iterator[Fault]:
 )
 def flexible(program: Program) -> Iterator[Fault]:
     """Contested: only the default shape may run on the engine. Measure, or use static functions."""
-    ranged = [one for one in program.function.inputs if not one.is_static]
+    ranged = [feature for feature in program.function.inputs if not feature.is_static]
     if ranged:
         yield Fault("", f"{len(ranged)} inputs of more than one shape")
 
 
-def _is_ranged(one: Feature) -> bool:
-    return not one.is_static and not one.choices
+def _is_ranged(feature: Feature) -> bool:
+    return not feature.is_static and not feature.choices

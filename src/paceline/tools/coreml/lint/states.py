@@ -22,13 +22,13 @@ _PARTS: Final = MOVE_OPS | {"slice_by_index", "slice_by_size"}
 )
 def state_type(program: Program) -> Iterator[Fault]:
     """A state must be float16 and have one shape."""
-    kept = {one.name: one for one in program.function.block.inputs if one.is_state}
-    for one in program.function.states:
-        value = kept.get(one.name)
-        if one.dtype != "fp16" or (value is not None and value.dtype != "fp16"):
-            yield Fault(one.name, f"is {one.dtype}; expected fp16")
-        if not one.is_static or (value is not None and None in value.shape):
-            yield Fault(one.name, "has more than one shape")
+    kept = {value.name: value for value in program.function.block.inputs if value.is_state}
+    for state in program.function.states:
+        value = kept.get(state.name)
+        if state.dtype != "fp16" or (value is not None and value.dtype != "fp16"):
+            yield Fault(state.name, f"is {state.dtype}; expected fp16")
+        if not state.is_static or (value is not None and None in value.shape):
+            yield Fault(state.name, "has more than one shape")
 
 
 @rule(PROGRAM_RULES, "state-width", "warn", "medium", "apple/coremltools#2631: 256 ran, 270 failed")
@@ -37,9 +37,9 @@ def state_width(program: Program) -> Iterator[Fault]:
 
     Only the last one: shards with an axis of eight heads before it were resident.
     """
-    for one in program.function.states:
-        if one.shape and one.shape[-1] % _WIDTH:
-            yield Fault(one.name, f"has the shape {list(one.shape)}")
+    for state in program.function.states:
+        if state.shape and state.shape[-1] % _WIDTH:
+            yield Fault(state.name, f"has the shape {list(state.shape)}")
 
 
 @rule(

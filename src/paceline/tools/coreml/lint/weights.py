@@ -135,6 +135,6 @@ def over_250_mb(loaded: Loaded) -> Iterator[Fault]:
 )
 def process(packages: Sequence[Loaded]) -> Iterator[Fault]:
     """All packages together are larger than a process has been seen to load."""
-    size = sum(one.size for one in packages)
+    size = sum(package.size for package in packages)
     if size > _PROCESS:
         yield Fault("", f"{size / _MEGABYTE:.0f} MB; expected {_PROCESS // _MEGABYTE} or less")
