@@ -62,7 +62,10 @@ def test_a_limit_of_0_computes_the_prompt_alone_and_a_salt_keeps_the_answer_priv
         (CompletionBody.model_validate({"prompt": [[1, 10**6]]}), "prompt"),
         (CompletionBody.model_validate({"prompt": "a", "suffix": "b"}), "suffix"),
         (EmbeddingsBody.model_validate({"input": "a"}), None),
-        (ChatBody.model_validate({**CHAT, "chat_template_kwargs": {"tools": 1}}), "chat_template_kwargs"),
+        (
+            ChatBody.model_validate({**CHAT, "chat_template_kwargs": {"tools": 1}}),
+            "chat_template_kwargs",
+        ),
     ],
     ids=lambda part: type(part).__name__,
 )
