@@ -25,7 +25,7 @@ from paceline.drafters import (
 )
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine, KVSequence
-from paceline.engines.invariance import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, Compared
+from paceline.engines.invariance import Compared
 from paceline.engines.profile import CostProfile, load_profile, warm_up
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
@@ -152,15 +152,8 @@ class Model:
         return self.encode_prompt(prompt, check({"raw": raw}))[0]
 
     def encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
-        """See `prompt.encode_prompt`; also raises InvalidRequest for an unknown token id."""
-        tokens, request = encode_prompt(self.files, prompt, request)
-        least, most = min(tokens, default=0), max(tokens, default=0)
-        if least < 0 or most >= self.engine.vocab_size:
-            raise InvalidRequest(
-                f"the prompt has the token id {least if least < 0 else most}; expected 0 to "
-                f"{self.engine.vocab_size - 1}, the model's vocabulary"
-            )
-        return tokens, request
+        """See `prompt.encode_prompt`."""
+        return encode_prompt(self.files, prompt, request, self.engine.vocab_size)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
         """Return the whole answer; `Options` has what can be set.
@@ -233,14 +226,8 @@ class Model:
             Condition (see `engines/invariance.py`) -> what was compared. None: the KV cache had too
             few free slots to measure.
         """
-        names = {
-            BLOCK_LENGTH: not drafter.none or self.engine.min_rows < 2,
-            CHUNKED_PREFILL: cached or shared,
-            PREFIX_CACHE: cached or shared,
-            BATCH: shared,
-        }
-        conditions = [name for name in names if names[name]]
-        return self._profile.compared(conditions) if conditions else {}
+        blocks = not drafter.none or self.engine.min_rows < 2
+        return self._profile.exactness(blocks=blocks, cached=cached, shared=shared)
 
     def taps_for(self, request: Request) -> set[int]:
         """Return the layers whose hidden states the request's drafters read.

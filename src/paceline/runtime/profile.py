@@ -16,7 +16,13 @@ from time import perf_counter
 
 from paceline.decoding.costs import CostTable
 from paceline.engines.base import Engine
-from paceline.engines.invariance import Compared
+from paceline.engines.invariance import (
+    BATCH,
+    BLOCK_LENGTH,
+    CHUNKED_PREFILL,
+    PREFIX_CACHE,
+    Compared,
+)
 from paceline.engines.profile import (
     CostProfile,
     is_whole,
@@ -94,6 +100,22 @@ class ModelProfile:
             return None
         assert profile is not None
         return {name: compared for name, compared in profile.compared.items() if name in names}
+
+    def exactness(
+        self, *, blocks: bool, cached: bool, shared: bool
+    ) -> Mapping[str, Compared] | None:
+        """What was compared of the conditions that an answer depends on; see `Model.exactness`.
+
+        `blocks`: whether a block may have several rows.
+        """
+        conditions = {
+            BLOCK_LENGTH: blocks,
+            CHUNKED_PREFILL: cached or shared,
+            PREFIX_CACHE: cached or shared,
+            BATCH: shared,
+        }
+        names = [name for name, applies in conditions.items() if applies]
+        return self.compared(names) if names else {}
 
     def learn(self, stream: Stream, *, shared: bool = False) -> None:
         """Compare an answer's calls with the profile, and measure a part if it is time.

@@ -20,14 +20,27 @@ Prompt = str | Sequence[Message] | Sequence[int]
 """A user's message, the messages of a chat, or token ids."""
 
 
-def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
+def encode_prompt(
+    files: ModelFiles, prompt: Prompt, request: Request, vocab_size: int
+) -> tuple[list[int], Request]:
     """Return the prompt's token ids, and the request with the marks of the reasoning to expect.
 
     Raises:
-        InvalidRequest: an empty prompt, messages that the chat template refuses, or a template
-            that cannot turn thinking on or off.
+        InvalidRequest: an empty prompt, token ids of no vocabulary, messages that the chat template
+            refuses, or a template that cannot turn thinking on or off.
         ModelError: the model has no chat template and the prompt needs one.
     """
+    tokens, request = _encoded(files, prompt, request)
+    least, most = min(tokens, default=0), max(tokens, default=0)
+    if least < 0 or most >= vocab_size:
+        raise InvalidRequest(
+            f"the prompt has the token id {least if least < 0 else most}; expected 0 to "
+            f"{vocab_size - 1}, the model's vocabulary"
+        )
+    return tokens, request
+
+
+def _encoded(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
     if not prompt:
         raise InvalidRequest("the prompt is empty; expected some text or a message")
     tokenizer = files.tokenizer()

@@ -47,7 +47,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
 def ids_of(files: ModelFiles, messages: Any, tools: Any = None, **options: Any) -> list[int]:
     """The prompt's ids, as every command and endpoint makes them."""
     if tools is None:
-        return encode_prompt(files, messages, check(options))[0]
+        vocab_size = files.tokenizer().vocab_size
+        return encode_prompt(files, messages, check(options), vocab_size)[0]
     control = files.control_text()
     text = files.template().render(control.guarded_messages(messages), tools=control.guarded(tools))
     return control.encode(text)
