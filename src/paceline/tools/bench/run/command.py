@@ -38,8 +38,8 @@ def bench_run(
 ) -> Report:
     """Plain decoding, single-row plain decoding and the drafters on a suite, interleaved.
 
-    All answers are greedy, or sampled with the same seed. `load` opens the model with at least that
-    number of rows per call. Rows are journaled beside `output` until it is written. Raises
+    All answers are greedy, or sampled with the same seed. `load` opens the model with at least the
+    given number of rows per call. Rows are journaled beside `output` until it is written. Raises
     InvalidRequest if an option or the suite is invalid, or no prompt fits the context.
     """
     prompts = load_suite(suite).only(kinds, per_kind, limit)

@@ -36,7 +36,7 @@ def bench_serve(
     extra: str,
     progress: Progress,
 ) -> Report:
-    """Measure a server with every number of clients, and at every rate of requests per second.
+    """Measure a server with each number of clients, and at each rate of requests per second.
 
     Raises InvalidRequest if there is no server at the URL, or a value is out of range.
     """

@@ -53,8 +53,8 @@ def bench_simulate(
         ModelError: a drafter cannot be read.
     """
     options = {
-        name: settings
-        for name, settings in variant_options(drafters, policies, blocks).items()
+        name: each
+        for name, each in variant_options(drafters, policies, blocks).items()
         if name != PLAIN
     }
     shared = drafter_resources(model, options, progress)
