@@ -64,6 +64,7 @@ def plain(real_model: Model) -> Any:
     return plain
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("drafter", ["auto", "suffix", "ngram"])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, OWN], ids=["greedy", "sampled", "own"])
 def test_tokens_equal_plain_decoding_with_every_drafter(

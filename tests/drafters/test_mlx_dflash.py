@@ -24,11 +24,7 @@ from support.dflash import (
 from support.driver import POLICIES, Answer, answer, generation, run, total
 
 pytestmark = pytest.mark.mlx
-
-
-@pytest.fixture(autouse=True, scope="module")
-def needs() -> None:
-    mlx.needs()
+mlx.needs()
 
 
 TOKENS = 20
@@ -88,6 +84,7 @@ def one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return Target(mlx.engine("lfm2", request, (0, 1)), tmp_path_factory.mktemp("one"), {})
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("policy", ["fixed", "kelly", "auto"])
 @pytest.mark.parametrize(
     "spec", ["dflash", "suffix+dflash:window=8", "dflash:bits=8", "dflash:bits=4+suffix"]
@@ -253,6 +250,7 @@ class Steps:
         return result
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(
     ("policy", "expected"), [("fixed", 1), ("adaptive", 1), ("kelly", 1), ("auto", 2)]
 )

@@ -17,11 +17,7 @@ from support.dflash import (
 )
 
 pytestmark = pytest.mark.mlx
-
-
-@pytest.fixture(autouse=True, scope="module")
-def needs() -> None:
-    mlx.needs()
+mlx.needs()
 
 
 @pytest.fixture(scope="module")

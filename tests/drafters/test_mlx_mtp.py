@@ -23,13 +23,9 @@ from support.mtp import HeadForm, Rounds, perfect_weights, random_weights
 from support.scheduling import Submitted
 
 pytestmark = pytest.mark.mlx
+mlx.needs()
 
 FORM = HeadForm(own=True, taps=(1,), kv_heads=2, rotary=0.25, vocab=mlx.VOCAB, theta=100_000.0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def needs() -> None:
-    mlx.needs()
 
 
 def with_head(folder: Path, weights: dict[str, np.ndarray], **tensors: np.ndarray) -> Path:

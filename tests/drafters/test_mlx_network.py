@@ -22,11 +22,7 @@ from support.dflash import (
 from support.networks import FORMS, Case, MakeCase, MlxEnds, assert_close, assert_same, prefilled
 
 pytestmark = pytest.mark.mlx
-
-
-@pytest.fixture(autouse=True, scope="module")
-def needs() -> None:
-    mlx.needs()
+mlx.needs()
 
 
 FIRST_TOKENS = range(0, 320, 53)

@@ -63,6 +63,7 @@ def plain(model: Model, asked: Submitted) -> list[int]:
     return model.generate(asked.prompt, raw=True, **options).token_ids
 
 
+@pytest.mark.slow
 def test_requests_without_max_tokens_decode_in_the_same_calls(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ):
@@ -80,6 +81,7 @@ def test_requests_without_max_tokens_decode_in_the_same_calls(
     assert [each.token_ids for each in results] == [plain(model, each) for each in asked]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "policy"),
     [("none", "auto"), ("auto", "auto"), ("ngram", "fixed"), ("suffix+ngram:min=1", "kelly")],
@@ -194,6 +196,7 @@ def test_a_second_question_hits_the_prefix_cache_for_its_system_message(model: M
 # -- the draft model's cache -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_concurrent_requests_with_a_draft_model_are_complete(
     tiny_model: Model, cache: Path, tiny_gguf: Path
 ):
@@ -293,6 +296,7 @@ def gauge(url: str, name: str) -> float:
     return next(float(line.split()[-1]) for line in lines if line.startswith(name + " "))
 
 
+@pytest.mark.slow
 def test_serve_as_shipped_decodes_six_clients_without_max_tokens_at_once(
     tiny_gguf: Path, cache: Path
 ):
@@ -324,6 +328,7 @@ def test_serve_as_shipped_decodes_six_clients_without_max_tokens_at_once(
         assert set(totals) == {512}
 
 
+@pytest.mark.slow
 def test_serve_as_shipped_finds_a_system_message_in_the_prefix_cache(tiny_gguf: Path, cache: Path):
     with served(tiny_gguf, cache, "--port", "0") as command:
         system = {"role": "system", "content": "this is the one and only " * 10}

@@ -26,6 +26,8 @@ from support.drafters import Oracle
 from support.server import HTTP, Running, running
 from support.waiting import PATIENCE, leaves_after, until
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 PROMPT = "th is is all that it is"

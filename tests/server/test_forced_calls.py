@@ -91,6 +91,7 @@ def streamed(path: str, events: list[Any]) -> tuple[str, list[tuple[str, Any]]]:
     return text, [(name, json.loads(value)) for name, value in zip(names, arguments, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
 def test_a_forced_answer_of_the_default_model_is_one_complete_call_or_none(

@@ -102,7 +102,7 @@ CASES = {
 
 
 def needs() -> None:
-    """Skip the test where MLX is not installed, or what checkpoints are made with."""
+    """Skip the test, or the file, where MLX is not installed or what makes its checkpoints."""
     for module in ("mlx_lm", "torch", "transformers"):
         pytest.importorskip(module)
 

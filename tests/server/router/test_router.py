@@ -22,6 +22,8 @@ from support.server import HTTP
 from support.tiny import write_tiny
 from support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("--drafter=suffix", "--cache-tokens=512", "--generation-config=none")
 
 
