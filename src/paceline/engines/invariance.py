@@ -88,8 +88,8 @@ def compare(logits: Logits, expected: Logits) -> Compared:
     if not differing.any():
         return Compared(len(logits))
     picks = logits[differing].argmax(axis=1) != expected[differing].argmax(axis=1)
-    apart = float(np.abs(logits[differing] - expected[differing]).max())
-    return Compared(len(logits), int(differing.sum()), int(picks.sum()), apart)
+    largest = float(np.abs(logits[differing] - expected[differing]).max())
+    return Compared(len(logits), int(differing.sum()), int(picks.sum()), largest)
 
 
 def has_room(engine: Engine) -> bool:
@@ -164,21 +164,21 @@ class _Texts:
 
     def batch(self) -> Iterator[Compared]:
         """In a batch with a prefill, and in a batch with a decode."""
-        mine = self._sequence
+        sequence = self._sequence
         self._begin_answer()
         with closing(self._engine.open()) as other:
             half = len(self._prompt) // 2
             prefill = Block(self._other[:half], 1, prefill=True)
             alone = self._engine.step([(other, prefill)]).logits[0].copy()
-            drafted = Block(self._answer, len(self._answer))
-            both = self._engine.step([(mine, drafted), (other, prefill)]).logits
-            yield compare(both[0].copy(), self._expected[1:])
-            both = self._engine.step([(other, prefill), (mine, drafted)]).logits
-            yield compare(both[0].copy(), alone) + compare(both[1].copy(), self._expected[1:])
+            block = Block(self._answer, len(self._answer))
+            logits = self._engine.step([(sequence, block), (other, prefill)]).logits
+            yield compare(logits[0].copy(), self._expected[1:])
+            logits = self._engine.step([(other, prefill), (sequence, block)]).logits
+            yield compare(logits[0].copy(), alone) + compare(logits[1].copy(), self._expected[1:])
             other.commit(half)
             for count in (1, 2):
-                theirs = Block(self._other[half : half + 3 - count], 3 - count)
-                work = [(other, theirs), (mine, Block(self._answer[:count], count))]
+                other_block = Block(self._other[half : half + 3 - count], 3 - count)
+                work = [(other, other_block), (sequence, Block(self._answer[:count], count))]
                 rows = self._engine.step(work).logits[1].copy()
                 yield compare(rows, self._expected[1 : 1 + count])
 

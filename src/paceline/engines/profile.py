@@ -184,9 +184,9 @@ def _prefill_deep(engine: Engine, sequence: KVSequence, tokens: list[int], least
     while sequence.length < len(tokens) >= least:
         chunk = _CHUNKS[sequence.length > begin]
         _prefill(engine, sequence, tokens[sequence.length :][:chunk])
-        taken = perf_counter() - started
-        left = _PREFILL_SECONDS - taken
-        expected = (sequence.length - begin) / taken * left
+        elapsed = perf_counter() - started
+        left = _PREFILL_SECONDS - elapsed
+        expected = (sequence.length - begin) / elapsed * left
         if left < 0 or sequence.length + expected < least:
             break
     return sequence.length >= least
@@ -223,10 +223,10 @@ class _Times:
                 samples.append(engine.step([(sequence, Block(block[:count], count))]).seconds)
             if self.rounds == 1 and fewer:
                 times = {count: times[count] for count in _few(times)}
-            taken = perf_counter() - started
-            if self.rounds >= least and taken > _LIMIT_SECONDS:
+            elapsed = perf_counter() - started
+            if self.rounds >= least and elapsed > _LIMIT_SECONDS:
                 break
-            if self.rounds >= stored and taken > _ROUNDS_SECONDS:
+            if self.rounds >= stored and elapsed > _ROUNDS_SECONDS:
                 break
         # Other processes on the machine only add time.
         self.seconds = {count: min(times[count]) for count in times}

@@ -55,7 +55,7 @@ _EXTRAPOLATION = 2
 
 
 class _ExpectedCosts:
-    """What a profile says of a call."""
+    """Seconds that a profile expects of a call."""
 
     def __init__(self, profile: CostProfile) -> None:
         """Expect the costs of `profile`, its corrections included."""
@@ -108,7 +108,6 @@ class ProfileWatch:
         return deviation
 
     def _judge(self, rows: int, ratios: list[float]) -> str | None:
-        """Judge a full window."""
         middle, now = median(ratios), self._clock()
         self._fast[rows] = self._fast[rows] + 1 if middle < 1 / _DEVIATION else 0
         count, since = self._slow.pop(rows, (0, now))

@@ -64,7 +64,7 @@ def choose_rows(model: LoadedModel, context_length: int) -> RowRange | None:
         return None
     kinds = _kinds(calls)
     unfused = len(calls) < len(slots)  # some layers compute attention with products of their own
-    among = candidates(
+    rules = candidates(
         # A model that cannot drop padding after a call would run its rows again in another one.
         drops_padding=states.settle(1) == 1,
         fused=lambda rows: not unfused and all(_fused(kind, rows) for kind in kinds),
@@ -76,7 +76,7 @@ def choose_rows(model: LoadedModel, context_length: int) -> RowRange | None:
     def measure(least: int) -> list[RowBits]:
         return [*alone, *(_model_bits(model, at, context_length, least) for at in contexts)]
 
-    return choose(measure, among)
+    return choose(measure, rules)
 
 
 def _model_bits(model: LoadedModel, context: int, context_length: int, least: int) -> RowBits:

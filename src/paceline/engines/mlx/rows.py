@@ -109,7 +109,7 @@ def candidates(*, drops_padding: bool, fused: Callable[[int], bool]) -> list[Row
 
 
 def choose(
-    measure: Callable[[int], Sequence[RowBits]], among: Sequence[RowRange] = CANDIDATES
+    measure: Callable[[int], Sequence[RowBits]], rules: Sequence[RowRange] = CANDIDATES
 ) -> RowRange | None:
     """The first candidate for which every call gives equal bits; None: no candidate does.
 
@@ -118,7 +118,7 @@ def choose(
     """
     measured = cache(measure)
     return next(
-        (rows for rows in among if all(agree(rows, bits) for bits in measured(rows.least))), None
+        (rule for rule in rules if all(agree(rule, bits) for bits in measured(rule.least))), None
     )
 
 

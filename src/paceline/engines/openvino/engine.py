@@ -165,8 +165,8 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         for part in parts_of(call, most):
             placed = [placement for _, placement in part]
             seconds += self._take_states(placed)
-            graph, starts, taken = self._run(placed)
-            seconds += taken
+            graph, starts, run_seconds = self._run(placed)
+            seconds += run_seconds
             for number, (table, block, past) in part:
                 _, whole, start = call[number]
                 if isinstance(table, StateTable) and past + len(block.tokens) < start + len(
@@ -258,7 +258,7 @@ class OpenVinoEngine(PooledEngine[PrefillTable]):
         return graph, batch.starts, graph.run(batch.inputs())
 
     def _take_states(self, call: Sequence[Placed]) -> float:
-        """Allocate the state blocks of a call; returns seconds of running lost rows again."""
+        """Allocate the state blocks of a call; returns seconds of running missing rows again."""
         if self._states is None:
             return 0.0
         hybrids = [

@@ -17,7 +17,7 @@ _A_LAYER = 3
 
 
 class ExpertProducts:
-    """A supply of operations, GatherMatmul."""
+    """Operations GatherMatmul, one per product, taken from a tiny model."""
 
     def __init__(self, layers: int) -> None:
         """For `layers` layers of experts."""
@@ -36,7 +36,7 @@ class ExpertProducts:
 
 
 def _operations(layers: int) -> list[Any]:
-    """Those of a model of no use, with `layers` layers of two experts."""
+    """The GatherMatmuls of a tiny model that has `layers` layers of two experts."""
     fields = {
         **{"block_count": layers, "expert_count": 2, "expert_used_count": 1},
         "expert_feed_forward_length": SIZE,

@@ -120,7 +120,7 @@ def _of_frontend(file: GgufFile, path: Path, inputs: Inputs, taps: Sequence[int]
 
 
 def _head_input(logits: Any, path: Path) -> Any:
-    """What the head's product reads: the hidden states after the last norm."""
+    """The input of the head's product: the hidden states after the last norm."""
     node = logits.get_node()
     while node.get_type_name() != "MatMul":
         if not node.get_input_size():
@@ -201,8 +201,8 @@ def _gather_after(last: Any, inputs: Inputs) -> None:
     (narrow,) = output_rows.output(0).get_target_inputs()
     tokens = opset13.shape_of(inputs.take("input_ids"), "i32")
     count = opset13.squeeze(tokens, np.array([0]))
-    every = opset13.range(np.int32(0), count, np.int32(1), "i32")
-    narrow.replace_source_output(every.output(0))
+    all_rows = opset13.range(np.int32(0), count, np.int32(1), "i32")
+    narrow.replace_source_output(all_rows.output(0))
     targets = last.get_target_inputs()
     gathered = opset13.gather(last, output_rows, np.int64(2))
     for target in targets:

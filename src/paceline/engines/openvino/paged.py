@@ -196,9 +196,9 @@ def _convolution_template(channels: int, kernel: int) -> Any:
     state = opset13.read_value(start, name, np.float32, [-1, channels, kernel])
     joined = opset13.concat([state, rows], -1)
     result = opset13.group_convolution(joined, weight, [1], [0], [0], [1])
-    last, end, one, axis = (np.array([n]) for n in (-kernel, np.iinfo(np.int32).max, 1, 2))
-    kept = opset13.assign(opset13.slice(joined, last, end, one, axis), name)
-    result = opset13.slice(result, np.array([-1]), end, one, axis)
+    last, end, step, axis = (np.array([n]) for n in (-kernel, np.iinfo(np.int32).max, 1, 2))
+    kept = opset13.assign(opset13.slice(joined, last, end, step, axis), name)
+    result = opset13.slice(result, np.array([-1]), end, step, axis)
     return _after_the_pass([result.output(0)], [kept], [rows, weight], "PagedCausalConv1D")
 
 

@@ -137,7 +137,7 @@ class _LinearAttention:
 
 
 def _delta_rule() -> Any:
-    """A GatedDeltaNet of no use yet."""
+    """A GatedDeltaNet whose inputs are still to be set."""
     size = len(VECTOR)
     fields = {
         **{"block_count": 2, "full_attention_interval": 2, "ssm.conv_kernel": 4},
