@@ -20,7 +20,7 @@ from paceline.decoding.stopping import RepetitionDetector
 from paceline.drafters import DrafterResources, KeptText
 from paceline.models import Progress, resolve
 from paceline.runtime.kept import LOOP
-from paceline.runtime.options import check
+from paceline.runtime.request import check
 from paceline.tools.bench.simulate.command import drafter_resources
 from paceline.tools.bench.simulate.costs import Costs, parse_costs
 from paceline.tools.bench.simulate.replay import Recording, simulate
