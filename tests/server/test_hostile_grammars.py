@@ -18,6 +18,8 @@ import pytest
 from support.command import Command, served, started
 from support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.slow
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TURN = {"role": "user", "content": "this is the one"}
 SPLIT = r"((.|\n){0,99}e){99}/ & /((.|\n){0,99}t){99}(.|\n)*/ & /((.|\n){0,99}a){99}(.|\n)*"

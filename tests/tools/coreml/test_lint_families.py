@@ -63,6 +63,7 @@ def broken(path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("part", ["layers", "head"])
 def test_a_converted_shard_breaks_no_failing_rule(
