@@ -109,6 +109,7 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
 TEXT = [5, 4, 3, 2, 1] * 4
 """Of the request for an embedding, which is the last one."""
 VECTOR = [math.sqrt(0.5)] * 2
+NO_DRAFT = check({"max_tokens": 1, "drafter": "none"})
 
 
 class TappedEngine(ToyEngine):
@@ -122,7 +123,7 @@ class TappedEngine(ToyEngine):
 
 def server_request(number: int, **more: Any) -> ServerRequest:
     if number == len(REQUESTS):
-        return ServerRequest(TEXT, check({"max_tokens": 1}), cached=False, pooling="mean")
+        return ServerRequest(TEXT, NO_DRAFT, cached=False, pooling="mean")
     prompt, options = REQUESTS[number]
     asked: Any = {**options, **COMMON, **more}
     return ServerRequest(prompt, check(asked))
