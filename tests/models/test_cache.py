@@ -13,12 +13,14 @@ from types import ModuleType
 import pytest
 
 from paceline.errors import ModelError
-from paceline.models import cache_dir, gguf, resolve
+from paceline.models import cache, cache_dir, gguf, resolve
 from paceline.models.cache import PARTIAL, disk_full, publish, workspace
 from paceline.models.gguf import eight_bit
 from paceline.models.prepare import models_dir
+from paceline.storage import system
 from paceline.storage.files import megabytes
 from paceline.storage.processes import Finished
+from paceline.storage.system import Release
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -178,6 +180,23 @@ def test_where_folders_cannot_be_locked_nothing_is_taken_for_abandoned(
     with workspace(tmp_path, "m", needed=1) as work:
         publish(work, tmp_path / "m", replace=False)
     assert {path.name for path in tmp_path.iterdir()} == {"m", f"{PARTIAL}m-1"}
+
+
+def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folders: list[Path] = []
+
+    def lock_path(path: Path, *, wait: bool) -> Release | None:
+        folders.append(path)
+        if len(folders) == 1:
+            path.rmdir()
+        return system.lock_path(path, wait=wait)
+
+    monkeypatch.setattr(cache, "lock_path", lock_path)
+    with workspace(tmp_path, "m", needed=1) as work:
+        assert work.is_dir()
+        assert [work] == folders[1:]
 
 
 PULL = """

@@ -6,6 +6,7 @@ its end.
 """
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -34,9 +35,12 @@ def peak() -> int:
     return int(status.partition("VmHWM:")[2].split()[0])
 
 
+# What a library prints on standard output is no answer of this process.
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
 for line in sys.stdin:
     started = time.process_time()
     told = opened(line.rstrip("\n"))
     seconds = time.process_time() - started
-    sys.stdout.write(json.dumps({**told, "seconds": seconds, "peak": peak()}) + "\n")
-    sys.stdout.flush()
+    answers.write(json.dumps({**told, "seconds": seconds, "peak": peak()}) + "\n")
+    answers.flush()

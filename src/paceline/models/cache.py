@@ -95,9 +95,10 @@ def _locked_folder(parent: Path, name: str) -> Iterator[Path]:
     while True:
         work = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{name}-{os.getpid()}-", dir=parent))
         release = lock_path(work, wait=True)
-        if release is None or work.exists():
+        if work.exists():
             break
-        release()  # another process removed it before it was locked
+        if release is not None:  # another process removed it before or while it was locked
+            release()
     try:
         yield work
     finally:
