@@ -3,6 +3,12 @@
 PagedAttention gets a prompt chunk as one sequence and every decode row as its own, so the kernel
 depends on the phase alone. Padding rows are a sequence of their own, in the spare KV block.
 Recurrent layers get every block as one sequence, as a row needs the state after the row before it.
+Three rows of a prompt after 4 tokens, with a decode block of two rows after 8:
+
+    rows of the call     0 1 2 | 3 4
+    attention            past_lens 4, 8, 9    subsequence_begins 0, 3, 4, 5
+    recurrent layers     past_lens 4, 8       subsequence_begins 0, 3, 5
+
 OpenVINO prepares a graph again for every change in the number of rows: about 5 ms for 30 layers,
 half the cost of two rows. So every number of rows that decoding often uses has its own copy.
 """
